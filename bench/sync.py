@@ -1,0 +1,81 @@
+"""Whole jobs on Fashion-MNIST: mpitrain on 2 ranks against PyTorch DistributedDataParallel, and against 1 rank.
+
+    python bench/sync.py [--rounds 5] [--torch .venv-torch/bin/python] [--data DIR]
+
+In each round every program runs once, in turns, with one BLAS thread a rank; a figure is the median over rounds of the median
+over a run's intervals. Start-up, compilation and validation are not counted on either side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MODELS = {  # name: (job and flags, steps of a run)
+    "mlp100": (["mnist_mlp.py", "--hidden-units", "100"], 4000),
+    "mlp1024": (["mnist_mlp.py", "--hidden-units", "1024"], 600),
+    "cnn": (["fashion_cnn.py"], 100),
+}
+TARGETS = {"mlp100": 7.0, "mlp1024": 3.0, "cnn": 1.0}
+
+
+def ours(name: str, ranks: int, folder: str) -> float:
+    (job, *flags), steps = MODELS[name]
+    with tempfile.TemporaryDirectory() as run_dir:
+        words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks), str(ROOT / "jobs" / job), *flags]
+        words += [
+            "--data-dir",
+            folder,
+            "--train-steps",
+            str(steps),
+            "--log-steps",
+            str(steps // 10),
+            "--threads",
+            "1",
+        ]
+        words += ["--validate-steps", "0", "--run-dir", run_dir]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        lines = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+    return statistics.median([line["examples_per_s"] for line in lines if "examples_per_s" in line][1:])
+
+
+def peer(name: str, ranks: int, folder: str, python: str) -> float:
+    steps = max(60, MODELS[name][1] // 4)
+    words = [python, str(ROOT / "bench" / "peers" / "ddp.py"), name, str(ranks), str(steps), folder]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    return statistics.median(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--torch", default=str(ROOT / ".venv-torch" / "bin" / "python"))
+    parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    print(f"{'model':8} {'1 rank':>10} {'2 ranks':>10} {'DDP, 2':>10}   {'vs DDP':>7}   of twice 1 rank   (examples/s)")
+    for name in arguments.models:
+        figures: dict[str, list[float]] = defaultdict(list)
+        for _ in range(arguments.rounds):
+            figures["one"].append(ours(name, 1, arguments.data))
+            figures["peer"].append(peer(name, 2, arguments.data, arguments.torch))
+            figures["two"].append(ours(name, 2, arguments.data))
+        one, two, ddp = (statistics.median(figures[key]) for key in ("one", "two", "peer"))
+        print(
+            f"{name:8} {one:10,.0f} {two:10,.0f} {ddp:10,.0f}   {two / ddp:6.2f}x   {two / (2 * one):15.1%}"
+            f"   wanted {TARGETS[name]:.0f}x and 85%",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The tutorials' MNIST network: 500 hidden units, decaying SGD, L2, and averaged parameters to validate with."""
+
+from pathlib import Path
+
+from mpitrain import Job, data, nn, optim
+
+
+def job(
+    hidden_units: int = 500,
+    learning_rate: float = 0.1,
+    learning_rate_decay: float = 0.99,
+    l2: float = 0.0001,
+    average_decay: float = 0.99,
+    data_dir: Path | None = None,
+) -> Job:
+    """Train the tutorials' multilayer perceptron.
+
+    Args:
+        hidden_units: Width of the hidden layer.
+        learning_rate: SGD's step size in the first epoch.
+        learning_rate_decay: Factor on the step size after every epoch.
+        l2: This times a weight is added to its gradient; biases are left alone.
+        average_decay: Decay of the moving averages of the parameters.
+        data_dir: Folder with the four IDX files; the embedded digits if left out.
+    """
+    images = data.mnist(data_dir)
+    schedule = optim.by_epoch(optim.exponential(learning_rate, learning_rate_decay, 1, staircase=True))
+    return Job(
+        model=nn.Sequential(nn.Dense(images.features, hidden_units), nn.ReLU(), nn.Dense(hidden_units, 10)),
+        loss=nn.SoftmaxCrossEntropy(),
+        optimizer=optim.sgd(schedule, l2=l2, decay_names="*.weight"),
+        train=images.train,
+        validation=images.validation,
+        batch_size=100,
+        train_steps=10_000,
+        moving_average=optim.moving_average(average_decay),
+    )

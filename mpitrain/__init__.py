@@ -1,0 +1,8 @@
+"""Training on many MPI ranks: what a job file imports."""
+
+from . import data, nn, optim
+from .hooks import Hook
+from .job import Job
+from .version import __version__
+
+__all__ = ["Hook", "Job", "__version__", "data", "nn", "optim"]

@@ -1,0 +1,8 @@
+"""``python -m mpitrain``: the same as the ``mpitrain`` command."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""The commands: ``mpitrain run``, ``mpitrain train``."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import docstring_parser
+
+from . import flags
+from .config import RunConfig
+from .errors import ConfigError, UserError
+from .version import __version__
+
+if TYPE_CHECKING:
+    from .job import JobFunction
+    from .rank import Request
+
+_CONFIG = click.Option(
+    ["--config"],
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take options from a TOML file; flags win.",
+)
+_LAUNCH = [
+    click.Option(["-n", "--ranks"], type=click.IntRange(min=1), default=1, show_default=True, help="Ranks to start."),
+    click.Option(["--hosts"], metavar="HOST:RANKS,...", help="Hosts to start them on.  [default: this one]"),
+    click.Option(["--dry-run"], is_flag=True, help="Print the command, do not run it."),
+]
+
+
+class JobCommand(click.Command):
+    """A command whose flags depend on the job file that it is given: the run's options and the job's own."""
+
+    def __init__(self, name: str, own: Sequence[click.Option], callback: Callable[..., Any], help: str) -> None:
+        self._own = list(own)
+        self._run = [*flags.run_options(), _CONFIG]
+        self._job: list[click.Option] = []
+        self.function: JobFunction | None = None
+        job = click.Argument(["job_file"], type=click.Path(path_type=Path), metavar="JOB")
+        super().__init__(name, params=[*self._own, *self._run, job], callback=callback, help=help)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = self._find_job(ctx, list(args))
+        if at is not None:
+            from .job import load_job_file
+
+            path = Path(args[at])
+            self.function = load_job_file(path)
+            self._job = flags.job_options(path, self.function)
+            self.params += self._job
+            ctx.default_map = self._config_file(ctx, list(args))
+        return super().parse_args(ctx, args)
+
+    def _find_job(self, ctx: click.Context, args: list[str]) -> int | None:
+        """Index of the job file: the first word that is neither a flag nor a flag's value."""
+        probe = click.Command(self.name, params=[*self._own, *self._run])
+        probe.allow_interspersed_args = False
+        with click.Context(probe, ignore_unknown_options=True, allow_interspersed_args=False) as context:
+            _, rest, _ = probe.make_parser(context).parse_args(list(args))
+        if rest and rest[0].startswith("-"):
+            raise click.UsageError(f"{rest[0].split('=')[0]}: no such option before JOB; a job's own flags follow it")
+        return len(args) - len(rest) if rest else None
+
+    def _config_file(self, ctx: click.Context, args: list[str]) -> dict[str, Any]:
+        """What ``--config`` says, before the other flags are read."""
+        with click.Context(self, resilient_parsing=True) as context:
+            options, _, _ = self.make_parser(context).parse_args(args)
+        if not options.get("config"):
+            return {}
+        return flags.read_config_file(Path(str(options["config"])), [*self._run, *self._job])
+
+    def request(self, values: dict[str, Any]) -> Request:
+        """The values of all flags as what a rank is to do."""
+        from .job import make_job
+        from .rank import Request
+
+        path, function = values["job_file"], self.function
+        assert function is not None
+        arguments = {str(option.name): values[str(option.name)] for option in self._job}
+        run = [str(option.name) for option in self._run if option is not _CONFIG]
+        config = RunConfig(**{name: values[name] for name in run})
+        return Request(path.stem, arguments, config, lambda: make_job(path, function, arguments))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        about = "Options of the job"
+        if self.function is not None:
+            described = docstring_parser.parse(inspect.getdoc(self.function) or "").short_description
+            about = f"Options of the job ({described})" if described else about
+        help_option = self.get_help_option(ctx)
+        for title, options in (
+            ("Options", [*self._own, *([help_option] if help_option else [])]),
+            (about, self._job),
+            ("Options of the run", self._run),
+        ):
+            records = [r for r in (option.get_help_record(ctx) for option in options) if r is not None]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def _train(**values: Any) -> Request:
+    command = click.get_current_context().command
+    assert isinstance(command, JobCommand)
+    return command.request(values)
+
+
+def _run(ranks: int, hosts: str | None, dry_run: bool, **values: Any) -> int:
+    from .launch.mpirun import run
+
+    _train(**values)  # what is wrong with the flags is better said before any rank starts
+    command = click.get_current_context()
+    return run(ranks, hosts, dry_run, command.meta["rank_arguments"])
+
+
+def train_command() -> JobCommand:
+    """What every rank runs."""
+    return JobCommand("train", [], _train, "Train on this rank: under mpirun or srun on all of them, else alone.")
+
+
+class RunCommand(JobCommand):
+    """``mpitrain run``: remembers which words the ranks are to be given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with click.Context(click.Command("run", params=self._own), ignore_unknown_options=True) as context:
+            context.resilient_parsing = True
+            parser = context.command.make_parser(context)
+            _, rest, _ = parser.parse_args(list(args))
+        ctx.meta["rank_arguments"] = rest
+        return super().parse_args(ctx, args)
+
+
+def run_command() -> JobCommand:
+    """Starts the ranks."""
+    return RunCommand("run", _LAUNCH, _run, "Start ranks with the mpirun that mpi4py needs, and train on them.")
+
+
+_HELP = """Train on many MPI ranks.
+
+\b
+  mpitrain run -n 4 jobs/mnist_mlp.py                 start four ranks here
+  mpitrain run -n 4 jobs/mnist_mlp.py --help          a job's own options
+  mpirun -n 4 mpitrain train jobs/mnist_mlp.py        the same by hand
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the ``mpitrain`` command; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # Every rank's mistakes are told once, so 'train' reads its flags only when MPI has started.
+    if arguments[:1] == ["train"] and "--help" not in arguments:
+        from .rank import run_rank
+
+        run_rank(lambda: _invoke(train_command(), arguments[1:]))
+    group = click.Group("mpitrain", help=_HELP, commands=[train_command(), run_command()])
+    group = click.version_option(__version__, prog_name="mpitrain")(group)
+    try:
+        return int(_invoke(group, arguments) or 0)
+    except UserError as error:
+        print(f"mpitrain: {error}", file=sys.stderr)
+        return error.exit_status
+
+
+def _invoke(command: click.Command, arguments: Sequence[str]) -> Any:
+    """Run a command; what click finds wrong becomes a ``ConfigError`` of one line."""
+    try:
+        return command.main(list(arguments), prog_name="mpitrain", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return 0
+    except click.ClickException as error:
+        raise ConfigError(" ".join(error.format_message().split())) from error
+    except click.Abort:
+        raise KeyboardInterrupt from None

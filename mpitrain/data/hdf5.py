@@ -1,0 +1,98 @@
+"""Examples in HDF5 files, read in slices, so that they may be larger than memory."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from ..errors import DataError
+from ..params import Array
+from .split import Split
+
+_BLOCK_BYTES = 1 << 22  # read at a time where the file is not chunked
+
+
+class Hdf5Split(Split):
+    """Two datasets of one file, with an entry for each example along their first dimension."""
+
+    def __init__(self, path: Path, examples: str, labels: str, classes: int | None, scale: float | None) -> None:
+        self._path, self._names = path, (examples, labels)
+        self._file: h5py.File | None = None
+        with _open(path) as file:
+            x, y = _dataset(path, file, examples), _dataset(path, file, labels)
+            if len(x) != len(y):
+                raise DataError(f"{path}: {len(x):,} {examples} and {len(y):,} {labels}; there must be as many of each")
+            if len(x) == 0:
+                raise DataError(f"{path}: {examples} is empty")
+            row = max(1, x.dtype.itemsize * int(np.prod(x.shape[1:])))
+            rows = x.chunks[0] if x.chunks else 1
+            block = rows * max(1, _BLOCK_BYTES // (rows * row))  # whole chunks
+            if scale is None:
+                scale = 1 / 255 if x.dtype == np.uint8 else 1.0
+            super().__init__(
+                str(path),
+                len(x),
+                x.shape[1:],
+                x.dtype,
+                y.shape[1:],
+                y.dtype,
+                classes,
+                scale,
+                min(block, len(x)),
+            )
+
+    def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
+        if self._file is None:
+            self._file = _open(self._path)
+        try:
+            for name, out in zip(self._names, (examples, labels), strict=True):
+                out[...] = self._file[name][start:stop]
+        except (OSError, KeyError, ValueError) as error:
+            raise DataError(f"{self._path} cannot be read from example {start:,} on: {error}") from error
+
+
+def hdf5(
+    path: Path,
+    examples: str = "images",
+    labels: str = "labels",
+    classes: int | None = None,
+    scale: float | None = None,
+) -> Split:
+    """Examples and labels of an HDF5 file; reads only their shapes.
+
+    What fits into half of a node's free memory is loaded there, once for all of its ranks; what does not is
+    read in slices as it is needed, and shuffled in blocks.
+
+    Args:
+        path: The file.
+        examples: Name of the dataset of examples, shape (n, ...).
+        labels: Name of the dataset of labels, shape (n, ...).
+        classes: Where labels are classes: how many there are.
+        scale: Factor on the examples; 1/255 for bytes and 1 for all else if left out.
+
+    Raises:
+        DataError: There is no such file or dataset, or their lengths differ.
+    """
+    return Hdf5Split(Path(path), examples, labels, classes, scale)
+
+
+def _open(path: Path) -> h5py.File:
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        what = "there is no such file" if not path.exists() else f"it cannot be read as HDF5: {error}"
+        raise DataError(f"{path}: {what}") from error
+
+
+def _dataset(path: Path, file: h5py.File, name: str) -> h5py.Dataset:
+    found = file.get(name)
+    if isinstance(found, h5py.Dataset) and found.shape:
+        return found
+    names: list[str] = []
+    file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise DataError(f"{path} has no dataset {name!r} of examples; it has {', '.join(names) or 'none'}{hint}")

@@ -1,0 +1,109 @@
+"""IDX files, the format of MNIST: a header of a magic number and sizes, then unsigned bytes. Gzipped or not."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from ..errors import DataError
+from ..params import Array, Shape
+
+_UNSIGNED_BYTE = 8
+
+
+def find(folder: Path, name: str) -> Path:
+    """The file ``name`` of a folder, or ``name.gz``.
+
+    Raises:
+        DataError: Neither is there.
+    """
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    there = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
+    raise DataError(f"no file {name} or {name}.gz in {folder} ({there or 'it is empty'})")
+
+
+def read_header(path: Path, dimensions: int) -> Shape:
+    """The shape that a file's header tells, having ``dimensions`` dimensions.
+
+    Raises:
+        DataError: It is no IDX file of bytes, or has another number of dimensions.
+    """
+    with _open(path) as file:
+        return _header(path, file, dimensions)
+
+
+def read_into(path: Path, start: int, stop: int, out: Array) -> None:
+    """Fill ``out``, uint8, with the entries [start, stop) along the first dimension.
+
+    Raises:
+        DataError: The file ends too early, goes on after its end, or is damaged.
+    """
+    with _open(path) as file:
+        shape = _header(path, file, 1 + out.ndim - 1)
+        entry = math.prod(shape[1:])
+        _skip(path, file, start * entry)
+        flat = np.ascontiguousarray(out).reshape(-1)
+        if _read(path, file, memoryview(flat)) != flat.size:
+            raise DataError(f"{path} is truncated: its header tells of {shape[0]:,} entries of {entry:,} bytes")
+        if stop == shape[0] and _read(path, file, memoryview(bytearray(1))):
+            raise DataError(
+                f"{path} is longer than the {shape[0]:,} entries of {entry:,} bytes that its header tells of"
+            )
+        out[...] = flat.reshape(out.shape)
+
+
+def _open(path: Path) -> IO[bytes]:
+    try:
+        return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+    except OSError as error:
+        raise DataError(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def _header(path: Path, file: IO[bytes], dimensions: int) -> Shape:
+    head = bytearray(4 + 4 * dimensions)
+    got = _read(path, file, memoryview(head))
+    if got < 4:
+        raise DataError(f"{path} is truncated: it has {got} bytes, not even a header")
+    zeros, kind, found = struct.unpack(">HBB", head[:4])
+    if zeros != 0 or kind != _UNSIGNED_BYTE:
+        raise DataError(f"{path} is no IDX file of bytes: it begins with {head[:4].hex()}, not 0000080{dimensions}")
+    if found != dimensions:
+        names = {1: "labels", 3: "images"}
+        raise DataError(
+            f"{path} holds {names.get(found, f'{found}-dimensional data')} where {names[dimensions]} are expected"
+        )
+    if got < len(head):
+        raise DataError(f"{path} is truncated: it has {got} bytes, not even a header")
+    shape = struct.unpack(f">{dimensions}I", head[4:])
+    if 0 in shape:
+        raise DataError(f"{path} is empty: its header tells of shape {shape}")
+    return shape
+
+
+def _skip(path: Path, file: IO[bytes], count: int) -> None:
+    try:
+        file.seek(count, 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is damaged or truncated: {error}") from error
+
+
+def _read(path: Path, file: IO[bytes], out: memoryview) -> int:
+    """Read until ``out`` is full or the file ends; return how many bytes were read."""
+    got = 0
+    try:
+        while got < len(out):
+            count = file.readinto(out[got:])  # type: ignore[attr-defined]
+            if not count:
+                break
+            got += count
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is damaged or truncated: {error}") from error
+    return got

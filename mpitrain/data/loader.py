@@ -1,0 +1,176 @@
+"""Batches from a split, ready before they are needed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from ..kernels import kernel
+from ..params import Array
+from .permutation import order
+from .split import Split, check_labels
+
+_CACHED_BLOCKS = 4  # this batch's, the next one's, and both may lie across two
+
+
+class Resident:
+    """Examples in memory, which several ranks may share.
+
+    Args:
+        examples: Shape (n, *split.shape).
+        labels: Shape (n, *split.label_shape).
+    """
+
+    block: int | None = None
+
+    def __init__(self, examples: Array, labels: Array) -> None:
+        self.examples, self.labels = examples, labels
+
+    def take(self, numbers: Array, scale: float, examples: Array, labels: Array) -> None:
+        """Copy the examples of these numbers, converted and scaled."""
+        count = len(numbers)
+        _take(self.examples.reshape(len(self.examples), -1), numbers, scale, examples.reshape(count, -1))
+        np.take(self.labels, numbers, axis=0, out=labels, mode="clip")
+
+    def expect(self, numbers: Array) -> None:
+        """Nothing to do: a batch is made in less time than a thread takes to wake."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class Streaming:
+    """Examples in a file, read in blocks by a thread that is ahead by one batch.
+
+    Args:
+        split: With a ``block``.
+    """
+
+    def __init__(self, split: Split) -> None:
+        assert split.block is not None
+        self.block: int | None = split.block
+        self._split, self._rows = split, split.block
+        self._blocks: OrderedDict[int, Future[tuple[Array, Array]]] = OrderedDict()
+        self._reader = ThreadPoolExecutor(1, "read ahead")
+
+    def take(self, numbers: Array, scale: float, examples: Array, labels: Array) -> None:
+        """Copy the examples of these numbers, converted and scaled.
+
+        Raises:
+            DataError: The file cannot be read.
+        """
+        self.expect(numbers)
+        of_block = numbers // self._rows
+        for block in np.unique(of_block):
+            stored, stored_labels = self._blocks[int(block)].result()
+            chosen = np.flatnonzero(of_block == block)
+            inside = numbers[chosen] - block * self._rows
+            part = np.empty((len(chosen), *examples.shape[1:]), examples.dtype)
+            _take(stored.reshape(len(stored), -1), inside, scale, part.reshape(len(chosen), -1))
+            examples[chosen] = part
+            labels[chosen] = stored_labels[inside]
+
+    def expect(self, numbers: Array) -> None:
+        """Have the blocks of these numbers read, unless they are in memory; returns at once."""
+        wanted = [int(block) for block in np.unique(numbers // self._rows)]
+        for block in wanted:
+            if block in self._blocks:
+                self._blocks.move_to_end(block)
+            else:
+                self._blocks[block] = self._reader.submit(self._read, block)
+        while len(self._blocks) > max(_CACHED_BLOCKS, 2 * len(wanted)):
+            self._blocks.popitem(last=False)
+
+    def _read(self, block: int) -> tuple[Array, Array]:
+        split = self._split
+        start, stop = block * self._rows, min((block + 1) * self._rows, len(split))
+        examples = np.empty((stop - start, *split.shape), split.dtype)
+        labels = np.empty((stop - start, *split.label_shape), split.label_dtype)
+        split.read(start, stop, examples, labels)
+        check_labels(split, labels, start)
+        return examples, labels
+
+    def close(self) -> None:
+        """End the thread."""
+        self._reader.shutdown(wait=True, cancel_futures=True)
+
+
+Storage = Resident | Streaming
+
+
+class Loader:
+    """Makes batches of a split; local.
+
+    Args:
+        storage: Where the examples are.
+        seed: Decides the order of examples.
+        dtype: Of the examples in a batch.
+    """
+
+    def __init__(self, split: Split, storage: Storage, seed: int, dtype: Any) -> None:
+        self._split, self._storage, self._seed, self._dtype = split, storage, seed, np.dtype(dtype)
+        # Two sets, so that a batch stays as it is while the next one is made.
+        self._buffers: list[tuple[Array, Array]] = [(np.empty(0), np.empty(0))] * 2
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def batch(self, position: int, count: int) -> tuple[Array, Array]:
+        """The examples at [position, position + count) of the endless stream.
+
+        Every example comes once in each epoch, that is in each range of ``len(split)`` positions from a multiple
+        of it on.
+
+        Returns:
+            Examples, shape (count, *split.shape), of ``dtype`` and scaled; labels, shape (count,
+            *split.label_shape). Both are overwritten by the second call after this one.
+
+        Raises:
+            DataError: There are fewer examples than ``count``, or they cannot be read.
+        """
+        if count > len(self._split):
+            raise DataError(f"a batch of {count:,} examples of {self._split.source}, which has {len(self._split):,}")
+        return self._take(self._order(position, count))
+
+    def expect(self, position: int, count: int) -> None:
+        """Say which batch comes next, so that what it needs of a file is read meanwhile."""
+        if isinstance(self._storage, Streaming):
+            self._storage.expect(self._order(position, count))
+
+    def sequential(self, start: int, stop: int) -> tuple[Array, Array]:
+        """The examples numbered [start, stop), in the order of the split; as ``batch`` returns them."""
+        return self._take(np.arange(start, stop))
+
+    def close(self) -> None:
+        """End what reads ahead."""
+        self._storage.close()
+
+    def _order(self, position: int, count: int) -> Array:
+        return order(position, count, len(self._split), self._seed, self._storage.block)
+
+    def _take(self, numbers: Array) -> tuple[Array, Array]:
+        count = len(numbers)
+        self._turn = 1 - self._turn
+        examples, labels = self._buffers[self._turn]
+        if len(examples) < count:
+            examples = np.empty((count, *self._split.shape), self._dtype)
+            labels = np.empty((count, *self._split.label_shape), self._split.label_dtype)
+            self._buffers[self._turn] = examples, labels
+        examples, labels = examples[:count], labels[:count]
+        self._storage.take(numbers, self._split.scale, examples, labels)
+        return examples, labels
+
+
+@kernel
+def _take(stored: Array, numbers: Array, scale: float, out: Array) -> None:
+    """out[i] = scale * stored[numbers[i]], row by row, converted to out's type."""
+    factor = out.dtype.type(scale)
+    for i in range(numbers.size):
+        source, target = stored[numbers[i]], out[i]
+        for j in range(target.size):
+            target[j] = factor * source[j]

@@ -1,0 +1,78 @@
+"""Images in the layout of MNIST: four IDX files. MNIST, Fashion-MNIST, and the embedded digits."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DataError
+from ..params import Array, Shape
+from . import idx
+from .split import Split
+
+_CLASSES = 10
+_DIGITS_LARGEST = 16  # the embedded digits count dots in squares of 4 by 4
+
+
+class Images:
+    """Labelled images for training and validation.
+
+    Attributes:
+        train, validation: Examples are images as vectors, shape (features,).
+        features: Pixels of an image.
+        image_shape: (height, width, channels), for ``nn.Reshape``.
+        classes: Number of classes.
+    """
+
+    def __init__(self, train: IdxSplit, validation: IdxSplit) -> None:
+        if train.image_shape != validation.image_shape:
+            raise DataError(
+                f"images of {train.source} are {train.image_shape}, those of {validation.source} {validation.image_shape}"
+            )
+        self.train: Split = train
+        self.validation: Split = validation
+        self.image_shape: Shape = train.image_shape
+        (self.features,) = train.shape
+        self.classes = _CLASSES
+
+
+class IdxSplit(Split):
+    """A file of images and a file of labels."""
+
+    def __init__(self, images: Path, labels: Path, largest: int) -> None:
+        count, height, width = idx.read_header(images, 3)
+        (labelled,) = idx.read_header(labels, 1)
+        if count != labelled:
+            raise DataError(f"{images} holds {count:,} images, and {labels} {labelled:,} labels")
+        super().__init__(
+            str(labels), count, (height * width,), np.uint8, (), np.uint8, classes=_CLASSES, scale=1 / largest
+        )
+        self.image_shape = (height, width, 1)
+        self._images, self._labels = images, labels
+
+    def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
+        idx.read_into(self._images, start, stop, examples.reshape(stop - start, *self.image_shape[:2]))
+        idx.read_into(self._labels, start, stop, labels)
+
+
+def mnist(data_dir: Path | None = None) -> Images:
+    """Images of a folder in the layout of MNIST; reads only the files' headers.
+
+    The files are ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, ``t10k-images-idx3-ubyte`` and
+    ``t10k-labels-idx1-ubyte``, each with ``.gz`` behind it or not. Pixels become numbers from 0 to 1.
+
+    Args:
+        data_dir: The folder; None for UCI's handwritten digits (8 x 8), which come with this package.
+
+    Raises:
+        DataError: A file is missing, or is not what its name says.
+    """
+    largest = 255
+    if data_dir is None:
+        data_dir, largest = Path(str(files(__package__) / "digits")), _DIGITS_LARGEST
+    names = ((f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte") for part in ("train", "t10k"))
+    return Images(
+        *(IdxSplit(idx.find(data_dir, images), idx.find(data_dir, labels), largest) for images, labels in names)
+    )

@@ -1,0 +1,82 @@
+"""The order of examples, a new one for each epoch, as a function that needs no memory.
+
+The stream of examples has no end: position p is in epoch p // n, at place p % n of that epoch's order. The order is
+a bijection of [0, n): a Feistel network over the smallest domain 2^(2k) >= n, applied again while its result is
+not below n (cycle walking; Black and Rogaway, Ciphers with arbitrary finite domains, 2002, section 3).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..kernels import kernel
+from ..params import Array
+
+_ROUNDS = 6
+# Multipliers and shifts of the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
+_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
+
+
+@kernel
+def _mix(x: int) -> int:
+    x = (x ^ (x >> _S30)) * _MIX1
+    x = (x ^ (x >> _S27)) * _MIX2
+    return x ^ (x >> _S31)
+
+
+@kernel
+def _bijection(value: int, n: int, half_bits: int, key: int) -> int:
+    """A value of [0, n), a different one for every ``value`` of [0, n)."""
+    half, mask = np.uint64(half_bits), (np.uint64(1) << np.uint64(half_bits)) - np.uint64(1)
+    limit = np.uint64(n)
+    x = np.uint64(value)
+    while True:
+        left, right = x >> half, x & mask
+        for r in range(_ROUNDS):
+            mixed = _mix(right + key + np.uint64(r + 1) * _GOLDEN) & mask
+            left, right = right, left ^ mixed
+        x = (left << half) | right
+        if x < limit:
+            return np.int64(x)
+
+
+@kernel
+def _half_bits(n: int) -> int:
+    bits = 1
+    while (1 << (2 * bits)) < n:
+        bits += 1
+    return bits
+
+
+@kernel
+def _order(start: int, n: int, block: int, seed: int, out: Array) -> None:
+    blocks = n // block  # whole ones; the rest is permuted among itself, at the end of the epoch
+    bits_block, bits_inside = _half_bits(blocks), _half_bits(block)
+    rest = n - blocks * block
+    bits_rest = _half_bits(rest)
+    for i in range(out.size):
+        epoch, place = (start + i) // n, (start + i) % n
+        key = _mix(_mix(np.uint64(seed) + _GOLDEN) + np.uint64(epoch) * _GOLDEN)
+        at = place // block
+        if at < blocks:
+            which = _bijection(at, blocks, bits_block, key)
+            inside = _mix(key + np.uint64(which + 1))
+            out[i] = which * block + _bijection(place % block, block, bits_inside, inside)
+        else:
+            out[i] = blocks * block + _bijection(place - blocks * block, rest, bits_rest, _mix(key))
+
+
+def order(start: int, count: int, n: int, seed: int, block: int | None = None) -> Array:
+    """Numbers of the examples at positions [start, start + count) of the stream, shape (count,), int64.
+
+    Args:
+        n: Examples in the data set.
+        seed: Decides the order, together with the epoch.
+        block: Keep blocks of so many examples together, for files that are read in slices: whole blocks are
+            permuted, and the examples within each.
+    """
+    out = np.empty(count, np.int64)
+    _order(start, n, n if block is None else block, seed, out)
+    return out

@@ -1,0 +1,121 @@
+"""A split: examples and labels in files, of which nothing is loaded until it is read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from ..params import Array, Shape
+
+
+class Split:
+    """Examples with labels, by number.
+
+    A subclass reads them; construction reads no more than headers.
+
+    Attributes:
+        source: Where they come from, for messages.
+        count: Number of examples, also ``len(split)``.
+        shape: Shape of an example.
+        dtype: As it is stored.
+        label_shape, label_dtype: Of a label.
+        classes: Labels are integers in [0, classes); None where they are something else.
+        scale: Examples are multiplied by this when a batch is made.
+        block: Examples that lie together in the file, where slices can be read from it without reading all of
+            it; None where they cannot.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        count: int,
+        shape: Shape,
+        dtype: Any,
+        label_shape: Shape = (),
+        label_dtype: Any = np.int64,
+        classes: int | None = None,
+        scale: float = 1.0,
+        block: int | None = None,
+    ) -> None:
+        self.source, self.count, self.shape, self.dtype = source, count, tuple(shape), np.dtype(dtype)
+        self.label_shape, self.label_dtype = tuple(label_shape), np.dtype(label_dtype)
+        self.classes, self.scale, self.block = classes, scale, block
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all examples and labels."""
+        example = math.prod(self.shape) * self.dtype.itemsize
+        label = math.prod(self.label_shape) * self.label_dtype.itemsize
+        return self.count * (example + label)
+
+    def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
+        """Fill ``examples``, shape (stop - start, *shape), and ``labels``, shape (stop - start, *label_shape).
+
+        Raises:
+            DataError: The files do not hold what their headers say.
+        """
+        raise NotImplementedError
+
+
+class ArraySplit(Split):
+    """Examples that are in memory already."""
+
+    def __init__(self, examples: Array, labels: Array, classes: int | None, scale: float) -> None:
+        super().__init__(
+            "arrays",
+            len(examples),
+            examples.shape[1:],
+            examples.dtype,
+            labels.shape[1:],
+            labels.dtype,
+            classes,
+            scale,
+        )
+        self._examples, self._labels = examples, labels
+
+    def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
+        examples[...] = self._examples[start:stop]
+        labels[...] = self._labels[start:stop]
+
+
+def from_arrays(examples: Array, labels: Array, classes: int | None = None, scale: float = 1.0) -> Split:
+    """A split of arrays in memory; every rank must give the same.
+
+    Args:
+        examples: Shape (n, ...).
+        labels: Shape (n, ...).
+        classes: Where labels are classes: how many there are.
+        scale: Factor on the examples.
+
+    Raises:
+        DataError: There are no examples, or not one label for each.
+    """
+    examples, labels = np.asarray(examples), np.asarray(labels)
+    if examples.ndim == 0 or len(examples) == 0:
+        raise DataError("from_arrays was given no examples")
+    if labels.ndim == 0 or len(labels) != len(examples):
+        count = 0 if labels.ndim == 0 else len(labels)
+        raise DataError(f"from_arrays was given {len(examples):,} examples and {count:,} labels: give one for each")
+    return ArraySplit(examples, labels, classes, scale)
+
+
+def check_labels(split: Split, labels: Array, first: int = 0) -> None:
+    """Make sure that labels are classes of the split; ``first`` is the number of the first label.
+
+    Raises:
+        DataError: One is not; the message names it and the file.
+    """
+    if split.classes is None:
+        return
+    wrong = np.flatnonzero((labels < 0) | (labels >= split.classes))
+    if len(wrong):
+        at = int(wrong[0])
+        raise DataError(
+            f"{split.source}: label {labels[at]} of example {first + at:,} is none of the classes 0 to {split.classes - 1}"
+        )

@@ -1,0 +1,41 @@
+"""Every exception that a user can meet.
+
+A ``UserError`` is the user's to mend: one line on standard error, from one rank, and exit status 2.
+Anything else that escapes is a defect: one traceback, with its rank, and every rank ends.
+"""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """What was given cannot work; the message says what was given, what is valid, how to mend it."""
+
+    exit_status = 2
+
+
+class ConfigError(UserError):
+    """A flag or an option of the run is not valid."""
+
+
+class JobError(UserError):
+    """The job file cannot be loaded, or its job is not consistent."""
+
+
+class DataError(UserError):
+    """A data file is missing, truncated or mislabelled, or does not fit the job."""
+
+
+class LaunchError(UserError):
+    """The ranks cannot be started as asked, or were started by the wrong launcher."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be read, or does not fit the model."""
+
+
+class RankMismatch(UserError):
+    """The ranks disagree on something that must be the same everywhere."""
+
+
+class NonFiniteLoss(UserError):
+    """The loss became NaN or infinite."""

@@ -1,0 +1,98 @@
+"""What happens beside training: logging, validation, checkpoints. A job file may add hooks of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .train import Loop
+
+
+class Hook:
+    """Called by the training loop on every worker, all of them at the same steps.
+
+    So a method may communicate over ``loop.cluster.workers``; only the chief should print or write files.
+    """
+
+    def begin(self, loop: Loop) -> None:
+        """Called once, before the first step."""
+
+    def after_step(self, loop: Loop) -> None:
+        """Called after every step, with ``loop.step`` steps done and ``loop.loss`` the last one's mean loss."""
+
+    def end(self, loop: Loop) -> None:
+        """Called once, after the last step."""
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+class Log(Hook):
+    """Reports loss, learning rate and speed every N steps: means since the last report."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    def begin(self, loop: Loop) -> None:
+        self._start(loop)
+
+    def after_step(self, loop: Loop) -> None:
+        self._loss += loop.loss
+        if not _due(loop.step, self._every):
+            return
+        seconds, steps = loop.training_s - self._since, loop.step - self._first
+        loop.report(
+            loss=self._loss / steps,
+            learning_rate=loop.learning_rate,
+            examples_per_s=steps * loop.global_batch / seconds,
+            step_s=seconds / steps,
+        )
+        self._start(loop)
+
+    def _start(self, loop: Loop) -> None:
+        self._since, self._first, self._loss = loop.training_s, loop.step, 0.0
+
+
+class Validate(Hook):
+    """Measures loss and accuracy on the validation examples every N steps and at the end."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._last = -1
+
+    def after_step(self, loop: Loop) -> None:
+        if _due(loop.step, self._every):
+            self._validate(loop)
+
+    def end(self, loop: Loop) -> None:
+        if self._last != loop.step:
+            self._validate(loop)
+
+    def _validate(self, loop: Loop) -> None:
+        self._last = loop.step
+        loop.report(**loop.validate())
+
+
+class Save(Hook):
+    """Writes a checkpoint every N steps and at the end."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._last = -1
+
+    def begin(self, loop: Loop) -> None:
+        if loop.resumed:
+            self._last = loop.step
+
+    def after_step(self, loop: Loop) -> None:
+        if _due(loop.step, self._every):
+            self._save(loop)
+
+    def end(self, loop: Loop) -> None:
+        if self._last != loop.step:
+            self._save(loop)
+
+    def _save(self, loop: Loop) -> None:
+        self._last = loop.step
+        loop.save()

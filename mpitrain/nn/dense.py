@@ -1,0 +1,133 @@
+"""Layers that are one matrix: Dense multiplies by it, Embedding looks its rows up."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import JobError
+from ..kernels import kernel
+from ..params import Array, Shape
+from .arguments import positive, wrong_shape
+from .init import glorot_uniform, truncated_normal, zeros
+from .layer import Context, Initializer, Layer
+
+
+class Dense(Layer):
+    """``y = x @ weight + bias`` for examples of shape (in_features,).
+
+    Args:
+        in_features: Length of an example.
+        out_features: Length of an output.
+        bias: Whether to add a bias.
+        weight_init: Initial values of ``weight``, shape (in_features, out_features).
+        name: Overrides the name that the model would give.
+    """
+
+    weight: Array
+    weight_grad: Array
+    bias: Array
+    bias_grad: Array
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        weight_init: Initializer = glorot_uniform,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.in_features = positive(self, "in_features", in_features)
+        self.out_features = positive(self, "out_features", out_features)
+        self.has_bias = bias
+        self.weight_init = weight_init
+
+    def build(self, shape: Shape) -> Shape:
+        if shape != (self.in_features,):
+            hint = "put Flatten() before it" if len(shape) > 1 else f"make in_features {(*shape, 1)[0]}"
+            raise wrong_shape(self, (self.in_features,), shape, hint)
+        self.declare("weight", (self.in_features, self.out_features), self.weight_init)
+        if self.has_bias:
+            self.declare("bias", (self.out_features,), zeros)
+        return (self.out_features,)
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        self._x = x
+        y = self.buffer("y", (len(x), self.out_features))
+        np.matmul(x, self.weight, out=y)
+        if self.has_bias:
+            np.add(y, self.bias, out=y)
+        return y
+
+    def backward(self, dy: Array) -> Array | None:
+        np.matmul(self._x.T, dy, out=self.weight_grad)
+        if self.has_bias:
+            np.add.reduce(dy, axis=0, out=self.bias_grad)
+        if not self.needs_dx:
+            return None
+        return np.matmul(dy, self.weight.T, out=self.buffer("dx", self._x.shape))
+
+
+class Embedding(Layer):
+    """A row of ``weight`` for each integer of an example: shape (*shape,) becomes (*shape, features).
+
+    An integer outside [0, vocabulary) yields NaN, so that the loss shows it.
+
+    Args:
+        vocabulary: Number of rows.
+        features: Length of a row.
+        weight_init: Initial values of ``weight``, shape (vocabulary, features).
+        name: Overrides the name that the model would give.
+    """
+
+    weight: Array
+    weight_grad: Array
+    needs_dx = False  # integers have no gradient
+
+    def __init__(
+        self,
+        vocabulary: int,
+        features: int,
+        weight_init: Initializer = truncated_normal(0.05),
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.vocabulary = positive(self, "vocabulary", vocabulary)
+        self.features = positive(self, "features", features)
+        self.weight_init = weight_init
+
+    def build(self, shape: Shape) -> Shape:
+        if self.needs_dx:
+            raise JobError("Embedding takes integers; put it before every layer that has parameters")
+        self.declare("weight", (self.vocabulary, self.features), self.weight_init)
+        return (*shape, self.features)
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        self._x = x
+        y = self.buffer("y", (*x.shape, self.features))
+        _take_rows(self.weight, x.reshape(-1), y.reshape(-1, self.features))
+        return y
+
+    def backward(self, dy: Array) -> None:
+        _add_rows(dy.reshape(-1, self.features), self._x.reshape(-1), self.weight_grad)
+
+
+@kernel
+def _take_rows(weight: Array, rows: Array, y: Array) -> None:
+    for i in range(rows.size):
+        # Compared before it is converted: NaN has no integer.
+        if rows[i] >= 0 and rows[i] < len(weight):
+            y[i] = weight[int(rows[i])]
+        else:
+            y[i] = np.nan
+
+
+@kernel
+def _add_rows(dy: Array, rows: Array, weight_grad: Array) -> None:
+    """Add in the order of the batch: the sum is the same bits at every run."""
+    weight_grad[:] = 0
+    for i in range(rows.size):
+        if rows[i] >= 0 and rows[i] < len(weight_grad):
+            row = int(rows[i])
+            for j in range(dy.shape[1]):
+                weight_grad[row, j] += dy[i, j]

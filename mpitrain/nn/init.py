@@ -1,0 +1,85 @@
+"""Initial values of parameters: functions of a random generator and a shape.
+
+Fans are those of a matrix (in, out) and of a convolution's weight (height, width, in, out): each output
+sees ``fan_in`` inputs, each input reaches ``fan_out`` outputs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..params import Array, Shape
+from .layer import Initializer
+
+
+def fans(shape: Shape) -> tuple[int, int]:
+    """``(fan_in, fan_out)`` of a weight whose last two axes are inputs and outputs."""
+    if len(shape) < 2:
+        size = math.prod(shape)
+        return size, size
+    window = math.prod(shape[:-2])
+    return window * shape[-2], window * shape[-1]
+
+
+def zeros(rng: np.random.Generator, shape: Shape) -> Array:
+    """All zero."""
+    return np.zeros(shape)
+
+
+def ones(rng: np.random.Generator, shape: Shape) -> Array:
+    """All one."""
+    return np.ones(shape)
+
+
+def constant(value: float) -> Initializer:
+    """All ``value``."""
+
+    def constant_value(rng: np.random.Generator, shape: Shape) -> Array:
+        return np.full(shape, value, dtype=np.float64)
+
+    return constant_value
+
+
+def glorot_uniform(rng: np.random.Generator, shape: Shape) -> Array:
+    """Uniform with variance 2 / (fan_in + fan_out).
+
+    Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks, AISTATS
+    2010, equation 16.
+    """
+    limit = math.sqrt(6 / sum(fans(shape)))
+    return rng.uniform(-limit, limit, shape)
+
+
+def glorot_normal(rng: np.random.Generator, shape: Shape) -> Array:
+    """Normal with variance 2 / (fan_in + fan_out); see ``glorot_uniform``."""
+    return rng.normal(0, math.sqrt(2 / sum(fans(shape))), shape)
+
+
+def he_uniform(rng: np.random.Generator, shape: Shape) -> Array:
+    """Uniform with variance 2 / fan_in; see ``he_normal``."""
+    limit = math.sqrt(6 / fans(shape)[0])
+    return rng.uniform(-limit, limit, shape)
+
+
+def he_normal(rng: np.random.Generator, shape: Shape) -> Array:
+    """Normal with variance 2 / fan_in: keeps the variance through layers of ReLU.
+
+    He, Zhang, Ren and Sun, Delving deep into rectifiers, ICCV 2015, equation 10.
+    """
+    return rng.normal(0, math.sqrt(2 / fans(shape)[0]), shape)
+
+
+def truncated_normal(stddev: float) -> Initializer:
+    """Normal with mean 0, drawn again where it is further than two ``stddev`` from it."""
+
+    def truncated(rng: np.random.Generator, shape: Shape) -> Array:
+        values = rng.standard_normal(math.prod(shape))
+        outside = np.flatnonzero(np.abs(values) > 2)
+        while outside.size:
+            values[outside] = rng.standard_normal(outside.size)
+            outside = outside[np.abs(values[outside]) > 2]
+        return (stddev * values).reshape(shape)
+
+    return truncated

@@ -1,0 +1,159 @@
+"""What a layer is: built for a shape, bound to views of flat vectors, run forward and backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..params import Array, Kind, Layout, Shape
+
+Initializer = Callable[[np.random.Generator, Shape], Array]
+SumOverWorkers = Callable[[Array], None]
+
+
+class Declared(NamedTuple):
+    """A parameter or a state that a layer asks for."""
+
+    shape: Shape
+    init: Initializer
+    kind: Kind
+
+
+@dataclass
+class Context:
+    """What a layer may know of the step that it takes part in.
+
+    Attributes:
+        training: False when validating: Dropout passes everything, BatchNorm uses its running statistics.
+        position: Place of the batch's first example in the endless stream of examples. Random numbers are
+            a function of seed, layer and position, so an example meets the same Dropout mask whichever
+            rank computes it, and a resumed run needs no random state.
+        seed: The run's seed.
+        weight: What one example counts for in the global batch: 1 / its number of examples.
+        sum_over_workers: Sums a small array over all workers, in place; collective over the workers. None
+            where there is one worker.
+    """
+
+    training: bool = False
+    position: int = 0
+    seed: int = 0
+    weight: float = 1.0
+    sum_over_workers: SumOverWorkers | None = None
+
+
+class Layer:
+    """A differentiable function with named parameters.
+
+    A subclass overrides ``build``, ``forward`` and ``backward``. What it declares in ``build`` as ``weight``
+    is there afterwards as ``self.weight``, a view of the parameters, and ``self.weight_grad``, a view of
+    the gradients that ``backward`` *assigns* (never adds to). For a state (``declare(..., kind="state")``)
+    ``forward`` assigns to ``self.<name>_grad`` the increment that this batch contributes, weighted by
+    ``batch * ctx.weight``: increments of all workers are summed and added to the state.
+
+    Arrays returned by ``forward`` and ``backward`` may be buffers that the next call overwrites. A layer may
+    overwrite the ``dy`` it is given, but not ``x``.
+    """
+
+    needs_dx = True  # set False by the model where nothing before this layer has parameters
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
+        self.declared: dict[str, Declared] = {}
+        self.dtype: np.dtype[Any] = np.dtype(np.float32)
+        self.index = 0  # place in the model: keeps the random numbers of two layers apart
+        self._buffers: dict[tuple[str, Shape], Array] = {}
+
+    def build(self, shape: Shape) -> Shape:
+        """Declare parameters for inputs of ``shape`` (of one example); return the output's shape.
+
+        Raises:
+            JobError: The layer cannot take inputs of this shape; the message says which it can.
+        """
+        return shape
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        """Outputs for a batch ``x``, shape (batch, *shape)."""
+        raise NotImplementedError
+
+    def backward(self, dy: Array) -> Array | None:
+        """Assign the parameters' gradients and return that of ``x``; None where ``needs_dx`` is False.
+
+        ``dy`` is the loss's gradient with respect to what the last ``forward`` returned.
+        """
+        raise NotImplementedError
+
+    def children(self) -> list[tuple[str, Layer]]:
+        """Named layers inside this one, in the order in which they run forward."""
+        return []
+
+    def declare(self, name: str, shape: Shape, init: Initializer, kind: Kind = "param") -> None:
+        """Ask for a parameter; to be called in ``build``."""
+        self.declared[name] = Declared(shape, init, kind)
+
+    def buffer(self, tag: str, shape: Shape, dtype: Any = None) -> Array:
+        """Uninitialized memory kept for this layer, the same at every call with this tag and shape.
+
+        Fresh arrays of this size would be mapped and page-faulted anew at every step.
+        """
+        found = self._buffers.get((tag, shape))
+        if found is None:
+            found = self._buffers[tag, shape] = aligned_empty(shape, self.dtype if dtype is None else dtype)
+        return found
+
+
+def aligned_empty(shape: Shape, dtype: Any) -> Array:
+    """Uninitialized array whose data starts on a cache line of 64 bytes."""
+    dtype = np.dtype(dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = np.empty(nbytes + 64, np.uint8)
+    offset = -raw.ctypes.data % 64
+    return raw[offset : offset + nbytes].view(dtype).reshape(shape)
+
+
+def walk(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Layer]]:
+    """Every layer with its dotted path, in the order in which they run forward."""
+    yield prefix, layer
+    for name, child in layer.children():
+        yield from walk(child, f"{prefix}.{name}" if prefix else name)
+
+
+def layout_of(model: Layer, shape: Shape, dtype: Any) -> Layout:
+    """Build ``model`` for examples of ``shape`` and lay out its parameters.
+
+    Raises:
+        JobError: A layer cannot take the shape that comes to it.
+    """
+    for index, (_, layer) in enumerate(walk(model)):
+        layer.dtype = np.dtype(dtype)
+        layer.index = index
+    model.build(shape)
+    return Layout.pack(
+        (f"{path}.{name}" if path else name, spec.shape, spec.kind)
+        for path, layer in walk(model)
+        for name, spec in layer.declared.items()
+    )
+
+
+def bind(model: Layer, layout: Layout, params: Array, grads: Array) -> None:
+    """Make the layers' parameters and gradients views of two flat vectors, shape (layout.size,)."""
+    param_views, grad_views = layout.views(params), layout.views(grads)
+    for path, layer in walk(model):
+        for name in layer.declared:
+            full = f"{path}.{name}" if path else name
+            setattr(layer, name, param_views[full])
+            setattr(layer, f"{name}_grad", grad_views[full])
+
+
+def initialize(model: Layer, layout: Layout, params: Array, seed: int) -> None:
+    """Fill ``params`` with initial values: a function of the seed and each parameter's name alone."""
+    views = layout.views(params)
+    params[...] = 0
+    for path, layer in walk(model):
+        for name, spec in layer.declared.items():
+            full = f"{path}.{name}" if path else name
+            rng = np.random.default_rng([seed, *full.encode()])
+            views[full][...] = spec.init(rng, spec.shape)

@@ -1,0 +1,230 @@
+"""Losses: a sum over the examples of a batch, with its gradient, each in one pass."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..errors import JobError
+from ..kernels import kernel
+from ..params import Array, Shape
+from .layer import aligned_empty
+
+
+class Loss:
+    """A function of a model's outputs and the labels, summed over the examples of a batch.
+
+    An output that is not finite makes the loss NaN, and so does a label that means nothing.
+    """
+
+    def __init__(self) -> None:
+        self._gradients: dict[tuple[Shape, str], Array] = {}
+
+    def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
+        """``weight`` times the sum of the losses, and its gradient with respect to ``outputs``.
+
+        The gradient is a buffer that the next call overwrites.
+
+        Raises:
+            JobError: The labels' shape or type does not fit the outputs.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
+        """The sum of the losses, and the number of examples predicted right; None where that means nothing.
+
+        Raises:
+            JobError: The labels' shape or type does not fit the outputs.
+        """
+        raise NotImplementedError
+
+    def _gradient(self, outputs: Array) -> Array:
+        key = outputs.shape, outputs.dtype.char
+        found = self._gradients.get(key)
+        if found is None:
+            found = self._gradients[key] = aligned_empty(outputs.shape, outputs.dtype)
+        return found
+
+
+class SoftmaxCrossEntropy(Loss):
+    """``-log softmax(outputs)[label]``: outputs (batch, classes), labels (batch,) integers in [0, classes)."""
+
+    def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
+        _check_classes(outputs, labels)
+        gradient = self._gradient(outputs)
+        return _softmax_gradient(outputs, labels, weight, gradient), gradient
+
+    def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
+        _check_classes(outputs, labels)
+        return _softmax_evaluate(outputs, labels)
+
+
+class SigmoidCrossEntropy(Loss):
+    """``-log sigmoid(output)`` where the label is 1, ``-log(1 - sigmoid(output))`` where it is 0.
+
+    Outputs (batch, ...), labels of the same shape in [0, 1], or (batch,) for outputs (batch, 1). An
+    example's loss is the mean over its elements; it is predicted right if all its elements are.
+    """
+
+    def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
+        gradient = self._gradient(outputs)
+        pair = _paired(self, outputs, labels)
+        return _sigmoid_gradient(*pair, weight, gradient.reshape(pair[0].shape)), gradient
+
+    def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
+        return _sigmoid_evaluate(*_paired(self, outputs, labels))
+
+
+class MeanSquaredError(Loss):
+    """Mean of ``(output - label) ** 2`` over an example's elements.
+
+    Outputs (batch, ...), labels of the same shape, or (batch,) for outputs (batch, 1).
+    """
+
+    def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
+        gradient = self._gradient(outputs)
+        pair = _paired(self, outputs, labels)
+        return _square_gradient(*pair, weight, gradient.reshape(pair[0].shape)), gradient
+
+    def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
+        return _square_evaluate(*_paired(self, outputs, labels)), None
+
+
+def _check_classes(outputs: Array, labels: Array) -> None:
+    if outputs.ndim != 2 or labels.shape != outputs.shape[:1] or labels.dtype.kind not in "iu":
+        raise JobError(
+            "SoftmaxCrossEntropy takes outputs (batch, classes) and integer labels (batch,), "
+            f"not {outputs.shape} and {labels.dtype} {labels.shape}; end the model with Dense(…, classes)"
+        )
+
+
+def _paired(loss: Loss, outputs: Array, labels: Array) -> tuple[Array, Array]:
+    """Outputs and labels as matrices of one shape, (batch, elements of an example)."""
+    if labels.shape != outputs.shape and (labels.shape != outputs.shape[:1] or outputs[:1].size > 1):
+        raise JobError(
+            f"{type(loss).__name__} takes labels of the outputs' shape {outputs.shape}, "
+            f"not {labels.shape}; give the last layer as many features as a label has"
+        )
+    matrix = len(outputs), math.prod(outputs.shape[1:])
+    return outputs.reshape(matrix), labels.reshape(matrix)
+
+
+@kernel
+def _softmax_gradient(outputs: Array, labels: Array, weight: float, gradient: Array) -> float:
+    scale = outputs.dtype.type(weight)
+    total = 0.0
+    for i in range(outputs.shape[0]):
+        label = labels[i]
+        if label < 0 or label >= outputs.shape[1]:
+            gradient[i] = np.nan
+            total += np.nan
+            continue
+        largest = _largest(outputs[i])
+        normalizer = nothing = outputs.dtype.type(0)
+        for j in range(outputs.shape[1]):
+            gradient[i, j] = math.exp(outputs[i, j] - largest)
+            normalizer += gradient[i, j]
+            nothing += 0 * outputs[i, j]  # NaN where an output is infinite
+        factor = scale / normalizer
+        for j in range(outputs.shape[1]):
+            gradient[i, j] *= factor
+        gradient[i, label] -= scale
+        total += math.log(normalizer) - (outputs[i, label] - largest) + nothing
+    return weight * total
+
+
+@kernel
+def _softmax_evaluate(outputs: Array, labels: Array) -> tuple[float, int]:
+    total, correct = 0.0, 0
+    for i in range(outputs.shape[0]):
+        label = labels[i]
+        if label < 0 or label >= outputs.shape[1]:
+            total += np.nan
+            continue
+        largest = _largest(outputs[i])
+        normalizer = nothing = outputs.dtype.type(0)
+        for j in range(outputs.shape[1]):
+            normalizer += math.exp(outputs[i, j] - largest)
+            nothing += 0 * outputs[i, j]
+        loss = math.log(normalizer) - (outputs[i, label] - largest) + nothing
+        total += loss
+        if not math.isnan(loss) and _first_largest(outputs[i]) == label:
+            correct += 1
+    return total, correct
+
+
+@kernel
+def _largest(row: Array) -> float:
+    largest = row[0]
+    for j in range(1, row.size):
+        largest = max(largest, row[j])
+    return largest
+
+
+@kernel
+def _first_largest(row: Array) -> int:
+    best = 0
+    for j in range(1, row.size):
+        if row[j] > row[best]:
+            best = j
+    return best
+
+
+@kernel
+def _sigmoid_gradient(outputs: Array, labels: Array, weight: float, gradient: Array) -> float:
+    share = outputs.dtype.type(weight / outputs.shape[1])
+    one = outputs.dtype.type(1)
+    total = 0.0
+    for i in range(outputs.shape[0]):
+        for j in range(outputs.shape[1]):
+            z, label = outputs[i, j], outputs.dtype.type(labels[i, j])
+            total += _sigmoid_loss(z, label)
+            tail = math.exp(-abs(z))  # of the two exponentials, the one that cannot overflow
+            probability = (one if z >= 0 else tail) / (one + tail)
+            gradient[i, j] = (probability - label) * share
+    return weight / outputs.shape[1] * total
+
+
+@kernel
+def _sigmoid_evaluate(outputs: Array, labels: Array) -> tuple[float, int]:
+    total, correct = 0.0, 0
+    for i in range(outputs.shape[0]):
+        right = True
+        for j in range(outputs.shape[1]):
+            z, label = outputs[i, j], outputs.dtype.type(labels[i, j])
+            loss = _sigmoid_loss(z, label)
+            total += loss
+            right = right and not math.isnan(loss) and (z > 0) == (label > 0.5)
+        correct += 1 if right else 0
+    return total / outputs.shape[1], correct
+
+
+@kernel
+def _sigmoid_loss(z: float, label: float) -> float:
+    if not (label >= 0 and label <= 1):
+        return z * np.nan
+    nothing = 0 * z  # NaN where z is infinite
+    return max(z, 0 * label) - z * label + math.log1p(math.exp(-abs(z))) + nothing
+
+
+@kernel
+def _square_gradient(outputs: Array, labels: Array, weight: float, gradient: Array) -> float:
+    slope = outputs.dtype.type(2 * weight / outputs.shape[1])
+    total = 0.0
+    for i in range(outputs.shape[0]):
+        for j in range(outputs.shape[1]):
+            difference = outputs[i, j] - outputs.dtype.type(labels[i, j])
+            total += difference * difference + 0 * outputs[i, j]  # NaN where an output is infinite
+            gradient[i, j] = slope * difference
+    return weight / outputs.shape[1] * total
+
+
+@kernel
+def _square_evaluate(outputs: Array, labels: Array) -> float:
+    total = 0.0
+    for i in range(outputs.shape[0]):
+        for j in range(outputs.shape[1]):
+            difference = outputs[i, j] - outputs.dtype.type(labels[i, j])
+            total += difference * difference + 0 * outputs[i, j]
+    return total / outputs.shape[1]

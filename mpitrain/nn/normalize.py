@@ -1,0 +1,240 @@
+"""Normalization to mean 0 and variance 1: over the batch for each channel, or over the channels of each place."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..kernels import kernel
+from ..params import Array, Shape
+from .arguments import positive, within, wrong_shape
+from .init import ones, zeros
+from .layer import Context, Layer
+
+
+class BatchNorm(Layer):
+    """Normalizes each index of the last axis over the batch and all other axes, then scales and shifts it.
+
+    ``mean`` and ``variance`` (the biased one) are running averages, used when validating. Sums are kept in
+    float64.
+
+    Ioffe and Szegedy, Batch normalization, ICML 2015, algorithms 1 and 2.
+
+    Args:
+        features: Length of the last axis.
+        momentum: What the running averages keep of themselves at a step, in [0, 1).
+        eps: Added to the variance.
+        sync: Take statistics over the batches of all workers, so that they train as one with the joined
+            batch; ``forward`` and ``backward`` are then collective over the workers.
+        name: Overrides the name that the model would give.
+    """
+
+    scale: Array
+    scale_grad: Array
+    shift: Array
+    shift_grad: Array
+    mean: Array
+    mean_grad: Array
+    variance: Array
+    variance_grad: Array
+
+    def __init__(
+        self,
+        features: int,
+        momentum: float = 0.99,
+        eps: float = 1e-5,
+        sync: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.features = positive(self, "features", features)
+        self.momentum = within(self, "momentum", momentum, 0, 1)
+        self.eps = within(self, "eps", eps, 0, math.inf)
+        self.sync = sync
+        self._ctx = Context()
+
+    def build(self, shape: Shape) -> Shape:
+        _check_last(self, shape, self.features)
+        self.declare("scale", (self.features,), ones)
+        self.declare("shift", (self.features,), zeros)
+        self.declare("mean", (self.features,), zeros, kind="state")
+        self.declare("variance", (self.features,), ones, kind="state")
+        return shape
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        self._ctx, self._x = ctx, x.reshape(-1, self.features)
+        self._center, self._inverse = (
+            self.buffer("center", self.mean.shape),
+            self.buffer("inverse", self.mean.shape),
+        )
+        if ctx.training:
+            self._use_batch(ctx, len(x))
+        else:
+            self._center[...] = self.mean
+            self._inverse[...] = 1 / np.sqrt(self.variance + self.eps)
+        y = self.buffer("y", x.shape)
+        _normalize(self._x, self._center, self._inverse, self.scale, self.shift, y.reshape(self._x.shape))
+        return y
+
+    def backward(self, dy: Array) -> Array | None:
+        dy = np.ascontiguousarray(dy)
+        rows = dy.reshape(self._x.shape)
+        sums = self.buffer("grad_sums", (2, self.features), np.float64)
+        _gradient_sums(self._x, self._center, self._inverse, rows, sums)
+        self.shift_grad[...], self.scale_grad[...] = sums
+        if not self.needs_dx:
+            return None
+        if self._ctx.training:
+            self._sum_over_workers(sums, self._ctx)
+            sums /= self._count
+        else:
+            sums[...] = 0  # running statistics do not depend on x
+        _normalize_backward(self._x, self._center, self._inverse, self.scale, sums, rows)
+        return dy
+
+    def _use_batch(self, ctx: Context, batch: int) -> None:
+        """Take the statistics of this batch, and assign the increments of the running ones."""
+        sums = self.buffer("sums", (2 * self.features + 1,), np.float64)
+        _moment_sums(self._x, sums)
+        self._sum_over_workers(sums, ctx)
+        self._count = sums[-1]
+        sums /= self._count
+        mean = sums[: self.features]
+        variance = sums[self.features : -1] - mean * mean
+        np.maximum(variance, 0, out=variance)  # rounding; NaN stays
+        self._center[...] = mean
+        self._inverse[...] = 1 / np.sqrt(variance + self.eps)
+        share = (1 - self.momentum) * batch * ctx.weight
+        self.mean_grad[...] = share * (mean - self.mean)
+        self.variance_grad[...] = share * (variance - self.variance)
+
+    def _sum_over_workers(self, sums: Array, ctx: Context) -> None:
+        if self.sync and ctx.sum_over_workers is not None:
+            ctx.sum_over_workers(sums)
+
+
+class LayerNorm(Layer):
+    """Normalizes the last axis of every example at every place, then scales and shifts each of its indices.
+
+    Ba, Kiros and Hinton, Layer normalization, arXiv:1607.06450, equation 4.
+
+    Args:
+        features: Length of the last axis.
+        eps: Added to the variance.
+        name: Overrides the name that the model would give.
+    """
+
+    scale: Array
+    scale_grad: Array
+    shift: Array
+    shift_grad: Array
+
+    def __init__(self, features: int, eps: float = 1e-5, name: str | None = None) -> None:
+        super().__init__(name)
+        self.features = positive(self, "features", features)
+        self.eps = within(self, "eps", eps, 0, math.inf)
+
+    def build(self, shape: Shape) -> Shape:
+        _check_last(self, shape, self.features)
+        self.declare("scale", (self.features,), ones)
+        self.declare("shift", (self.features,), zeros)
+        return shape
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        rows = x.reshape(-1, self.features)
+        y = self.buffer("y", x.shape)
+        self._normal = self.buffer("normal", rows.shape)
+        self._inverse = self.buffer("inverse", rows.shape[:1])
+        _layer_norm(rows, self.eps, self.scale, self.shift, self._normal, self._inverse, y.reshape(rows.shape))
+        return y
+
+    def backward(self, dy: Array) -> Array | None:
+        dy = np.ascontiguousarray(dy)
+        sums = self.buffer("grad_sums", (2, self.features), np.float64)
+        _layer_norm_backward(self._normal, self._inverse, self.scale, dy.reshape(self._normal.shape), sums)
+        self.shift_grad[...], self.scale_grad[...] = sums
+        return dy if self.needs_dx else None
+
+
+def _check_last(layer: Layer, shape: Shape, features: int) -> None:
+    if not shape or shape[-1] != features:
+        hint = f"make features {shape[-1]}" if shape else ""
+        raise wrong_shape(layer, ("...", features), shape, hint)
+
+
+@kernel
+def _moment_sums(x: Array, sums: Array) -> None:
+    """``sums``, shape (2 * features + 1,), is the columns' sums, those of their squares, and the row count."""
+    features = x.shape[1]
+    total, squares = sums[:features], sums[features : 2 * features]
+    sums[:] = 0
+    for i in range(x.shape[0]):
+        for j in range(features):
+            value = np.float64(x[i, j])
+            total[j] += value
+            squares[j] += value * value
+    sums[2 * features] = x.shape[0]
+
+
+@kernel
+def _normalize(x: Array, center: Array, inverse: Array, scale: Array, shift: Array, y: Array) -> None:
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[i, j] = (x[i, j] - center[j]) * inverse[j] * scale[j] + shift[j]
+
+
+@kernel
+def _gradient_sums(x: Array, center: Array, inverse: Array, dy: Array, sums: Array) -> None:
+    """``sums[0]`` is the columns' sums of dy, ``sums[1]`` those of dy times the normalized x."""
+    total, moment = sums[0], sums[1]
+    sums[:] = 0
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            total[j] += dy[i, j]
+            moment[j] += dy[i, j] * (x[i, j] - center[j]) * inverse[j]
+
+
+@kernel
+def _normalize_backward(x: Array, center: Array, inverse: Array, scale: Array, means: Array, dy: Array) -> None:
+    """Turn ``dy`` into the gradient of x, given the means of what ``_gradient_sums`` sums."""
+    typed = means.astype(dy.dtype)
+    total, moment = typed[0], typed[1]
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            normal = (x[i, j] - center[j]) * inverse[j]
+            dy[i, j] = scale[j] * inverse[j] * (dy[i, j] - total[j] - normal * moment[j])
+
+
+@kernel
+def _layer_norm(x: Array, eps: float, scale: Array, shift: Array, normal: Array, inverse: Array, y: Array) -> None:
+    features = x.dtype.type(x.shape[1])
+    for i in range(x.shape[0]):
+        mean = variance = x.dtype.type(0)
+        for j in range(x.shape[1]):
+            mean += x[i, j]
+        mean /= features
+        for j in range(x.shape[1]):
+            variance += (x[i, j] - mean) * (x[i, j] - mean)
+        inverse[i] = 1 / math.sqrt(variance / features + x.dtype.type(eps))
+        for j in range(x.shape[1]):
+            normal[i, j] = (x[i, j] - mean) * inverse[i]
+            y[i, j] = normal[i, j] * scale[j] + shift[j]
+
+
+@kernel
+def _layer_norm_backward(normal: Array, inverse: Array, scale: Array, dy: Array, sums: Array) -> None:
+    """Turn ``dy`` into the gradient of x; ``sums`` are those of dy, and of dy times ``normal``, over rows."""
+    features = dy.dtype.type(dy.shape[1])
+    total, moment = sums[0], sums[1]
+    sums[:] = 0
+    for i in range(dy.shape[0]):
+        mean = slope = dy.dtype.type(0)
+        for j in range(dy.shape[1]):
+            total[j] += dy[i, j]
+            moment[j] += dy[i, j] * normal[i, j]
+            mean += dy[i, j] * scale[j]
+            slope += dy[i, j] * scale[j] * normal[i, j]
+        mean, slope = mean / features, slope / features
+        for j in range(dy.shape[1]):
+            dy[i, j] = inverse[i] * (dy[i, j] * scale[j] - mean - normal[i, j] * slope)

@@ -1,0 +1,151 @@
+"""Pooling over windows of images (height, width, channels). Windows that would leave the image are left out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import JobError
+from ..kernels import kernel
+from ..params import Array, Shape
+from .arguments import positive, wrong_shape
+from .layer import Context, Layer
+
+
+class _Pool(Layer):
+    """A window of ``size`` by ``size`` that moves in steps of ``stride``."""
+
+    def __init__(self, size: int, stride: int | None = None, name: str | None = None) -> None:
+        super().__init__(name)
+        self.size = positive(self, "size", size)
+        self.stride = self.size if stride is None else positive(self, "stride", stride)
+
+    def build(self, shape: Shape) -> Shape:
+        if len(shape) != 3:
+            raise wrong_shape(self, ("height", "width", "channels"), shape, "put Reshape(h, w, c) before it")
+        height, width, channels = shape
+        if min(height, width) < self.size:
+            raise JobError(
+                f"{type(self).__name__}: size {self.size} is larger than the image ({height}, {width}); make it smaller"
+            )
+        self._output = self._steps(height), self._steps(width), channels
+        return self._output
+
+    def _steps(self, length: int) -> int:
+        return (length - self.size) // self.stride + 1
+
+
+class MaxPool(_Pool):
+    """Largest element of each window; of equal ones the first, row by row, gets the gradient.
+
+    A window that holds NaN yields NaN.
+
+    Args:
+        size: Height and width of the window, at most 16.
+        stride: Step of the window; ``size`` if left out.
+        name: Overrides the name that the model would give.
+    """
+
+    def __init__(self, size: int, stride: int | None = None, name: str | None = None) -> None:
+        super().__init__(size, stride, name)
+        if self.size > 16:
+            raise JobError(f"MaxPool: size is {size}; give at most 16")
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        self._shape = x.shape
+        y = self.buffer("y", (len(x), *self._output))
+        self._place = self.buffer("place", y.shape, np.uint8)
+        _max_pool(x, self.size, self.stride, y, self._place)
+        return y
+
+    def backward(self, dy: Array) -> Array | None:
+        if not self.needs_dx:
+            return None
+        dx = self.buffer("dx", self._shape)
+        _max_pool_backward(dy, self._place, self.size, self.stride, dx)
+        return dx
+
+
+class AveragePool(_Pool):
+    """Mean of each window.
+
+    Args:
+        size: Height and width of the window.
+        stride: Step of the window; ``size`` if left out.
+        name: Overrides the name that the model would give.
+    """
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        self._shape = x.shape
+        y = self.buffer("y", (len(x), *self._output))
+        _average_pool(x, self.size, self.stride, y)
+        return y
+
+    def backward(self, dy: Array) -> Array | None:
+        if not self.needs_dx:
+            return None
+        dx = self.buffer("dx", self._shape)
+        _average_pool_backward(dy, self.size, self.stride, dx)
+        return dx
+
+
+@kernel
+def _max_pool(x: Array, size: int, stride: int, y: Array, place: Array) -> None:
+    """``place`` is the position in its window, row by row, that each maximum came from."""
+    batch, height, width, channels = y.shape
+    for n in range(batch):
+        for i in range(height):
+            for j in range(width):
+                for c in range(channels):
+                    y[n, i, j, c] = x[n, i * stride, j * stride, c]
+                    place[n, i, j, c] = 0
+                for k in range(1, size * size):
+                    window = x[n, i * stride + k // size, j * stride + k % size]
+                    for c in range(channels):
+                        # Not "greater", which no NaN is; and a NaN that is there already stays.
+                        larger = not (window[c] <= y[n, i, j, c]) and y[n, i, j, c] == y[n, i, j, c]
+                        y[n, i, j, c] = window[c] if larger else y[n, i, j, c]
+                        place[n, i, j, c] = k if larger else place[n, i, j, c]
+
+
+@kernel
+def _max_pool_backward(dy: Array, place: Array, size: int, stride: int, dx: Array) -> None:
+    batch, height, width, channels = dy.shape
+    zero = dx.dtype.type(0)
+    dx[:] = 0
+    for n in range(batch):
+        for i in range(height):
+            for j in range(width):
+                for k in range(size * size):
+                    window = dx[n, i * stride + k // size, j * stride + k % size]
+                    for c in range(channels):
+                        window[c] += dy[n, i, j, c] if place[n, i, j, c] == k else zero
+
+
+@kernel
+def _average_pool(x: Array, size: int, stride: int, y: Array) -> None:
+    batch, height, width, channels = y.shape
+    share = y.dtype.type(1 / (size * size))
+    y[:] = 0
+    for n in range(batch):
+        for i in range(height):
+            for j in range(width):
+                for k in range(size * size):
+                    window = x[n, i * stride + k // size, j * stride + k % size]
+                    for c in range(channels):
+                        y[n, i, j, c] += window[c]
+                for c in range(channels):
+                    y[n, i, j, c] *= share
+
+
+@kernel
+def _average_pool_backward(dy: Array, size: int, stride: int, dx: Array) -> None:
+    batch, height, width, channels = dy.shape
+    share = dx.dtype.type(1 / (size * size))
+    dx[:] = 0
+    for n in range(batch):
+        for i in range(height):
+            for j in range(width):
+                for k in range(size * size):
+                    window = dx[n, i * stride + k // size, j * stride + k % size]
+                    for c in range(channels):
+                        window[c] += dy[n, i, j, c] * share

@@ -1,0 +1,49 @@
+"""Layers that rename an example's axes and touch no element."""
+
+from __future__ import annotations
+
+import math
+
+from ..params import Array, Shape
+from .arguments import positive, wrong_shape
+from .layer import Context, Layer
+
+
+class Flatten(Layer):
+    """An example of any shape as one axis."""
+
+    def build(self, shape: Shape) -> Shape:
+        return (math.prod(shape),)
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        self._shape = x.shape
+        return x.reshape(len(x), -1)
+
+    def backward(self, dy: Array) -> Array:
+        return dy.reshape(self._shape)
+
+
+class Reshape(Layer):
+    """An example with as many elements, in the same order, as ``shape``.
+
+    Args:
+        *shape: Shape of one output example.
+        name: Overrides the name that the model would give.
+    """
+
+    def __init__(self, *shape: int, name: str | None = None) -> None:
+        super().__init__(name)
+        self.shape = tuple(positive(self, "shape", length) for length in shape)
+
+    def build(self, shape: Shape) -> Shape:
+        if math.prod(shape) != math.prod(self.shape):
+            hint = f"{self.shape} has {math.prod(self.shape)} elements"
+            raise wrong_shape(self, (math.prod(self.shape),), shape, hint)
+        return self.shape
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        self._shape = x.shape
+        return x.reshape(len(x), *self.shape)
+
+    def backward(self, dy: Array) -> Array:
+        return dy.reshape(self._shape)

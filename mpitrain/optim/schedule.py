@@ -1,0 +1,200 @@
+"""Learning rates as functions of the step.
+
+A schedule is any function from the 0-based step to a learning rate. The ones here are frozen dataclasses, so
+that they print as they were written; they bear function names, since they are used as functions.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..errors import JobError
+
+Schedule = Callable[[int], float]
+
+
+def as_schedule(value: float | Schedule) -> Schedule:
+    """``value`` itself where it is a schedule, else the schedule that is always ``value``.
+
+    Raises:
+        JobError: ``value`` is neither a schedule nor a finite number of at least 0.
+    """
+    return value if callable(value) else constant(value)
+
+
+@dataclass(frozen=True)
+class constant:
+    """The same learning rate at every step."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        _check_rate("constant", "value", self.value)
+
+    def __call__(self, step: int) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class exponential:
+    """``initial * decay_rate ** (step / decay_steps)``; with ``staircase`` the exponent is rounded down."""
+
+    initial: float
+    decay_rate: float
+    decay_steps: int
+    staircase: bool = False
+
+    def __post_init__(self) -> None:
+        _check_rate("exponential", "initial", self.initial)
+        _check_rate("exponential", "decay_rate", self.decay_rate)
+        _check_steps("exponential", "decay_steps", self.decay_steps)
+
+    def __call__(self, step: int) -> float:
+        exponent = step // self.decay_steps if self.staircase else step / self.decay_steps
+        return self.initial * float(self.decay_rate**exponent)
+
+
+@dataclass(frozen=True)
+class piecewise:
+    """``values[0]`` before step ``boundaries[0]``, and ``values[i]`` from step ``boundaries[i - 1]`` on."""
+
+    boundaries: Sequence[int]
+    values: Sequence[float]
+
+    def __post_init__(self) -> None:
+        _check_boundaries("piecewise", self.boundaries, "values", len(self.values))
+        for value in self.values:
+            _check_rate("piecewise", "values", value)
+
+    def __call__(self, step: int) -> float:
+        return self.values[bisect_right(self.boundaries, step)]
+
+
+@dataclass(frozen=True)
+class cosine:
+    """Half a cosine from ``initial`` down to ``final`` at ``decay_steps``, and ``final`` from there on.
+
+    Loshchilov and Hutter, SGDR, 2017, eq. 5, without restarts.
+    """
+
+    initial: float
+    decay_steps: int
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rate("cosine", "initial", self.initial)
+        _check_rate("cosine", "final", self.final)
+        _check_steps("cosine", "decay_steps", self.decay_steps)
+
+    def __call__(self, step: int) -> float:
+        done = min(step / self.decay_steps, 1.0)
+        return self.final + (self.initial - self.final) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True)
+class polynomial:
+    """``(initial - final) * (1 - step / decay_steps) ** power + final``, and ``final`` from there on."""
+
+    initial: float
+    decay_steps: int
+    final: float = 0.0
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_rate("polynomial", "initial", self.initial)
+        _check_rate("polynomial", "final", self.final)
+        _check_steps("polynomial", "decay_steps", self.decay_steps)
+        if not (_is_number(self.power) and 0 < self.power < math.inf):
+            raise JobError(f"polynomial: power is {self.power!r}, and must be a finite number above 0")
+
+    def __call__(self, step: int) -> float:
+        left = 1 - min(step / self.decay_steps, 1.0)
+        return self.final + (self.initial - self.final) * float(left**self.power)
+
+
+@dataclass(frozen=True)
+class warm_up:
+    """A straight line up to ``then(0)``, reached at step ``steps - 1``; from step ``steps`` on, ``then``.
+
+    ``then`` counts its steps from the end of the warm-up. Goyal et al., Accurate, Large Minibatch SGD,
+    2017, section 2.2.
+    """
+
+    steps: int
+    then: float | Schedule
+
+    def __post_init__(self) -> None:
+        _check_steps("warm_up", "steps", self.steps)
+        object.__setattr__(self, "then", as_schedule(self.then))
+
+    def __call__(self, step: int) -> float:
+        assert callable(self.then)
+        if step < self.steps:
+            return self.then(0) * (step + 1) / self.steps
+        return self.then(step - self.steps)
+
+
+@dataclass(frozen=True)
+class join:
+    """``schedules[0]`` before step ``boundaries[0]``, and ``schedules[i]`` from ``boundaries[i - 1]`` on.
+
+    Each counts its steps from where it begins.
+    """
+
+    boundaries: Sequence[int]
+    schedules: Sequence[float | Schedule]
+
+    def __post_init__(self) -> None:
+        _check_boundaries("join", self.boundaries, "schedules", len(self.schedules))
+        object.__setattr__(self, "schedules", tuple(as_schedule(s) for s in self.schedules))
+
+    def __call__(self, step: int) -> float:
+        index = bisect_right(self.boundaries, step)
+        current = self.schedules[index]
+        assert callable(current)
+        return current(step - self.boundaries[index - 1] if index else step)
+
+
+@dataclass(frozen=True)
+class by_epoch:
+    """A schedule that counts epochs, in fractions, in place of steps.
+
+    How many steps an epoch has is known when the run begins, which fills ``steps_per_epoch`` in.
+    """
+
+    schedule: Callable[[float], float]
+    steps_per_epoch: float = math.nan
+
+    def __call__(self, step: int) -> float:
+        if math.isnan(self.steps_per_epoch):
+            raise JobError(
+                "by_epoch has no steps_per_epoch: give it directly to an optimizer, not inside another schedule"
+            )
+        return self.schedule(step / self.steps_per_epoch)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_rate(where: str, what: str, value: float) -> None:
+    if not (_is_number(value) and 0 <= value < math.inf):
+        raise JobError(f"{where}: {what} is {value!r}, and must be a finite number of at least 0")
+
+
+def _check_steps(where: str, what: str, steps: int) -> None:
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise JobError(f"{where}: {what} is {steps!r}, and must be a whole number of at least 1")
+
+
+def _check_boundaries(where: str, boundaries: Sequence[int], what: str, count: int) -> None:
+    for boundary in boundaries:
+        _check_steps(where, "boundaries", boundary)
+    if any(a >= b for a, b in pairwise(boundaries)):
+        raise JobError(f"{where}: boundaries are {list(boundaries)}, and must increase")
+    if count != len(boundaries) + 1:
+        raise JobError(f"{where}: {count} {what} with {len(boundaries)} boundaries; one more than boundaries is needed")

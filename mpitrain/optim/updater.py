@@ -1,0 +1,216 @@
+"""Applies an optimizer to ranges of flat vectors. Local: ranks communicate elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..params import Array, Layout
+from . import rules
+from .average import moving_average
+from .optimizer import Optimizer
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A range of the vector, cut where what is to be done changes.
+
+    Attributes:
+        segments: Shape (k, 3), int64: start, stop, trained or not.
+        entries: Shape (k,): index of the segment's (first) entry in the layout.
+        decayed: Shape (k,), float64: 1 where ``decay_names`` match, else 0.
+        scales, l2, shrink: Shape (k,), float64: arguments of ``rules.update_segments``, set at every step.
+        sums: Shape (k, 2), float64: filled by ``rules.measure_segments``.
+    """
+
+    segments: Array
+    entries: Array
+    decayed: Array
+    scales: Array
+    l2: Array
+    shrink: Array
+    sums: Array
+
+
+class Updater:
+    """Binds an optimizer to the vectors that it updates; every method works on a range [lo, hi) of them.
+
+    An update is one call where the optimizer's ``needs_sums`` is False::
+
+        updater.update(lo, hi, rows, step)
+
+    and two where it is True, with the sums added over the ranks that share the vector in between::
+
+        sums = updater.prepare(lo, hi, rows, own, step)
+        updater.finish(lo, hi, own, sums_of_all_ranks, step)
+
+    Args:
+        optimizer: What to apply.
+        layout: Where names lie in the vectors.
+        params: Shape (layout.size,).
+        slots: The optimizer's slots by name, each like ``params``; zeros before the first step.
+        average: Like ``params``, and a copy of it before the first step; None without moving average.
+        moving: How ``average`` follows.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        layout: Layout,
+        params: Array,
+        slots: Mapping[str, Array],
+        average: Array | None = None,
+        moving: moving_average | None = None,
+    ) -> None:
+        assert set(slots) == set(optimizer.slots) and (average is None) == (moving is None)
+        none = np.empty(0, params.dtype)
+        self.optimizer = optimizer
+        self.layout = layout
+        self._params = params
+        self._slot0, self._slot1 = ([slots[name] for name in optimizer.slots] + [none, none])[:2]
+        self._average = none if average is None else average
+        self._moving = moving
+        self._scratch = np.empty(rules.BLOCK, params.dtype)
+        self._cuts: dict[tuple[int, int], _Cut] = {}
+
+    @property
+    def needs_sums(self) -> bool:
+        """Whether a step takes ``prepare`` and ``finish`` in place of ``update``."""
+        return self.optimizer.needs_sums
+
+    @property
+    def n_sums(self) -> int:
+        """Length of what ``prepare`` returns."""
+        return 2 * len(self.layout.entries) if self.optimizer.layerwise else 1
+
+    def update(self, lo: int, hi: int, rows: Array, step: int, scale: float = 1.0) -> None:
+        """Update [lo, hi) by the gradient ``scale`` * sum of ``rows``.
+
+        The result is the same bits however [0, size) is cut into ranges.
+
+        Args:
+            rows: Shape (n, size or more), C-contiguous, of the parameters' dtype; added in this order.
+            step: The 0-based step.
+        """
+        cut = self._cut(lo, hi)
+        cut.scales.fill(scale)
+        self._apply(cut, rows, self.optimizer.rate(step), step)
+
+    def prepare(self, lo: int, hi: int, rows: Array, own: Array, step: int, scale: float = 1.0) -> Array:
+        """First half of an update: write the gradient (LAMB: the direction) to own[lo:hi]; return its sums.
+
+        Args:
+            own: Shape (size or more,): memory that only this caller reads in [lo, hi). It may be a row of
+                ``rows``.
+
+        Returns:
+            Squared norms over [lo, hi), float64, to be added over ranges that together are the whole vector:
+            shape (1,), of the gradient; or for a layerwise optimizer shape (2 * number of the layout's
+            entries,), for each entry of the parameters and of what is in ``own``.
+        """
+        cut = self._cut(lo, hi)
+        direction = self.optimizer.direction(step)
+        rules.measure_segments(
+            direction is not None,
+            self.optimizer.layerwise,
+            direction or (0.0, 0.0, 0.0, 0.0),
+            cut.segments,
+            scale,
+            self.optimizer.weight_decay * cut.decayed,
+            rows,
+            own,
+            self._params,
+            self._slot0,
+            self._slot1,
+            cut.sums,
+            self._scratch,
+        )
+        if not self.optimizer.layerwise:
+            return np.array([cut.sums[:, 1].sum()])
+        sums = np.zeros((len(self.layout.entries), 2))
+        sums[cut.entries] = cut.sums
+        return sums.reshape(-1)
+
+    def finish(self, lo: int, hi: int, own: Array, sums: Array, step: int) -> None:
+        """Second half of an update: apply what ``prepare`` left in own[lo:hi].
+
+        Args:
+            own: As given to ``prepare``.
+            sums: What ``prepare`` returned, added over all ranges.
+        """
+        cut = self._cut(lo, hi)
+        rate = self.optimizer.rate(step)
+        if self.optimizer.layerwise:
+            self._scale_layers(cut, sums.reshape(-1, 2), rate)
+            rate = 1.0  # it is in the scales
+        else:
+            clip = self.optimizer.clip_factor(float(sums[0]))
+            np.copyto(cut.scales, np.where(cut.segments[:, 2] == 1, clip, 1.0))
+        self._apply(cut, own[np.newaxis], rate, step)
+
+    def _scale_layers(self, cut: _Cut, sums: Array, rate: float) -> None:
+        """Set what a layerwise optimizer multiplies each segment by; ``sums``: shape (n_entries, 2)."""
+        optimizer = self.optimizer
+        clip = optimizer.clip_factor(float(sums[:, 1].sum()))
+        ratios = optimizer.trust_ratios(sums[cut.entries], clip)
+        scales = rate * np.where(cut.decayed == 1, ratios, 1.0)
+        if optimizer.direction(0) is None:  # else decay is in the direction
+            np.multiply(scales, optimizer.weight_decay * cut.decayed, out=cut.l2)
+        np.copyto(cut.scales, np.where(cut.segments[:, 2] == 1, clip * scales, 1.0))
+
+    def _apply(self, cut: _Cut, rows: Array, rate: float, step: int) -> None:
+        optimizer = self.optimizer
+        if optimizer.weight_decay and not optimizer.layerwise:
+            np.multiply(cut.decayed, rate * optimizer.weight_decay, out=cut.shrink)
+        rules.update_segments(
+            optimizer.rule,
+            optimizer.constants(rate, step),
+            cut.segments,
+            cut.scales,
+            cut.l2,
+            cut.shrink,
+            rows,
+            self._params,
+            self._slot0,
+            self._slot1,
+            self._average,
+            0.0 if self._moving is None else 1.0 - self._moving.decay_at(step),
+            self._scratch,
+        )
+
+    def _cut(self, lo: int, hi: int) -> _Cut:
+        """The segments of [lo, hi), made once for each range."""
+        found = self._cuts.get((lo, hi))
+        if found is None:
+            found = self._cuts[lo, hi] = self._make_cut(lo, hi)
+        return found
+
+    def _make_cut(self, lo: int, hi: int) -> _Cut:
+        segments: list[list[int]] = []
+        entries: list[int] = []
+        decayed: list[float] = []
+        for index, entry in enumerate(self.layout.entries):
+            trained, decays = entry.kind == "param", self.optimizer.decays(entry.name)
+            start, stop = max(entry.start, lo), min(entry.stop, hi)
+            if start >= stop:
+                continue
+            alike = segments and segments[-1][2] == trained and decayed[-1] == decays
+            if alike and not self.optimizer.layerwise:
+                segments[-1][1] = stop  # over the gap: its zeros stay zeros under every rule
+                continue
+            segments.append([start, stop, int(trained)])
+            entries.append(index)
+            decayed.append(float(decays))
+        count = len(segments)
+        factors = np.array(decayed)
+        return _Cut(
+            segments=np.array(segments, np.int64).reshape(count, 3),
+            entries=np.array(entries, np.int64),
+            decayed=factors,
+            scales=np.ones(count),
+            l2=self.optimizer.l2 * factors,
+            shrink=np.zeros(count),
+            sums=np.zeros((count, 2)),
+        )

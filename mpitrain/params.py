@@ -1,0 +1,94 @@
+"""One flat vector, and the named views of it that layers work on.
+
+Parameters, gradients and optimizer slots are vectors of one layout: the trainable parameters first, in
+the order the model declares them, then the state that is learnt without a gradient (the running
+statistics of BatchNorm). Averaging, sharding, checkpoints and comparisons are arithmetic on ranges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+Kind = Literal["param", "state"]
+
+ALIGN = 16  # elements: a view starts on a cache line (64 bytes of float32), so that no two share one
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A named range of the vector.
+
+    Attributes:
+        name: Dotted path of the layer and the parameter's own name, such as ``dense1.weight``.
+        shape: Shape of the view.
+        start: First element in the flat vector.
+        kind: ``param`` is updated by the optimizer, ``state`` by adding its increment.
+    """
+
+    name: str
+    shape: Shape
+    start: int
+    kind: Kind = "param"
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.size
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where every name lies in the flat vector.
+
+    Attributes:
+        entries: In the order of the vector.
+        n_trained: The optimizer's part of the vector is ``[0, n_trained)``; state follows.
+        size: Length of the whole vector. Gaps left by alignment hold zeros.
+    """
+
+    entries: tuple[Entry, ...]
+    n_trained: int
+    size: int
+
+    @classmethod
+    def pack(cls, declared: Iterable[tuple[str, Shape, Kind]]) -> Layout:
+        """Lay out ``(name, shape, kind)`` one after the other, parameters before state."""
+        ordered = sorted(declared, key=lambda item: item[2] == "state")
+        entries: list[Entry] = []
+        start = n_trained = 0
+        for name, shape, kind in ordered:
+            entry = Entry(name, tuple(shape), start, kind)
+            entries.append(entry)
+            start = -(-entry.stop // ALIGN) * ALIGN
+            if kind == "param":
+                n_trained = start
+        return cls(tuple(entries), n_trained, start)
+
+    @property
+    def n_params(self) -> int:
+        """Number of trainable parameters, gaps not counted."""
+        return sum(entry.size for entry in self.entries if entry.kind == "param")
+
+    def views(self, flat: Array) -> dict[str, Array]:
+        """Name every range of ``flat``, shape (size,); the views share its memory."""
+        return {e.name: flat[e.start : e.stop].reshape(e.shape) for e in self.entries}
+
+    def digests(self) -> npt.NDArray[np.uint8]:
+        """A digest of each entry, shape (n_entries, 16) uint8, for ranks to compare layouts by."""
+        rows = [
+            hashlib.blake2b(repr((e.name, e.shape, e.start, e.kind)).encode(), digest_size=16).digest()
+            for e in self.entries
+        ]
+        return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), 16)

@@ -1,0 +1,178 @@
+"""What one rank does from its start to its end."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NoReturn
+
+import tomli_w
+from threadpoolctl import threadpool_limits
+
+from . import checkpoint
+from .cluster import Cluster, OtherRankFailed, report_crash
+from .config import RunConfig, plain
+from .errors import CheckpointError, LaunchError, UserError
+from .job import Job
+from .monitor.console import Console, describe, terminal_columns
+from .monitor.metrics import MetricsFile
+from .mpi import launched_rank, library_name
+from .train import Loop, RunFiles
+
+_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a rank was asked to do.
+
+    Attributes:
+        name: The job's name.
+        arguments: The job function's, for the record.
+        config: The run's options as the user gave them.
+        make: Makes the job; may fail on one rank only.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    config: RunConfig
+    make: Callable[[], Job]
+
+
+def run_rank(parse: Callable[[], Request]) -> NoReturn:
+    """Train on this rank, and exit with the status that says how it ended.
+
+    Collective over all ranks. A user's mistake is told by one rank, in one line, and every rank exits with
+    status 2; after an unforeseen exception the rank that met it ends all of them with status 1.
+    """
+    cluster = None
+    try:
+        cluster = Cluster()
+        with cluster.agree("reading the command line and the job file"):
+            request = parse()
+        _train(cluster, request)
+    except UserError as error:
+        if (launched_rank(os.environ) if cluster is None else cluster.rank) == 0:
+            print(f"mpitrain: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_status)
+    except OtherRankFailed:
+        time.sleep(5)  # the other rank prints its traceback, then ends this one
+        sys.exit(1)
+    except BaseException as error:
+        if isinstance(error, SystemExit):
+            raise
+        print(report_crash(cluster, error), file=sys.stderr, flush=True)
+        if cluster is not None and cluster.size > 1:
+            cluster.abort(1)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _train(cluster: Cluster, request: Request) -> None:
+    config = request.config
+    threads = _limit_threads(cluster, config.threads)
+    with cluster.agree("making the job"):
+        job = request.make()
+    config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
+    folder = cluster.comm.bcast(config.run_dir or _new_run_dir(request.name), root=0)
+    files = RunFiles(folder, None, None)
+    with cluster.agree("opening the run directory"):
+        resume = _find_checkpoint(config.resume, files.checkpoints)
+        if cluster.chief:
+            files = _open_files(folder, request, config)
+    resume = cluster.comm.bcast(resume, root=0)
+    console = files.console
+    try:
+        if console is not None:
+            console.say(_headline(cluster, request.name, config, threads))
+        loop = Loop(cluster, job, config, files, resume)
+        if console is not None:
+            console.say(_describe_job(loop))
+        began = time.perf_counter()
+        first = loop.step
+        loop.run()
+        if console is not None:
+            console.say(_summary(loop, loop.step - first, time.perf_counter() - began))
+        loop.free()
+    finally:
+        if console is not None and files.metrics is not None:
+            console.stop()
+            files.metrics.close()
+
+
+def _limit_threads(cluster: Cluster, asked: int | None) -> int:
+    """Give BLAS its threads: as asked, else as the environment says, else this rank's share of the cores."""
+    told = [int(os.environ[name]) for name in _THREAD_VARIABLES if os.environ.get(name, "").isdigit()]
+    threads = asked or (told[0] if told else cluster.threads)
+    threadpool_limits(threads)
+    return threads
+
+
+def _new_run_dir(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _find_checkpoint(resume: str, folder: Path) -> Path | None:
+    if resume == "never":
+        return None
+    if resume == "auto":
+        return checkpoint.newest(folder)
+    if not Path(resume).is_file():
+        raise CheckpointError(f"--resume {resume}: no such checkpoint; give auto, never or a checkpoint's path")
+    return Path(resume)
+
+
+def _open_files(folder: Path, request: Request, config: RunConfig) -> RunFiles:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "config.toml").open("wb") as file:
+            record = {
+                "job": {"name": request.name, **plain(request.arguments)},
+                "run": config.as_toml(),
+                "versions": _versions(),
+            }
+            tomli_w.dump(record, file)
+        metrics = MetricsFile(folder / "metrics.jsonl")
+    except OSError as error:
+        raise LaunchError(f"the run directory {folder} cannot be written: {error}; give another --run-dir") from error
+    return RunFiles(folder, Console(terminal_columns()), metrics)
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: version(name) for name in ("mpitrain", "mpi4py", "numpy", "numba", "h5py")}
+    return {"python": platform.python_version(), **packages, "mpi": library_name()}
+
+
+def _headline(cluster: Cluster, name: str, config: RunConfig, threads: int) -> str:
+    workers = cluster.workers.size
+    return (
+        f"{name}: {workers} worker{'s' * (workers != 1)} on {cluster.n_nodes} node{'s' * (cluster.n_nodes != 1)}, "
+        f"{config.mode}, {config.dtype}, {threads} BLAS thread{'s' * (threads != 1)} each, {library_name()}"
+    )
+
+
+def _describe_job(loop: Loop) -> str:
+    resumed = f"; resumed from {loop.resumed} at step {loop.step:,}" if loop.resumed else ""
+    workers = loop.cluster.workers.size
+    return (
+        f"{loop.layout.n_params:,} parameters, {len(loop.job.train):,} training examples, "
+        f"{loop.batch} x {workers} a step{resumed}"
+    )
+
+
+def _summary(loop: Loop, steps: int, seconds: float) -> str:
+    lines = []
+    if steps:
+        rate = steps * loop.global_batch / seconds
+        lines.append(f"{steps:,} steps in {seconds:.1f} s: {rate:,.0f} examples/s, validation and saving included")
+    measured = "  ".join(describe(name, value) for name, value in loop.validation.items())
+    if measured:
+        lines.append(f"at step {loop.step:,}: {measured}")
+    lines.append(f"run directory: {loop.files.folder}")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""How the ranks agree on the parameters: one module for each ``--mode``."""

@@ -1,0 +1,248 @@
+"""``--mode sync``: every step averages the gradients of all workers.
+
+The gradients of a node's ranks are rows of one shared array, and its parameters and optimizer slots are
+shared too. A step has four phases:
+
+1. *fill*: each rank's backward pass writes its row. As layers are done, whole buckets (ranges of the
+   vector, the last layers first) are declared ready.
+2. *sum*: once every rank of the node has declared a bucket, each sums its own slice of it over the rows. With
+   several nodes the sums then travel, piece by piece, while earlier layers still compute.
+3. *update*: each rank runs the optimizer on the pieces that it owns, and alone keeps up their slots. On one
+   node sum and update are one pass over memory.
+4. *spread*: pieces of parameters travel to the other nodes, and the ranks of a node wait for each other.
+
+Every sum is taken in the order of the ranks within a node, then of the nodes. So all ranks see the same bits,
+and two runs on the same ranks give the same bits. The division of labour is that of ZeRO stage 1 (Rajbhandari
+et al. 2020, section 5.1), with shared memory in place of a broadcast within the node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ..comm.average import sum_in_place
+from ..comm.hierarchy import Exchange, Hierarchy
+from ..comm.shared import row_stride
+from ..errors import NonFiniteLoss
+from ..mpi import MPI
+from ..optim.updater import Updater
+from ..params import Array, Layout
+from .base import StepResult
+
+NanPolicy = Literal["stop", "skip", "ignore"]
+MakeUpdater = Callable[[Array, "dict[str, Array]", "Array | None"], Updater]
+
+
+class Bucket(NamedTuple):
+    """A range of the vector that is averaged in one go: the gradients of consecutive layers."""
+
+    lo: int
+    hi: int
+
+
+def buckets_of(starts: Sequence[int], size: int, bucket_elements: int) -> list[Bucket]:
+    """Cut [0, size) at layers' ``starts`` into buckets of at least ``bucket_elements``, the last first."""
+    buckets: list[Bucket] = []
+    hi = size
+    for lo in sorted({0, *starts}, reverse=True):
+        if hi - lo >= bucket_elements or lo == 0:
+            buckets.append(Bucket(lo, hi))
+            hi = lo
+    return buckets
+
+
+class Sync:
+    """Synchronous data parallel training; see ``base.Strategy`` for its methods.
+
+    Construction is collective over the workers.
+
+    Args:
+        hierarchy: How the workers reach each other; freed with this.
+        starts: First element of each layer, to cut buckets at.
+        slots: Names of the optimizer's slots.
+        averages: Whether moving averages of the parameters are kept.
+        make_updater: Called with parameters, slots and average when their memory is there.
+        bucket_bytes: Gradients are averaged in ranges of at least so many bytes.
+        nan: What to do when the loss is not finite.
+    """
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        layout: Layout,
+        dtype: Any,
+        starts: Sequence[int],
+        slots: Sequence[str],
+        averages: bool,
+        make_updater: MakeUpdater,
+        bucket_bytes: int = 1 << 20,
+        nan: NanPolicy = "stop",
+    ) -> None:
+        self._hierarchy, self._board, self._nan = hierarchy, hierarchy.board, nan
+        self._several_nodes = hierarchy.n_nodes > 1
+        self._allocate(layout.size, dtype, slots, averages)
+        self._updater = make_updater(self.params, {name: self.vectors[name] for name in slots}, self.average)
+        self._buckets = buckets_of(starts, layout.size, bucket_bytes // np.dtype(dtype).itemsize)
+        self._pieces = [hierarchy.piece(bucket.lo, bucket.hi) for bucket in self._buckets]
+        self._exchanges = [
+            Exchange(hierarchy, bucket.lo, bucket.hi, dtype)
+            for bucket in self._buckets
+            if self._several_nodes and hierarchy.lane is not None
+        ]
+        # Phases of a step, counted from here: one for each bucket, one for partial sums, one for the end.
+        self._phase = 0
+        self._declared = self._handled = 0  # buckets of this step
+        self._noted = np.zeros(2)
+        self._all_noted = np.zeros((hierarchy.comm.size, 2))
+        self._noting = MPI.REQUEST_NULL
+
+    def _allocate(self, size: int, dtype: Any, slots: Sequence[str], averages: bool) -> None:
+        node, shared = self._hierarchy.node, self._hierarchy.shared
+        stride = row_stride(size)
+        self._rows = shared.allocate((node.size, stride), dtype)
+        self.grads = self._rows[node.rank, :size]
+        names = ["params", *slots, *(["average"] if averages else [])]
+        self.vectors = {name: shared.allocate((stride,), dtype)[:size] for name in names}
+        self.params = self.vectors["params"]
+        self.average = self.vectors.get("average")
+        self.leads = node.rank == 0
+        self._partials: Array | None = None
+
+    def begin(self, step: int, loss: float, flags: int = 0) -> None:
+        self._step = step
+        self._declared = self._handled = 0
+        self._board.note(loss, flags)
+        if self._several_nodes:
+            self._noted[:] = loss, flags
+            self._noting = self._hierarchy.comm.Iallgather(self._noted, self._all_noted)
+
+    def ready(self, start: int) -> None:
+        buckets = self._buckets
+        while self._declared < len(buckets) and buckets[self._declared].lo >= start:
+            self._declared += 1
+            self._board.publish(self._phase + self._declared)
+        if start > 0:  # otherwise ``finish`` comes next, and waits
+            self._work_ahead()
+
+    def finish(self) -> StepResult:
+        last = self._phase + len(self._buckets)
+        if self._several_nodes:
+            self._travel_rest()
+        self._board.wait(last)
+        losses, flags = self._collect_noted()
+        loss = math.fsum(losses) if np.isfinite(losses).all() else float(np.sum(losses))
+        finite = math.isfinite(loss)
+        if not finite and self._nan == "stop":
+            raise NonFiniteLoss(_describe(losses, self._step))
+        updated = finite or self._nan == "ignore"
+        for exchange in self._exchanges:
+            exchange.finish(self.grads)
+        if updated:
+            self._update_rest(last + 1)
+            self._spread()
+        self._phase = last + 2
+        self._board.publish(self._phase)
+        self._board.wait(self._phase)
+        return StepResult(loss, flags, updated)
+
+    def complete(self, name: str) -> Array:
+        vector = self.vectors[name]
+        for bucket in self._buckets:
+            self._hierarchy.gather(vector, bucket.lo, bucket.hi)
+        self._hierarchy.node.Barrier()
+        return vector
+
+    def free(self) -> None:
+        self._hierarchy.free()
+
+    def _work_ahead(self) -> None:
+        """Handle buckets that the whole node has declared, while earlier layers still wait for backward."""
+        while self._handled < self._declared and self._board.reached(self._phase + self._handled + 1):
+            if self._several_nodes:
+                self._travel(self._handled)
+            elif self._updater.needs_sums or not np.isfinite(self._board.losses).all():
+                return  # ``finish`` knows what to do
+            else:
+                self._update(self._handled, self._rows)
+            self._handled += 1
+        for exchange in self._exchanges[: self._handled]:
+            exchange.progress()
+
+    def _travel(self, index: int) -> None:
+        """Sum this rank's slice of a bucket over the node, and send its pieces to their owners."""
+        bucket = self._buckets[index]
+        lo, hi = self._hierarchy.slice(bucket.lo, bucket.hi)
+        sum_in_place(self._rows, lo, hi, 1.0, self._hierarchy.node.rank)
+        if self._exchanges:
+            self._exchanges[index].start(self.grads)
+
+    def _travel_rest(self) -> None:
+        for index in range(self._handled, len(self._buckets)):
+            self._board.wait(self._phase + index + 1)
+            self._travel(index)
+        self._handled = len(self._buckets)
+
+    def _update(self, index: int, rows: Array) -> None:
+        lo, hi = self._pieces[index]
+        if lo < hi:
+            self._updater.update(lo, hi, rows, self._step)
+
+    def _update_rest(self, sums_phase: int) -> None:
+        # Between nodes the sum over all ranks has arrived in this rank's own row.
+        rows = self.grads[np.newaxis] if self._several_nodes else self._rows
+        if self._updater.needs_sums:
+            self._update_by_sums(rows, sums_phase)
+            return
+        for index in range(0 if self._several_nodes else self._handled, len(self._buckets)):
+            self._update(index, rows)
+
+    def _update_by_sums(self, rows: Array, phase: int) -> None:
+        """Update in two passes, with norms over whole vectors or parameters summed in between."""
+        owned = [(lo, hi) for lo, hi in self._pieces if lo < hi]
+        mine: Any = 0.0
+        for lo, hi in owned:
+            mine = mine + self._updater.prepare(lo, hi, rows, self.grads, self._step)
+        sums = self._sum_partials(mine, phase)
+        for lo, hi in owned:
+            self._updater.finish(lo, hi, self.grads, sums, self._step)
+
+    def _sum_partials(self, mine: Any, phase: int) -> Array:
+        """The sum of all owners' partial sums, in a fixed order."""
+        hierarchy = self._hierarchy
+        if self._partials is None:
+            self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)
+        self._partials[hierarchy.node.rank] = mine
+        self._board.publish(phase)
+        self._board.wait(phase)
+        total: Array = self._partials.sum(axis=0)
+        if hierarchy.lane is None or not self._several_nodes:
+            return total
+        by_node = np.empty((hierarchy.n_nodes, len(total)))
+        hierarchy.lane.Allgather(total, by_node)
+        summed: Array = by_node.sum(axis=0)
+        return summed
+
+    def _spread(self) -> None:
+        if self._several_nodes:
+            for bucket in self._buckets:
+                self._hierarchy.gather(self.params, bucket.lo, bucket.hi)
+
+    def _collect_noted(self) -> tuple[Array, int]:
+        """Every worker's share of the loss, in the order of the ranks, and the union of their flags."""
+        if not self._several_nodes:
+            return self._board.losses, self._board.flags
+        self._noting.Wait()
+        return self._all_noted[:, 0], int(np.bitwise_or.reduce(self._all_noted[:, 1].astype(np.int64)))
+
+
+def _describe(losses: Array, step: int) -> str:
+    ranks = [str(rank) for rank in np.flatnonzero(~np.isfinite(losses))]
+    worker = f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(ranks[:8])}{' ...' * (len(ranks) > 8)}"
+    return (
+        f"the loss is {losses[int(ranks[0])]} at step {step} on {worker}; "
+        "lower the learning rate or clip the gradient, or pass --nan skip or --nan ignore to go on"
+    )

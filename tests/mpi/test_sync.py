@@ -1,0 +1,107 @@
+"""Synchronous training: n ranks are one rank on the joined batch, and a run twice is the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from ..conftest import JOBS, Mpi
+
+GLOBAL_BATCH = 12
+SMALL = JOBS / "small.py"
+
+
+def final(run_dir: Path) -> dict[str, np.ndarray]:
+    """Every dataset of the run's newest checkpoint."""
+    newest = max((run_dir / "checkpoints").glob("step-*.h5"))
+    found: dict[str, np.ndarray] = {}
+    with h5py.File(newest) as file:
+        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+def train(mpi: Mpi, n: int, run_dir: Path, *flags: str, global_batch: int = GLOBAL_BATCH) -> dict[str, np.ndarray]:
+    mpi.train(n, SMALL, "--batch-size", str(global_batch // n), "--run-dir", run_dir, *flags)
+    return final(run_dir)
+
+
+def assert_close(a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolerance: float) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        # Relative to the parameter as a whole: an element that crosses zero has no relative error.
+        error, size = np.abs(a[name] - b[name]).max(), np.abs(b[name]).max()
+        assert error <= tolerance * size, f"{name} differs by {error:.2g}, and its largest is {size:.2g}"
+
+
+def assert_same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].tobytes() == b[name].tobytes(), f"{name} differs"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, openmpi: Mpi):
+    """What one rank gets from the joined batch, for each type and set of flags."""
+    known: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
+
+    def get(*flags: str) -> dict[str, np.ndarray]:
+        if flags not in known:
+            known[flags] = train(openmpi, 1, tmp_path_factory.mktemp("alone"), *flags)
+        return known[flags]
+
+    return get
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_n_ranks_agree_with_one_in_float64(mpi: Mpi, n: int, alone, tmp_path: Path) -> None:
+    flags = ("--dtype", "float64")
+    assert_close(train(mpi, n, tmp_path, *flags), alone(*flags), 1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_n_ranks_agree_with_one_in_float32(openmpi: Mpi, n: int, alone, tmp_path: Path) -> None:
+    flags = ("--optimizer", "momentum")  # Adam divides by what may be rounding error alone
+    assert_close(train(openmpi, n, tmp_path, *flags), alone(*flags), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        (["--bucket-bytes", "0"], []),
+        (["--no-shared-memory"], []),
+        (["--no-shared-memory", "--bucket-bytes", "0"], []),
+        # BatchNorm is left out: its statistics are those of the parts.
+        (["--accumulate-steps", "3"], ["--no-normalize"]),
+        (["--accumulate-steps", "2", "--bucket-bytes", "0"], ["--no-normalize"]),
+        ([], ["--clip-norm", "0.5"]),
+        (["--no-shared-memory"], ["--clip-norm", "0.5"]),
+        (["--bucket-bytes", "0"], ["--optimizer", "lamb"]),
+        (["--no-shared-memory"], ["--optimizer", "lars"]),
+    ],
+    ids=str,
+)
+def test_every_way_to_average_gives_the_same(
+    openmpi: Mpi, how: list[str], what: list[str], alone, tmp_path: Path
+) -> None:
+    what = [*what, "--dtype", "float64"]
+    assert_close(train(openmpi, 3, tmp_path, *how, *what), alone(*what), 1e-12)
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-shared-memory",), ("--bucket-bytes", "0")], ids=" ".join)
+def test_a_run_twice_is_the_same_bits(mpi: Mpi, flags: tuple[str, ...], tmp_path: Path) -> None:
+    assert_same_bits(train(mpi, 3, tmp_path / "a", *flags), train(mpi, 3, tmp_path / "b", *flags))
+
+
+def test_resuming_is_never_having_stopped(openmpi: Mpi, tmp_path: Path) -> None:
+    whole = train(openmpi, 2, tmp_path / "whole")
+    train(openmpi, 2, tmp_path / "parts", "--train-steps", "37")
+    assert_same_bits(train(openmpi, 2, tmp_path / "parts"), whole)
+
+
+def test_resuming_on_other_ranks_goes_on_where_the_data_was(openmpi: Mpi, alone, tmp_path: Path) -> None:
+    flags = ("--dtype", "float64")
+    train(openmpi, 2, tmp_path, *flags, "--train-steps", "37")
+    assert_close(train(openmpi, 3, tmp_path, *flags), alone(*flags), 1e-12)
