@@ -2,8 +2,8 @@
 
     python bench/sync.py [--rounds 5] [--torch .venv-torch/bin/python] [--data DIR]
 
-In each round every program runs once, in turns, with one BLAS thread a rank; a figure is the median over rounds of the median
-over a run's intervals. Start-up, compilation and validation are not counted on either side.
+In each round every program runs once, in turns, with one BLAS thread a rank; a figure is the median over
+rounds of the median over a run's intervals. Start-up, compilation and validation are not counted on either side.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class RunCommand(JobCommand):
     """``mpitrain run``: remembers which words the ranks are to be given."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        with click.Context(click.Command("run", params=self._own), ignore_unknown_options=True) as context:
+        with click.Context(click.Command("run", params=list(self._own)), ignore_unknown_options=True) as context:
             context.resilient_parsing = True
             parser = context.command.make_parser(context)
             _, rest, _ = parser.parse_args(list(args))

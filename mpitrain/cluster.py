@@ -44,8 +44,8 @@ class Cluster:
         self.comm = start().Dup()
         self.rank, self.size = self.comm.rank, self.comm.size
         self.workers = self.comm
-        self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
-        self.alone: MPI.Intracomm = MPI.COMM_SELF
+        self.node = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank))
+        self.alone = MPI.Intracomm(MPI.COMM_SELF)
         self.host = socket.gethostname()
         leaders = sorted(set(self.comm.allgather(self.node.bcast(self.rank, root=0))))
         self.n_nodes = len(leaders)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import click
 import docstring_parser
@@ -21,6 +22,9 @@ if typing.TYPE_CHECKING:
     from .job import JobFunction
 
 
+ParamType: TypeAlias = "click.ParamType[Any]"  # which older versions of click do not let one write
+
+
 class NearestChoice(click.Choice[str]):
     """A choice that answers a mistyped value with the nearest valid one."""
 
@@ -30,10 +34,10 @@ class NearestChoice(click.Choice[str]):
         return f"{message} Did you mean {near}?" if near else message
 
 
-class CommaSeparated(click.ParamType):
+class CommaSeparated(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """Values with commas between them, as in ``--hidden-units 100,50``."""
 
-    def __init__(self, item: click.ParamType) -> None:
+    def __init__(self, item: ParamType) -> None:
         self.item = item
         self.name = f"{item.name},..."
 
@@ -107,10 +111,9 @@ def read_config_file(path: Path, options: list[click.Option]) -> dict[str, Any]:
 
 def _toml() -> Any:
     try:
-        import tomllib
+        return importlib.import_module("tomllib")
     except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef, import-not-found, unused-ignore]
-    return tomllib
+        return importlib.import_module("tomli")
 
 
 def _option(
@@ -122,18 +125,14 @@ def _option(
         kind = None
     else:
         kind = _type_of(hint)
+    # A required option has no default, not even None, which newer versions of click would take for one.
+    given = {} if required else {"default": default}
     return click.Option(
-        names,
-        type=kind,
-        default=default,
-        required=required,
-        help=help,
-        metavar=metavar,
-        show_default=default is not None,
+        names, type=kind, required=required, help=help, metavar=metavar, show_default=default is not None, **given
     )
 
 
-_TYPES: Mapping[Any, Callable[[], click.ParamType]] = {
+_TYPES: Mapping[Any, Callable[[], ParamType]] = {
     int: lambda: click.INT,
     float: lambda: click.FLOAT,
     str: lambda: click.STRING,
@@ -142,7 +141,7 @@ _TYPES: Mapping[Any, Callable[[], click.ParamType]] = {
 }
 
 
-def _type_of(hint: Any) -> click.ParamType:
+def _type_of(hint: Any) -> ParamType:
     if hint in _TYPES:
         return _TYPES[hint]()
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

@@ -56,7 +56,8 @@ def check_launcher(environ: Mapping[str, str], size: int) -> None:
         started = environ.get(variable, "")
         if started.isdigit() and int(started) > 1:
             raise LaunchError(
-                f"{launcher} started {started} ranks, but each believes that it is alone: mpi4py uses {library_name()}. "
+                f"{launcher} started {started} ranks, but each believes that it is alone: "
+                f"mpi4py uses {library_name()}. "
                 "Start them with that library's own mpirun ('mpitrain run -n N JOB' finds it), "
                 "or with srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH, Intel MPI)"
             )

@@ -60,7 +60,7 @@ def _store_release(typing_context: Any, array: Any, index: Any, value: Any) -> A
 
 @kernel
 def _publish(words: Array, at: int, phase: int) -> None:
-    _store_release(words, at, phase)
+    _store_release(words, at, phase)  # type: ignore[call-arg]
 
 
 @kernel
@@ -68,7 +68,7 @@ def _reached(words: Array, n: int, phase: int, spins: int) -> bool:
     for _ in range(spins):
         behind = False
         for rank in range(n):
-            if _load_acquire(words, rank * _WORDS + _PHASE) < phase:
+            if _load_acquire(words, rank * _WORDS + _PHASE) < phase:  # type: ignore[call-arg]
                 behind = True
                 break
         if not behind:

@@ -44,7 +44,7 @@ class Hierarchy:
         leader = node.bcast(comm.rank, root=0)
         owns = node.rank < self.n_lanes
         self.lane: MPI.Intracomm | None = None
-        lane = comm.Split(node.rank if owns else MPI.UNDEFINED, key=leader)
+        lane: Any = comm.Split(node.rank if owns else MPI.UNDEFINED, key=leader)
         if owns:
             self.lane = lane
         self.n_nodes = len(set(comm.allgather(leader)))

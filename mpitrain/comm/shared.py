@@ -69,7 +69,7 @@ class SharedArrays:
         self._windows.append(win)
         win.Lock_all(MPI.MODE_NOCHECK)  # a passive epoch for as long as the window lives: loads and stores
         memory, _ = win.Shared_query(0)
-        raw = np.frombuffer(memory, np.uint8)
+        raw = np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
         # The same page offset on every rank, though each maps the window at an address of its own.
         offset = self.node.bcast(-raw.ctypes.data % _PAGE, root=0)
         return raw[offset : offset + nbytes].view(dtype).reshape(shape)

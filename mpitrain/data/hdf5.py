@@ -49,9 +49,9 @@ class Hdf5Split(Split):
             self._file = _open(self._path)
         try:
             for name, out in zip(self._names, (examples, labels), strict=True):
-                out[...] = self._file[name][start:stop]
-        except (OSError, KeyError, ValueError) as error:
-            raise DataError(f"{self._path} cannot be read from example {start:,} on: {error}") from error
+                self._file[name].read_direct(out, np.s_[start:stop])  # without a copy in between
+        except (OSError, KeyError, ValueError, TypeError) as error:
+            raise DataError(f"{self._path} cannot be read from example {start:,} on: {_one_line(error)}") from error
 
 
 def hdf5(
@@ -83,8 +83,12 @@ def _open(path: Path) -> h5py.File:
     try:
         return h5py.File(path, "r")
     except OSError as error:
-        what = "there is no such file" if not path.exists() else f"it cannot be read as HDF5: {error}"
+        what = "there is no such file" if not path.exists() else f"it cannot be read as HDF5: {_one_line(error)}"
         raise DataError(f"{path}: {what}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())  # HDF5 has the time in its messages, with a line's end
 
 
 def _dataset(path: Path, file: h5py.File, name: str) -> h5py.Dataset:

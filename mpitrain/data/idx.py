@@ -1,4 +1,4 @@
-"""IDX files, the format of MNIST: a header of a magic number and sizes, then unsigned bytes. Gzipped or not."""
+"""IDX files, the format of MNIST: a magic number and sizes, then unsigned bytes. Gzipped or not."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import gzip
 import math
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
-
-import numpy as np
 
 from ..errors import DataError
 from ..params import Array, Shape
@@ -17,17 +16,25 @@ from ..params import Array, Shape
 _UNSIGNED_BYTE = 8
 
 
-def find(folder: Path, name: str) -> Path:
-    """The file ``name`` of a folder, or ``name.gz``.
+def find(folder: Path, names: Sequence[str]) -> list[Path]:
+    """The files of these names in a folder, each with ``.gz`` behind it or not.
 
     Raises:
-        DataError: Neither is there.
+        DataError: One is not there; the message says which, and all that are needed.
     """
+    if not folder.is_dir():
+        raise DataError(f"no folder {folder}; give one with the files {', '.join(names)}, each may end in .gz")
+    return [_find(folder, name, names) for name in names]
+
+
+def _find(folder: Path, name: str, names: Sequence[str]) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
-    there = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
-    raise DataError(f"no file {name} or {name}.gz in {folder} ({there or 'it is empty'})")
+    there = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+    raise DataError(
+        f"no file {name} in {folder}, which has {there}; needed are {', '.join(names)}, each may end in .gz"
+    )
 
 
 def read_header(path: Path, dimensions: int) -> Shape:
@@ -41,23 +48,22 @@ def read_header(path: Path, dimensions: int) -> Shape:
 
 
 def read_into(path: Path, start: int, stop: int, out: Array) -> None:
-    """Fill ``out``, uint8, with the entries [start, stop) along the first dimension.
+    """Fill ``out``, uint8 and C-contiguous, with the entries [start, stop) along the first dimension.
 
     Raises:
         DataError: The file ends too early, goes on after its end, or is damaged.
     """
     with _open(path) as file:
-        shape = _header(path, file, 1 + out.ndim - 1)
+        shape = _header(path, file, out.ndim)
         entry = math.prod(shape[1:])
         _skip(path, file, start * entry)
-        flat = np.ascontiguousarray(out).reshape(-1)
-        if _read(path, file, memoryview(flat)) != flat.size:
+        if _read(path, file, memoryview(out.reshape(-1))) != out.size:  # type: ignore[arg-type]
             raise DataError(f"{path} is truncated: its header tells of {shape[0]:,} entries of {entry:,} bytes")
+        # Reading on to the end also makes gzip compare its checksum.
         if stop == shape[0] and _read(path, file, memoryview(bytearray(1))):
             raise DataError(
                 f"{path} is longer than the {shape[0]:,} entries of {entry:,} bytes that its header tells of"
             )
-        out[...] = flat.reshape(out.shape)
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -77,9 +83,8 @@ def _header(path: Path, file: IO[bytes], dimensions: int) -> Shape:
         raise DataError(f"{path} is no IDX file of bytes: it begins with {head[:4].hex()}, not 0000080{dimensions}")
     if found != dimensions:
         names = {1: "labels", 3: "images"}
-        raise DataError(
-            f"{path} holds {names.get(found, f'{found}-dimensional data')} where {names[dimensions]} are expected"
-        )
+        there = names.get(found, f"{found}-dimensional data")
+        raise DataError(f"{path} holds {there} where {names[dimensions]} are expected")
     if got < len(head):
         raise DataError(f"{path} is truncated: it has {got} bytes, not even a header")
     shape = struct.unpack(f">{dimensions}I", head[4:])

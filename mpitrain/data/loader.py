@@ -123,8 +123,8 @@ class Loader:
     def batch(self, position: int, count: int) -> tuple[Array, Array]:
         """The examples at [position, position + count) of the endless stream.
 
-        Every example comes once in each epoch, that is in each range of ``len(split)`` positions from a multiple
-        of it on.
+        Every example comes once in each epoch: in each range of ``len(split)`` positions that begins at a
+        multiple of it.
 
         Returns:
             Examples, shape (count, *split.shape), of ``dtype`` and scaled; labels, shape (count,
@@ -134,7 +134,10 @@ class Loader:
             DataError: There are fewer examples than ``count``, or they cannot be read.
         """
         if count > len(self._split):
-            raise DataError(f"a batch of {count:,} examples of {self._split.source}, which has {len(self._split):,}")
+            raise DataError(
+                f"a batch of {count:,} examples of {self._split.source}, which has {len(self._split):,}; "
+                "give a smaller batch"
+            )
         return self._take(self._order(position, count))
 
     def expect(self, position: int, count: int) -> None:
@@ -173,4 +176,4 @@ def _take(stored: Array, numbers: Array, scale: float, out: Array) -> None:
     for i in range(numbers.size):
         source, target = stored[numbers[i]], out[i]
         for j in range(target.size):
-            target[j] = factor * source[j]
+            target[j] = factor * out.dtype.type(source[j])

@@ -12,6 +12,12 @@ from ..params import Array, Shape
 from . import idx
 from .split import Split
 
+_NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 _CLASSES = 10
 _DIGITS_LARGEST = 16  # the embedded digits count dots in squares of 4 by 4
 
@@ -29,7 +35,8 @@ class Images:
     def __init__(self, train: IdxSplit, validation: IdxSplit) -> None:
         if train.image_shape != validation.image_shape:
             raise DataError(
-                f"images of {train.source} are {train.image_shape}, those of {validation.source} {validation.image_shape}"
+                f"images of {train.source} are {train.image_shape}, "
+                f"those of {validation.source} {validation.image_shape}; they must be alike"
             )
         self.train: Split = train
         self.validation: Split = validation
@@ -72,7 +79,5 @@ def mnist(data_dir: Path | None = None) -> Images:
     largest = 255
     if data_dir is None:
         data_dir, largest = Path(str(files(__package__) / "digits")), _DIGITS_LARGEST
-    names = ((f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte") for part in ("train", "t10k"))
-    return Images(
-        *(IdxSplit(idx.find(data_dir, images), idx.find(data_dir, labels), largest) for images, labels in names)
-    )
+    train_images, train_labels, images, labels = idx.find(Path(data_dir), _NAMES)
+    return Images(IdxSplit(train_images, train_labels, largest), IdxSplit(images, labels, largest))

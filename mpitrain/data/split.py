@@ -20,12 +20,15 @@ class Split:
         source: Where they come from, for messages.
         count: Number of examples, also ``len(split)``.
         shape: Shape of an example.
-        dtype: As it is stored.
+        dtype: As it is stored, in this machine's byte order.
         label_shape, label_dtype: Of a label.
         classes: Labels are integers in [0, classes); None where they are something else.
         scale: Examples are multiplied by this when a batch is made.
         block: Examples that lie together in the file, where slices can be read from it without reading all of
             it; None where they cannot.
+
+    Raises:
+        DataError: Examples or labels are not numbers.
     """
 
     def __init__(
@@ -40,8 +43,8 @@ class Split:
         scale: float = 1.0,
         block: int | None = None,
     ) -> None:
-        self.source, self.count, self.shape, self.dtype = source, count, tuple(shape), np.dtype(dtype)
-        self.label_shape, self.label_dtype = tuple(label_shape), np.dtype(label_dtype)
+        self.source, self.count, self.shape, self.dtype = source, count, tuple(shape), _native(source, dtype)
+        self.label_shape, self.label_dtype = tuple(label_shape), _native(source, label_dtype)
         self.classes, self.scale, self.block = classes, scale, block
 
     def __len__(self) -> int:
@@ -55,12 +58,25 @@ class Split:
         return self.count * (example + label)
 
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
-        """Fill ``examples``, shape (stop - start, *shape), and ``labels``, shape (stop - start, *label_shape).
+        """Fill arrays with the examples numbered [start, stop) and their labels.
+
+        Args:
+            examples: Shape (stop - start, *shape), of ``dtype``, C-contiguous.
+            labels: Shape (stop - start, *label_shape), of ``label_dtype``, C-contiguous.
 
         Raises:
             DataError: The files do not hold what their headers say.
         """
         raise NotImplementedError
+
+
+def _native(source: str, dtype: Any) -> np.dtype[Any]:
+    """``dtype`` in this machine's byte order, the only one that kernels take."""
+    dtype = np.dtype(dtype)
+    if dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype == np.float16:
+        raise DataError(f"{source} holds values of type {dtype}: give integers, float32 or float64")
+    native: np.dtype[Any] = dtype.newbyteorder("=")
+    return native
 
 
 class ArraySplit(Split):
@@ -101,21 +117,22 @@ def from_arrays(examples: Array, labels: Array, classes: int | None = None, scal
         raise DataError("from_arrays was given no examples")
     if labels.ndim == 0 or len(labels) != len(examples):
         count = 0 if labels.ndim == 0 else len(labels)
-        raise DataError(f"from_arrays was given {len(examples):,} examples and {count:,} labels: give one for each")
+        raise DataError(f"from_arrays was given {len(examples):,} examples, {count:,} labels: give one for each")
     return ArraySplit(examples, labels, classes, scale)
 
 
 def check_labels(split: Split, labels: Array, first: int = 0) -> None:
-    """Make sure that labels are classes of the split; ``first`` is the number of the first label.
+    """Make sure that labels are classes of the split; ``first`` is the number of the first label's example.
 
     Raises:
         DataError: One is not; the message names it and the file.
     """
     if split.classes is None:
         return
-    wrong = np.flatnonzero((labels < 0) | (labels >= split.classes))
+    if labels.dtype.kind not in "iu":
+        raise DataError(f"{split.source}: labels are {labels.dtype}, and must be integers to be classes")
+    wrong = np.argwhere((labels < 0) | (labels >= split.classes))
     if len(wrong):
-        at = int(wrong[0])
-        raise DataError(
-            f"{split.source}: label {labels[at]} of example {first + at:,} is none of the classes 0 to {split.classes - 1}"
-        )
+        label, number = labels[tuple(wrong[0])], first + int(wrong[0][0])
+        last = split.classes - 1
+        raise DataError(f"{split.source}: label {label} of example {number:,} is none of the classes 0 to {last}")

@@ -83,7 +83,8 @@ def compose(
     launcher: Launcher, ranks: int, hosts: str | None, cores: int, root: bool, arguments: Sequence[str]
 ) -> Command:
     """The launcher's command line for ``ranks`` ranks on ``cores`` cores of this host, or on ``hosts``."""
-    words, environment = [launcher.program, "-n", str(ranks)], {}
+    words = [launcher.program, "-n", str(ranks)]
+    environment: dict[str, str] = {}
     crowded = hosts is None and ranks > cores
     per_rank = max(1, cores // ranks)
     if launcher.make == "openmpi":

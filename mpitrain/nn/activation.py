@@ -16,11 +16,21 @@ from .layer import Context, Layer
 
 
 class ReLU(Layer):
-    """``max(x, 0)``; NaN stays NaN."""
+    """``max(x, 0)``; NaN stays NaN.
+
+    Attributes:
+        in_place: Overwrite ``x``. A container sets it where nobody else reads x.
+    """
+
+    in_place = False
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        self._y = self.buffer("y", x.shape)
-        _relu(x.reshape(-1), self._y.reshape(-1))
+        if self.in_place:
+            self._y = x
+            _relu_in_place(x.reshape(-1))
+        else:
+            self._y = self.buffer("y", x.shape)
+            _relu(x.reshape(-1), self._y.reshape(-1))
         return self._y
 
     def backward(self, dy: Array) -> Array:
@@ -105,6 +115,13 @@ def _relu(x: Array, y: Array) -> None:
     zero = y.dtype.type(0)
     for i in range(y.size):
         y[i] = zero if x[i] <= 0 else x[i]
+
+
+@kernel
+def _relu_in_place(x: Array) -> None:
+    zero = x.dtype.type(0)
+    for i in range(x.size):
+        x[i] = zero if x[i] <= 0 else x[i]
 
 
 @kernel

@@ -11,7 +11,14 @@ import numpy as np
 
 from ..errors import JobError
 from ..params import Array, Shape
+from .activation import ReLU
+from .conv import Conv2D
+from .dense import Dense
 from .layer import Context, Layer, walk
+from .normalize import BatchNorm, LayerNorm
+
+# Layers whose backward does not read what forward returned: what follows may overwrite it.
+FORGETS_OUTPUT = (Dense, Conv2D, BatchNorm, LayerNorm)
 
 
 class Sequential(Layer):
@@ -47,6 +54,8 @@ class Sequential(Layer):
         self._first = 0 if needs_dx else len(self.layers)
         for i, (name, layer) in enumerate(self.children()):
             layer.needs_dx = needs_dx
+            if isinstance(layer, ReLU):
+                layer.in_place = i > 0 and isinstance(self.layers[i - 1], FORGETS_OUTPUT)
             try:
                 shape = layer.build(shape)
             except JobError as error:

@@ -15,8 +15,9 @@ from .arguments import positive, wrong_shape
 from .init import he_normal, zeros
 from .layer import Context, Initializer, Layer
 
-# A block's windows are written and then read by a product: half of a common 1 MiB L2 holds both sides.
-BLOCK_BYTES = 1 << 19
+# A block of windows is written and then read by products. Measured with 1 MiB of L2: below this size the calls
+# show, above it nothing is gained.
+BLOCK_BYTES = 1 << 20
 
 Padding = Literal["same", "valid"] | int
 
@@ -104,15 +105,14 @@ class Conv2D(Layer):
 
     def forward(self, x: Array, ctx: Context) -> Array:
         self._x = np.ascontiguousarray(x)
-        weight = self.weight.reshape(-1, self.filters)
+        matrix = self._matrix()
         y = self.buffer("y", (len(x), self._rows.windows, self._columns.windows, self.filters))
         for images in self._image_blocks(len(x)):
-            padded = self._padded(self._x[images])
+            padded = self._padded(images)
             for rows in self._row_blocks():
-                block = y[images, rows].reshape(-1, self.filters)
-                np.matmul(self._windows(padded, rows), weight, out=block)
-                if self.has_bias:
-                    _add_bias(self.bias, block)  # while the block is in cache
+                windows = self._windows(images, rows)
+                self._copy_windows(padded, rows, windows)
+                np.matmul(windows, matrix, out=y[images, rows].reshape(-1, self.filters))
         return y
 
     def backward(self, dy: Array) -> Array | None:
@@ -122,13 +122,15 @@ class Conv2D(Layer):
         if self.has_bias:
             self.bias_grad[...] = 0
         for images in self._image_blocks(len(dy)):
-            padded = self._padded(self._x[images])
-            padded_grad = None if dx is None else self.buffer("padded_grad", padded.shape)
+            padded = None if self._keeps_windows else self._padded(images)
+            padded_grad = None if dx is None else self.buffer("padded_grad", (images.stop-images.start, self._rows.padded, self._columns.padded, self.in_channels))
             if padded_grad is not None:
                 padded_grad[...] = 0
             for rows in self._row_blocks():
                 block = dy[images, rows].reshape(-1, self.filters)
-                windows = self._windows(padded, rows)
+                windows = self._windows(images, rows)
+                if padded is not None:
+                    self._copy_windows(padded, rows, windows)
                 self._add_gradients(windows, block)
                 if padded_grad is not None:
                     self._add_input_gradient(block, windows, rows, padded_grad)
@@ -149,6 +151,16 @@ class Conv2D(Layer):
     def _window_size(self) -> int:
         return self.kernel[0] * self.kernel[1] * self.in_channels
 
+    def _matrix(self) -> Array:
+        """The weight, shape (window size, filters), with the bias as its last row: that of a window's one."""
+        weight = self.weight.reshape(-1, self.filters)
+        if not self.has_bias:
+            return weight
+        matrix = self.buffer("matrix", (self._window_size + 1, self.filters))
+        matrix[:-1] = weight
+        matrix[-1] = self.bias
+        return matrix
+
     def _image_blocks(self, batch: int) -> Iterator[slice]:
         """As many whole images as fit a block, at least one."""
         nbytes = self._rows.windows * self._columns.windows * self._window_size * self.dtype.itemsize
@@ -159,41 +171,53 @@ class Conv2D(Layer):
         nbytes = self._columns.windows * self._window_size * self.dtype.itemsize
         return _slices(self._rows.windows, max(1, BLOCK_BYTES // nbytes))
 
-    def _padded(self, x: Array) -> Array:
-        """``x``, shape (images, height, width, channels), with its border of zeros."""
+    def _padded(self, images: slice) -> Array:
+        """These images of ``x`` with their border of zeros, shape (images, rows, columns, channels)."""
+        x = self._x[images]
         if self._rows.padded == self._rows.length and self._columns.padded == self._columns.length:
             return x
-        shape = len(x), self._rows.padded, self._columns.padded, self.in_channels
-        padded = self.buffer("padded", shape)
+        padded = self.buffer("padded", (len(x), self._rows.padded, self._columns.padded, self.in_channels))
         padded[...] = 0
         padded[:, self._rows.inside, self._columns.inside] = x
         return padded
 
-    def _windows(self, padded: Array, rows: slice) -> Array:
-        """The windows of some rows, shape (windows, window size): a buffer that the next call overwrites."""
-        matrix = self.buffer(
-            "windows", (len(padded) * (rows.stop - rows.start) * self._columns.windows, self._window_size)
-        )
-        _copy_windows(padded, rows.start, *self.stride, self._by_row(matrix, rows))
-        return matrix
+    @property
+    def _keeps_windows(self) -> bool:
+        """Whether all windows take less memory than the outputs: then they are kept for backward."""
+        return self._window_size < self.filters
 
-    def _by_row(self, windows: Array, rows: slice) -> Array:
-        """``windows`` by image, row, column, and row inside the window."""
-        height, width = self.kernel
-        return windows.reshape(-1, rows.stop - rows.start, self._columns.windows, height, width * self.in_channels)
+    def _windows(self, images: slice, rows: slice) -> Array:
+        """Where the windows of a block are or belong: a window a row, with a one at its end for the bias."""
+        window_size = self._window_size + self.has_bias
+        start = (images.start * self._rows.windows + rows.start) * self._columns.windows
+        count = (images.stop - images.start) * (rows.stop - rows.start) * self._columns.windows
+        if self._keeps_windows:
+            kept = self.buffer("windows", (len(self._x) * self._rows.windows * self._columns.windows, window_size))
+            return kept[start : start + count]
+        return self.buffer("windows", (count, window_size))
+
+    def _copy_windows(self, padded: Array, rows: slice, windows: Array) -> None:
+        _copy_windows(padded, rows.start, *self.stride, *self.kernel, self._by_place(windows, rows))
+        if self.has_bias:
+            windows[:, -1] = 1
+
+    def _by_place(self, windows: Array, rows: slice) -> Array:
+        """``windows`` as (images, rows, columns, window)."""
+        return windows.reshape(-1, rows.stop - rows.start, self._columns.windows, windows.shape[1])
 
     def _add_gradients(self, windows: Array, dy: Array) -> None:
-        weight_grad = self.buffer("weight_grad", (self._window_size, self.filters))
-        np.matmul(windows.T, dy, out=weight_grad)
-        total = self.weight_grad.reshape(weight_grad.shape)
-        np.add(total, weight_grad, out=total)
+        grad = self.buffer("grad", (windows.shape[1], self.filters))
+        np.matmul(windows.T, dy, out=grad)
+        total = self.weight_grad.reshape(-1, self.filters)
+        np.add(total, grad[: len(total)], out=total)
         if self.has_bias:
-            _add_rows(dy, self.bias_grad)
+            np.add(self.bias_grad, grad[-1], out=self.bias_grad)
 
     def _add_input_gradient(self, dy: Array, windows: Array, rows: slice, padded_grad: Array) -> None:
         """Overwrites ``windows``, which have been used, with their gradient."""
-        np.matmul(dy, self.weight.reshape(-1, self.filters).T, out=windows)
-        _add_windows(self._by_row(windows, rows), rows.start, *self.stride, padded_grad)
+        weight = self.weight.reshape(-1, self.filters)
+        np.matmul(dy, weight.T, out=windows[:, : self._window_size])
+        _add_windows(self._by_place(windows, rows), rows.start, *self.stride, *self.kernel, padded_grad)
 
 
 def _pair(layer: Layer, name: str, value: Any) -> tuple[int, int]:
@@ -213,60 +237,48 @@ def _slices(length: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
-# The innermost loops of both kernels run along a row of a window, whose channels lie one after the other
-# both in the image and in the matrix. They index views that start there: an index computed from several
-# variables could be negative for all that Numba knows, and would not vectorize.
+# The innermost loops run along one row of a window, whose channels lie one after the other both in the image
+# and in the matrix. They index views that start there: an index computed from several variables could be
+# negative for all that Numba knows, and the loop would not vectorize.
 
 
 @kernel
-def _copy_windows(x: Array, start: int, down: int, right: int, windows: Array) -> None:
+def _copy_windows(x: Array, start: int, down: int, right: int, height: int, width: int, windows: Array) -> None:
     """Lay out windows: ``windows[n, i, j]`` has its corner at ``x[n, (start + i) * down, j * right]``.
 
     Args:
-        x: Shape (images, height, width, channels).
+        x: Shape (images, rows, columns, channels).
         start: Which row of windows comes first.
         down: Vertical step of the windows.
         right: Horizontal step of the windows.
-        windows: Shape (images, rows, columns, window height, window width * channels).
+        height: Rows of a window.
+        width: Columns of a window.
+        windows: Shape (images, rows, columns, at least height * width * channels).
     """
-    images, rows, columns, height, width = windows.shape
-    step = right * x.shape[3]
-    lines = x.reshape((x.shape[0], x.shape[1], x.shape[2] * x.shape[3]))
-    for n in range(images):
-        for i in range(rows):
+    channels = x.shape[3]
+    run = width * channels
+    lines = x.reshape((x.shape[0], x.shape[1], x.shape[2] * channels))
+    for n in range(windows.shape[0]):
+        for i in range(windows.shape[1]):
             for k in range(height):
                 line = lines[n, (start + i) * down + k]
-                for j in range(columns):
-                    source, target = line[j * step :], windows[n, i, j, k]
-                    for c in range(width):
+                for j in range(windows.shape[2]):
+                    source, target = line[j * right * channels :], windows[n, i, j, k * run :]
+                    for c in range(run):
                         target[c] = source[c]
 
 
 @kernel
-def _add_windows(windows: Array, start: int, down: int, right: int, x: Array) -> None:
+def _add_windows(windows: Array, start: int, down: int, right: int, height: int, width: int, x: Array) -> None:
     """Add every window where it came from: the transpose of ``_copy_windows``."""
-    images, rows, columns, height, width = windows.shape
-    step = right * x.shape[3]
-    lines = x.reshape((x.shape[0], x.shape[1], x.shape[2] * x.shape[3]))
-    for n in range(images):
-        for i in range(rows):
+    channels = x.shape[3]
+    run = width * channels
+    lines = x.reshape((x.shape[0], x.shape[1], x.shape[2] * channels))
+    for n in range(windows.shape[0]):
+        for i in range(windows.shape[1]):
             for k in range(height):
                 line = lines[n, (start + i) * down + k]
-                for j in range(columns):
-                    target, source = line[j * step :], windows[n, i, j, k]
-                    for c in range(width):
+                for j in range(windows.shape[2]):
+                    target, source = line[j * right * channels :], windows[n, i, j, k * run :]
+                    for c in range(run):
                         target[c] += source[c]
-
-
-@kernel
-def _add_bias(bias: Array, rows: Array) -> None:
-    for i in range(rows.shape[0]):
-        for j in range(rows.shape[1]):
-            rows[i, j] += bias[j]
-
-
-@kernel
-def _add_rows(rows: Array, total: Array) -> None:
-    for i in range(rows.shape[0]):
-        for j in range(rows.shape[1]):
-            total[j] += rows[i, j]

@@ -54,7 +54,10 @@ class MaxPool(_Pool):
         self._shape = x.shape
         y = self.buffer("y", (len(x), *self._output))
         self._place = self.buffer("place", y.shape, np.uint8)
-        _max_pool(x, self.size, self.stride, y, self._place)
+        if self.size == 2:
+            _max_pool_2(x, self.stride, y, self._place)
+        else:
+            _max_pool(x, self.size, self.stride, y, self._place)
         return y
 
     def backward(self, dy: Array) -> Array | None:
@@ -108,17 +111,39 @@ def _max_pool(x: Array, size: int, stride: int, y: Array, place: Array) -> None:
 
 
 @kernel
+def _max_pool_2(x: Array, stride: int, y: Array, place: Array) -> None:
+    """``_max_pool`` for the usual size of 2: with no loop over the window it is several times faster."""
+    for n in range(y.shape[0]):
+        for i in range(y.shape[1]):
+            upper, lower = x[n, i * stride], x[n, i * stride + 1]
+            for j in range(y.shape[2]):
+                first, second = upper[j * stride], upper[j * stride + 1]
+                third, fourth = lower[j * stride], lower[j * stride + 1]
+                largest, source = y[n, i, j], place[n, i, j]
+                for c in range(y.shape[3]):
+                    value, k = first[c], np.uint8(0)
+                    larger = not (second[c] <= value) and value == value
+                    value, k = second[c] if larger else value, np.uint8(1) if larger else k
+                    larger = not (third[c] <= value) and value == value
+                    value, k = third[c] if larger else value, np.uint8(2) if larger else k
+                    larger = not (fourth[c] <= value) and value == value
+                    largest[c], source[c] = fourth[c] if larger else value, np.uint8(3) if larger else k
+
+
+@kernel
 def _max_pool_backward(dy: Array, place: Array, size: int, stride: int, dx: Array) -> None:
-    batch, height, width, channels = dy.shape
     zero = dx.dtype.type(0)
     dx[:] = 0
-    for n in range(batch):
-        for i in range(height):
-            for j in range(width):
-                for k in range(size * size):
-                    window = dx[n, i * stride + k // size, j * stride + k % size]
-                    for c in range(channels):
-                        window[c] += dy[n, i, j, c] if place[n, i, j, c] == k else zero
+    for n in range(dy.shape[0]):
+        for i in range(dy.shape[1]):
+            for down in range(size):
+                line = dx[n, i * stride + down]
+                for j in range(dy.shape[2]):
+                    gradient, source = dy[n, i, j], place[n, i, j]
+                    for right in range(size):
+                        target, k = line[j * stride + right], down * size + right
+                        for c in range(dy.shape[3]):
+                            target[c] += gradient[c] if source[c] == k else zero
 
 
 @kernel

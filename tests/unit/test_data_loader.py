@@ -1,0 +1,186 @@
+"""Batches: the right examples, scaled, from memory or from a file."""
+
+import threading
+import time
+
+import h5py
+import numpy as np
+import pytest
+
+from mpitrain import data
+from mpitrain.data.permutation import order
+from mpitrain.data.split import Split
+from mpitrain.errors import DataError
+
+
+def make(n=23, shape=(5,), dtype=np.uint8, scale=1 / 255):
+    """A resident loader of float32 batches, with its arrays."""
+    rng = np.random.default_rng(0)
+    examples = (rng.random((n, *shape)) * 200).astype(dtype)
+    labels = np.arange(n) % 4
+    split = data.from_arrays(examples, labels, 4, scale)
+    return data.Loader(split, data.Resident(examples, labels), 9, np.float32), examples, labels
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.float32, np.float64, np.bool_])
+@pytest.mark.parametrize("shape", [(5,), (), (3, 2, 1)])
+@pytest.mark.parametrize("out", [np.float32, np.float64])
+def test_a_batch_is_the_examples_of_the_order_converted_and_scaled(dtype, shape, out):
+    _, examples, labels = make(23, shape, dtype)
+    split = data.from_arrays(examples, labels, 4, 0.25)
+    loader = data.Loader(split, data.Resident(examples, labels), 9, out)
+    for position, count in ((0, 1), (1, 23), (20, 7), (1000, 3)):
+        numbers = order(position, count, 23, 9)
+        batch, batch_labels = loader.batch(position, count)
+        assert batch.dtype == out and batch.shape == (count, *shape)
+        np.testing.assert_array_equal(batch, examples[numbers].astype(out) * out(0.25))
+        assert np.array_equal(batch_labels, labels[numbers])
+
+
+def test_an_epoch_is_every_example_once_though_batches_do_not_divide_it():
+    loader, examples, _ = make(23, (), np.float32, 1.0)
+    seen = np.concatenate([loader.batch(p, min(5, 69 - p))[0].copy() for p in range(0, 69, 5)])
+    for epoch in seen.reshape(3, 23):
+        assert np.array_equal(np.sort(epoch), np.sort(examples))
+
+
+def test_a_batch_stays_until_the_second_call_after_it():
+    loader, _, _ = make()
+    first, first_labels = loader.batch(0, 10)
+    kept, kept_labels = first.copy(), first_labels.copy()
+    loader.batch(10, 10)
+    assert np.array_equal(first, kept) and np.array_equal(first_labels, kept_labels)
+    loader.batch(20, 10)
+    assert not np.array_equal(first, kept)
+
+
+def test_sequential_is_the_order_of_the_split():
+    loader, examples, labels = make()
+    for start, stop in ((0, 10), (10, 20), (20, 23)):
+        batch, batch_labels = loader.sequential(start, stop)
+        np.testing.assert_allclose(batch, examples[start:stop] / 255, rtol=1e-6)
+        assert np.array_equal(batch_labels, labels[start:stop])
+
+
+def test_a_batch_larger_than_the_split_is_refused_with_both_numbers():
+    loader, _, _ = make(1200)
+    loader.batch(7, 1200)
+    with pytest.raises(DataError, match=r"1,201 examples.*1,200"):
+        loader.batch(0, 1201)
+
+
+class Watched(Split):
+    """Numbers that know where they are; notes which thread read what."""
+
+    def __init__(self, n, block, fails_at=None, delay_s=0.0):
+        super().__init__("watched", n, (2,), np.float32, (), np.int64, classes=n, block=block)
+        self.reads = []
+        self.threads = set()
+        self.fails_at, self.delay_s = fails_at, delay_s
+
+    def read(self, start, stop, examples, labels):
+        time.sleep(self.delay_s)
+        if self.fails_at is not None and start <= self.fails_at < stop:
+            raise DataError(f"watched cannot be read at {self.fails_at}")
+        self.reads.append((start, stop))
+        self.threads.add(threading.current_thread())
+        examples[...] = np.arange(start, stop)[:, np.newaxis]
+        labels[...] = np.arange(start, stop)
+
+
+@pytest.fixture
+def streaming():
+    """Makes loaders that stream; closes them."""
+    loaders = []
+
+    def make(split):
+        loaders.append(data.Loader(split, data.Streaming(split), 3, np.float32))
+        return loaders[-1]
+
+    yield make
+    for loader in loaders:
+        loader.close()
+
+
+@pytest.mark.parametrize(("n", "block", "batch"), [(100, 10, 7), (23, 5, 23), (12, 12, 5), (7, 1, 3), (50, 49, 8)])
+def test_streaming_gives_each_example_once_an_epoch_with_its_label(streaming, n, block, batch):
+    loader = streaming(Watched(n, block))
+    seen = []
+    for position in range(0, 3 * n, batch):
+        count = min(batch, 3 * n - position)
+        loader.expect(position + batch, count)
+        examples, labels = loader.batch(position, count)
+        assert np.array_equal(examples[:, 0], labels) and np.array_equal(examples[:, 1], labels)
+        seen.extend(labels)
+    for epoch in np.reshape(seen, (3, n)):
+        assert np.array_equal(np.sort(epoch), np.arange(n))
+
+
+def test_streaming_reads_a_block_once_an_epoch_and_ahead(streaming):
+    split = Watched(1000, 100, delay_s=0.005)
+    loader = streaming(split)
+    for position in range(0, 1000, 50):
+        loader.batch(position, 50)
+        loader.expect(position + 50, 50)
+    deadline = time.monotonic() + 5
+    while len(split.reads) < 11 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert sorted(split.reads[:10]) == [(i, i + 100) for i in range(0, 1000, 100)]
+    assert len(split.reads) == 11  # the last: the next epoch's first block, read though no batch asked for it
+    assert threading.current_thread() not in split.threads
+
+
+def test_streaming_keeps_few_blocks_in_memory(streaming):
+    split = Watched(1000, 10)
+    loader = streaming(split)
+    for position in range(0, 3000, 10):
+        loader.batch(position, 10)
+    assert len(split.reads) > 290
+
+
+def test_streaming_takes_the_split_in_its_order_too(streaming):
+    loader = streaming(Watched(23, 5))
+    for start, stop in ((0, 4), (4, 12), (12, 23)):
+        assert np.array_equal(loader.sequential(start, stop)[1], np.arange(start, stop))
+
+
+def test_an_error_of_the_reading_thread_is_raised_by_the_batch_that_needs_it(streaming):
+    loader = streaming(Watched(100, 10, fails_at=55))
+    needed = int(np.flatnonzero(order(0, 100, 100, 3, 10) // 10 == 5)[0])  # where block 5 begins
+    for position in range(0, needed, 10):
+        loader.batch(position, 10)
+    loader.expect(needed, 10)
+    with pytest.raises(DataError, match="cannot be read at 55"):
+        loader.batch(needed, 10)
+
+
+def test_streaming_checks_labels_as_it_reads(streaming):
+    split = Watched(20, 5)
+    split.classes = 13
+    with pytest.raises(DataError, match="watched: label 13 of example 13"):
+        streaming(split).sequential(0, 20)
+
+
+def test_close_ends_the_thread():
+    before = threading.active_count()
+    split = Watched(20, 5, delay_s=0.01)
+    loader = data.Loader(split, data.Streaming(split), 3, np.float32)
+    loader.expect(0, 20)
+    assert threading.active_count() == before + 1
+    loader.close()
+    assert threading.active_count() == before
+
+
+def test_an_hdf5_file_streams_as_it_would_from_memory(tmp_path, streaming):
+    path = tmp_path / "set.h5"
+    pixels = np.random.default_rng(0).integers(0, 256, (37, 4, 3), np.uint8)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("images", data=pixels, chunks=(2, 4, 3))
+        file["labels"] = np.arange(37)
+    split = data.hdf5(path, classes=37)
+    split.block = 6
+    loader = streaming(split)
+    for position in range(0, 80, 8):
+        examples, labels = loader.batch(position, 8)
+        assert np.array_equal(labels, order(position, 8, 37, 3, 6))
+        np.testing.assert_allclose(examples, pixels[labels] / 255, rtol=1e-6)

@@ -1,0 +1,41 @@
+"""What the launcher says of a rank that has spoken is left out, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpitrain.launch.filter import LauncherFilter
+
+RULE = "-" * 74 + "\n"
+EXITED = (
+    RULE + "prterun detected that one or more processes exited with non-zero status,\n"
+    "thus causing the job to be terminated. The first process to do so was:\n\n   Exit code:    2\n" + RULE
+)
+ABORTED = RULE + "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n" + RULE
+NO_SLOTS = RULE + "There are not enough slots available in the system\n" + RULE
+MPICH_ABORT = "Abort(3) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 3) - process 1\n"
+BAR = "  3%|#         | 3/100\r  4%|#         | 4/100"
+
+CASES = [
+    ("mpitrain: no file\n" + EXITED, "mpitrain: no file\n"),
+    (ABORTED + "a\n" + EXITED + "b\n", "a\nb\n"),
+    (NO_SLOTS, NO_SLOTS),
+    (MPICH_ABORT + "x", "x"),
+    (BAR, BAR),
+    ("----\n---- a short rule\n", "----\n---- a short rule\n"),
+    (RULE + "a block that never ends\n", RULE + "a block that never ends\n"),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(("said", "shown"), CASES)
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+def test_filter(said: str, shown: str, size: int) -> None:
+    stream = LauncherFilter()
+    data = said.encode()
+    got = b"".join(stream.feed(data[i : i + size]) for i in range(0, len(data), size)) + stream.rest()
+    assert got.decode() == shown
+
+
+def test_a_progress_bar_is_not_held_back() -> None:
+    assert LauncherFilter().feed(BAR.encode()) == BAR.encode()

@@ -1,0 +1,103 @@
+"""Flags from the types of a function's parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+import pytest
+
+from mpitrain import flags
+from mpitrain.config import RunConfig
+from mpitrain.errors import ConfigError, JobError
+
+
+def parse(function, *words: str) -> dict[str, object]:
+    command = click.Command("job", params=list(flags.job_options(Path("job.py"), function)), callback=lambda **v: v)
+    return command.main(list(words), standalone_mode=False)
+
+
+def many(
+    count: int = 3,
+    rate: float = 0.5,
+    name: str = "x",
+    folder: Path | None = None,
+    fast: bool = False,
+    kind: Literal["one", "two"] = "one",
+    sizes: list[int] = [1, 2],  # noqa: B006
+):
+    """Do.
+
+    Args:
+        count: How many there are.
+    """
+
+
+def test_defaults_are_the_functions() -> None:
+    assert parse(many) == {
+        "count": 3,
+        "rate": 0.5,
+        "name": "x",
+        "folder": None,
+        "fast": False,
+        "kind": "one",
+        "sizes": [1, 2],
+    }
+
+
+def test_values_have_the_parameters_types() -> None:
+    words = ["--count", "5", "--rate", "1e-3", "--folder", "/a b", "--fast", "--kind", "two", "--sizes", "4,5"]
+    values = parse(many, *words)
+    assert values == {
+        "count": 5,
+        "rate": 1e-3,
+        "name": "x",
+        "folder": Path("/a b"),
+        "fast": True,
+        "kind": "two",
+        "sizes": [4, 5],
+    }
+
+
+def test_a_mistyped_value_is_answered_with_the_nearest() -> None:
+    with pytest.raises(click.UsageError, match="Did you mean two"):
+        parse(many, "--kind", "tow")
+
+
+def test_help_comes_from_the_docstring() -> None:
+    option = flags.job_options(Path("job.py"), many)[0]
+    assert option.help == "How many there are."
+
+
+def test_a_parameter_without_default_is_required() -> None:
+    def needs(x: int): ...
+
+    with pytest.raises(click.MissingParameter, match="--x"):
+        parse(needs)
+
+
+def test_types_without_a_form_on_the_command_line_are_refused() -> None:
+    def odd(x: dict[str, int]): ...
+
+    with pytest.raises(JobError, match="'x'"):
+        flags.job_options(Path("job.py"), odd)
+
+
+def test_config_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[run]\nbatch_size = 7\n[job]\nname = "j"\ncount = 2\n')
+    options = [*flags.run_options(), *flags.job_options(Path("job.py"), many)]
+    assert flags.read_config_file(file, options) == {"batch_size": 7, "count": 2}
+    file.write_text("[run]\nbatch_sise = 7\n")
+    with pytest.raises(ConfigError, match="batch_size"):
+        flags.read_config_file(file, options)
+    file.write_text("[run\n")
+    with pytest.raises(ConfigError, match=r"c\.toml"):
+        flags.read_config_file(file, options)
+
+
+@pytest.mark.parametrize("name", ["batch_size", "accumulate_steps", "threads"])
+def test_options_out_of_range_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="--" + name.replace("_", "-")):
+        RunConfig(**{name: 0})

@@ -1,0 +1,78 @@
+"""Imports run down the layers of the design: arrays know nothing of MPI, strategies nothing of flags."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "mpitrain"
+
+# Lowest first; a module may import those of its own line and of lines above it in this list.
+LAYERS = [
+    ["errors", "version"],
+    ["params"],
+    ["kernels"],
+    ["config"],
+    ["nn"],
+    ["optim"],
+    ["data"],
+    ["hooks"],
+    ["job"],
+    ["mpi"],
+    ["cluster"],
+    ["comm"],
+    ["strategy"],
+    ["checkpoint", "monitor"],
+    ["train"],
+    ["rank", "launch", "flags"],
+    ["cli"],
+    ["__init__", "__main__"],
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+MPI_USERS = {"mpi", "cluster", "comm", "strategy", "train"}
+
+
+def part(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Parts of the package that a module imports when it runs (those for type checkers do not count)."""
+    package = path.relative_to(PACKAGE.parent).with_suffix("").parts[:-1]
+    found: set[str] = set()
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            target = [*base[1:], *(node.module.split(".") if node.module else [])]
+            found |= {target[0]} if target else {alias.name for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_run_down(path: Path) -> None:
+    own = part(path)
+    for name in imports(path):
+        assert LEVEL[name] <= LEVEL[own], f"{path} imports {name}, which is above {own}"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_only_the_edge_knows_mpi(path: Path) -> None:
+    text = path.read_text()
+    if part(path) not in MPI_USERS | {"rank"}:
+        assert "mpi" not in imports(path)
+    if path != PACKAGE / "mpi.py" and path != PACKAGE / "launch" / "mpirun.py":
+        assert "mpi4py" not in [name.split(".")[0] for name in absolute_imports(path)]
+    if path != PACKAGE / "mpi.py":
+        assert "COMM_WORLD" not in [node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)]
+
+
+def absolute_imports(path: Path) -> list[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    return plain + [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
