@@ -1,4 +1,4 @@
-"""How element kernels are compiled, by one decorator, so that every kernel has the same rules; and their sum.
+"""How element kernels are compiled, so that all have the same rules; and the sum of rows that several need.
 
 Kernels are compiled by Numba at first use and cached beside the package (or in the user's cache directory
 where that is not writable), so that only the first run on a machine waits for them.
@@ -7,7 +7,7 @@ where that is not writable), so that only the first run on a machine waits for t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 
@@ -15,19 +15,31 @@ from .params import Array
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Sums may be reordered, so that they vectorize. NaN and infinity keep their meaning (no nnan, no ninf):
-# a diverging run must be seen to diverge.
-_MATH = {"reassoc", "contract", "arcp", "nsz"}
+_REORDER = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def kernel(function: F) -> F:
-    """Compile a function of arrays and scalars; it runs without the interpreter lock.
+    """Compile a function of arrays and scalars; it runs without the interpreter lock and rounds as IEEE 754 says.
 
-    Scalars arrive as Python floats: inside, ``x.dtype.type(value)`` makes them the arrays' type, without
-    which float32 arithmetic would be widened to float64.
+    So an element's result does not depend on where in a vector it lies, and a run is the same bits however
+    its vectors are cut. Scalars arrive as Python floats: inside, ``x.dtype.type(value)`` makes them the
+    arrays' type, without which float32 arithmetic would be widened to float64.
     """
-    compiled: Any = numba.njit(cache=True, nogil=True, fastmath=_MATH, error_model="numpy", boundscheck=False)(function)
-    return compiled  # type: ignore[no-any-return]
+    # False has to be said: a kernel that leaves it out inherits it from the first one that calls it.
+    return _compile(function, False)
+
+
+def reduction(function: F) -> F:
+    """Compile as ``kernel`` does, but let a sum be taken in any order, without which it would not vectorize.
+
+    NaN and infinity keep their meaning: a diverging run must be seen to diverge.
+    """
+    return _compile(function, _REORDER)
+
+
+def _compile(function: F, fastmath: bool | set[str]) -> F:
+    compiled: Any = numba.njit(cache=True, nogil=True, fastmath=fastmath, error_model="numpy")(function)
+    return cast(F, compiled)
 
 
 @kernel

@@ -123,7 +123,14 @@ class Conv2D(Layer):
             self.bias_grad[...] = 0
         for images in self._image_blocks(len(dy)):
             padded = None if self._keeps_windows else self._padded(images)
-            padded_grad = None if dx is None else self.buffer("padded_grad", (images.stop-images.start, self._rows.padded, self._columns.padded, self.in_channels))
+            padded_grad = (
+                None
+                if dx is None
+                else self.buffer(
+                    "padded_grad",
+                    (images.stop - images.start, self._rows.padded, self._columns.padded, self.in_channels),
+                )
+            )
             if padded_grad is not None:
                 padded_grad[...] = 0
             for rows in self._row_blocks():

@@ -7,12 +7,8 @@ loops over a block are separate and short, for only such loops vectorize.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
 
-import numba
-
-from ..kernels import kernel
+from ..kernels import kernel, reduction, sum_rows
 from ..params import Array
 
 BLOCK = 2048  # elements: parameters, gradient and two slots of float32 fill a first-level cache of 32 KiB
@@ -22,21 +18,8 @@ SGD, MOMENTUM, NESTEROV, ADAM, ADAGRAD, RMSPROP = range(6)
 
 Constants = tuple[float, float, float, float]
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def elementwise(function: F) -> F:
-    """Compile as ``kernel`` does, but round as IEEE 754 says.
-
-    With ``kernel``'s licence to reorder and to contract, the vector loop over a block and the scalar loop
-    over its remainder may round differently, and results would depend on where a vector is cut.
-    """
-    # fastmath=False has to be said: what is left out is inherited from the first kernel that calls this one.
-    compiled: Any = numba.njit(cache=True, nogil=True, fastmath=False, error_model="numpy")(function)
-    return cast(F, compiled)
-
-
-@elementwise
+@kernel
 def update_segments(
     rule: int,
     constants: Constants,
@@ -70,7 +53,7 @@ def update_segments(
             stop = min(start + BLOCK, segments[s, 1])
             # Slices, so that the inner loops count from zero: only those vectorize.
             p, a, g = params[start:stop], average[start:stop], scratch[: stop - start]
-            _sum_rows(rows, start, stop, scales[s], g)
+            sum_rows(rows, start, stop, scales[s], g)
             if segments[s, 2] == 0:
                 _add_scaled(p, 1.0, g)
                 a[:] = p[: a.size]
@@ -83,7 +66,7 @@ def update_segments(
             _follow(a, p, follow)
 
 
-@elementwise
+@kernel
 def measure_segments(
     directed: bool,
     normed: bool,
@@ -113,7 +96,7 @@ def measure_segments(
         for start in range(segments[s, 0], segments[s, 1], BLOCK):
             stop = min(start + BLOCK, segments[s, 1])
             p, g = params[start:stop], scratch[: stop - start]
-            _sum_rows(rows, start, stop, scale, g)
+            sum_rows(rows, start, stop, scale, g)
             if segments[s, 2] == 1:
                 if directed:
                     _adam_direction(p, g, slot0[start:stop], slot1[start:stop], constants, decay[s])
@@ -123,54 +106,28 @@ def measure_segments(
             own[start:stop] = g
 
 
-@elementwise
-def _sum_rows(rows: Array, start: int, stop: int, scale: float, out: Array) -> None:
-    """out = scale * (rows[0] + rows[1] + ...)[start:stop], added in that order."""
-    n = rows.shape[0]
-    factor = out.dtype.type(scale)
-    if n == 1:
-        _scale(rows[0, start:stop], factor, out)
-        return
-    one = out.dtype.type(1)
-    _add(rows[0, start:stop], rows[1, start:stop], factor if n == 2 else one, out)
-    for r in range(2, n):
-        _add(out, rows[r, start:stop], factor if r == n - 1 else one, out)
-
-
-@elementwise
-def _scale(a: Array, factor: float, out: Array) -> None:
-    for i in range(out.size):
-        out[i] = factor * a[i]
-
-
-@elementwise
-def _add(a: Array, b: Array, factor: float, out: Array) -> None:
-    for i in range(out.size):
-        out[i] = factor * (a[i] + b[i])
-
-
-@elementwise
+@kernel
 def _add_scaled(y: Array, factor: float, x: Array) -> None:
     c = y.dtype.type(factor)
     for i in range(y.size):
         y[i] += c * x[i]
 
 
-@elementwise
+@kernel
 def _multiply(y: Array, factor: float) -> None:
     c = y.dtype.type(factor)
     for i in range(y.size):
         y[i] *= c
 
 
-@elementwise
+@kernel
 def _follow(average: Array, p: Array, part: float) -> None:
     c = p.dtype.type(part)
     for i in range(average.size):
         average[i] += c * (p[i] - average[i])
 
 
-@kernel
+@reduction
 def _sum_squares(x: Array) -> float:
     total = 0.0
     for i in range(x.size):
@@ -179,7 +136,7 @@ def _sum_squares(x: Array) -> float:
     return total
 
 
-@elementwise
+@kernel
 def _apply(rule: int, constants: Constants, p: Array, g: Array, slot0: Array, slot1: Array) -> None:
     if rule == SGD:
         _add_scaled(p, -constants[0], g)
@@ -195,7 +152,7 @@ def _apply(rule: int, constants: Constants, p: Array, g: Array, slot0: Array, sl
         _rmsprop(p, g, slot0, constants)
 
 
-@elementwise
+@kernel
 def _momentum(p: Array, g: Array, velocity: Array, constants: Constants) -> None:
     lr, momentum = p.dtype.type(constants[0]), p.dtype.type(constants[1])
     for i in range(p.size):
@@ -203,7 +160,7 @@ def _momentum(p: Array, g: Array, velocity: Array, constants: Constants) -> None
         p[i] -= lr * velocity[i]
 
 
-@elementwise
+@kernel
 def _nesterov(p: Array, g: Array, velocity: Array, constants: Constants) -> None:
     lr, momentum = p.dtype.type(constants[0]), p.dtype.type(constants[1])
     for i in range(p.size):
@@ -211,7 +168,7 @@ def _nesterov(p: Array, g: Array, velocity: Array, constants: Constants) -> None
         p[i] -= lr * (g[i] + momentum * velocity[i])
 
 
-@elementwise
+@kernel
 def _adam(p: Array, g: Array, m: Array, v: Array, constants: Constants) -> None:
     lr, eps = p.dtype.type(constants[0]), p.dtype.type(constants[3])
     keep1, keep2 = p.dtype.type(constants[1]), p.dtype.type(constants[2])
@@ -222,7 +179,7 @@ def _adam(p: Array, g: Array, m: Array, v: Array, constants: Constants) -> None:
         p[i] -= lr * m[i] / (math.sqrt(v[i]) + eps)
 
 
-@elementwise
+@kernel
 def _adam_direction(p: Array, g: Array, m: Array, v: Array, constants: Constants, decay: float) -> None:
     """Replace the gradient by the direction that LAMB measures: Adam's, plus decay * params."""
     rate, eps = p.dtype.type(constants[0]), p.dtype.type(constants[3])
@@ -235,7 +192,7 @@ def _adam_direction(p: Array, g: Array, m: Array, v: Array, constants: Constants
         g[i] = rate * m[i] / (math.sqrt(v[i]) + eps) + shrink * p[i]
 
 
-@elementwise
+@kernel
 def _adagrad(p: Array, g: Array, total: Array, constants: Constants) -> None:
     lr, eps = p.dtype.type(constants[0]), p.dtype.type(constants[1])
     for i in range(p.size):
@@ -243,7 +200,7 @@ def _adagrad(p: Array, g: Array, total: Array, constants: Constants) -> None:
         p[i] -= lr * g[i] / (math.sqrt(total[i]) + eps)
 
 
-@elementwise
+@kernel
 def _rmsprop(p: Array, g: Array, square: Array, constants: Constants) -> None:
     lr, eps = p.dtype.type(constants[0]), p.dtype.type(constants[2])
     keep, take = p.dtype.type(constants[1]), p.dtype.type(1 - constants[1])

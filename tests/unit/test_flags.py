@@ -73,8 +73,9 @@ def test_help_comes_from_the_docstring() -> None:
 def test_a_parameter_without_default_is_required() -> None:
     def needs(x: int): ...
 
-    with pytest.raises(click.MissingParameter, match="--x"):
+    with pytest.raises(click.MissingParameter) as caught:
         parse(needs)
+    assert "--x" in caught.value.format_message()
 
 
 def test_types_without_a_form_on_the_command_line_are_refused() -> None:
