@@ -153,7 +153,7 @@ def _headline(cluster: Cluster, name: str, config: RunConfig, threads: int) -> s
     workers = cluster.workers.size
     return (
         f"{name}: {workers} worker{'s' * (workers != 1)} on {cluster.n_nodes} node{'s' * (cluster.n_nodes != 1)}, "
-        f"{config.mode}, {config.dtype}, {threads} BLAS thread{'s' * (threads != 1)} each, {library_name()}"
+        f"{config.mode}, {config.dtype}, {threads} thread{'s' * (threads != 1)} each, {library_name()}"
     )
 
 

@@ -76,6 +76,8 @@ def run(ranks: int, hosts: str | None, dry_run: bool, arguments: Sequence[str]) 
         reader.start()
         status = process.wait()
         reader.join(timeout=1)
+    if status in (128 + signal.SIGINT, -signal.SIGINT):
+        print("\nmpitrain: interrupted", file=sys.stderr)
     return status if status >= 0 else 128 - status
 
 

@@ -65,7 +65,8 @@ class Console:
         parts = [describe(name, value) for name, value in values.items()]
         validation = any(name.startswith("validation") for name in values)
         if self._bar is not None and not validation:
-            self._bar.set_postfix_str(f" {describe('loss', values['loss'])}" if "loss" in values else "", refresh=False)
+            shown = [describe(name, values[name]) for name in ("loss", "examples_per_s") if name in values]
+            self._bar.set_postfix_str("  ".join(["", *shown]), refresh=False)
         else:
             self.say(f"step {step:,}  " + "  ".join(parts))
 

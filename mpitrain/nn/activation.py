@@ -58,9 +58,9 @@ class LeakyReLU(Layer):
         return y
 
     def backward(self, dy: Array) -> Array:
-        dy = np.ascontiguousarray(dy)
-        _leaky_relu(self._x.reshape(-1), dy.reshape(-1), self.slope, dy.reshape(-1))
-        return dy
+        dx = self.buffer("dx", dy.shape)
+        _leaky_relu(self._x.reshape(-1), dy.reshape(-1), self.slope, dx.reshape(-1))
+        return dx
 
 
 class GELU(Layer):

@@ -27,7 +27,7 @@ def within(layer: object, name: str, value: Any, low: float, high: float) -> flo
     Raises:
         JobError: It is not.
     """
-    if isinstance(value, bool) or not isinstance(value, Real) or not low <= value < high:
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) < high:
         raise JobError(f"{_name(layer)}: {name} is {value!r}; give a number in [{low}, {high})")
     return float(value)
 

@@ -94,12 +94,10 @@ class Residual(Sequential):
         return np.add(x, super().forward(x, ctx), out=self.buffer("y", x.shape))
 
     def backward(self, dy: Array) -> Array | None:
-        if not self.needs_dx:
-            return super().backward(dy)
-        dx = self.buffer("dx", dy.shape)
-        dx[...] = dy  # before the layers overwrite it
-        np.add(dx, super().backward(dy), out=dx)
-        return dx
+        around = self.buffer("dx", dy.shape)
+        around[...] = dy  # before the layers overwrite it
+        dx = super().backward(dy)
+        return None if dx is None else np.add(around, dx, out=around)
 
 
 def _has_params(layer: Layer) -> bool:

@@ -42,9 +42,11 @@ class Dropout(Layer):
         return y
 
     def backward(self, dy: Array) -> Array:
-        if self._drops(self._ctx):
-            self._mask(dy, dy)
-        return dy
+        if not self._drops(self._ctx):
+            return dy
+        dx = self.buffer("dx", dy.shape)  # and not dy itself, with which the loop would not vectorize
+        self._mask(dy, dx)
+        return dx
 
     def _drops(self, ctx: Context) -> bool:
         return ctx.training and self.rate > 0

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ..errors import JobError
-from ..kernels import kernel
+from ..kernels import kernel, reduction
 from ..params import Array, Shape
 from .layer import aligned_empty
 
@@ -154,7 +154,7 @@ def _softmax_evaluate(outputs: Array, labels: Array) -> tuple[float, int]:
     return total, correct
 
 
-@kernel
+@reduction
 def _largest(row: Array) -> float:
     largest = row[0]
     for j in range(1, row.size):
@@ -208,7 +208,7 @@ def _sigmoid_loss(z: float, label: float) -> float:
     return max(z, 0 * label) - z * label + math.log1p(math.exp(-abs(z))) + nothing
 
 
-@kernel
+@reduction
 def _square_gradient(outputs: Array, labels: Array, weight: float, gradient: Array) -> float:
     slope = outputs.dtype.type(2 * weight / outputs.shape[1])
     total = 0.0
@@ -220,7 +220,7 @@ def _square_gradient(outputs: Array, labels: Array, weight: float, gradient: Arr
     return weight / outputs.shape[1] * total
 
 
-@kernel
+@reduction
 def _square_evaluate(outputs: Array, labels: Array) -> float:
     total = 0.0
     for i in range(outputs.shape[0]):

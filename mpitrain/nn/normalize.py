@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ..kernels import kernel
+from ..kernels import kernel, reduction
 from ..params import Array, Shape
 from .arguments import positive, within, wrong_shape
 from .init import ones, zeros
@@ -206,7 +206,7 @@ def _normalize_backward(x: Array, center: Array, inverse: Array, scale: Array, m
             dy[i, j] = scale[j] * inverse[j] * (dy[i, j] - total[j] - normal * moment[j])
 
 
-@kernel
+@reduction
 def _layer_norm(x: Array, eps: float, scale: Array, shift: Array, normal: Array, inverse: Array, y: Array) -> None:
     features = x.dtype.type(x.shape[1])
     for i in range(x.shape[0]):
@@ -222,7 +222,7 @@ def _layer_norm(x: Array, eps: float, scale: Array, shift: Array, normal: Array,
             y[i, j] = normal[i, j] * scale[j] + shift[j]
 
 
-@kernel
+@reduction
 def _layer_norm_backward(normal: Array, inverse: Array, scale: Array, dy: Array, sums: Array) -> None:
     """Turn ``dy`` into the gradient of x; ``sums`` are those of dy, and of dy times ``normal``, over rows."""
     features = dy.dtype.type(dy.shape[1])

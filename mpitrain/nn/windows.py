@@ -1,0 +1,146 @@
+"""Windows of images as the rows of a matrix (im2col), a block of them at a time.
+
+Chellapilla, Puri and Simard, High performance convolutional neural networks for document processing, IWFHR 2006.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from ..kernels import kernel
+from ..params import Array, Shape
+
+# A block of windows is written and then read by products. Measured with 1 MiB of L2: below this size the calls
+# show, above it nothing is gained.
+BLOCK_BYTES = 1 << 20
+
+Padding = Literal["same", "valid"] | int
+
+
+class Axis(NamedTuple):
+    """One spatial axis of images: ``windows`` of ``size``, ``stride`` apart, over its padded length."""
+
+    length: int
+    size: int
+    stride: int
+    before: int
+    after: int
+    windows: int
+
+    @classmethod
+    def lay(cls, length: int, size: int, stride: int, padding: Padding) -> Axis:
+        """Place windows; ``windows`` is less than 1 where not even one fits."""
+        if padding == "same":
+            windows = -(-length // stride)
+            total = max(0, (windows - 1) * stride + size - length)
+            return cls(length, size, stride, total // 2, total - total // 2, windows)
+        pad = 0 if padding == "valid" else padding
+        return cls(length, size, stride, pad, pad, (length + 2 * pad - size) // stride + 1)
+
+    @property
+    def padded(self) -> int:
+        return self.before + self.length + self.after
+
+    @property
+    def inside(self) -> slice:
+        """Where the image lies in the padded axis."""
+        return slice(self.before, self.before + self.length)
+
+
+class Grid(NamedTuple):
+    """Where the windows lie on images of one size."""
+
+    rows: Axis
+    columns: Axis
+    channels: int
+
+    @property
+    def window_size(self) -> int:
+        return self.rows.size * self.columns.size * self.channels
+
+    @property
+    def is_padded(self) -> bool:
+        return self.rows.padded > self.rows.length or self.columns.padded > self.columns.length
+
+    def padded_shape(self, images: int) -> Shape:
+        return images, self.rows.padded, self.columns.padded, self.channels
+
+    def inside(self, padded: Array) -> Array:
+        """The images inside their padding."""
+        return padded[:, self.rows.inside, self.columns.inside]
+
+    def image_blocks(self, batch: int, itemsize: int) -> Iterator[slice]:
+        """As many whole images as fit a block, at least one."""
+        return _slices(batch, BLOCK_BYTES // (self.rows.windows * self.columns.windows * self.window_size * itemsize))
+
+    def row_blocks(self, itemsize: int) -> Iterator[slice]:
+        """As many rows of an image's windows as fit a block, at least one."""
+        return _slices(self.rows.windows, BLOCK_BYTES // (self.columns.windows * self.window_size * itemsize))
+
+    def span(self, images: slice, rows: slice) -> slice:
+        """Where a block's windows lie among those of the whole batch; it holds all rows, or one image."""
+        start = (images.start * self.rows.windows + rows.start) * self.columns.windows
+        return slice(start, start + (images.stop - images.start) * (rows.stop - rows.start) * self.columns.windows)
+
+    def copy(self, padded: Array, rows: slice, matrix: Array) -> None:
+        """Lay out the windows of some rows of images, a window a row of ``matrix``.
+
+        Args:
+            padded: Shape ``padded_shape(images)``.
+            rows: Which rows of windows, of every image.
+            matrix: Shape (windows, at least window_size); what a row has beyond that is left alone.
+        """
+        _copy_windows(padded, rows.start, *self._steps, self._by_place(matrix, rows))
+
+    def add(self, matrix: Array, rows: slice, padded: Array) -> None:
+        """Add windows where ``copy`` takes them from: its transpose."""
+        _add_windows(self._by_place(matrix, rows), rows.start, *self._steps, padded)
+
+    @property
+    def _steps(self) -> tuple[int, int, int, int]:
+        return self.rows.stride, self.columns.stride, self.rows.size, self.columns.size
+
+    def _by_place(self, matrix: Array, rows: slice) -> Array:
+        return matrix.reshape(-1, rows.stop - rows.start, self.columns.windows, matrix.shape[1])
+
+
+def _slices(length: int, step: int) -> Iterator[slice]:
+    step = max(1, step)
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+# The innermost loops run along one row of a window, whose channels lie one after the other both in the image
+# and in the matrix. They index views that start there: an index computed from several variables could be
+# negative for all that Numba knows, and the loop would not vectorize.
+
+
+@kernel
+def _copy_windows(x: Array, start: int, down: int, right: int, height: int, width: int, windows: Array) -> None:
+    """``windows[n, i, j]`` has its corner at ``x[n, (start + i) * down, j * right]``."""
+    channels = x.shape[3]
+    run = width * channels
+    lines = x.reshape((x.shape[0], x.shape[1], x.shape[2] * channels))
+    for n in range(windows.shape[0]):
+        for i in range(windows.shape[1]):
+            for k in range(height):
+                line = lines[n, (start + i) * down + k]
+                for j in range(windows.shape[2]):
+                    source, target = line[j * right * channels :], windows[n, i, j, k * run :]
+                    for c in range(run):
+                        target[c] = source[c]
+
+
+@kernel
+def _add_windows(windows: Array, start: int, down: int, right: int, height: int, width: int, x: Array) -> None:
+    channels = x.shape[3]
+    run = width * channels
+    lines = x.reshape((x.shape[0], x.shape[1], x.shape[2] * channels))
+    for n in range(windows.shape[0]):
+        for i in range(windows.shape[1]):
+            for k in range(height):
+                line = lines[n, (start + i) * down + k]
+                for j in range(windows.shape[2]):
+                    target, source = line[j * right * channels :], windows[n, i, j, k * run :]
+                    for c in range(run):
+                        target[c] += source[c]

@@ -1,0 +1,152 @@
+"""Whole runs: what they print, what they leave, and that job files work as they stand."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from ..conftest import JOBS, ROOT, Mpi, missing, run
+from ..mpi.test_sync import assert_same_bits, final
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FASHION = Path("/usr/share/datasets/fashion-mnist")
+
+
+def mpitrain(mpi: Mpi, *words: str | Path, **options: object):
+    done = run([str(mpi.python), "-m", "mpitrain", *map(str, words)], **options)  # type: ignore[arg-type]
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.parametrize("name", ["mnist_mlp", "mnist_tutorial", "fashion_cnn"])
+def test_job_files_learn_the_embedded_digits(mpi: Mpi, name: str, tmp_path: Path) -> None:
+    done = mpitrain(mpi, "run", "-n", "2", ROOT / "jobs" / f"{name}.py", "--train-steps", "300", "--run-dir", tmp_path)
+    assert float(done.stdout.split("accuracy ")[-1].split()[0]) > 0.9
+    assert str(tmp_path) in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["mnist_mlp", "mnist_tutorial", "fashion_cnn"])
+def test_job_files_on_fashion_mnist(openmpi: Mpi, name: str, tmp_path: Path) -> None:
+    if not FASHION.is_dir():
+        missing("Debian's package dataset-fashion-mnist")
+    flags = ["--data-dir", FASHION, "--train-steps", "60", "--run-dir", tmp_path]
+    done = mpitrain(openmpi, "run", "-n", "2", ROOT / "jobs" / f"{name}.py", *flags, timeout=120)
+    assert float(done.stdout.split("accuracy ")[-1].split()[0]) > 0.6
+    if name == "fashion_cnn":
+        assert int(done.stdout.split(" parameters")[0].split()[-1].replace(",", "")) < 150_000
+
+
+def test_metrics_and_config(openmpi: Mpi, tmp_path: Path) -> None:
+    flags = ["--run-dir", tmp_path, "--log-steps", "10", "--validate-steps", "40"]
+    openmpi.train(2, JOBS / "small.py", *flags)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    logged = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in logged] == list(range(10, 101, 10))
+    assert all(line["examples_per_s"] > 0 and line["learning_rate"] == 0.01 for line in logged)
+    assert [line["step"] for line in lines if "validation_accuracy" in line] == [40, 80, 100]
+    assert [line["time_s"] for line in lines] == sorted(line["time_s"] for line in lines)
+    config = tomllib.loads((tmp_path / "config.toml").read_text())
+    assert config["run"]["batch_size"] == 12
+    assert config["run"]["train_steps"] == 100
+    assert config["job"]["hidden_units"] == 24
+    assert "Open MPI" in config["versions"]["mpi"]
+
+
+def test_a_runs_config_makes_the_run_again(openmpi: Mpi, tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    openmpi.train(2, JOBS / "small.py", "--hidden-units", "8", "--seed", "5", "--run-dir", first)
+    openmpi.train(2, JOBS / "small.py", "--config", first / "config.toml", "--run-dir", second)
+    assert_same_bits(final(second), final(first))
+
+
+def test_losses_do_not_depend_on_the_number_of_ranks(openmpi: Mpi, tmp_path: Path) -> None:
+    losses = []
+    for n in (1, 3):
+        folder = tmp_path / str(n)
+        flags = ["--dtype", "float64", "--batch-size", str(12 // n), "--log-steps", "1", "--run-dir", folder]
+        openmpi.train(n, JOBS / "small.py", *flags)
+        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        losses.append([line["loss"] for line in lines if "loss" in line])
+    assert len(losses[0]) == 100
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+
+
+def test_hdf5_is_the_same_data(openmpi: Mpi, job, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    examples = rng.integers(0, 256, (300, 5, 4), np.uint8)
+    labels = rng.integers(0, 3, 300)
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file["images"], file["labels"] = examples, labels
+    np.savez(tmp_path / "d.npz", examples=examples, labels=labels)
+    path = job(f"""
+from pathlib import Path
+import numpy as np
+from mpitrain import Job, data, nn, optim
+
+FOLDER = Path({str(tmp_path)!r})
+
+def job(hdf5: bool = False) -> Job:
+    stored = np.load(FOLDER / "d.npz")
+    train = (
+        data.hdf5(FOLDER / "d.h5", classes=3) if hdf5
+        else data.from_arrays(stored["examples"], stored["labels"], classes=3, scale=1 / 255)
+    )
+    return Job(
+        model=nn.Sequential(nn.Flatten(), nn.Dense(20, 3)), loss=nn.SoftmaxCrossEntropy(),
+        optimizer=optim.sgd(0.1), train=train, batch_size=7, train_steps=20,
+    )
+""")
+    for name in ("hdf5", "no-hdf5"):
+        openmpi.train(3, path, f"--{name}", "--run-dir", tmp_path / name)
+    assert_same_bits(final(tmp_path / "hdf5"), final(tmp_path / "no-hdf5"))
+
+
+def test_dry_run_prints_a_command_that_works(mpi: Mpi, tmp_path: Path) -> None:
+    flags = ["--train-steps", "5", "--run-dir", tmp_path / "a run"]
+    printed = mpitrain(mpi, "run", "-n", "2", "--dry-run", JOBS / "small.py", *flags).stdout
+    done = run(shlex.split(printed))
+    assert done.returncode == 0, done.stderr
+    assert "2 workers" in done.stdout
+    assert (tmp_path / "a run" / "checkpoints" / "step-0000000005.h5").exists()
+
+
+def test_alone_without_a_launcher(mpi: Mpi, tmp_path: Path) -> None:
+    done = mpitrain(mpi, "train", JOBS / "small.py", "--train-steps", "5", "--run-dir", tmp_path)
+    assert "1 worker on 1 node" in done.stdout
+
+
+def test_help_lists_the_jobs_flags_and_the_runs(openmpi: Mpi) -> None:
+    said = mpitrain(openmpi, "run", JOBS / "small.py", "--help").stdout
+    for part in ("--hidden-units", "Width of the hidden layer", "--train-steps", "--dry-run"):
+        assert part in said
+
+
+def test_threads_follow_the_cores_and_the_user(openmpi: Mpi, tmp_path: Path) -> None:
+    def threads(n: int, *flags: str, **env: str) -> int:
+        done = openmpi.train(n, JOBS / "small.py", "--train-steps", "1", "--run-dir", tmp_path, *flags, env=env)
+        return int(done.stdout.split(" thread")[0].split()[-1])
+
+    cores = len(os.sched_getaffinity(0))
+    assert threads(1) == cores
+    assert threads(cores + 1) == 1
+    assert threads(1, OMP_NUM_THREADS="3") == 3
+    assert threads(1, "--threads", "2", OMP_NUM_THREADS="3") == 2
+
+
+def test_sweep(openmpi: Mpi, tmp_path: Path) -> None:
+    env = {"RUNS": str(tmp_path), "FLAGS": "--train-steps 50"}
+    done = run([str(ROOT / "jobs" / "sweep.sh"), "2", "0.01", "0.001"], env=env)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["0.01", "0.001"]
+    assert "validation_accuracy" in done.stdout

@@ -1,0 +1,18 @@
+"""Memory shared by the ranks of a node, under each MPI."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ..conftest import Mpi
+
+PROGRAM = Path(__file__).parent / "programs" / "shared_memory.py"
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_arrays_board_and_averages(mpi: Mpi, n: int) -> None:
+    done = mpi.run(n, PROGRAM)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "ok"
