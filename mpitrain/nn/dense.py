@@ -44,7 +44,7 @@ class Dense(Layer):
 
     def build(self, shape: Shape) -> Shape:
         if shape != (self.in_features,):
-            hint = "put Flatten() before it" if len(shape) > 1 else f"make in_features {(*shape, 1)[0]}"
+            hint = f"make in_features {shape[0]}" if len(shape) == 1 else "put Flatten() before it"
             raise wrong_shape(self, (self.in_features,), shape, hint)
         self.declare("weight", (self.in_features, self.out_features), self.weight_init)
         if self.has_bias:

@@ -17,7 +17,7 @@ class Flatten(Layer):
 
     def forward(self, x: Array, ctx: Context) -> Array:
         self._shape = x.shape
-        return x.reshape(len(x), -1)
+        return x.reshape(len(x), math.prod(x.shape[1:]))
 
     def backward(self, dy: Array) -> Array:
         return dy.reshape(self._shape)
