@@ -64,7 +64,8 @@ def hdf5(
     """Examples and labels of an HDF5 file; reads only their shapes.
 
     What fits into half of a node's free memory is loaded there, once for all of its ranks; what does not is
-    read in slices as it is needed, and shuffled in blocks.
+    read in slices as it is needed. The order is the same in both cases: blocks of some megabytes are permuted,
+    and examples are mixed among eight blocks at a time.
 
     Args:
         path: The file.

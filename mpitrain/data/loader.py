@@ -11,10 +11,10 @@ import numpy as np
 from ..errors import DataError
 from ..kernels import kernel
 from ..params import Array
-from .permutation import order
+from .permutation import MIXED_BLOCKS, order
 from .split import Split, check_labels
 
-_CACHED_BLOCKS = 4  # this batch's, the next one's, and both may lie across two
+_CACHED_BLOCKS = 2 * MIXED_BLOCKS + 1  # this batch's, and the next one's, which may lie beyond
 
 
 class Resident:
@@ -24,8 +24,6 @@ class Resident:
         examples: Shape (n, *split.shape).
         labels: Shape (n, *split.label_shape).
     """
-
-    block: int | None = None
 
     def __init__(self, examples: Array, labels: Array) -> None:
         self.examples, self.labels = examples, labels
@@ -52,7 +50,6 @@ class Streaming:
 
     def __init__(self, split: Split) -> None:
         assert split.block is not None
-        self.block: int | None = split.block
         self._split, self._rows = split, split.block
         self._blocks: OrderedDict[int, Future[tuple[Array, Array]]] = OrderedDict()
         self._reader = ThreadPoolExecutor(1, "read ahead")
@@ -154,7 +151,7 @@ class Loader:
         self._storage.close()
 
     def _order(self, position: int, count: int) -> Array:
-        return order(position, count, len(self._split), self._seed, self._storage.block)
+        return order(position, count, len(self._split), self._seed, self._split.block)
 
     def _take(self, numbers: Array) -> tuple[Array, Array]:
         count = len(numbers)

@@ -13,6 +13,7 @@ import numpy as np
 from ..kernels import kernel
 from ..params import Array
 
+MIXED_BLOCKS = 8
 _ROUNDS = 10  # with fewer, places of data sets of less than ten examples are visibly not alike
 # Multipliers and shifts of the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -56,19 +57,20 @@ def _half_bits(n: int) -> int:
 @kernel
 def _order(start: int, n: int, block: int, seed: int, out: Array) -> None:
     blocks = n // block  # whole ones; the rest is permuted among itself, at the end of the epoch
-    bits_block, bits_inside = _half_bits(blocks), _half_bits(block)
     rest = n - blocks * block
-    bits_rest = _half_bits(rest)
+    bits_block, bits_rest = _half_bits(blocks), _half_bits(rest)
     for i in range(out.size):
         epoch, place = (start + i) // n, (start + i) % n
         key = _mix(_mix(np.uint64(seed) + _GOLDEN) + np.uint64(epoch) * _GOLDEN)
-        at = place // block
-        if at < blocks:
-            which = _bijection(at, blocks, bits_block, key)
-            inside = _mix(key + np.uint64(which + 1))
-            out[i] = which * block + _bijection(place % block, block, bits_inside, inside)
-        else:
+        if place >= blocks * block:
             out[i] = blocks * block + _bijection(place - blocks * block, rest, bits_rest, _mix(key))
+            continue
+        group = place // (MIXED_BLOCKS * block)
+        first = group * MIXED_BLOCKS  # of the blocks that are mixed here, counted in the epoch's order of blocks
+        mixed = min(MIXED_BLOCKS, blocks - first) * block
+        at = _bijection(place - first * block, mixed, _half_bits(mixed), _mix(key + np.uint64(group + 1)))
+        which = _bijection(first + at // block, blocks, bits_block, key)
+        out[i] = which * block + at % block
 
 
 def order(start: int, count: int, n: int, seed: int, block: int | None = None) -> Array:
@@ -77,8 +79,9 @@ def order(start: int, count: int, n: int, seed: int, block: int | None = None) -
     Args:
         n: Examples in the data set.
         seed: Decides the order, together with the epoch.
-        block: Keep blocks of so many examples together, for files that are read in slices: whole blocks are
-            permuted, and the examples within each.
+        block: For files that are read in blocks of so many examples: the blocks are permuted, and examples
+            within each ``MIXED_BLOCKS`` that follow each other in that order, so that few blocks are needed
+            at a time. None permutes all examples among each other.
     """
     out = np.empty(count, np.int64)
     _order(start, n, n if block is None else block, seed, out)

@@ -105,3 +105,11 @@ def test_resuming_on_other_ranks_goes_on_where_the_data_was(openmpi: Mpi, alone,
     flags = ("--dtype", "float64")
     train(openmpi, 2, tmp_path, *flags, "--train-steps", "37")
     assert_close(train(openmpi, 3, tmp_path, *flags), alone(*flags), 1e-12)
+
+
+# Batches that do not divide an epoch, but end with the third.
+@pytest.mark.parametrize(("n", "batch"), [(1, 1), (1, 45), (2, 18), (3, 12), (4, 9)])
+def test_an_epoch_is_each_example_once(openmpi: Mpi, n: int, batch: int, tmp_path: Path) -> None:
+    steps = 3 * 60 // (n * batch)
+    flags = ["--batch-size", str(batch), "--train-steps", str(steps), "--run-dir", tmp_path]
+    openmpi.train(n, JOBS / "recording.py", *flags)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpitrain.data.permutation import order
+from mpitrain.data.permutation import MIXED_BLOCKS, order
 
 
 @pytest.mark.parametrize("block", [None, 1, 3, 16])
@@ -39,15 +39,18 @@ def test_epochs_and_seeds_have_orders_of_their_own(block):
             assert np.count_nonzero(one == other) < 30  # 1 is expected by chance
 
 
-def test_blocks_stay_together_and_are_permuted_with_their_rows():
-    n, block = 1003, 100
+def test_few_blocks_are_mixed_at_a_time_and_well():
+    block = 100
+    n = 20 * block + 3
     first = order(0, n, n, 4, block)
-    whole = first[:1000].reshape(10, block)
-    assert (whole // block == whole[:, :1] // block).all()
-    assert not np.array_equal(whole[:, 0] // block, np.arange(10))
-    rows = whole % block
-    assert not any(np.array_equal(rows[i], rows[j]) for i in range(10) for j in range(i))
-    assert sorted(first[1000:]) == [1000, 1001, 1002]
+    groups = np.split(first[: 20 * block], [MIXED_BLOCKS * block, 2 * MIXED_BLOCKS * block])
+    blocks = [np.unique(group // block, return_counts=True) for group in groups]
+    assert [len(which) for which, _ in blocks] == [MIXED_BLOCKS, MIXED_BLOCKS, 20 - 2 * MIXED_BLOCKS]
+    assert all((counts == block).all() for _, counts in blocks)
+    assert sorted(np.concatenate([which for which, _ in blocks])) == list(range(20))
+    assert not np.array_equal(np.sort(blocks[0][0]), np.arange(MIXED_BLOCKS))  # not the file's first
+    assert len(np.unique(groups[0][:50] // block)) == MIXED_BLOCKS  # a batch has examples of them all
+    assert sorted(first[20 * block :]) == [2000, 2001, 2002]
 
 
 @pytest.mark.parametrize("by", ["epoch", "seed"])
