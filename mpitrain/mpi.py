@@ -76,7 +76,7 @@ def library_name() -> str:
     text = MPI.Get_library_version().strip("\0 \n")
     if text.startswith("MPICH"):
         return " ".join(text.splitlines()[0].replace("Version:", "").split())
-    return text.splitlines()[0].split(",")[0]
+    return text.splitlines()[0].split(",")[0].replace("(R)", "").replace(" Library", "").removesuffix(" for Linux* OS")
 
 
 def mpi_type(dtype: object) -> MPI.Datatype:

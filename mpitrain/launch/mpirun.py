@@ -43,7 +43,7 @@ class Command:
 
     Attributes:
         words: Program and arguments.
-        environment: Variables to set that the user has not.
+        environment: Variables to set beside those of this process.
     """
 
     words: list[str]
@@ -59,11 +59,12 @@ def run(ranks: int, hosts: str | None, dry_run: bool, arguments: Sequence[str]) 
     """Start ``ranks`` ranks of ``mpitrain train ARGUMENTS``; return the exit status of the training."""
     launcher = find_launcher()
     columns = terminal_columns()
-    command = compose(launcher, ranks, hosts, len(os.sched_getaffinity(0)), os.geteuid() == 0, arguments)
+    cores, root = len(os.sched_getaffinity(0)), os.geteuid() == 0
+    command = compose(launcher, ranks, hosts, cores, root, os.environ, arguments)
     if dry_run:
         print(command)
         return 0
-    environment = {**command.environment, **os.environ}
+    environment = {**os.environ, **command.environment}
     if columns:
         environment[COLUMNS_VARIABLE] = str(columns)
     # The terminal sends Ctrl-C to the launcher as well, which ends the ranks: stay until it has.
@@ -82,9 +83,18 @@ def run(ranks: int, hosts: str | None, dry_run: bool, arguments: Sequence[str]) 
 
 
 def compose(
-    launcher: Launcher, ranks: int, hosts: str | None, cores: int, root: bool, arguments: Sequence[str]
+    launcher: Launcher,
+    ranks: int,
+    hosts: str | None,
+    cores: int,
+    root: bool,
+    environ: Mapping[str, str],
+    arguments: Sequence[str],
 ) -> Command:
-    """The launcher's command line for ``ranks`` ranks on ``cores`` cores of this host, or on ``hosts``."""
+    """The launcher's command line for ``ranks`` ranks on ``cores`` cores of this host, or on ``hosts``.
+
+    What the user has set in ``environ`` is left as it is.
+    """
     words = [launcher.program, "-n", str(ranks)]
     environment: dict[str, str] = {}
     crowded = hosts is None and ranks > cores
@@ -105,7 +115,11 @@ def compose(
             words += ["-hosts", hosts]
         elif not crowded and launcher.make == "mpich":
             words += ["-bind-to", f"core:{per_rank}"]
-    return Command([*words, sys.executable, "-m", "mpitrain", "train", *arguments], environment)
+        folder = str(Path(launcher.program).parent)
+        if launcher.make == "intel" and folder not in environ.get("PATH", "").split(":"):
+            environment["PATH"] = f"{folder}:{environ.get('PATH', '')}"  # its mpirun looks for its parts there
+    ours = {name: value for name, value in environment.items() if name == "PATH" or name not in environ}
+    return Command([*words, sys.executable, "-m", "mpitrain", "train", *arguments], ours)
 
 
 def find_launcher() -> Launcher:
@@ -149,7 +163,10 @@ def _candidates() -> list[str]:
 
 def _make_of(program: str) -> Make | None:
     try:
-        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
+        environment = {**os.environ, "PATH": f"{Path(program).parent}:{os.environ.get('PATH', '')}"}
+        answer = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=20, check=False, env=environment
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return next((make for make, _, mark in _MAKES if mark in answer.stdout), None)

@@ -1,5 +1,7 @@
 """Three epochs of 60 numbers; fails unless the workers together met each number once an epoch."""
 
+from itertools import chain
+
 import numpy as np
 
 from mpitrain import Hook, Job, data, nn, optim
@@ -30,7 +32,7 @@ class Check(Hook):
         self.layer = layer
 
     def end(self, loop) -> None:
-        batches = sum(loop.cluster.workers.allgather(self.layer.seen), [])
+        batches = chain.from_iterable(loop.cluster.workers.allgather(self.layer.seen))
         stream = [number for _, batch in sorted(batches) for number in batch]
         assert len(stream) == COUNT * EPOCHS
         epochs = np.reshape(stream, (EPOCHS, COUNT))

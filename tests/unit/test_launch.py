@@ -16,7 +16,7 @@ RANK = [sys.executable, "-m", "mpitrain", "train", "a job.py"]
 
 
 def words(launcher: Launcher, ranks: int, cores: int, hosts: str | None = None) -> list[str]:
-    command = compose(launcher, ranks, hosts, cores, root=False, arguments=["a job.py"])
+    command = compose(launcher, ranks, hosts, cores, root=False, environ={"PATH": "/bin"}, arguments=["a job.py"])
     assert command.words[-len(RANK) :] == RANK
     return command.words[: -len(RANK)]
 
@@ -39,12 +39,24 @@ def test_hosts() -> None:
 
 def test_root_is_allowed_only_where_it_is_root() -> None:
     for root in (True, False):
-        command = compose(OPEN, 1, None, 1, root=root, arguments=[])
+        command = compose(OPEN, 1, None, 1, root=root, environ={}, arguments=[])
         assert ("OMPI_ALLOW_RUN_AS_ROOT" in command.environment) == root
 
 
+def test_what_the_user_has_set_is_left_alone() -> None:
+    def environment(launcher: Launcher, **environ: str) -> dict[str, str]:
+        return compose(launcher, 9, None, 1, root=True, environ=environ, arguments=[]).environment
+
+    assert environment(OPEN)["OMPI_MCA_osc"] == "^ucx"
+    assert "OMPI_MCA_osc" not in environment(OPEN, OMPI_MCA_osc="rdma")
+    assert environment(INTEL, PATH="/bin")["PATH"] == "/opt:/bin"
+    assert "PATH" not in environment(INTEL, PATH="/bin:/opt")
+
+
 def test_the_printed_command_can_be_pasted() -> None:
-    command = compose(OPEN, 1, None, 1, root=False, arguments=["it's $(here).py", "--x", "a b"])
+    command = compose(
+        OPEN, 1, None, 1, root=False, environ={"PATH": "/bin"}, arguments=["it's $(here).py", "--x", "a b"]
+    )
     assert shlex.split(str(command))[-3:] == ["it's $(here).py", "--x", "a b"]
 
 
