@@ -54,45 +54,45 @@ class Log(Hook):
         self._since, self._first, self._loss = loop.training_s, loop.step, 0.0
 
 
-class Validate(Hook):
-    """Measures loss and accuracy on the validation examples every N steps and at the end."""
+class _EveryAndAtEnd(Hook):
+    """Does something every N steps and at the end, once for a step."""
 
     def __init__(self, every: int) -> None:
         self._every = every
-        self._last = -1
+        self._done_at = -1
+
+    def act(self, loop: Loop) -> None:
+        """What is to be done."""
+        raise NotImplementedError
 
     def after_step(self, loop: Loop) -> None:
         if _due(loop.step, self._every):
-            self._validate(loop)
+            self._act(loop)
 
     def end(self, loop: Loop) -> None:
-        if self._last != loop.step:
-            self._validate(loop)
+        if self._done_at != loop.step:
+            self._act(loop)
 
-    def _validate(self, loop: Loop) -> None:
-        self._last = loop.step
-        loop.report(**loop.validate())
+    def _act(self, loop: Loop) -> None:
+        self._done_at = loop.step
+        self.act(loop)
 
 
-class Save(Hook):
+class Validate(_EveryAndAtEnd):
+    """Measures loss and accuracy on the validation examples every N steps and at the end."""
+
+    def act(self, loop: Loop) -> None:
+        measured = loop.validate()
+        if measured:
+            loop.report(**measured)
+
+
+class Save(_EveryAndAtEnd):
     """Writes a checkpoint every N steps and at the end."""
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-        self._last = -1
 
     def begin(self, loop: Loop) -> None:
         if loop.resumed:
-            self._last = loop.step
+            self._done_at = loop.step
 
-    def after_step(self, loop: Loop) -> None:
-        if _due(loop.step, self._every):
-            self._save(loop)
-
-    def end(self, loop: Loop) -> None:
-        if self._last != loop.step:
-            self._save(loop)
-
-    def _save(self, loop: Loop) -> None:
-        self._last = loop.step
+    def act(self, loop: Loop) -> None:
         loop.save()

@@ -134,7 +134,7 @@ class Sync:
             self._travel_rest()
         self._board.wait(last)
         losses, flags = self._collect_noted()
-        loss = math.fsum(losses) if np.isfinite(losses).all() else float(np.sum(losses))
+        loss = sum(losses.tolist())
         finite = math.isfinite(loss)
         if not finite and self._nan == "stop":
             raise NonFiniteLoss(_describe(losses, self._step))
