@@ -76,14 +76,13 @@ class Conv2D(Layer):
         return (rows.windows, columns.windows, self.filters)
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        self._x = np.ascontiguousarray(x)
+        self._padded = self._pad(x)
         grid, matrix = self._grid, self._matrix()
         y = self.buffer("y", (len(x), grid.rows.windows, grid.columns.windows, self.filters))
         for images in grid.image_blocks(len(x), self.dtype.itemsize):
-            padded = self._padded(images)
             for rows in grid.row_blocks(self.dtype.itemsize):
                 windows = self._windows(images, rows)
-                self._lay_out(padded, rows, windows)
+                self._lay_out(images, rows, windows)
                 np.matmul(windows, matrix, out=y[images, rows].reshape(-1, self.filters))
         return y
 
@@ -92,30 +91,21 @@ class Conv2D(Layer):
         self.weight_grad[...] = 0
         if self.has_bias:
             self.bias_grad[...] = 0
-        dx = self.buffer("dx", self._x.shape) if self.needs_dx else None
-        for images in self._grid.image_blocks(len(dy), self.dtype.itemsize):
-            padded_grad = self._backward_images(images, dy)
-            if dx is not None:
-                dx[images] = self._grid.inside(padded_grad)
+        grid = self._grid
+        dx = self.buffer("dx", grid.images_shape(len(dy))) if self.needs_dx else None
+        for images in grid.image_blocks(len(dy), self.dtype.itemsize):
+            padded_grad = None if dx is None else self._zeros(images)
+            for rows in grid.row_blocks(self.dtype.itemsize):
+                block = dy[images, rows].reshape(-1, self.filters)
+                windows = self._windows(images, rows)
+                if not self._keeps_windows:
+                    self._lay_out(images, rows, windows)
+                self._add_gradients(windows, block)
+                if padded_grad is not None:
+                    self._add_input_gradient(windows, block, rows, padded_grad)
+            if dx is not None and padded_grad is not None:
+                dx[images] = grid.inside(padded_grad)
         return dx
-
-    def _backward_images(self, images: slice, dy: Array) -> Array:
-        """Add some images to the parameters' gradients; return that of the padded images, if it is needed."""
-        padded = self._padded(images)
-        padded_grad = self.buffer("padded_grad", padded.shape)
-        padded_grad[...] = 0
-        for rows in self._grid.row_blocks(self.dtype.itemsize):
-            block = dy[images, rows].reshape(-1, self.filters)
-            windows = self._windows(images, rows)
-            if not self._keeps_windows:
-                self._lay_out(padded, rows, windows)
-            self._add_gradients(windows, block)
-            if self.needs_dx:
-                # The windows have been used: their gradient takes their place.
-                weight = self.weight.reshape(-1, self.filters)
-                np.matmul(block, weight.T, out=windows[:, : self._grid.window_size])
-                self._grid.add(windows, rows, padded_grad)
-        return padded_grad
 
     def _add_gradients(self, windows: Array, dy: Array) -> None:
         grad = self.buffer("grad", (windows.shape[1], self.filters))
@@ -124,6 +114,12 @@ class Conv2D(Layer):
         np.add(total, grad[: len(total)], out=total)
         if self.has_bias:
             np.add(self.bias_grad, grad[-1], out=self.bias_grad)
+
+    def _add_input_gradient(self, windows: Array, dy: Array, rows: slice, padded_grad: Array) -> None:
+        """Overwrites ``windows``, which have been used, with their gradient."""
+        weight = self.weight.reshape(-1, self.filters)
+        np.matmul(dy, weight.T, out=windows[:, : len(weight)])
+        self._grid.add(windows, rows, padded_grad)
 
     def _matrix(self) -> Array:
         """The weight, shape (window size, filters), and below it the bias."""
@@ -135,15 +131,19 @@ class Conv2D(Layer):
         matrix[-1] = self.bias
         return matrix
 
-    def _padded(self, images: slice) -> Array:
-        """These images of x with their border of zeros."""
-        x = self._x[images]
+    def _pad(self, x: Array) -> Array:
+        """``x`` with its border of zeros."""
         if not self._grid.is_padded:
-            return x
+            return np.ascontiguousarray(x)
         padded = self.buffer("padded", self._grid.padded_shape(len(x)))
         padded[...] = 0
         self._grid.inside(padded)[...] = x
         return padded
+
+    def _zeros(self, images: slice) -> Array:
+        padded_grad = self.buffer("padded_grad", self._grid.padded_shape(images.stop - images.start))
+        padded_grad[...] = 0
+        return padded_grad
 
     @property
     def _keeps_windows(self) -> bool:
@@ -155,11 +155,11 @@ class Conv2D(Layer):
         span = self._grid.span(images, rows)
         if not self._keeps_windows:
             return self.buffer("windows", (span.stop - span.start, columns))
-        all_windows = len(self._x) * self._grid.rows.windows * self._grid.columns.windows
+        all_windows = len(self._padded) * self._grid.rows.windows * self._grid.columns.windows
         return self.buffer("windows", (all_windows, columns))[span]
 
-    def _lay_out(self, padded: Array, rows: slice, windows: Array) -> None:
-        self._grid.copy(padded, rows, windows)
+    def _lay_out(self, images: slice, rows: slice, windows: Array) -> None:
+        self._grid.copy(self._padded[images], rows, windows)
         if self.has_bias:
             windows[:, -1] = 1
 

@@ -63,6 +63,9 @@ class Grid(NamedTuple):
     def is_padded(self) -> bool:
         return self.rows.padded > self.rows.length or self.columns.padded > self.columns.length
 
+    def images_shape(self, images: int) -> Shape:
+        return images, self.rows.length, self.columns.length, self.channels
+
     def padded_shape(self, images: int) -> Shape:
         return images, self.rows.padded, self.columns.padded, self.channels
 
