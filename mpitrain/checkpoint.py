@@ -39,6 +39,7 @@ def write(
     vectors: Mapping[str, Array],
     step: int,
     position: int,
+    seed: int,
     about: Mapping[str, Any],
 ) -> None:
     """Write a checkpoint so that ``path`` holds all of it or does not change.
@@ -47,6 +48,7 @@ def write(
         vectors: Flat vectors, shape (layout.size,): ``params``, each slot, and ``average`` where there is one.
         step: Steps done.
         position: Examples taken from the endless stream: where the data goes on.
+        seed: Of the run.
         about: Numbers and texts to keep with it.
 
     Raises:
@@ -56,7 +58,7 @@ def write(
     partial = path.with_suffix(".partial")
     try:
         with h5py.File(partial, "w") as file:
-            file.attrs.update(format=FORMAT, step=step, position=position, **about)
+            file.attrs.update(format=FORMAT, step=step, position=position, seed=seed, **about)
             for name, vector in vectors.items():
                 group = file.create_group(_group(name))
                 for entry, view in _kept(name, layout, vector).items():
@@ -68,23 +70,43 @@ def write(
         partial.unlink(missing_ok=True)
 
 
-def read(path: Path, layout: Layout, vectors: Mapping[str, Array]) -> tuple[int, int]:
+def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) -> tuple[int, int]:
     """Fill ``vectors`` from a checkpoint; return its step and position.
+
+    Args:
+        seed: Must be that of the checkpoint: the order of examples depends on it.
 
     Raises:
         CheckpointError: It cannot be read, or lacks or exceeds what the model has; the message names it.
     """
     try:
         with h5py.File(path, "r") as file:
+            _check_groups(path, file, {_group(name) for name in vectors})
             for name, vector in vectors.items():
                 _fill(path, file, _group(name), _kept(name, layout, vector))
-            return int(file.attrs["step"]), int(file.attrs["position"])
-    except (OSError, KeyError) as error:
-        raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
+            step, position, written = (int(file.attrs[name]) for name in ("step", "position", "seed"))
+    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} cannot be read as a checkpoint: {' '.join(str(error).split())}") from error
+    if written != seed:
+        raise CheckpointError(
+            f"{path} was written with --seed {written}, not {seed}: give that seed, so that the order of examples "
+            "goes on, or --resume never"
+        )
+    return step, position
 
 
 def _group(name: str) -> str:
     return {"params": "params", "average": "averages"}.get(name, f"optimizer/{name}")
+
+
+def _check_groups(path: Path, file: h5py.File, wanted: set[str]) -> None:
+    slots = {f"optimizer/{name}" for name in file["optimizer"]} if "optimizer" in file else set()
+    there = {name for name in file if name != "optimizer"} | slots
+    if there != wanted:
+        raise CheckpointError(
+            f"{path} holds {', '.join(sorted(there))}, and this run has {', '.join(sorted(wanted))}: "
+            "it was written with another optimizer or moving average"
+        )
 
 
 def _kept(name: str, layout: Layout, vector: Array) -> dict[str, Array]:
@@ -95,8 +117,6 @@ def _kept(name: str, layout: Layout, vector: Array) -> dict[str, Array]:
 
 
 def _fill(path: Path, file: h5py.File, group: str, views: Mapping[str, Array]) -> None:
-    if group not in file:
-        raise CheckpointError(f"{path} has no /{group}: it was written with another optimizer or moving average")
     stored = file[group]
     wrong = [
         *(f"{name} is missing" for name in views if name not in stored),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from .errors import RankMismatch, UserError
@@ -32,7 +32,7 @@ class Cluster:
         node: The ranks on this node, in the order of their ranks.
         alone: This rank only.
         rank, size: In ``comm``.
-        n_nodes, node_index: Nodes, counted in the order of their lowest rank.
+        n_nodes: Nodes that the ranks are on.
         host: This node's name.
         cores: Cores that this node's ranks may use together.
 
@@ -47,9 +47,7 @@ class Cluster:
         self.node = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank))
         self.alone = MPI.Intracomm(MPI.COMM_SELF)
         self.host = socket.gethostname()
-        leaders = sorted(set(self.comm.allgather(self.node.bcast(self.rank, root=0))))
-        self.n_nodes = len(leaders)
-        self.node_index = leaders.index(self.node.bcast(self.rank, root=0))
+        self.n_nodes = len(set(self.comm.allgather(self.node.bcast(self.rank, root=0))))
         self.cores = len(set().union(*self.node.allgather(os.sched_getaffinity(0))))
 
     @property
@@ -91,7 +89,9 @@ class Cluster:
         rank, (_, kind, message) = next((r, f) for r, f in enumerate(failures) if f)
         if any(failure != failures[rank] for failure in failures):
             message = f"{message} (rank {rank} of {self.size}, on {self.comm_host(rank)})"
-        raise kind(message) from error
+        agreed = kind(message)
+        agreed.everywhere = True
+        raise agreed from error
 
     def comm_host(self, rank: int) -> str:
         """Name of the host that ``rank`` is on; collective over ``comm``."""
@@ -118,15 +118,37 @@ class Cluster:
         )
         mine = [(e.name, e.shape) for e in layout.entries]
         names = self.comm.allgather(mine[at // 16] if at // 16 < len(mine) else None)
-        raise RankMismatch(
-            f"ranks {_join(differ)} lay out other parameters than rank 0: the first that differs is "
-            f"{_parameter(names[0])} on rank 0 and {_parameter(names[differ[0]])} on rank {differ[0]}; "
-            "the job must build the same model on every rank"
-        )
+        raise _mismatch(differ, "model", _parameter(names[0]), _parameter(names[differ[0]]))
+
+    def check_same(self, facts: Mapping[str, object]) -> None:
+        """Make sure that every rank was told the same; collective over ``comm``.
+
+        Raises:
+            RankMismatch: Naming the ranks that differ from rank 0 and the first fact that does.
+        """
+        everyone = self.comm.allgather({name: str(value) for name, value in facts.items()})
+        for name, value in everyone[0].items():
+            differ = [rank for rank, other in enumerate(everyone) if other[name] != value]
+            if differ:
+                raise _mismatch(differ, name, value, everyone[differ[0]][name])
+
+    @property
+    def name_of_rank(self) -> str:
+        """This rank as messages name it."""
+        return f"rank {self.rank} of {self.size}, on {self.host}"
 
     def abort(self, status: int) -> None:
         """End every rank at once; local."""
         self.comm.Abort(status)
+
+
+def _mismatch(ranks: list[int], what: str, first: str, other: str) -> RankMismatch:
+    error = RankMismatch(
+        f"rank{'s' * (len(ranks) > 1)} {_join(ranks)} and rank 0 do not have the same {what}: it is {first} on rank 0 "
+        f"and {other} on rank {ranks[0]}; the job must be the same on every rank"
+    )
+    error.everywhere = True
+    return error
 
 
 def _join(ranks: list[int]) -> str:
@@ -135,10 +157,10 @@ def _join(ranks: list[int]) -> str:
 
 
 def _parameter(entry: tuple[str, tuple[int, ...]] | None) -> str:
-    return "none" if entry is None else f"{entry[0]} {entry[1]}"
+    return "at its end" if entry is None else f"{entry[0]} {entry[1]}"
 
 
 def report_crash(cluster: Cluster | None, error: BaseException) -> str:
     """One traceback, headed by the rank that it happened on."""
-    where = "" if cluster is None else f"rank {cluster.rank} of {cluster.size} on {cluster.host}: "
+    where = "" if cluster is None else f"{cluster.name_of_rank}: "
     return f"mpitrain: {where}unforeseen {type(error).__name__}\n" + "".join(traceback.format_exception(error))

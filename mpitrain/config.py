@@ -81,8 +81,10 @@ def flag(name: str) -> str:
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Values that TOML and JSON can hold; None is left out, what has no form there becomes its text."""
-    return {
-        name: value if isinstance(value, (bool, int, float, str, list)) else str(value)
-        for name, value in options.items()
-        if value is not None
-    }
+    return {name: _plain(value) for name, value in options.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str)) else str(value)

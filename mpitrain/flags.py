@@ -71,13 +71,13 @@ def job_options(path: Path, function: JobFunction) -> list[click.Option]:
         hints = typing.get_type_hints(function)
     except Exception as error:
         raise JobError(f"the annotations of 'job' in {path} cannot be read: {error}") from error
-    taken = {f.name for f in dataclasses.fields(RunConfig)}
+    taken = {*(f.name for f in dataclasses.fields(RunConfig)), *_RESERVED}
     options = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name in taken:
             raise JobError(
-                f"parameter {name!r} of 'job' in {path} is an option of every run: take it out, "
-                f"and give Job({name}=...) its default"
+                f"parameter {name!r} of 'job' in {path} is an option of every run: call it something else; "
+                "Job(...) takes the defaults of batch_size and train_steps"
             )
         default = None if parameter.default is inspect.Parameter.empty else parameter.default
         hint = hints.get(name, str if default is None else type(default))
@@ -100,7 +100,10 @@ def read_config_file(path: Path, options: list[click.Option]) -> dict[str, Any]:
             tables = _toml().load(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--config {path}: {error}") from error
-    values = {**tables.get("run", {}), **{k: v for k, v in tables.get("job", {}).items() if k != "name"}}
+    for name, table in tables.items():
+        if name not in ("run", "job", "versions") or not isinstance(table, dict):
+            raise ConfigError(f"--config {path}: {name!r} belongs in a table [run] or [job]")
+    values = {**tables.get("run", {}), **tables.get("job", {})}
     known = [str(option.name) for option in options]
     for name in values:
         if name not in known:
@@ -131,6 +134,8 @@ def _option(
         names, type=kind, required=required, help=help, metavar=metavar, show_default=default is not None, **given
     )
 
+
+_RESERVED = ("config", "dry_run", "help", "hosts", "job_file", "ranks")
 
 _TYPES: Mapping[Any, Callable[[], ParamType]] = {
     int: lambda: click.INT,

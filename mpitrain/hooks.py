@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,20 +39,26 @@ class Log(Hook):
         self._start(loop)
 
     def after_step(self, loop: Loop) -> None:
-        self._loss += loop.loss
+        if loop.skipped:
+            self._skipped += 1
+        else:
+            self._loss += loop.loss
         if not _due(loop.step, self._every):
             return
         seconds, steps = loop.training_s - self._since, loop.step - self._first
+        counted = steps - self._skipped
         loop.report(
-            loss=self._loss / steps,
+            loss=self._loss / counted if counted else math.nan,
             learning_rate=loop.learning_rate,
             examples_per_s=steps * loop.global_batch / seconds,
             step_s=seconds / steps,
+            **({"skipped_steps": self._skipped} if self._skipped else {}),
         )
         self._start(loop)
 
     def _start(self, loop: Loop) -> None:
-        self._since, self._first, self._loss = loop.training_s, loop.step, 0.0
+        self._since, self._first = loop.training_s, loop.step
+        self._loss, self._skipped = 0.0, 0
 
 
 class _EveryAndAtEnd(Hook):

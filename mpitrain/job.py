@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .data import Split
 from .errors import JobError, UserError
+from .hooks import Hook
 from .nn.layer import Layer
 from .nn.loss import Loss
 from .optim import Optimizer, moving_average
-
-if TYPE_CHECKING:
-    from .hooks import Hook
 
 
 @dataclass
@@ -49,11 +48,33 @@ class Job:
     hooks: Sequence[Hook] = ()
 
     def __post_init__(self) -> None:
-        wanted = {"model": Layer, "loss": Loss, "optimizer": Optimizer, "train": Split}
+        wanted: dict[str, type] = {"model": Layer, "loss": Loss, "optimizer": Optimizer, "train": Split}
         for name, kind in wanted.items():
-            if not isinstance(getattr(self, name), kind):
-                given = type(getattr(self, name)).__name__
-                raise JobError(f"Job({name}=...) was given a {given}: give a {kind.__name__}")
+            self._check(name, getattr(self, name), kind)
+        optional: dict[str, type] = {"validation": Split, "moving_average": moving_average}
+        for name, kind in optional.items():
+            if getattr(self, name) is not None:
+                self._check(name, getattr(self, name), kind)
+        for name in ("batch_size", "train_steps"):
+            self._check(name, getattr(self, name), int)
+        for hook in self.hooks:
+            self._check("hooks", hook, Hook)
+
+    def _check(self, name: str, value: object, kind: type) -> None:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise JobError(f"Job({name}=...) was given {value!r}: give {kind.__name__}")
+
+    def facts(self) -> dict[str, object]:
+        """What must be the same on every rank, besides the model."""
+        return {
+            "loss": type(self.loss).__name__,
+            "optimizer": re.sub(r" at 0x[0-9a-f]+", "", repr(self.optimizer)),
+            "number of training examples": len(self.train),
+            "shape of an example": self.train.shape,
+            "number of validation examples": 0 if self.validation is None else len(self.validation),
+            "moving average": self.moving_average,
+            "hooks": [type(hook).__name__ for hook in self.hooks],
+        }
 
 
 JobFunction = Callable[..., Job]
@@ -107,14 +128,14 @@ def make_job(path: Path, function: JobFunction, arguments: dict[str, Any]) -> Jo
     except (Exception, SystemExit) as error:
         raise JobError(_describe(path, error)) from error
     if not isinstance(job, Job):
-        raise JobError(f"'job' in {path} returned a {type(job).__name__}: return a Job")
+        raise JobError(f"'job' in {path} returned {type(job).__name__}: return a Job")
     return job
 
 
 def _describe(path: Path, error: BaseException) -> str:
     """The error in one line, with the place in the job file that it came from."""
     if isinstance(error, SyntaxError):
-        return f"job file {path}, line {error.lineno}: {error.msg}"
+        return f"{error.filename}, line {error.lineno}: {error.msg}"
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path or f.filename == str(path)
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -51,6 +53,7 @@ def run_rank(parse: Callable[[], Request]) -> NoReturn:
     Collective over all ranks. A user's mistake is told by one rank, in one line, and every rank exits with
     status 2; after an unforeseen exception the rank that met it ends all of them with status 1.
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank without a traceback from wherever it is
     cluster = None
     try:
         cluster = Cluster()
@@ -58,15 +61,11 @@ def run_rank(parse: Callable[[], Request]) -> NoReturn:
             request = parse()
         _train(cluster, request)
     except UserError as error:
-        if (launched_rank(os.environ) if cluster is None else cluster.rank) == 0:
-            print(f"mpitrain: {error}", file=sys.stderr, flush=True)
-        sys.exit(error.exit_status)
+        _end(cluster, error)
     except OtherRankFailed:
         time.sleep(5)  # the other rank prints its traceback, then ends this one
         sys.exit(1)
     except BaseException as error:
-        if isinstance(error, SystemExit):
-            raise
         print(report_crash(cluster, error), file=sys.stderr, flush=True)
         if cluster is not None and cluster.size > 1:
             cluster.abort(1)
@@ -74,17 +73,29 @@ def run_rank(parse: Callable[[], Request]) -> NoReturn:
     sys.exit(0)
 
 
+def _end(cluster: Cluster | None, error: UserError) -> NoReturn:
+    """Tell a user's mistake once, and end: in order where every rank has met it, else by ending the others."""
+    if cluster is None or error.everywhere or cluster.size == 1:
+        if (launched_rank(os.environ) if cluster is None else cluster.rank) == 0:
+            print(f"mpitrain: {error}", file=sys.stderr, flush=True)
+    else:
+        print(f"mpitrain: {error} ({cluster.name_of_rank})", file=sys.stderr, flush=True)
+        cluster.abort(error.exit_status)
+    sys.exit(error.exit_status)
+
+
 def _train(cluster: Cluster, request: Request) -> None:
     config = request.config
     threads = _limit_threads(cluster, config.threads)
     with cluster.agree("making the job"):
         job = request.make()
-    config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
-    folder = cluster.comm.bcast(config.run_dir or _new_run_dir(request.name), root=0)
-    files = RunFiles(folder, None, None)
+        config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
+    cluster.check_same({**config.as_toml(), **job.facts()})
+    files, resume = RunFiles(Path(), None, None), None
     with cluster.agree("opening the run directory"):
-        resume = _find_checkpoint(config.resume, files.checkpoints)
         if cluster.chief:
+            folder = config.run_dir or _new_run_dir(request.name)
+            resume = _find_checkpoint(config.resume, folder)
             files = _open_files(folder, request, config)
     resume = cluster.comm.bcast(resume, root=0)
     console = files.console
@@ -115,14 +126,29 @@ def _limit_threads(cluster: Cluster, asked: int | None) -> int:
 
 
 def _new_run_dir(name: str) -> Path:
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """A folder of this run's own, made here: two runs may begin in the same second."""
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in itertools.count(1):
+        folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _cannot_write(folder, error) from error
+        return folder
+    raise AssertionError
 
 
-def _find_checkpoint(resume: str, folder: Path) -> Path | None:
+def _cannot_write(folder: Path, error: OSError) -> LaunchError:
+    return LaunchError(f"the run directory {folder} cannot be written: {error.strerror}; give another --run-dir")
+
+
+def _find_checkpoint(resume: str, run_dir: Path) -> Path | None:
     if resume == "never":
         return None
     if resume == "auto":
-        return checkpoint.newest(folder)
+        return checkpoint.newest(run_dir / "checkpoints")
     if not Path(resume).is_file():
         raise CheckpointError(f"--resume {resume}: no such checkpoint; give auto, never or a checkpoint's path")
     return Path(resume)
@@ -133,14 +159,14 @@ def _open_files(folder: Path, request: Request, config: RunConfig) -> RunFiles:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "config.toml").open("wb") as file:
             record = {
-                "job": {"name": request.name, **plain(request.arguments)},
                 "run": config.as_toml(),
-                "versions": _versions(),
+                "job": plain(request.arguments),
+                "versions": {"job_file": request.name, **_versions()},
             }
             tomli_w.dump(record, file)
         metrics = MetricsFile(folder / "metrics.jsonl")
     except OSError as error:
-        raise LaunchError(f"the run directory {folder} cannot be written: {error}; give another --run-dir") from error
+        raise _cannot_write(folder, error) from error
     return RunFiles(folder, Console(terminal_columns()), metrics)
 
 
@@ -168,7 +194,9 @@ def _describe_job(loop: Loop) -> str:
 
 def _summary(loop: Loop, steps: int, seconds: float) -> str:
     lines = []
-    if steps:
+    if not steps:
+        lines.append(f"nothing left to train: it is at step {loop.step:,} of {loop.train_steps:,}")
+    else:
         rate = steps * loop.global_batch / seconds
         lines.append(f"{steps:,} steps in {seconds:.1f} s: {rate:,.0f} examples/s, validation and saving included")
     measured = "  ".join(describe(name, value) for name, value in loop.validation.items())

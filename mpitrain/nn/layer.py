@@ -58,6 +58,7 @@ class Layer:
     overwrite the ``dy`` it is given, but not ``x``.
     """
 
+    output_shape: Shape = ()  # of one example; of a whole model, once it is laid out
     needs_dx = True  # set False by the model where nothing before this layer has parameters
 
     def __init__(self, name: str | None = None) -> None:
@@ -130,7 +131,7 @@ def layout_of(model: Layer, shape: Shape, dtype: Any) -> Layout:
     for index, (_, layer) in enumerate(walk(model)):
         layer.dtype = np.dtype(dtype)
         layer.index = index
-    model.build(shape)
+    model.output_shape = model.build(shape)
     return Layout.pack(
         (f"{path}.{name}" if path else name, spec.shape, spec.kind)
         for path, layer in walk(model)

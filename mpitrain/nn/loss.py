@@ -21,6 +21,13 @@ class Loss:
     def __init__(self) -> None:
         self._gradients: dict[tuple[Shape, str], Array] = {}
 
+    def check(self, shape: Shape, classes: int | None) -> None:
+        """Make sure that a model's outputs for one example, of ``shape``, suit labels of so many classes.
+
+        Raises:
+            JobError: They do not.
+        """
+
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         """``weight`` times the sum of the losses, and its gradient with respect to ``outputs``.
 
@@ -49,6 +56,14 @@ class Loss:
 
 class SoftmaxCrossEntropy(Loss):
     """``-log softmax(outputs)[label]``: outputs (batch, classes), labels (batch,) integers in [0, classes)."""
+
+    def check(self, shape: Shape, classes: int | None) -> None:
+        if len(shape) != 1 or (classes is not None and shape[0] < classes):
+            wanted = "classes" if classes is None else f"{classes}"
+            raise JobError(
+                f"SoftmaxCrossEntropy: the model's outputs have shape {shape} and the labels {wanted} classes; "
+                f"end the model with Dense(..., {wanted})"
+            )
 
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         _check_classes(outputs, labels)

@@ -86,6 +86,7 @@ class Sync:
         self._several_nodes = hierarchy.n_nodes > 1
         self._allocate(layout.size, dtype, slots, averages)
         self._updater = make_updater(self.params, {name: self.vectors[name] for name in slots}, self.average)
+        self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)
         self._buckets = buckets_of(starts, layout.size, bucket_bytes // np.dtype(dtype).itemsize)
         self._pieces = [hierarchy.piece(bucket.lo, bucket.hi) for bucket in self._buckets]
         self._exchanges = [
@@ -110,7 +111,7 @@ class Sync:
         self.params = self.vectors["params"]
         self.average = self.vectors.get("average")
         self.leads = node.rank == 0
-        self._partials: Array | None = None
+        self.grads[:] = 0  # the gaps between parameters stay so
 
     def begin(self, step: int, loss: float, flags: int = 0) -> None:
         self._step = step
@@ -132,21 +133,21 @@ class Sync:
         last = self._phase + len(self._buckets)
         if self._several_nodes:
             self._travel_rest()
-        self._board.wait(last)
+        self._wait(last)
         losses, flags = self._collect_noted()
         loss = sum(losses.tolist())
         finite = math.isfinite(loss)
-        if not finite and self._nan == "stop":
-            raise NonFiniteLoss(_describe(losses, self._step))
-        updated = finite or self._nan == "ignore"
-        for exchange in self._exchanges:
+        for exchange in self._exchanges:  # also where the run ends here: nothing may be left under way
             exchange.finish(self.grads)
+        if not finite and self._nan == "stop":
+            raise _not_finite(losses, self._step)
+        updated = finite or self._nan == "ignore"
         if updated:
             self._update_rest(last + 1)
             self._spread()
         self._phase = last + 2
         self._board.publish(self._phase)
-        self._board.wait(self._phase)
+        self._wait(self._phase)
         return StepResult(loss, flags, updated)
 
     def complete(self, name: str) -> Array:
@@ -169,20 +170,29 @@ class Sync:
             else:
                 self._update(self._handled, self._rows)
             self._handled += 1
-        for exchange in self._exchanges[: self._handled]:
+        self._progress()
+
+    def _wait(self, phase: int) -> None:
+        self._board.wait(phase, self._progress if self._several_nodes else None)
+
+    def _progress(self) -> None:
+        """Let MPI move what is under way between nodes."""
+        self._noting.Test()
+        for exchange in self._exchanges:
             exchange.progress()
 
     def _travel(self, index: int) -> None:
         """Sum this rank's slice of a bucket over the node, and send its pieces to their owners."""
         bucket = self._buckets[index]
         lo, hi = self._hierarchy.slice(bucket.lo, bucket.hi)
-        sum_in_place(self._rows, lo, hi, 1.0, self._hierarchy.node.rank)
+        if len(self._rows) > 1:
+            sum_in_place(self._rows, lo, hi, 1.0, self._hierarchy.node.rank)
         if self._exchanges:
             self._exchanges[index].start(self.grads)
 
     def _travel_rest(self) -> None:
         for index in range(self._handled, len(self._buckets)):
-            self._board.wait(self._phase + index + 1)
+            self._wait(self._phase + index + 1)
             self._travel(index)
         self._handled = len(self._buckets)
 
@@ -213,8 +223,6 @@ class Sync:
     def _sum_partials(self, mine: Any, phase: int) -> Array:
         """The sum of all owners' partial sums, in a fixed order."""
         hierarchy = self._hierarchy
-        if self._partials is None:
-            self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)
         self._partials[hierarchy.node.rank] = mine
         self._board.publish(phase)
         self._board.wait(phase)
@@ -239,10 +247,12 @@ class Sync:
         return self._all_noted[:, 0], int(np.bitwise_or.reduce(self._all_noted[:, 1].astype(np.int64)))
 
 
-def _describe(losses: Array, step: int) -> str:
+def _not_finite(losses: Array, step: int) -> NonFiniteLoss:
     ranks = [str(rank) for rank in np.flatnonzero(~np.isfinite(losses))]
     worker = f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(ranks[:8])}{' ...' * (len(ranks) > 8)}"
-    return (
-        f"the loss is {losses[int(ranks[0])]} at step {step} on {worker}; "
+    error = NonFiniteLoss(
+        f"the loss is {losses[int(ranks[0])]} at step {step + 1:,} on {worker}; "
         "lower the learning rate or clip the gradient, or pass --nan skip or --nan ignore to go on"
     )
+    error.everywhere = True  # all ranks see all losses
+    return error

@@ -1,4 +1,4 @@
-"""A job whose loss is NaN once: at step 7, on worker 1 alone."""
+"""A job whose loss is NaN once: in step 8, on worker 1 alone."""
 
 import numpy as np
 

@@ -56,7 +56,7 @@ def test_no_job_file(openmpi: Mpi) -> None:
         ("import nothing_of_that_name\n", ["line 1", "nothing_of_that_name"]),
         ("def job(:\n", ["line 1"]),
         ("def job():\n    return 1 / 0\n", ["line 2", "ZeroDivisionError"]),
-        ("def job():\n    return 1\n", ["returned a int"]),
+        ("def job():\n    return 1\n", ["returned int"]),
         ("def job(batch_size: int = 3):\n    return 1\n", ["batch_size", "option of every run"]),
         ("def job(x: dict = {}):\n    return 1\n", ["'x'", "dict"]),
         (
@@ -137,14 +137,14 @@ def test_ranks_disagree_on_the_layout(mpi: Mpi, job) -> None:
         " loss=nn.SoftmaxCrossEntropy(), optimizer=optim.sgd(0.1), train=d.train)\n"
     )
     said = refused(mpi, path, n=3)
-    for part in ("ranks 2", "dense1.weight (64, 10)", "dense1.weight (64, 20)"):
+    for part in ("rank 2", "dense1.weight (64, 10)", "dense1.weight (64, 20)"):
         assert part in said
 
 
 @pytest.mark.parametrize("sharing", ["--shared-memory", "--no-shared-memory"])
 def test_nan_loss(mpi: Mpi, sharing: str) -> None:
     said = refused(mpi, JOBS / "diverging.py", sharing, "--log-steps", "0")
-    for part in ("nan", "step 7", "worker 1", "--nan skip"):
+    for part in ("nan", "step 8", "worker 1", "--nan skip"):
         assert part in said
 
 
@@ -168,10 +168,77 @@ def test_a_rank_that_raises_ends_all(mpi: Mpi, where: str) -> None:
         assert "rank 1 of 3" in done.stderr
 
 
-def test_a_launcher_of_another_mpi(openmpi: Mpi, mpi: Mpi) -> None:
-    if mpi.name == "openmpi":
-        pytest.skip("the other way round is the other parameter")
-    for launcher, python in ((openmpi, mpi), (mpi, openmpi)):
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("raised", "status"), [("DataError('my data')", 2), ("SystemExit(0)", 1)])
+def test_a_users_error_on_one_rank_ends_all(mpi: Mpi, job, rank: int, raised: str, status: int) -> None:
+    path = job(
+        PROLOGUE + "from mpitrain import Hook\nfrom mpitrain.errors import DataError\n"
+        "class Fails(Hook):\n"
+        "    def after_step(self, loop):\n"
+        f"        if loop.step == 5 and loop.cluster.rank == {rank}:\n"
+        f"            raise {raised}\n"
+        "def job():\n"
+        "    d = data.mnist(None)\n"
+        "    return Job(model=nn.Sequential(nn.Dense(64, 10)), loss=nn.SoftmaxCrossEntropy(),"
+        " optimizer=optim.sgd(0.1), train=d.train, hooks=[Fails()])\n"
+    )
+    done = mpi.run(2, "-m", "mpitrain", "train", path, timeout=30)
+    assert done.returncode == status, done.stderr
+    assert f"rank {rank} of 2" in done.stderr
+    if status == 2:
+        assert "my data" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("optimizer=optim.adam(0.1) if rank else optim.sgd(0.1)", "optimizer"),
+        ("validation=d.validation if rank else None", "number of validation examples"),
+        ("train_steps=100 + rank", "train_steps"),
+        ("batch_size=50 + rank", "batch_size"),
+        ("train=d.train if rank else d.validation", "number of training examples"),
+    ],
+)
+def test_ranks_disagree_on_the_job(openmpi: Mpi, job, what: str, told: str) -> None:
+    path = job(
+        PROLOGUE + "from mpitrain.mpi import MPI\n"
+        "def job():\n"
+        "    d, rank = data.mnist(None), MPI.COMM_WORLD.rank\n"
+        "    given = dict(model=nn.Sequential(nn.Dense(64, 10)), loss=nn.SoftmaxCrossEntropy(),"
+        " optimizer=optim.sgd(0.1), train=d.train)\n"
+        f"    return Job(**(given | dict({what})))\n"
+    )
+    said = refused(openmpi, path)
+    assert told in said
+    assert "rank 1" in said
+
+
+@pytest.mark.parametrize("given", ["batch_size='a'", "hooks=[3]", "validation=d", "model=nn.Sequential(nn.Flatten())"])
+def test_a_job_of_wrong_parts(openmpi: Mpi, job, given: str) -> None:
+    path = job(
+        PROLOGUE + "def job():\n"
+        "    d = data.mnist(None)\n"
+        "    parts = dict(model=nn.Sequential(nn.Dense(64, 10)), loss=nn.SoftmaxCrossEntropy(),"
+        " optimizer=optim.sgd(0.1), train=d.train)\n"
+        f"    return Job(**(parts | dict({given})))\n"
+    )
+    refused(openmpi, path)
+
+
+def test_outputs_that_do_not_fit_the_classes(openmpi: Mpi, job) -> None:
+    path = job(
+        PROLOGUE + "def job():\n"
+        "    d = data.mnist(None)\n"
+        "    return Job(model=nn.Sequential(nn.Dense(64, 5)), loss=nn.SoftmaxCrossEntropy(),"
+        " optimizer=optim.sgd(0.1), train=d.train)\n"
+    )
+    said = refused(openmpi, path)
+    assert "(5,)" in said
+    assert "10 classes" in said
+
+
+def test_a_launcher_of_another_mpi(openmpi: Mpi, mpich: Mpi) -> None:
+    for launcher, python in ((openmpi, mpich), (mpich, openmpi)):
         done = run([*launcher.command(2), str(python.python), "-m", "mpitrain", "train", str(MLP)], timeout=30)
         assert done.returncode == 2, done.stderr
         said = one_line(done.stderr)

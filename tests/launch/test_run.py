@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import h5py
@@ -150,3 +153,57 @@ def test_sweep(openmpi: Mpi, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["0.01", "0.001"]
     assert "validation_accuracy" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_ending_run_ends_its_ranks(mpi: Mpi, number: signal.Signals, tmp_path: Path) -> None:
+    words = [str(mpi.python), "-m", "mpitrain", "run", "-n", "2", str(ROOT / "jobs" / "mnist_mlp.py")]
+    words += ["--train-steps", "100000000", "--run-dir", str(tmp_path), "--log-steps", "10"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "metrics.jsonl").exists() or not (tmp_path / "metrics.jsonl").stat().st_size:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            process.send_signal(number)
+            status = process.wait(timeout=20)
+        finally:
+            process.kill()
+        if number != signal.SIGKILL:
+            assert process.stderr is not None
+            assert status == 128 + number
+            assert f"ended by {number.name}" in process.stderr.read()
+    deadline = time.monotonic() + 10
+    while ranks_of(tmp_path):
+        assert time.monotonic() < deadline, "ranks are left behind"
+        time.sleep(0.1)
+
+
+def ranks_of(run_dir: Path) -> list[str]:
+    """Processes whose command line names the run directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(run_dir) in path.read_text():
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_runs_begun_in_the_same_second_have_folders_of_their_own(openmpi: Mpi, tmp_path: Path) -> None:
+    words = [str(openmpi.python), "-m", "mpitrain", "train", str(JOBS / "small.py"), "--train-steps", "1"]
+    processes = [subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL) for _ in range(4)]
+    assert [process.wait(timeout=60) for process in processes] == [0] * 4
+    folders = list((tmp_path / "runs").iterdir())
+    assert len(folders) == 4
+    assert all(len(list((folder / "checkpoints").iterdir())) == 1 for folder in folders)
+
+
+def test_skipped_steps_are_told(openmpi: Mpi, tmp_path: Path) -> None:
+    flags = ["--nan", "skip", "--log-steps", "10", "--run-dir", tmp_path]
+    openmpi.train(2, JOBS / "diverging.py", *flags)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    logged = [line for line in lines if "loss" in line]
+    assert [line.get("skipped_steps", 0) for line in logged] == [1, 0]
+    assert all(line["loss"] is not None for line in logged)

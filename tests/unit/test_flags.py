@@ -87,12 +87,16 @@ def test_types_without_a_form_on_the_command_line_are_refused() -> None:
 
 def test_config_file(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
-    file.write_text('[run]\nbatch_size = 7\n[job]\nname = "j"\ncount = 2\n')
+    file.write_text("[run]\nbatch_size = 7\n[job]\ncount = 2\n[versions]\nmpi = 1\n")
     options = [*flags.run_options(), *flags.job_options(Path("job.py"), many)]
     assert flags.read_config_file(file, options) == {"batch_size": 7, "count": 2}
     file.write_text("[run]\nbatch_sise = 7\n")
     with pytest.raises(ConfigError, match="batch_size"):
         flags.read_config_file(file, options)
+    for text in ("batch_size = 7\n", "[runs]\nbatch_size = 7\n", "run = 3\n"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="belongs in a table"):
+            flags.read_config_file(file, options)
     file.write_text("[run\n")
     with pytest.raises(ConfigError, match=r"c\.toml"):
         flags.read_config_file(file, options)
