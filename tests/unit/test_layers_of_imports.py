@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "mpitrain"
 
 # Lowest first; a module may import those of its own line and of lines above it in this list.
 LAYERS = [
-    ["errors", "version"],
+    ["blas", "errors", "version"],
     ["params"],
     ["kernels"],
     ["config"],
