@@ -1,4 +1,4 @@
-"""Which of its kernels OpenBLAS is to use, where its own choice is not the fastest. Must run before NumPy is imported."""
+"""Which of its kernels OpenBLAS is to use, where its own choice is not the fastest. Runs before NumPy is imported."""
 
 from __future__ import annotations
 
