@@ -30,12 +30,17 @@ def _due(step: int, every: int) -> bool:
 
 
 class Log(Hook):
-    """Reports loss, learning rate and speed every N steps: means since the last report."""
+    """Reports loss, learning rate and speed every N steps: means since the last report.
+
+    The first step's time is not counted: on a machine's first run kernels are compiled in it.
+    """
 
     def __init__(self, every: int) -> None:
         self._every = every
+        self._loss, self._counted, self._skipped = 0.0, 0, 0  # since the last report
 
     def begin(self, loop: Loop) -> None:
+        self._first_step = loop.step + 1
         self._start(loop)
 
     def after_step(self, loop: Loop) -> None:
@@ -43,22 +48,28 @@ class Log(Hook):
             self._skipped += 1
         else:
             self._loss += loop.loss
-        if not _due(loop.step, self._every):
-            return
-        seconds, steps = loop.training_s - self._since, loop.step - self._first
-        counted = steps - self._skipped
-        loop.report(
-            loss=self._loss / counted if counted else math.nan,
-            learning_rate=loop.learning_rate,
-            examples_per_s=steps * loop.global_batch / seconds,
-            step_s=seconds / steps,
-            **({"skipped_steps": self._skipped} if self._skipped else {}),
-        )
-        self._start(loop)
+            self._counted += 1
+        if loop.step == self._first_step:
+            self._timed_from = loop.step, loop.training_s
+        if _due(loop.step, self._every):
+            self._report(loop)
+            self._start(loop)
+
+    def _report(self, loop: Loop) -> None:
+        steps, seconds = loop.step - self._timed_from[0], loop.training_s - self._timed_from[1]
+        measured = {
+            "loss": self._loss / self._counted if self._counted else math.nan,
+            "learning_rate": loop.learning_rate,
+        }
+        if steps:
+            measured |= {"examples_per_s": steps * loop.global_batch / seconds, "step_s": seconds / steps}
+        if self._skipped:
+            measured["skipped_steps"] = self._skipped
+        loop.report(**measured)
 
     def _start(self, loop: Loop) -> None:
-        self._since, self._first = loop.training_s, loop.step
-        self._loss, self._skipped = 0.0, 0
+        self._timed_from = loop.step, loop.training_s
+        self._loss, self._counted, self._skipped = 0.0, 0, 0
 
 
 class _EveryAndAtEnd(Hook):
