@@ -50,7 +50,7 @@ def ours(name: str, ranks: int, folder: str) -> float:
 def peer(name: str, ranks: int, folder: str, python: str) -> float:
     steps = max(60, MODELS[name][1] // 4)
     words = [python, str(ROOT / "bench" / "peers" / "ddp.py"), name, str(ranks), str(steps), folder]
-    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    done = subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True)
     return statistics.median(json.loads(done.stdout.splitlines()[-1]))
 
 

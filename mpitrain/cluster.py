@@ -12,53 +12,34 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from .config import RunConfig
 from .errors import RankMismatch, UserError
 from .mpi import MPI, start
 from .params import Layout
+from .roles import server_ranks
 
 
 class OtherRankFailed(Exception):
     """Another rank failed, and reports it itself."""
 
 
-class Cluster:
-    """The ranks of this run.
-
-    Construction is collective over ``COMM_WORLD``.
+class Group:
+    """Ranks that do something together, and fail together.
 
     Attributes:
-        comm: All ranks.
-        workers: The ranks that compute gradients.
-        node: The ranks on this node, in the order of their ranks.
+        comm: The ranks.
+        node: Those of them on this node, in the order of their ranks.
         alone: This rank only.
-        rank, size: In ``comm``.
-        n_nodes: Nodes that the ranks are on.
         host: This node's name.
-        cores: Cores that this node's ranks may use together.
-
-    Raises:
-        LaunchError: The launcher started several ranks, and MPI sees one.
+        name_of_rank: This rank as messages name it.
+        everyone: Whether these are all ranks of the run.
     """
 
-    def __init__(self) -> None:
-        self.comm = start().Dup()
-        self.rank, self.size = self.comm.rank, self.comm.size
-        self.workers = self.comm
-        self.node = MPI.Intracomm(self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank))
+    everyone = False
+
+    def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, host: str, name_of_rank: str) -> None:
+        self.comm, self.node, self.host, self.name_of_rank = comm, node, host, name_of_rank
         self.alone = MPI.Intracomm(MPI.COMM_SELF)
-        self.host = socket.gethostname()
-        self.n_nodes = len(set(self.comm.allgather(self.node.bcast(self.rank, root=0))))
-        self.cores = len(set().union(*self.node.allgather(os.sched_getaffinity(0))))
-
-    @property
-    def chief(self) -> bool:
-        """Whether this rank speaks and writes files for all."""
-        return self.rank == 0
-
-    @property
-    def threads(self) -> int:
-        """BLAS threads of this rank: the node's cores shared among its ranks, at most those it is bound to."""
-        return max(1, min(self.cores // self.node.size, len(os.sched_getaffinity(0))))
 
     @contextmanager
     def agree(self, doing: str) -> Iterator[None]:
@@ -83,19 +64,21 @@ class Cluster:
         )
         unforeseen = [rank for rank, failure in enumerate(failures) if failure and not failure[0]]
         if unforeseen:
-            if error is not None and self.rank == unforeseen[0]:
+            if error is not None and self.comm.rank == unforeseen[0]:
                 raise error
             raise OtherRankFailed(f"rank {unforeseen[0]} failed while {doing}")
         rank, (_, kind, message) = next((r, f) for r, f in enumerate(failures) if f)
         if any(failure != failures[rank] for failure in failures):
-            message = f"{message} (rank {rank} of {self.size}, on {self.comm_host(rank)})"
+            message = f"{message} ({self._name_of(rank)})"
         agreed = kind(message)
-        agreed.everywhere = True
+        if not self.everyone and self.comm.rank > 0:
+            raise OtherRankFailed(message)  # the group's first rank tells it, and ends those outside the group
+        agreed.everywhere = self.everyone
         raise agreed from error
 
-    def comm_host(self, rank: int) -> str:
-        """Name of the host that ``rank`` is on; collective over ``comm``."""
-        return self.comm.bcast(self.host, root=rank)
+    def _name_of(self, rank: int) -> str:
+        """How messages name a rank of the group; collective over ``comm``."""
+        return self.comm.bcast(self.name_of_rank, root=rank)
 
     def check_layout(self, layout: Layout) -> None:
         """Make sure that every rank has laid out the same parameters; collective over ``comm``.
@@ -132,10 +115,104 @@ class Cluster:
             if differ:
                 raise _mismatch(differ, name, value, everyone[differ[0]][name])
 
+
+class Cluster(Group):
+    """All ranks of this run, and their roles.
+
+    Construction is collective over ``COMM_WORLD``. Every rank is a worker until ``assign`` says otherwise.
+
+    Attributes:
+        rank, size: In ``comm``.
+        servers: Ranks in ``comm`` of the parameter servers, by task index.
+        worker_ranks: Ranks in ``comm`` of the workers, by task index.
+        workers: The ranks that compute gradients; of a server, the servers.
+        training: The workers as a group; of a server, the servers.
+        node_of: For each rank, the lowest rank on its node.
+        host_of: For each rank, its host's name.
+        n_nodes: Nodes that the ranks are on.
+        cores: Cores that this node's ranks may use together.
+
+    Raises:
+        LaunchError: The launcher started several ranks, and MPI sees one.
+    """
+
+    everyone = True
+
+    def __init__(self) -> None:
+        comm = start().Dup()
+        node = MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
+        host = socket.gethostname()
+        super().__init__(comm, node, host, f"rank {comm.rank} of {comm.size}, on {host}")
+        self.rank, self.size = comm.rank, comm.size
+        places: list[tuple[int, str]] = comm.allgather((node.bcast(comm.rank, root=0), host))
+        self.node_of, self.host_of = [leader for leader, _ in places], [name for _, name in places]
+        self.n_nodes = len(set(self.node_of))
+        self.cores = len(set().union(*node.allgather(os.sched_getaffinity(0))))
+        self.servers: list[int] = []
+        self.worker_ranks = list(range(comm.size))
+        self.training: Group = self
+
     @property
-    def name_of_rank(self) -> str:
-        """This rank as messages name it."""
-        return f"rank {self.rank} of {self.size}, on {self.host}"
+    def workers(self) -> MPI.Intracomm:
+        return self.training.comm
+
+    def assign(self, config: RunConfig) -> None:
+        """Give every rank its role; collective over ``comm``.
+
+        Raises:
+            ConfigError: On every rank: there are too few ranks for the roles, or none on a host that is named.
+        """
+        try:
+            config.check_ranks(self.size)
+            servers = server_ranks(self.node_of, self.host_of, config.ps, config.ps_placement, config.ps_hosts)
+        except UserError as error:
+            error.everywhere = True
+            raise
+        if not servers:
+            return
+        self.servers = servers
+        self.worker_ranks = [rank for rank in range(self.size) if rank not in servers]
+        order = self.task_index
+        self.training = Group(
+            MPI.Intracomm(self.comm.Split(self.is_server, key=order)),
+            MPI.Intracomm(self.node.Split(self.is_server, key=order)),
+            self.host,
+            f"{self.role} {order} ({self.name_of_rank})",
+        )
+
+    @property
+    def is_server(self) -> bool:
+        return self.rank in self.servers
+
+    @property
+    def role(self) -> str:
+        """``ps`` or ``worker``."""
+        return "ps" if self.is_server else "worker"
+
+    @property
+    def task_index(self) -> int:
+        """This rank's number among those of its role."""
+        return (self.servers if self.is_server else self.worker_ranks).index(self.rank)
+
+    @property
+    def chief(self) -> bool:
+        """Whether this rank, the first worker, speaks and writes files for all."""
+        return self.rank == self.chief_rank
+
+    @property
+    def chief_rank(self) -> int:
+        """The first worker's rank in ``comm``."""
+        return self.worker_ranks[0]
+
+    @property
+    def threads(self) -> int:
+        """BLAS threads of this rank: the node's cores shared among its workers, at most those it is bound to."""
+        here = [rank for rank in self.worker_ranks if self.node_of[rank] == self.node_of[self.rank]]
+        return max(1, min(self.cores // max(1, len(here)), len(os.sched_getaffinity(0))))
+
+    def table(self, device: str) -> list[tuple[str, ...]]:
+        """Rank, host, role, task index and device of every rank; collective over ``comm``."""
+        return self.comm.allgather((str(self.rank), self.host, self.role, str(self.task_index), device))
 
     def abort(self, status: int) -> None:
         """End every rank at once; local."""

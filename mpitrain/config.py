@@ -10,6 +10,9 @@ from typing import Any, Literal
 
 from .errors import ConfigError
 
+Mode = Literal["sync", "async", "ssp", "backup", "local"]
+SERVED = ("async", "ssp", "backup")  # modes in which parameters live with servers, or in a node's shared memory
+
 
 def _option(default: Any, help: str, metavar: str | None = None) -> Any:
     return field(default=default, metadata={"help": help, "metavar": metavar})
@@ -23,7 +26,26 @@ class RunConfig:
         ConfigError: An option is out of range; the message says what is valid.
     """
 
-    mode: Literal["sync"] = _option("sync", "How the ranks agree on the parameters.")
+    mode: Mode = _option("sync", "How the ranks agree on the parameters.")
+    ps: int = _option(0, "Ranks that are parameter servers (async, ssp, backup); 0: the node's memory serves.", "K")
+    ps_placement: Literal["spread", "pack", "first"] = _option(
+        "spread", "Which ranks are servers: one a node first, all on as few nodes as hold them, or the first ranks."
+    )
+    ps_hosts: list[str] | None = _option(None, "Hosts whose ranks are to be servers.", "HOST,...")
+    placement: Literal["round_robin", "greedy", "partitioned"] = _option(
+        "partitioned", "How variables are laid out over the servers."
+    )
+    staleness: int | None = _option(None, "ssp: steps a worker may be ahead of the slowest.  [default: 3]", "S")
+    staleness_scaling: bool = _option(False, "async, ssp: divide the learning rate by the gradient's staleness.")
+    backup_workers: int | None = _option(
+        None, "backup: a step takes the first gradients of all workers but so many.  [default: 1]", "B"
+    )
+    local_steps: int | None = _option(None, "local: steps between two averages.  [default: 8]", "H")
+    elastic_rho: float | None = _option(
+        None, "local: pull workers and a center towards each other by this part, in place of averaging.", "RHO"
+    )
+    one_sided: bool = _option(True, "Reach servers on other nodes by RMA windows; else by messages.")
+    log_device_placement: bool = _option(False, "Print each rank's host, role and device at the start.")
     batch_size: int | None = _option(None, "Examples a worker takes for one step.", "N")
     train_steps: int | None = _option(None, "Stop after this step.", "N")
     accumulate_steps: int = _option(1, "Compute a worker's batch in this many parts, to save memory.", "N")
@@ -49,6 +71,52 @@ class RunConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{flag(name)} is {value}: give {least} or more")
+        if self.elastic_rho is not None and not 0 < self.elastic_rho < 1:
+            raise ConfigError(f"--elastic-rho is {self.elastic_rho}: give a number between 0 and 1")
+        self._check_modes()
+
+    def _check_modes(self) -> None:
+        """Refuse options that say nothing in this mode: whoever gives one means another mode."""
+        for name, modes in _MODES_OF.items():
+            if getattr(self, name) != RunConfig.__dataclass_fields__[name].default and self.mode not in modes:
+                raise ConfigError(
+                    f"{flag(name)} goes with --mode {' or '.join(modes)}, and the mode is {self.mode}: "
+                    f"leave out {flag(name)} or change --mode"
+                )
+        if self.ps_hosts is not None and len(self.ps_hosts) > self.ps:
+            raise ConfigError(f"--ps-hosts names {len(self.ps_hosts)} hosts for --ps {self.ps}: give a server for each")
+
+    def check_ranks(self, ranks: int) -> None:
+        """Make sure that so many ranks can take the roles asked for.
+
+        Raises:
+            ConfigError: There is no worker, or no more of them than backup workers.
+        """
+        workers = ranks - self.ps
+        if workers < 1:
+            raise ConfigError(
+                f"--ps {self.ps} leaves no worker of {ranks} rank{'s' * (ranks != 1)}: "
+                f"start {self.ps + 1} ranks or more, or give a lower --ps"
+            )
+        if self.mode == "backup" and self.backup_workers is not None and self.backup_workers >= workers:
+            raise ConfigError(
+                f"--backup-workers {self.backup_workers} of {workers} worker{'s' * (workers != 1)} leaves no gradient "
+                f"to take: give {workers - 1} or less"
+            )
+
+    def taken(self, workers: int) -> int:
+        """Gradients that one update takes from so many workers."""
+        if self.mode in ("async", "ssp"):
+            return 1
+        if self.mode != "backup":
+            return workers
+        spare = min(1, workers - 1) if self.backup_workers is None else self.backup_workers
+        return workers - spare
+
+    @property
+    def served(self) -> bool:
+        """Whether parameters live with servers, and workers come and go at their own pace."""
+        return self.mode in SERVED
 
     def merged(self, defaults: Mapping[str, Any]) -> RunConfig:
         """A copy in which ``defaults`` fill what was left at None."""
@@ -71,6 +139,20 @@ _LEAST = {
     "save_steps": 0,
     "threads": 1,
     "bucket_bytes": 0,
+    "ps": 0,
+    "staleness": 0,
+    "backup_workers": 0,
+    "local_steps": 1,
+}
+
+_MODES_OF: dict[str, tuple[Mode, ...]] = {
+    "ps": ("async", "ssp", "backup"),
+    "ps_hosts": ("async", "ssp", "backup"),
+    "staleness": ("ssp",),
+    "staleness_scaling": ("async", "ssp"),
+    "backup_workers": ("backup",),
+    "local_steps": ("local",),
+    "elastic_rho": ("local",),
 }
 
 

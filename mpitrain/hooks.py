@@ -10,107 +10,138 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """Called by the training loop on every worker, all of them at the same steps.
+    """Called by the training loop on every worker.
 
-    So a method may communicate over ``loop.cluster.workers``; only the chief should print or write files.
+    In ``sync`` and ``local`` all workers are at the same step then, so a method may communicate over
+    ``loop.cluster.workers``. In ``async``, ``ssp`` and ``backup`` each worker comes at its own pace, and
+    ``after_step`` must not communicate. Only the chief should print or write files.
     """
 
     def begin(self, loop: Loop) -> None:
-        """Called once, before the first step."""
+        """Called once, before the first step; all workers are there."""
 
     def after_step(self, loop: Loop) -> None:
-        """Called after every step, with ``loop.step`` steps done and ``loop.loss`` the last one's mean loss."""
+        """Called after every step of this worker, with ``loop.step`` steps done, by all workers together in the modes
+        without a common pace, and ``loop.loss`` the last one's mean loss."""
 
     def end(self, loop: Loop) -> None:
-        """Called once, after the last step."""
+        """Called once, after the last step; all workers are there, and have the same parameters."""
 
 
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
+class Every:
+    """Says when something that is done every N steps is due.
+
+    Args:
+        every: N; 0 for never.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._last = 0
+
+    def start(self, step: int) -> None:
+        """Count from ``step``."""
+        self._last = step
+
+    def due(self, step: int) -> bool:
+        """Whether a multiple of N has been reached or passed since this last said so."""
+        if not self._every or step // self._every <= self._last // self._every:
+            return False
+        self._last = step
+        return True
+
+    def next(self, step: int, end: int) -> int:
+        """The first multiple of N after ``step``, ``end`` at most."""
+        return min(end, (step // self._every + 1) * self._every) if self._every else end
 
 
 class Log(Hook):
-    """Reports loss, learning rate and speed every N steps: means since the last report.
+    """Reports loss, learning rate and speed every N steps: means since the last report, over all workers.
 
     The first step's time is not counted: on a machine's first run kernels are compiled in it.
     """
 
     def __init__(self, every: int) -> None:
-        self._every = every
-        self._loss, self._counted, self._skipped = 0.0, 0, 0  # since the last report
+        self._when = Every(every)
 
     def begin(self, loop: Loop) -> None:
-        self._first_step = loop.step + 1
+        self._when.start(loop.step)
+        self._timed = False
         self._start(loop)
 
     def after_step(self, loop: Loop) -> None:
-        if loop.skipped:
-            self._skipped += 1
-        else:
-            self._loss += loop.loss
-            self._counted += 1
-        if loop.step == self._first_step:
+        if not self._timed:
+            self._timed = True
             self._timed_from = loop.step, loop.training_s
-        if _due(loop.step, self._every):
-            self._report(loop)
+        if loop.settled and self._when.due(loop.step):
+            if loop.cluster.chief:
+                self._report(loop)
             self._start(loop)
 
     def _report(self, loop: Loop) -> None:
+        totals, before = loop.totals(), self._totals
         steps, seconds = loop.step - self._timed_from[0], loop.training_s - self._timed_from[1]
-        measured = {
-            "loss": self._loss / self._counted if self._counted else math.nan,
+        counted = totals.steps - before.steps
+        values = {
+            "loss": (totals.loss - before.loss) / counted if counted else math.nan,
             "learning_rate": loop.learning_rate,
         }
         if steps:
-            measured |= {"examples_per_s": steps * loop.global_batch / seconds, "step_s": seconds / steps}
-        if self._skipped:
-            measured["skipped_steps"] = self._skipped
-        loop.report(**measured)
+            values |= {"examples_per_s": steps * loop.step_examples / seconds, "step_s": seconds / steps}
+        if totals.skipped > before.skipped:
+            values["skipped_steps"] = totals.skipped - before.skipped
+        loop.report(loop.step, values | totals.measured)
 
     def _start(self, loop: Loop) -> None:
         self._timed_from = loop.step, loop.training_s
-        self._loss, self._counted, self._skipped = 0.0, 0, 0
+        if loop.cluster.chief:
+            self._totals = loop.totals()
 
 
-class _EveryAndAtEnd(Hook):
-    """Does something every N steps and at the end, once for a step."""
+class Validate(Hook):
+    """Measures loss and accuracy on the validation examples every N steps and at the end."""
 
     def __init__(self, every: int) -> None:
-        self._every = every
-        self._done_at = -1
+        self._when = Every(every)
 
-    def act(self, loop: Loop) -> None:
-        """What is to be done."""
-        raise NotImplementedError
+    def begin(self, loop: Loop) -> None:
+        self._when.start(loop.step)
 
     def after_step(self, loop: Loop) -> None:
-        if _due(loop.step, self._every):
-            self._act(loop)
+        if loop.settled and self._when.due(loop.step):
+            loop.validate_now()
+        loop.report_validation()
+
+    def end(self, loop: Loop) -> None:
+        loop.validate_at_end()
+
+
+class Save(Hook):
+    """Writes a checkpoint every N steps and at the end."""
+
+    def __init__(self, every: int) -> None:
+        self._when = Every(every)
+        self._done_at = -1
+
+    def begin(self, loop: Loop) -> None:
+        self._when.start(loop.step)
+        if loop.resumed:
+            self._done_at = loop.step
+        loop.pause_at(self._when.next(loop.step, loop.train_steps))
+
+    def after_step(self, loop: Loop) -> None:
+        if loop.lockstep and loop.settled and self._when.due(loop.step):
+            self._save(loop)
+
+    def paused(self, loop: Loop) -> None:
+        """Called on the chief when all stand still at the step that ``begin`` or this asked for."""
+        self._save(loop)
+        loop.pause_at(self._when.next(loop.step, loop.train_steps))
 
     def end(self, loop: Loop) -> None:
         if self._done_at != loop.step:
-            self._act(loop)
+            self._save(loop)
 
-    def _act(self, loop: Loop) -> None:
+    def _save(self, loop: Loop) -> None:
         self._done_at = loop.step
-        self.act(loop)
-
-
-class Validate(_EveryAndAtEnd):
-    """Measures loss and accuracy on the validation examples every N steps and at the end."""
-
-    def act(self, loop: Loop) -> None:
-        measured = loop.validate()
-        if measured:
-            loop.report(**measured)
-
-
-class Save(_EveryAndAtEnd):
-    """Writes a checkpoint every N steps and at the end."""
-
-    def begin(self, loop: Loop) -> None:
-        if loop.resumed:
-            self._done_at = loop.step
-
-    def act(self, loop: Loop) -> None:
         loop.save()

@@ -19,6 +19,7 @@ from .hooks import Hook
 from .nn.layer import Layer
 from .nn.loss import Loss
 from .optim import Optimizer, moving_average
+from .placement import Pins
 
 
 @dataclass
@@ -35,6 +36,8 @@ class Job:
         train_steps: Stop after this step; ``--train-steps`` wins.
         moving_average: Averages of the parameters to validate with, or None.
         hooks: Called by the training loop beside its own.
+        pins: With parameter servers: the server, from 0, of a variable by name, or a function of name, shape and
+            bytes that returns it, or None for wherever ``--placement`` puts it.
     """
 
     model: Layer
@@ -46,6 +49,7 @@ class Job:
     train_steps: int = 1000
     moving_average: moving_average | None = None
     hooks: Sequence[Hook] = ()
+    pins: Pins | None = None
 
     def __post_init__(self) -> None:
         wanted: dict[str, type] = {"model": Layer, "loss": Loss, "optimizer": Optimizer, "train": Split}

@@ -43,26 +43,26 @@ def _compile(function: F, fastmath: bool | set[str]) -> F:
 
 
 @kernel
-def sum_rows(rows: Array, start: int, stop: int, scale: float, out: Array) -> None:
-    """out = scale * (rows[0] + rows[1] + ...)[start:stop], added in that order.
+def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out: Array) -> None:
+    """out = scale * (rows[order[0]] + rows[order[1]] + ...)[start:stop], added in that order.
 
     ``out``, shape (stop - start,), must not lie in ``rows``: compiled loops over arrays that overlap do not
     vectorize, even where they would be right.
     """
-    n = rows.shape[0]
+    n = order.size
     factor = out.dtype.type(scale)
     if n == 1:
-        a = rows[0, start:stop]
+        a = rows[order[0], start:stop]
         for i in range(out.size):
             out[i] = factor * a[i]
         return
     one = out.dtype.type(1)
     first = factor if n == 2 else one
-    a, b = rows[0, start:stop], rows[1, start:stop]
+    a, b = rows[order[0], start:stop], rows[order[1], start:stop]
     for i in range(out.size):
         out[i] = first * (a[i] + b[i])
     for r in range(2, n):
         then = factor if r == n - 1 else one
-        c = rows[r, start:stop]
+        c = rows[order[r], start:stop]
         for i in range(out.size):
             out[i] = then * (out[i] + c[i])

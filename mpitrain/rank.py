@@ -22,9 +22,14 @@ from .cluster import Cluster, OtherRankFailed, report_crash
 from .config import RunConfig, plain
 from .errors import CheckpointError, LaunchError, UserError
 from .job import Job
-from .monitor.console import Console, describe, terminal_columns
+from .monitor.console import Console, describe, format_table, terminal_columns
 from .monitor.metrics import MetricsFile
 from .mpi import launched_rank, library_name
+from .plan import Plan, make_plan
+from .server import Server
+from .start import start_values
+from .strategy.choose import lockstep_strategy, served_strategy
+from .strategy.store import Store
 from .train import Loop, RunFiles
 
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
@@ -86,35 +91,77 @@ def _end(cluster: Cluster | None, error: UserError) -> NoReturn:
 
 def _train(cluster: Cluster, request: Request) -> None:
     config = request.config
+    cluster.assign(config)
     threads = _limit_threads(cluster, config.threads)
     with cluster.agree("making the job"):
         job = request.make()
         config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
+        plan = make_plan(job, config, len(cluster.worker_ranks))
     cluster.check_same({**config.as_toml(), **job.facts()})
+    cluster.check_layout(plan.layout)
     files, resume = RunFiles(Path(), None, None), None
     with cluster.agree("opening the run directory"):
         if cluster.chief:
             folder = config.run_dir or _new_run_dir(request.name)
             resume = _find_checkpoint(config.resume, folder)
             files = _open_files(folder, request, config)
-    resume = cluster.comm.bcast(resume, root=0)
-    console = files.console
+    resume = cluster.comm.bcast(resume, root=cluster.chief_rank)
     try:
-        if console is not None:
-            console.say(_headline(cluster, request.name, config, threads))
-        loop = Loop(cluster, job, config, files, resume)
-        if console is not None:
-            console.say(_describe_job(loop))
-        began = time.perf_counter()
-        first = loop.step
-        loop.run()
-        if console is not None:
-            console.say(_summary(loop, loop.step - first, time.perf_counter() - began))
-        loop.free()
+        _write_ranks(cluster, config, files)
+        if files.console is not None:
+            files.console.say(_headline(cluster, request.name, config, threads))
+        if cluster.is_server:
+            _serve(cluster, job, plan, resume)
+        else:
+            _work(cluster, job, plan, files, resume)
     finally:
-        if console is not None and files.metrics is not None:
-            console.stop()
+        if files.console is not None and files.metrics is not None:
+            files.console.stop()
             files.metrics.close()
+
+
+def _serve(cluster: Cluster, job: Job, plan: Plan, resume: Path | None) -> None:
+    """What a parameter server does."""
+    store = Store(cluster, plan, start_values(cluster, plan, job.model, resume), lambda line: None)
+    Server(store).serve()
+    store.free()
+
+
+def _work(cluster: Cluster, job: Job, plan: Plan, files: RunFiles, resume: Path | None) -> None:
+    """What a worker does."""
+    console = files.console
+    say = (lambda line: None) if console is None else console.say
+    if plan.config.served:
+        store = Store(cluster, plan, start_values(cluster, plan, job.model, resume), say)
+        strategy = served_strategy(store)
+    else:
+        fill = start_values(cluster.training, plan, job.model, resume)
+        strategy = lockstep_strategy(cluster, plan, fill, say)
+    loop = Loop(cluster, job, plan, strategy, files, resume)
+    say(_describe_job(loop))
+    began, first = time.perf_counter(), loop.step
+    loop.run()
+    say(_summary(loop, loop.step - first, time.perf_counter() - began))
+    _end_servers(cluster)
+    loop.free()
+
+
+def _end_servers(cluster: Cluster) -> None:
+    """Enter the barrier that servers look at; collective over all ranks."""
+    if cluster.servers:
+        everybody = cluster.comm.Ibarrier()
+        while not everybody.Test():
+            time.sleep(100e-6)
+
+
+def _write_ranks(cluster: Cluster, config: RunConfig, files: RunFiles) -> None:
+    """Leave the table of who is what in the run directory, and print it where asked; collective over all ranks."""
+    table = format_table(("rank", "host", "role", "task", "device"), cluster.table("cpu"))
+    with cluster.agree("writing ranks.txt"):
+        if cluster.chief:
+            (files.folder / "ranks.txt").write_text(table + "\n", encoding="utf-8")
+    if config.log_device_placement and files.console is not None:
+        files.console.say(table)
 
 
 def _limit_threads(cluster: Cluster, asked: int | None) -> int:
@@ -176,19 +223,22 @@ def _versions() -> dict[str, str]:
 
 
 def _headline(cluster: Cluster, name: str, config: RunConfig, threads: int) -> str:
-    workers = cluster.workers.size
+    workers, servers = len(cluster.worker_ranks), len(cluster.servers)
+    serving = f" and {servers} server{'s' * (servers != 1)}" if servers else ""
+    nodes = f"{cluster.n_nodes} node{'s' * (cluster.n_nodes != 1)}"
     return (
-        f"{name}: {workers} worker{'s' * (workers != 1)} on {cluster.n_nodes} node{'s' * (cluster.n_nodes != 1)}, "
+        f"{name}: {workers} worker{'s' * (workers != 1)}{serving} on {nodes}, "
         f"{config.mode}, {config.dtype}, {threads} thread{'s' * (threads != 1)} each, {library_name()}"
     )
 
 
 def _describe_job(loop: Loop) -> str:
     resumed = f"; resumed from {loop.resumed} at step {loop.step:,}" if loop.resumed else ""
-    workers = loop.cluster.workers.size
+    plan = loop.plan
+    of = f" of {plan.workers}" if plan.config.mode == "backup" and plan.taken < plan.workers else ""
     return (
         f"{loop.layout.n_params:,} parameters, {len(loop.job.train):,} training examples, "
-        f"{loop.batch} x {workers} a step{resumed}"
+        f"{plan.batch} x {plan.taken}{of} a step{resumed}"
     )
 
 
@@ -197,7 +247,7 @@ def _summary(loop: Loop, steps: int, seconds: float) -> str:
     if not steps:
         lines.append(f"nothing left to train: it is at step {loop.step:,} of {loop.train_steps:,}")
     else:
-        rate = steps * loop.global_batch / seconds
+        rate = steps * loop.step_examples / seconds
         lines.append(f"{steps:,} steps in {seconds:.1f} s: {rate:,.0f} examples/s, validation and saving included")
     measured = "  ".join(describe(name, value) for name, value in loop.validation.items())
     if measured:

@@ -78,7 +78,10 @@ def main(rank: int, ranks: int, name: str, steps: int, folder: str, port: int) -
             rates.append(every * BATCH * ranks / (now - began))
             began = now
     if rank == 0:
-        print(json.dumps(rates[1:]))
+        print(json.dumps(rates[1:]), flush=True)
+    if ranks > 1:
+        dist.barrier()  # gloo aborts a rank whose peer is gone before it
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

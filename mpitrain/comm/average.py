@@ -38,11 +38,11 @@ def sum_in_place(rows: Array, lo: int, hi: int, scale: float, row: int) -> None:
         for i in range(total.size):
             total[i] = factor * (total[i] + other[i])
         return
-    scratch = np.empty(_BLOCK, rows.dtype)
+    scratch, order = np.empty(_BLOCK, rows.dtype), np.arange(len(rows))
     for start in range(lo, hi, _BLOCK):
         stop = min(start + _BLOCK, hi)
         block, target = scratch[: stop - start], rows[row, start:stop]
-        sum_rows(rows, start, stop, scale, block)
+        sum_rows(rows, order, start, stop, scale, block)
         for i in range(target.size):  # not target[:] = block, which compiles to a slow general copy
             target[i] = block[i]
 

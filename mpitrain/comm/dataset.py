@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..cluster import Cluster
+from ..cluster import Group
 from ..data import Resident, Split, Storage, Streaming, check_labels
 from .shared import SharedArrays, sharing_problem
 
@@ -14,13 +14,13 @@ _RESIDENT_PART = 0.5  # of the node's free memory: a split that needs more is re
 class SharedData:
     """Loads splits into the memory that a node's ranks share.
 
-    Every method is collective over the cluster's ranks.
+    Every method is collective over the group's ranks.
     """
 
-    def __init__(self, cluster: Cluster, share: bool) -> None:
-        self._cluster = cluster
+    def __init__(self, group: Group, share: bool) -> None:
+        self._group = group
         self._share = share
-        self._shared = SharedArrays(cluster.node)
+        self._shared = SharedArrays(group.node)
 
     def load(self, split: Split) -> Storage:
         """Storage of ``split``: shared by the node, or each rank's own where memory cannot be shared.
@@ -30,16 +30,16 @@ class SharedData:
         Raises:
             DataError: On every rank, where one cannot read its file.
         """
-        cluster = self._cluster
-        share = self._share and not any(cluster.comm.allgather(sharing_problem(cluster.node, split.nbytes)))
-        needed = split.nbytes * (1 if share else cluster.node.size)
-        if split.block is not None and any(cluster.comm.allgather(needed > _RESIDENT_PART * _free_bytes())):
+        group = self._group
+        share = self._share and not any(group.comm.allgather(sharing_problem(group.node, split.nbytes)))
+        needed = split.nbytes * (1 if share else group.node.size)
+        if split.block is not None and any(group.comm.allgather(needed > _RESIDENT_PART * _free_bytes())):
             return Streaming(split)
-        arrays = self._shared if share else SharedArrays(cluster.alone)
+        arrays = self._shared if share else SharedArrays(group.alone)
         examples = arrays.allocate((len(split), *split.shape), split.dtype)
         labels = arrays.allocate((len(split), *split.label_shape), split.label_dtype)
-        with cluster.agree("reading data"):
-            if not share or cluster.node.rank == 0:
+        with group.agree("reading data"):
+            if not share or group.node.rank == 0:
                 split.read(0, len(split), examples, labels)
                 check_labels(split, labels)
         return Resident(examples, labels)

@@ -82,10 +82,10 @@ def hierarchy_of(cluster: Cluster, nbytes: int, share: bool, say: Callable[[str]
     same sums then travel by MPI.
     """
     if share:
-        problems = cluster.workers.allgather(sharing_problem(cluster.node, nbytes))
+        problems = cluster.workers.allgather(sharing_problem(cluster.training.node, nbytes))
         problem = next(filter(None, problems), "")
         if not problem:
-            return Hierarchy(cluster.workers, cluster.node, cluster.cores)
+            return Hierarchy(cluster.workers, cluster.training.node, cluster.cores)
         say(f"ranks of a node do not share memory, they send instead: {problem}")
     return Hierarchy(cluster.workers, cluster.alone, cluster.cores)
 
@@ -123,4 +123,4 @@ class Exchange:
     def finish(self, out: Array) -> None:
         """Wait, and write the sum over the nodes to ``out[lo:hi]``, the piece of this rank."""
         self._request.Wait()
-        sum_rows(self._received, 0, self.hi - self.lo, 1.0, out[self.lo : self.hi])
+        sum_rows(self._received, np.arange(len(self._received)), 0, self.hi - self.lo, 1.0, out[self.lo : self.hi])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tqdm import tqdm
 
@@ -89,3 +89,19 @@ def describe(name: str, value: float) -> str:
     """A measured value with its name and unit."""
     label, form = _FORMATS.get(name, (name.replace("_", " "), lambda x: f"{x:.4g}"))
     return f"{label} {form(value)}".strip()
+
+
+def format_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they need to be; numbers to the right."""
+    columns = list(zip(titles, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [all(_is_number(cell) for cell in column[1:]) and len(column) > 1 for column in columns]
+    lines = []
+    for row in (titles, *rows):
+        cells = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(",", "").replace(".", "").rstrip("%").isdigit()

@@ -28,6 +28,8 @@ def update_segments(
     l2: Array,
     shrink: Array,
     rows: Array,
+    order: Array,
+    origin: int,
     params: Array,
     slot0: Array,
     slot1: Array,
@@ -43,7 +45,9 @@ def update_segments(
         scales: Shape (k,), float64: the gradient is this times the sum of rows.
         l2: Shape (k,), float64: this times params is added to the gradient.
         shrink: Shape (k,), float64: params lose this part of themselves before they are updated.
-        rows: Shape (n, >= size), C-contiguous: gradients, added in the order of rows.
+        rows: Shape (n, >= size), C-contiguous: gradients.
+        order: Shape (k,), int64: which rows are added, in this order.
+        origin: Element of params that the rows' first element belongs to.
         params, slot0, slot1, average: Shape (size,), of one dtype; empty where there is none.
         follow: The part of the way that ``average`` goes towards params.
         scratch: Shape (BLOCK,).
@@ -53,7 +57,7 @@ def update_segments(
             stop = min(start + BLOCK, segments[s, 1])
             # Slices, so that the inner loops count from zero: only those vectorize.
             p, a, g = params[start:stop], average[start:stop], scratch[: stop - start]
-            sum_rows(rows, start, stop, scales[s], g)
+            sum_rows(rows, order, start - origin, stop - origin, scales[s], g)
             if segments[s, 2] == 0:
                 _add_scaled(p, 1.0, g)
                 a[:] = p[: a.size]
@@ -72,9 +76,9 @@ def measure_segments(
     normed: bool,
     constants: Constants,
     segments: Array,
-    scale: float,
     decay: Array,
     rows: Array,
+    order: Array,
     own: Array,
     params: Array,
     slot0: Array,
@@ -96,7 +100,7 @@ def measure_segments(
         for start in range(segments[s, 0], segments[s, 1], BLOCK):
             stop = min(start + BLOCK, segments[s, 1])
             p, g = params[start:stop], scratch[: stop - start]
-            sum_rows(rows, start, stop, scale, g)
+            sum_rows(rows, order, start, stop, 1.0, g)
             if segments[s, 2] == 1:
                 if directed:
                     _adam_direction(p, g, slot0[start:stop], slot1[start:stop], constants, decay[s])

@@ -12,6 +12,8 @@ from . import rules
 from .average import moving_average
 from .optimizer import Optimizer
 
+_FIRST = np.zeros(1, np.int64)
+
 
 @dataclass(frozen=True)
 class _Cut:
@@ -85,25 +87,42 @@ class Updater:
         """Length of what ``prepare`` returns."""
         return 2 * len(self.layout.entries) if self.optimizer.layerwise else 1
 
-    def update(self, lo: int, hi: int, rows: Array, step: int, scale: float = 1.0) -> None:
-        """Update [lo, hi) by the gradient ``scale`` * sum of ``rows``.
+    def update(
+        self,
+        lo: int,
+        hi: int,
+        rows: Array,
+        step: int,
+        *,
+        order: Array | None = None,
+        origin: int = 0,
+        clip: float = 1.0,
+        rate_scale: float = 1.0,
+    ) -> None:
+        """Update [lo, hi) by the gradient that is the sum of ``rows``.
 
         The result is the same bits however [0, size) is cut into ranges.
 
         Args:
-            rows: Shape (n, size or more), C-contiguous, of the parameters' dtype; added in this order.
+            rows: Shape (n, hi - origin or more), C-contiguous, of the parameters' dtype.
             step: The 0-based step.
+            order: Shape (k,), int64: the rows to add, in this order; all in theirs if left out.
+            origin: Element of the vector that the rows' first element belongs to.
+            clip: The gradient of the parameters, not of state, is multiplied by this.
+            rate_scale: The learning rate is multiplied by this.
         """
         cut = self._cut(lo, hi)
-        cut.scales.fill(scale)
-        self._apply(cut, rows, self.optimizer.rate(step), step)
+        np.copyto(cut.scales, np.where(cut.segments[:, 2] == 1, clip, 1.0))
+        order = np.arange(len(rows)) if order is None else order
+        self._apply(cut, rows, order, origin, rate_scale * self.optimizer.rate(step), step)
 
-    def prepare(self, lo: int, hi: int, rows: Array, own: Array, step: int, scale: float = 1.0) -> Array:
+    def prepare(self, lo: int, hi: int, rows: Array, own: Array, step: int, *, order: Array | None = None) -> Array:
         """First half of an update: write the gradient (LAMB: the direction) to own[lo:hi]; return its sums.
 
         Args:
             own: Shape (size or more,): memory that only this caller reads in [lo, hi). It may be a row of
                 ``rows``.
+            order: As for ``update``.
 
         Returns:
             Squared norms over [lo, hi), float64, to be added over ranges that together are the whole vector:
@@ -117,9 +136,9 @@ class Updater:
             self.optimizer.layerwise,
             direction or (0.0, 0.0, 0.0, 0.0),
             cut.segments,
-            scale,
             self.optimizer.weight_decay * cut.decayed,
             rows,
+            np.arange(len(rows)) if order is None else order,
             own,
             self._params,
             self._slot0,
@@ -148,7 +167,7 @@ class Updater:
         else:
             clip = self.optimizer.clip_factor(float(sums[0]))
             np.copyto(cut.scales, np.where(cut.segments[:, 2] == 1, clip, 1.0))
-        self._apply(cut, own[np.newaxis], rate, step)
+        self._apply(cut, own[np.newaxis], _FIRST, 0, rate, step)
 
     def _scale_layers(self, cut: _Cut, sums: Array, rate: float) -> None:
         """Set what a layerwise optimizer multiplies each segment by; ``sums``: shape (n_entries, 2)."""
@@ -160,7 +179,7 @@ class Updater:
             np.multiply(scales, optimizer.weight_decay * cut.decayed, out=cut.l2)
         np.copyto(cut.scales, np.where(cut.segments[:, 2] == 1, clip * scales, 1.0))
 
-    def _apply(self, cut: _Cut, rows: Array, rate: float, step: int) -> None:
+    def _apply(self, cut: _Cut, rows: Array, order: Array, origin: int, rate: float, step: int) -> None:
         optimizer = self.optimizer
         if optimizer.weight_decay and not optimizer.layerwise:
             np.multiply(cut.decayed, rate * optimizer.weight_decay, out=cut.shrink)
@@ -172,6 +191,8 @@ class Updater:
             cut.l2,
             cut.shrink,
             rows,
+            order,
+            origin,
             self._params,
             self._slot0,
             self._slot1,

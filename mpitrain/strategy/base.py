@@ -1,57 +1,130 @@
-"""What every mode offers the training loop: parameters to read, a gradient to fill, and an end to each step."""
+"""What every mode offers the training loop: work to do, parameters to read, a gradient to fill, an end to each step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import Enum
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
+from ..errors import NonFiniteLoss
 from ..params import Array
 
-STOP = 1  # flag: some rank was asked to stop
+# Given a node's vectors by name on one rank of the node, None on the others, and the rank that knows where training
+# begins: fills the vectors, returns step and position. Collective.
+Fill = Callable[["dict[str, Array] | None", int], "tuple[int, int]"]
+
+
+class Work(NamedTuple):
+    """A batch to compute a gradient of.
+
+    Attributes:
+        step: The 0-based step that it is for.
+        position: Of its first example in the endless stream of examples.
+    """
+
+    step: int
+    position: int
+
+
+class Turn(Enum):
+    """What else there may be to do."""
+
+    PAUSE = "all stand still at the step asked for, and wait for the chief"
+    END = "training is over"
 
 
 class StepResult(NamedTuple):
-    """What all workers know at the end of a step.
+    """How a step ended for this worker.
 
     Attributes:
-        loss: Mean loss over the global batch.
-        flags: Union of the flags that the ranks raised.
-        updated: False where the update was skipped.
+        loss: Mean loss over the step's examples, as far as this worker knows it.
+        updated: False where the gradient was left out, since it was not finite or came too late.
     """
 
     loss: float
-    flags: int
     updated: bool
 
 
+class Totals(NamedTuple):
+    """What all workers have done since this run began.
+
+    Attributes:
+        loss: Sum of the losses of steps.
+        steps: Steps in that sum.
+        skipped: Steps that were left out, since their loss was not finite.
+        measured: What else is to be reported beside the loss, by name.
+    """
+
+    loss: float
+    steps: int
+    skipped: int
+    measured: dict[str, float]
+
+
 class Strategy(Protocol):
-    """Turns this rank's gradient for a step into the parameters for the next.
+    """Turns this rank's gradient into the parameters for the next.
 
     Attributes:
         params: Shape (layout.size,): what the model computes with. Not to be written.
         grads: Shape (layout.size,): where the model's backward pass writes.
-        average: Moving averages of the parameters, shape (layout.size,), or None.
-        vectors: ``params``, the optimizer's slots and ``average`` by name: what a checkpoint holds. Before
-            training the ranks with ``leads`` fill them, all with the same values.
-        leads: Whether this rank fills the vectors.
+        has_average: Whether there are moving averages of the parameters.
+        vectors: Names of ``params``, the optimizer's slots and ``average``: what a checkpoint holds.
+        lockstep: Whether all workers are at the same step whenever ``finish`` returns.
+        step: Steps done.
+        position: Examples taken from the endless stream: where the data goes on.
     """
 
     params: Array
     grads: Array
-    average: Array | None
-    vectors: dict[str, Array]
-    leads: bool
+    has_average: bool
+    vectors: list[str]
+    lockstep: bool
+    step: int
+    position: int
 
-    def begin(self, step: int, loss: float, flags: int) -> None:
+    @property
+    def settled(self) -> bool:
+        """Whether the workers have the same parameters after this step."""
+
+    def pause_at(self, step: int) -> None:
+        """Have all workers stand still at a step after the present one; the chief's alone, and only where the modes
+        keep no common pace: ``take`` then tells the chief when they do."""
+
+    def take(self) -> Work | Turn:
+        """What to do next; may wait for others."""
+
+    def begin(self, loss: float) -> None:
         """Announce this rank's share of the step's loss, before its backward pass; local."""
 
     def ready(self, start: int) -> None:
         """Say that ``grads[start:]`` is complete; called with falling ``start``, at last with 0; local."""
 
     def finish(self) -> StepResult:
-        """Agree on the new parameters; collective over the workers."""
+        """Hand in the gradient; where ``lockstep`` collective over the workers."""
+
+    def stop(self) -> None:
+        """Ask all workers to end soon; local, and enough on one rank."""
+
+    def close(self) -> None:
+        """Come to the last parameters, which all workers then have; collective over the workers."""
 
     def complete(self, name: str) -> Array:
-        """One of ``vectors``, made whole on every node; collective over the workers."""
+        """One of ``vectors``, whole. Where ``lockstep`` collective over the workers, else local."""
+
+    def totals(self) -> Totals:
+        """What all workers have done; on the chief."""
 
     def free(self) -> None:
-        """Give memory back; collective over the workers."""
+        """Give memory back; collective over all ranks."""
+
+
+def not_finite(losses: Array, step: int) -> NonFiniteLoss:
+    """The error that names the workers whose loss is not finite; ``losses``: shape (workers,)."""
+    ranks = [str(rank) for rank in np.flatnonzero(~np.isfinite(losses))]
+    worker = f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(ranks[:8])}{' ...' * (len(ranks) > 8)}"
+    return NonFiniteLoss(
+        f"the loss is {losses[int(ranks[0])]} at step {step + 1:,} on {worker}; "
+        "lower the learning rate or clip the gradient, or pass --nan skip or --nan ignore to go on"
+    )

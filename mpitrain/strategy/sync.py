@@ -19,8 +19,7 @@ et al. 2020, section 5.1), with shared memory in place of a broadcast within the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,65 +28,32 @@ from ..comm.hierarchy import Exchange, Hierarchy
 from ..comm.shared import row_stride
 from ..errors import NonFiniteLoss
 from ..mpi import MPI
-from ..optim.updater import Updater
-from ..params import Array, Layout
-from .base import StepResult
-
-NanPolicy = Literal["stop", "skip", "ignore"]
-MakeUpdater = Callable[[Array, "dict[str, Array]", "Array | None"], Updater]
+from ..params import Array
+from ..plan import Plan
+from .base import Fill, StepResult, not_finite
+from .lockstep import STOP, Lockstep
 
 
-class Bucket(NamedTuple):
-    """A range of the vector that is averaged in one go: the gradients of consecutive layers."""
-
-    lo: int
-    hi: int
-
-
-def buckets_of(starts: Sequence[int], size: int, bucket_elements: int) -> list[Bucket]:
-    """Cut [0, size) at layers' ``starts`` into buckets of at least ``bucket_elements``, the last first."""
-    buckets: list[Bucket] = []
-    hi = size
-    for lo in sorted({0, *starts}, reverse=True):
-        if hi - lo >= bucket_elements or lo == 0:
-            buckets.append(Bucket(lo, hi))
-            hi = lo
-    return buckets
-
-
-class Sync:
+class Sync(Lockstep):
     """Synchronous data parallel training; see ``base.Strategy`` for its methods.
 
     Construction is collective over the workers.
 
     Args:
         hierarchy: How the workers reach each other; freed with this.
-        starts: First element of each layer, to cut buckets at.
-        slots: Names of the optimizer's slots.
-        averages: Whether moving averages of the parameters are kept.
-        make_updater: Called with parameters, slots and average when their memory is there.
-        bucket_bytes: Gradients are averaged in ranges of at least so many bytes.
-        nan: What to do when the loss is not finite.
+        fill: Gives vectors their first values.
     """
 
-    def __init__(
-        self,
-        hierarchy: Hierarchy,
-        layout: Layout,
-        dtype: Any,
-        starts: Sequence[int],
-        slots: Sequence[str],
-        averages: bool,
-        make_updater: MakeUpdater,
-        bucket_bytes: int = 1 << 20,
-        nan: NanPolicy = "stop",
-    ) -> None:
-        self._hierarchy, self._board, self._nan = hierarchy, hierarchy.board, nan
+    def __init__(self, hierarchy: Hierarchy, plan: Plan, fill: Fill) -> None:
+        self._hierarchy, self._board, self._nan = hierarchy, hierarchy.board, plan.config.nan
         self._several_nodes = hierarchy.n_nodes > 1
-        self._allocate(layout.size, dtype, slots, averages)
-        self._updater = make_updater(self.params, {name: self.vectors[name] for name in slots}, self.average)
+        size, dtype = plan.layout.size, plan.dtype
+        self._allocate(size, dtype, plan.vectors)
+        step, position = fill(self._vectors if hierarchy.node.rank == 0 else None, 0)
+        super().__init__(plan, hierarchy.comm.rank, step, position)
+        self._updater = plan.updater(self._vectors)
         self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)
-        self._buckets = buckets_of(starts, layout.size, bucket_bytes // np.dtype(dtype).itemsize)
+        self._buckets = plan.buckets
         self._pieces = [hierarchy.piece(bucket.lo, bucket.hi) for bucket in self._buckets]
         self._exchanges = [
             Exchange(hierarchy, bucket.lo, bucket.hi, dtype)
@@ -101,20 +67,18 @@ class Sync:
         self._all_noted = np.zeros((hierarchy.comm.size, 2))
         self._noting = MPI.REQUEST_NULL
 
-    def _allocate(self, size: int, dtype: Any, slots: Sequence[str], averages: bool) -> None:
+    def _allocate(self, size: int, dtype: Any, names: list[str]) -> None:
         node, shared = self._hierarchy.node, self._hierarchy.shared
         stride = row_stride(size)
         self._rows = shared.allocate((node.size, stride), dtype)
         self.grads = self._rows[node.rank, :size]
-        names = ["params", *slots, *(["average"] if averages else [])]
-        self.vectors = {name: shared.allocate((stride,), dtype)[:size] for name in names}
-        self.params = self.vectors["params"]
-        self.average = self.vectors.get("average")
-        self.leads = node.rank == 0
+        self._vectors = {name: shared.allocate((stride,), dtype)[:size] for name in names}
+        self.vectors, self.has_average = names, "average" in names
+        self.params = self._vectors["params"]
         self.grads[:] = 0  # the gaps between parameters stay so
 
-    def begin(self, step: int, loss: float, flags: int = 0) -> None:
-        self._step = step
+    def begin(self, loss: float) -> None:
+        flags = self._flags
         self._declared = self._handled = 0
         self._board.note(loss, flags)
         if self._several_nodes:
@@ -140,7 +104,7 @@ class Sync:
         for exchange in self._exchanges:  # also where the run ends here: nothing may be left under way
             exchange.finish(self.grads)
         if not finite and self._nan == "stop":
-            raise _not_finite(losses, self._step)
+            raise _everywhere(not_finite(losses, self.step))
         updated = finite or self._nan == "ignore"
         if updated:
             self._update_rest(last + 1)
@@ -148,10 +112,11 @@ class Sync:
         self._phase = last + 2
         self._board.publish(self._phase)
         self._wait(self._phase)
-        return StepResult(loss, flags, updated)
+        self._stopping = bool(flags & STOP)
+        return self._count(loss, updated)
 
     def complete(self, name: str) -> Array:
-        vector = self.vectors[name]
+        vector = self._vectors[name]
         for bucket in self._buckets:
             self._hierarchy.gather(vector, bucket.lo, bucket.hi)
         self._hierarchy.node.Barrier()
@@ -199,7 +164,7 @@ class Sync:
     def _update(self, index: int, rows: Array) -> None:
         lo, hi = self._pieces[index]
         if lo < hi:
-            self._updater.update(lo, hi, rows, self._step)
+            self._updater.update(lo, hi, rows, self.step)
 
     def _update_rest(self, sums_phase: int) -> None:
         # Between nodes the sum over all ranks has arrived in this rank's own row.
@@ -215,10 +180,10 @@ class Sync:
         owned = [(lo, hi) for lo, hi in self._pieces if lo < hi]
         mine: Any = 0.0
         for lo, hi in owned:
-            mine = mine + self._updater.prepare(lo, hi, rows, self.grads, self._step)
+            mine = mine + self._updater.prepare(lo, hi, rows, self.grads, self.step)
         sums = self._sum_partials(mine, phase)
         for lo, hi in owned:
-            self._updater.finish(lo, hi, self.grads, sums, self._step)
+            self._updater.finish(lo, hi, self.grads, sums, self.step)
 
     def _sum_partials(self, mine: Any, phase: int) -> Array:
         """The sum of all owners' partial sums, in a fixed order."""
@@ -247,12 +212,7 @@ class Sync:
         return self._all_noted[:, 0], int(np.bitwise_or.reduce(self._all_noted[:, 1].astype(np.int64)))
 
 
-def _not_finite(losses: Array, step: int) -> NonFiniteLoss:
-    ranks = [str(rank) for rank in np.flatnonzero(~np.isfinite(losses))]
-    worker = f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(ranks[:8])}{' ...' * (len(ranks) > 8)}"
-    error = NonFiniteLoss(
-        f"the loss is {losses[int(ranks[0])]} at step {step + 1:,} on {worker}; "
-        "lower the learning rate or clip the gradient, or pass --nan skip or --nan ignore to go on"
-    )
-    error.everywhere = True  # all ranks see all losses
+def _everywhere(error: NonFiniteLoss) -> NonFiniteLoss:
+    """All ranks see all losses, and so raise the same error."""
+    error.everywhere = True
     return error

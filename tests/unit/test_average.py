@@ -9,7 +9,7 @@ import pytest
 
 from mpitrain.comm.average import part, sum_in_place
 from mpitrain.params import ALIGN
-from mpitrain.strategy.sync import buckets_of
+from mpitrain.plan import buckets_of
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 64])

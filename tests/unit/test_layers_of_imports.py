@@ -15,23 +15,26 @@ LAYERS = [
     ["params"],
     ["kernels"],
     ["config"],
+    ["placement", "roles"],
     ["nn"],
     ["optim"],
     ["data"],
     ["hooks"],
     ["job"],
+    ["plan"],
     ["mpi"],
     ["cluster"],
     ["comm"],
     ["strategy"],
     ["checkpoint", "monitor"],
+    ["server", "start", "validation"],
     ["train"],
     ["rank", "launch", "flags"],
     ["cli"],
     ["__init__", "__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-MPI_USERS = {"mpi", "cluster", "comm", "strategy", "train"}
+MPI_USERS = {"mpi", "cluster", "comm", "strategy", "server", "train"}
 
 
 def part(path: Path) -> str:

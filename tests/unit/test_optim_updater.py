@@ -57,16 +57,17 @@ class Run:
         self.average = None if moving is None else self.params.copy()
         self.updater = optim.Updater(optimizer, LAYOUT, self.params, self.slots, self.average, moving)
 
-    def step(self, rows, step, bounds=(0, SIZE), scale=1.0):
+    def step(self, rows, step, bounds=(0, SIZE), order=None):
         """One step by ranges between ``bounds``, as that many ranks would take it together."""
         ranges = list(pairwise(bounds))
         if not self.updater.needs_sums:
             for lo, hi in ranges:
-                self.updater.update(lo, hi, rows, step, scale)
+                self.updater.update(lo, hi, rows, step, order=order)
             return
         owns = [np.full(SIZE, np.nan, rows.dtype) for _ in ranges]
         sums = [
-            self.updater.prepare(lo, hi, rows, own, step, scale) for own, (lo, hi) in zip(owns, ranges, strict=True)
+            self.updater.prepare(lo, hi, rows, own, step, order=order)
+            for own, (lo, hi) in zip(owns, ranges, strict=True)
         ]
         assert all(part.shape == (self.updater.n_sums,) for part in sums)
         for own, (lo, hi) in zip(owns, ranges, strict=True):
@@ -195,19 +196,40 @@ def test_norms_are_of_whole_parameters_though_ranges_cut_them(optimizer):
     np.testing.assert_allclose(cut.everything(), whole.everything(), rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7])
+@pytest.mark.parametrize("order", [[0], [0, 1], [4, 1, 3], [6, 5, 4, 3, 2, 1, 0]], ids=str)
 @pytest.mark.parametrize("clip_norm", [None, 2.0])
-def test_n_rows_count_as_their_scaled_sum_in_the_order_of_rows(n, clip_norm):
+def test_rows_count_as_their_sum_in_the_order_given(order, clip_norm):
     optimizer = optim.adam(0.01, clip_norm=clip_norm)
-    rows = draw(5, n).astype(np.float32)
-    total = rows[0].copy()
-    for row in rows[1:]:
-        total += row
-    total *= np.float32(0.25)
+    rows = draw(5, 7).astype(np.float32)
+    total = rows[order[0]].copy()
+    for index in order[1:]:
+        total += rows[index]
     many, one = Run(optimizer), Run(optimizer)
-    many.step(rows, 0, scale=0.25)
+    many.step(rows, 0, order=np.array(order))
     one.step(total[np.newaxis], 0)
     assert np.array_equal(many.everything(), one.everything())
+
+
+def test_rows_may_be_those_of_a_range():
+    whole, cut = Run(optim.adam(0.01)), Run(optim.adam(0.01))
+    gradient = draw(1).astype(np.float32)[np.newaxis]
+    whole.step(gradient, 0)
+    for lo, hi in ((0, 48), (48, SIZE)):
+        cut.updater.update(lo, hi, gradient[:, lo:hi].copy(), 0, origin=lo)
+    assert np.array_equal(whole.everything(), cut.everything())
+
+
+def test_a_rate_may_be_scaled_and_a_gradient_clipped_from_outside():
+    gradient = draw(1).astype(np.float32)[np.newaxis]
+    slow, scaled = Run(optim.sgd(0.05)), Run(optim.sgd(0.1))
+    slow.step(gradient, 0)
+    scaled.updater.update(0, SIZE, gradient, 0, rate_scale=0.5)
+    assert np.array_equal(slow.params, scaled.params)
+    clipped, free = Run(optim.sgd(0.1)), Run(optim.sgd(0.1))
+    clipped.updater.update(0, SIZE, gradient, 0, clip=0.0)
+    free.step(gradient, 0)
+    assert np.array_equal(clipped.params[:TRAINED], draw(0).astype(np.float32)[:TRAINED])
+    assert np.array_equal(clipped.params[TRAINED:], free.params[TRAINED:])
 
 
 def test_rows_may_be_longer_than_the_vector_and_own_may_be_one_of_them():

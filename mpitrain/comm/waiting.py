@@ -1,0 +1,54 @@
+"""How a rank waits for another: it spins, then lets others run, then sleeps."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+_SPINS = 2000  # some 20 us before a waiting rank lets others run, where every rank has a core
+_YIELDS = 200  # then so many times giving up the core before it sleeps
+_FEW = 16
+_SLEEP_S = 50e-6
+_LONGEST_SLEEP_S = 500e-6
+LONG = 2000  # short sleeps, some 0.2 s, before they grow: who waits longer wakes within a millisecond
+
+
+class Waiting:
+    """Waits for something that another process does, so that a long wait takes nothing from those that are waited for.
+
+    Args:
+        crowded: There are more ranks than cores: a spinning rank keeps the one that it waits for from running.
+    """
+
+    def __init__(self, crowded: bool) -> None:
+        self._spins = 1 if crowded else _SPINS
+        self._launcher = os.getppid()
+
+    def until(self, reached: Callable[[int], bool], progress: Callable[[], object] | None = None) -> None:
+        """Return when ``reached`` says so, which is given how many times to look.
+
+        ``progress`` is called now and then meanwhile, for MPI to move what is under way between nodes. Ends the
+        process where its launcher has been killed.
+        """
+        if reached(self._spins):
+            return
+        for _ in range(_YIELDS):
+            if progress is not None:
+                progress()
+            os.sched_yield()
+            if reached(_FEW):
+                return
+        slept = 0
+        while not reached(_FEW):
+            if progress is not None:
+                progress()
+            self.pause(slept)
+            slept += 1
+
+    def pause(self, slept: int) -> None:
+        """Sleep a little, longer after many times; end with the launcher."""
+        if os.getppid() != self._launcher:
+            # The launcher is gone, and with it whoever would tell that the others are. An orderly end needs both.
+            os._exit(1)
+        time.sleep(_SLEEP_S if slept < LONG else _LONGEST_SLEEP_S)

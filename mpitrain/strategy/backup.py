@@ -1,0 +1,118 @@
+"""``--mode backup``: a step takes the first gradients of it that come; what comes later is dropped.
+
+Chen, Pan, Monga, Bengio and Jozefowicz, Revisiting distributed synchronous SGD, 2016, section 3. Where all workers and
+servers share one node, the workers whose gradients a step takes are a team: each sums and updates its part of the
+parameters, in the order of tickets, and nothing is copied. All read the parameters where they are: who computes while
+they change has come too late, and its gradient is not taken. Elsewhere servers collect and update (``Collector``).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+
+from ..comm.average import part
+from ..params import Array
+from .base import StepResult
+from .ledger import DROPPED
+from .served import Served
+from .store import Store
+
+
+class Backup(Served):
+    """A worker of ``--mode backup`` with servers on several nodes."""
+
+    def _memory(self) -> tuple[Array, Array]:
+        params, grads = super()._memory()
+        rows = self._store.rows
+        if rows is not None:  # a server here sums the gradients where they are
+            grads = rows[self._store.nodes.comm.rank, : self._plan.layout.size]
+            grads[:] = 0
+        return params, grads
+
+    def _least_version(self, step: int) -> int:
+        return step
+
+    def finish(self) -> StepResult:
+        loss = self._step_loss
+        step, ticket = self._work.step, self._ticket
+        if self._ledger is not None:
+            place = self._ledger.admit(self._worker, ticket, step, loss, self._nbytes)
+        else:
+            assert self._far is not None
+            place = self._far.admit(ticket, step, loss, self._nbytes)
+        if place == DROPPED:
+            return StepResult(loss, False)
+        self._hand_in(step, ticket, loss)
+        return StepResult(loss, True)
+
+    def _hand_in(self, step: int, ticket: int, loss: float) -> None:
+        """Give the gradient to all servers, and wait until they have applied the step."""
+        for _, far in self._remote:
+            far.post_collect(self.grads, ticket, step, loss)
+        row = self._store.nodes.comm.rank
+        for _, shard in self._local:
+            shard.collect(row, ticket, step, loss)
+        for _, far in self._remote:
+            far.wait()
+        for _, shard in self._local:
+            self._store.waiting.until(lambda spins, shard=shard: shard.version > step)  # type: ignore[misc]
+        self.step = step + 1
+
+
+class Team(Served):
+    """A worker of ``--mode backup`` where all share one node."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._updater = self._plan.updater(store.vectors)
+        here = [rank for rank in range(store.cluster.size) if store.nodes.same(rank, store.cluster.rank)]
+        self._row_of = np.array([here.index(rank) for rank in store.cluster.worker_ranks])
+
+    def _memory(self) -> tuple[Array, Array]:
+        assert self._store.rows is not None
+        grads = self._store.rows[self._store.nodes.comm.rank, : self._plan.layout.size]
+        grads[:] = 0
+        return self._store.vectors["params"], grads
+
+    def _read(self, step: int) -> None:
+        """Nothing to do: the parameters are read where they are."""
+
+    def complete(self, name: str) -> Array:
+        assert self._ledger is not None
+        while True:
+            before = self._ledger.standing()
+            copied = self._store.vectors[name].copy()
+            if before >= 0 and self._ledger.standing() == before:
+                return copied
+            os.sched_yield()  # a step ended meanwhile, and copying is shorter than a step
+
+    def finish(self) -> StepResult:
+        step, ledger, waiting = self._work.step, self._ledger, self._store.waiting
+        assert ledger is not None
+        place = ledger.admit(self._worker, self._ticket, step, self._step_loss, self._nbytes)
+        if place == DROPPED:
+            return StepResult(self._step_loss, False)
+        ledger.wait_for_team(waiting)
+        workers, loss = ledger.admitted()
+        updated = math.isfinite(loss) or self._nan == "ignore"
+        if updated:
+            self._update(place, self._row_of[workers], step)
+        ledger.close_step(step, loss, not updated, waiting)
+        self.step = step + 1
+        return StepResult(loss, updated)
+
+    def _update(self, place: int, order: Array, step: int) -> None:
+        rows, updater = self._store.rows, self._updater
+        assert rows is not None
+        lo, hi = part(0, self._plan.layout.size, place, len(order))
+        if not updater.needs_sums:
+            updater.update(lo, hi, rows, step, order=order)
+            return
+        partials = self._store.partials
+        assert partials is not None and self._ledger is not None
+        partials[place] = updater.prepare(lo, hi, rows, self.grads, step, order=order)
+        self._ledger.wait_for_sums(self._store.waiting)
+        updater.finish(lo, hi, self.grads, partials[: len(order)].sum(axis=0), step)

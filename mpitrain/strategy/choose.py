@@ -1,0 +1,34 @@
+"""The strategy of a worker, by ``--mode``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..cluster import Cluster
+from ..comm.hierarchy import Hierarchy, hierarchy_of
+from ..plan import Plan
+from .asynchronous import Asynchronous
+from .backup import Backup, Team
+from .base import Fill, Strategy
+from .local import Local
+from .store import Store
+from .sync import Sync
+
+
+def lockstep_strategy(cluster: Cluster, plan: Plan, fill: Fill, say: Callable[[str], None]) -> Strategy:
+    """``sync`` or ``local``; collective over the workers."""
+    if plan.config.mode == "local":
+        return Local(_hierarchy(cluster, plan, say, 2 + cluster.training.node.size), plan, fill)
+    return Sync(_hierarchy(cluster, plan, say, cluster.training.node.size + len(plan.vectors)), plan, fill)
+
+
+def served_strategy(store: Store) -> Strategy:
+    """``async``, ``ssp`` or ``backup``; local."""
+    if store.plan.config.mode != "backup":
+        return Asynchronous(store)
+    return Team(store) if store.team else Backup(store)
+
+
+def _hierarchy(cluster: Cluster, plan: Plan, say: Callable[[str], None], vectors: int) -> Hierarchy:
+    nbytes = vectors * plan.layout.size * plan.dtype.itemsize
+    return hierarchy_of(cluster, nbytes, plan.config.shared_memory, say)

@@ -1,0 +1,135 @@
+"""``--mode local``: every worker trains on its own for some steps, then all average.
+
+After ``local_steps`` steps parameters, optimizer slots and moving averages are replaced by their means over the
+workers (Stich, Local SGD converges fast and communicates little, 2019; with momentum averaged too, Yu, Jin and Yang,
+2019). With ``elastic_rho`` workers and a center move towards each other instead, and the center is what is trained
+(Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015, equations 2 and 3, taken in step).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..comm.hierarchy import Hierarchy
+from ..comm.mean import Mean
+from ..params import Array
+from ..plan import Plan
+from .base import Fill, StepResult, not_finite
+from .lockstep import STOP, Lockstep
+
+LOCAL_STEPS = 8
+
+_LOSS, _COUNTED, _SKIPPED, _FLAGS = range(4)
+
+
+class Local(Lockstep):
+    """Local SGD and elastic averaging; see ``base.Strategy`` for its methods.
+
+    Construction is collective over the workers, and so is a step that averages.
+
+    Args:
+        hierarchy: How the workers reach each other; freed with this.
+        fill: Gives vectors their first values.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, plan: Plan, fill: Fill) -> None:
+        size = plan.layout.size
+        self._hierarchy, self._nan = hierarchy, plan.config.nan
+        self._every = plan.config.local_steps or LOCAL_STEPS
+        self._rho = plan.config.elastic_rho
+        self._own: dict[str, Array] = {name: np.zeros(size, plan.dtype) for name in plan.vectors}
+        self.vectors, self.has_average = plan.vectors, plan.moving is not None
+        self.params, self.grads = self._own["params"], np.zeros(size, plan.dtype)
+        super().__init__(plan, hierarchy.comm.rank, *fill(self._own, 0))
+        self._center = self.params.copy() if self._rho is not None else None
+        self._scratch: Array | None = None
+        self._updater = plan.updater(self._own)
+        self._mean = Mean(hierarchy, size, plan.dtype)
+        self._since = np.zeros(4)  # what this worker did since the last average, to be told at the next
+
+    @property
+    def settled(self) -> bool:
+        return self.step % self._every == 0 or self.step == self._train_steps
+
+    def begin(self, loss: float) -> None:
+        if not math.isfinite(loss) and self._nan == "stop":
+            losses = np.zeros(self._hierarchy.comm.size)
+            losses[self._hierarchy.comm.rank] = loss
+            raise not_finite(losses, self.step)
+        self._step_loss = loss
+
+    def ready(self, start: int) -> None:
+        """Nothing to do: nobody else needs this gradient."""
+
+    def finish(self) -> StepResult:
+        loss = self._step_loss
+        updated = math.isfinite(loss) or self._nan == "ignore"
+        if updated:
+            self._update()
+            self._since[_LOSS] += loss
+        self._since[_COUNTED if updated else _SKIPPED] += 1
+        self.step += 1
+        self.position += self._examples
+        if self.settled:
+            self._average()
+        return StepResult(loss, updated)
+
+    def close(self) -> None:
+        if self._center is not None:
+            self.params[:] = self._center
+
+    def complete(self, name: str) -> Array:
+        if self._center is None:
+            return self._own[name]  # the same on all workers, wherever they are settled
+        if name == "params":
+            return self._center
+        if self._scratch is None:
+            self._scratch = np.empty_like(self.params)
+        self._scratch[:] = self._own[name]
+        self._mean(self._scratch)
+        return self._scratch
+
+    def free(self) -> None:
+        self._hierarchy.free()
+
+    def _update(self) -> None:
+        size, rows = len(self.params), self.grads[np.newaxis]
+        if not self._updater.needs_sums:
+            self._updater.update(0, size, rows, self.step)
+            return
+        sums = self._updater.prepare(0, size, rows, self.grads, self.step)
+        self._updater.finish(0, size, self.grads, sums, self.step)
+
+    def _average(self) -> None:
+        if self._center is None:
+            for vector in self._own.values():
+                self._mean(vector)
+        else:
+            self._pull_together()
+        self._agree()
+
+    def _pull_together(self) -> None:
+        assert self._center is not None and self._rho is not None
+        mean = self.params.copy()
+        self._mean(mean)
+        away: Any = self.params - self._center
+        self.params -= self.params.dtype.type(self._rho) * away
+        self._center += self.params.dtype.type(self._rho * self._hierarchy.comm.size) * (mean - self._center)
+
+    def _agree(self) -> None:
+        """Tell all workers what happened since the last average."""
+        comm = self._hierarchy.comm
+        self._since[_FLAGS] = self._flags
+        everyone = np.empty((comm.size, len(self._since)))
+        comm.Allgather(self._since, everyone)
+        loss, counted, skipped = everyone[:, :_FLAGS].sum(axis=0).tolist()
+        self._loss, self._counted, self._skipped = (
+            self._loss + loss,
+            self._counted + int(counted),
+            self._skipped + int(skipped),
+        )
+        self._stopping = any(int(flags) & STOP for flags in everyone[:, _FLAGS])
+        self._since[:] = 0

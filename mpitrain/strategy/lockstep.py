@@ -1,0 +1,59 @@
+"""What ``sync`` and ``local`` have in common: all workers take the same steps, each its own batch of every one."""
+
+from __future__ import annotations
+
+from ..plan import Plan
+from .base import StepResult, Totals, Turn, Work
+
+STOP = 1  # flag: some rank was asked to stop
+
+
+class Lockstep:
+    """Counts steps and examples; the rest of ``base.Strategy`` is the subclass's.
+
+    Args:
+        rank: Of this worker among the workers.
+        step, position: Where training begins.
+    """
+
+    lockstep = True
+
+    def __init__(self, plan: Plan, rank: int, step: int, position: int) -> None:
+        self._first, self._examples = rank * plan.batch, plan.step_examples
+        self._train_steps = plan.train_steps
+        self.step, self.position = step, position
+        self._flags = 0  # this rank's
+        self._stopping = False  # what all have agreed on
+        self._loss, self._counted, self._skipped = 0.0, 0, 0
+
+    @property
+    def settled(self) -> bool:
+        return True
+
+    def pause_at(self, step: int) -> None:
+        """Nothing to do: nobody goes on before all have come."""
+
+    def take(self) -> Work | Turn:
+        if self._stopping or self.step >= self._train_steps:
+            return Turn.END
+        return Work(self.step, self.position + self._first)
+
+    def stop(self) -> None:
+        self._flags |= STOP
+
+    def close(self) -> None:
+        """Nothing to do: all have the same parameters."""
+
+    def totals(self) -> Totals:
+        return Totals(self._loss, self._counted, self._skipped, {})
+
+    def _count(self, loss: float, updated: bool) -> StepResult:
+        """One more step."""
+        self.step += 1
+        self.position += self._examples
+        if updated:
+            self._loss += loss
+            self._counted += 1
+        else:
+            self._skipped += 1
+        return StepResult(loss, updated)
