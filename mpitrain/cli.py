@@ -1,4 +1,4 @@
-"""The commands: ``mpitrain run``, ``mpitrain train``."""
+"""The commands: ``mpitrain run``, ``train``, ``placement``."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ _LAUNCH = [
 class JobCommand(click.Command):
     """A command whose flags depend on the job file that it is given: the run's options and the job's own."""
 
-    def __init__(self, name: str, own: Sequence[click.Option], callback: Callable[..., Any], help: str) -> None:
+    def __init__(
+        self, name: str, own: Sequence[click.Option], callback: Callable[..., Any], help: str, **defaults: Any
+    ) -> None:
         self._own = list(own)
-        self._run = [*flags.run_options(), _CONFIG]
+        self._run = [*flags.run_options(**defaults), _CONFIG]
         self._job: list[click.Option] = []
         self.function: JobFunction | None = None
         job = click.Argument(["job_file"], type=click.Path(path_type=Path), metavar="JOB")
@@ -112,7 +114,8 @@ def _train(**values: Any) -> Request:
 def _run(ranks: int, hosts: str | None, dry_run: bool, **values: Any) -> int:
     from .launch.mpirun import run
 
-    _train(**values)  # what is wrong with the flags is better said before any rank starts
+    request = _train(**values)  # what is wrong with the flags is better said before any rank starts
+    request.config.check_ranks(ranks)
     command = click.get_current_context()
     return run(ranks, hosts, dry_run, command.meta["rank_arguments"])
 
@@ -120,6 +123,23 @@ def _run(ranks: int, hosts: str | None, dry_run: bool, **values: Any) -> int:
 def train_command() -> JobCommand:
     """What every rank runs."""
     return JobCommand("train", [], _train, "Train on this rank: under mpirun or srun on all of them, else alone.")
+
+
+def _placement(**values: Any) -> int:
+    from .plan import make_plan
+    from .show import placement_table
+
+    request = _train(**values)
+    job = request.make()
+    config = request.config.merged({"batch_size": 1, "train_steps": job.train_steps})
+    print(placement_table(make_plan(job, config, workers=2)))
+    return 0
+
+
+def placement_command() -> JobCommand:
+    """Shows which variable would lie where."""
+    about = "Print which server would hold which variable, without training."
+    return JobCommand("placement", [], _placement, about, mode="async", ps=1)
 
 
 class RunCommand(JobCommand):
@@ -156,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .rank import run_rank
 
         run_rank(lambda: _invoke(train_command(), arguments[1:]))
-    group = click.Group("mpitrain", help=_HELP, commands=[train_command(), run_command()])
+    group = click.Group("mpitrain", help=_HELP, commands=[train_command(), run_command(), placement_command()])
     group = click.version_option(__version__, prog_name="mpitrain")(group)
     try:
         return int(_invoke(group, arguments) or 0)

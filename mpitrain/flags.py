@@ -51,11 +51,11 @@ def nearest(given: str, valid: list[str]) -> str:
     return next(iter(difflib.get_close_matches(given, valid, n=1)), "")
 
 
-def run_options() -> list[click.Option]:
-    """An option for each field of ``RunConfig``."""
+def run_options(**defaults: Any) -> list[click.Option]:
+    """An option for each field of ``RunConfig``; ``defaults`` win over its own."""
     hints = typing.get_type_hints(RunConfig)
     return [
-        _option(f.name, hints[f.name], f.default, f.metadata["help"], f.metadata["metavar"])
+        _option(f.name, hints[f.name], defaults.get(f.name, f.default), f.metadata["help"], f.metadata["metavar"])
         for f in dataclasses.fields(RunConfig)
     ]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from .monitor import accounts
+
 if TYPE_CHECKING:
     from .train import Loop
 
@@ -66,7 +68,7 @@ class Log(Hook):
 
     def begin(self, loop: Loop) -> None:
         self._when.start(loop.step)
-        self._timed = False
+        self._timed = self._warned = False
         self._start(loop)
 
     def after_step(self, loop: Loop) -> None:
@@ -90,7 +92,13 @@ class Log(Hook):
             values |= {"examples_per_s": steps * loop.step_examples / seconds, "step_s": seconds / steps}
         if totals.skipped > before.skipped:
             values["skipped_steps"] = totals.skipped - before.skipped
-        loop.report(loop.step, values | totals.measured)
+        loop.report(loop.step, values | accounts.since(before.accounts, totals.accounts))
+        self._warn_once(loop, accounts.unequal(totals.accounts))
+
+    def _warn_once(self, loop: Loop, warning: str) -> None:
+        if warning and not self._warned:
+            self._warned = True
+            loop.say(f"warning: {warning}")
 
     def _start(self, loop: Loop) -> None:
         self._timed_from = loop.step, loop.training_s

@@ -22,9 +22,11 @@ from .cluster import Cluster, OtherRankFailed, report_crash
 from .config import RunConfig, plain
 from .errors import CheckpointError, LaunchError, UserError
 from .job import Job
+from .monitor import accounts
 from .monitor.console import Console, describe, format_table, terminal_columns
 from .monitor.metrics import MetricsFile
 from .mpi import launched_rank, library_name
+from .placement import ranges_of
 from .plan import Plan, make_plan
 from .server import Server
 from .start import start_values
@@ -141,9 +143,32 @@ def _work(cluster: Cluster, job: Job, plan: Plan, files: RunFiles, resume: Path 
     say(_describe_job(loop))
     began, first = time.perf_counter(), loop.step
     loop.run()
-    say(_summary(loop, loop.step - first, time.perf_counter() - began))
+    seconds = time.perf_counter() - began
+    _account(loop, say, seconds)
+    say(_summary(loop, loop.step - first, seconds))
     _end_servers(cluster)
     loop.free()
+
+
+def _account(loop: Loop, say: Callable[[str], None], seconds: float) -> None:
+    """Tell what each worker and server did, in the modes without a common pace; the chief's alone."""
+    found = loop.totals().accounts if loop.cluster.chief else []
+    if not found:
+        return
+    plan, cluster = loop.plan, loop.cluster
+    loop.report_record(accounts.as_json(found, plan.batch, seconds))
+    hosts = cluster.host_of
+    say(accounts.table(found, [hosts[rank] for rank in cluster.worker_ranks], plan.batch, seconds))
+    if cluster.servers:
+        held = [
+            sum(hi - lo for lo, hi in ranges_of(plan.pieces, server, plan.layout)) * plan.dtype.itemsize
+            for server in range(plan.n_servers)
+        ]
+        gradients = sum(account.steps for account in found)
+        say(accounts.server_table([hosts[rank] for rank in cluster.servers], held, gradients))
+    warning = accounts.unequal(found)
+    if warning:
+        say(f"warning: {warning}")
 
 
 def _end_servers(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,16 @@ class Loop:
         if self.files.console is not None and self.files.metrics is not None:
             self.files.console.measured(step, values)
             self.files.metrics.write(step, time.perf_counter() - self._began, values)
+
+    def report_record(self, record: Mapping[str, Any]) -> None:
+        """Add a line to the metrics; local, and only the chief's counts."""
+        if self.files.metrics is not None:
+            self.files.metrics.write(self.step, time.perf_counter() - self._began, record)
+
+    def say(self, line: str) -> None:
+        """Print a line; local, and only the chief's counts."""
+        if self.files.console is not None:
+            self.files.console.say(line)
 
     def validate_now(self) -> None:
         """Validate with the present parameters, with the moving averages if there are any.

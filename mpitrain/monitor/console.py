@@ -16,10 +16,25 @@ _FORMATS: dict[str, tuple[str, Callable[[float], str]]] = {
     "loss": ("loss", lambda x: f"{x:.4f}"),
     "learning_rate": ("learning rate", lambda x: f"{x:.4g}"),
     "examples_per_s": ("", lambda x: f"{x:,.0f} examples/s"),
+    "staleness_mean": ("staleness", lambda x: f"{x:.2f}"),
+    "staleness_max": ("at most", lambda x: f"{x:.0f}"),
+    "dropped": ("dropped", lambda x: f"{x:.0f}"),
+    "moved_bytes": ("moved", lambda x: f"{size_of(x)}"),
     "step_s": ("", lambda x: f"{1e3 * x:.3g} ms/step"),
     "validation_loss": ("validation loss", lambda x: f"{x:.4f}"),
     "validation_accuracy": ("accuracy", lambda x: f"{x:.4f}"),
 }
+
+_IN_BAR = ("loss", "examples_per_s", "staleness_mean", "dropped")
+
+
+def size_of(nbytes: float) -> str:
+    """Bytes with a unit that leaves one to four digits."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if nbytes < 10_000:
+            return f"{nbytes:,.0f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.0f} TiB"
 
 
 def terminal_columns() -> int:
@@ -65,7 +80,7 @@ class Console:
         parts = [describe(name, value) for name, value in values.items()]
         validation = any(name.startswith("validation") for name in values)
         if self._bar is not None and not validation:
-            shown = [describe(name, values[name]) for name in ("loss", "examples_per_s") if name in values]
+            shown = [describe(name, values[name]) for name in _IN_BAR if name in values]
             self._bar.set_postfix_str("  ".join(["", *shown]), refresh=False)
         else:
             self.say(f"step {step:,}  " + "  ".join(parts))

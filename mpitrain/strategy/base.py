@@ -47,6 +47,25 @@ class StepResult(NamedTuple):
     updated: bool
 
 
+class Account(NamedTuple):
+    """What one worker has done since the run began.
+
+    Attributes:
+        steps: Gradients of it that were taken.
+        dropped: Gradients of it that came too late.
+        staleness_sum, staleness_max: Over its gradients.
+        nbytes: Bytes that it has moved to and from servers.
+        histogram: Its gradients by staleness; the last bin counts all from there on.
+    """
+
+    steps: int
+    dropped: int
+    staleness_sum: int
+    staleness_max: int
+    nbytes: int
+    histogram: tuple[int, ...]
+
+
 class Totals(NamedTuple):
     """What all workers have done since this run began.
 
@@ -54,13 +73,13 @@ class Totals(NamedTuple):
         loss: Sum of the losses of steps.
         steps: Steps in that sum.
         skipped: Steps that were left out, since their loss was not finite.
-        measured: What else is to be reported beside the loss, by name.
+        accounts: What each worker has done; empty where all do the same.
     """
 
     loss: float
     steps: int
     skipped: int
-    measured: dict[str, float]
+    accounts: list[Account]
 
 
 class Strategy(Protocol):

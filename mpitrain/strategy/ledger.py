@@ -21,6 +21,7 @@ from ..comm.shared import SharedArrays
 from ..comm.waiting import Waiting
 from ..kernels import kernel
 from ..params import Array
+from .base import Account
 
 END = -1  # no ticket: training is over
 WAIT = -2  # no ticket yet
@@ -56,25 +57,6 @@ class Rules(NamedTuple):
     bound: int = -1
     taken: int = 0
     team: bool = False
-
-
-class Account(NamedTuple):
-    """What one worker has done since the run began.
-
-    Attributes:
-        steps: Gradients of it that were taken.
-        dropped: Gradients of it that came too late.
-        staleness_sum, staleness_max: Over its gradients.
-        nbytes: Bytes that it has moved to and from servers.
-        histogram: Its gradients by staleness; the last bin counts all from there on.
-    """
-
-    steps: int
-    dropped: int
-    staleness_sum: int
-    staleness_max: int
-    nbytes: int
-    histogram: tuple[int, ...]
 
 
 class State(NamedTuple):

@@ -45,7 +45,7 @@ class Lockstep:
         """Nothing to do: all have the same parameters."""
 
     def totals(self) -> Totals:
-        return Totals(self._loss, self._counted, self._skipped, {})
+        return Totals(self._loss, self._counted, self._skipped, [])
 
     def _count(self, loss: float, updated: bool) -> StepResult:
         """One more step."""

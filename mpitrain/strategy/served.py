@@ -180,7 +180,7 @@ class Served:
 
     def totals(self) -> Totals:
         state = self.state()
-        return Totals(state.loss, state.done - self._begin_step - state.skipped, state.skipped, {})
+        return Totals(state.loss, state.done - self._begin_step - state.skipped, state.skipped, state.accounts)
 
     def free(self) -> None:
         self._store.free()

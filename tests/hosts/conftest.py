@@ -28,7 +28,15 @@ class Hosts:
     def train(
         self, ranks: list[int], job: Path, *flags: str | Path, timeout: float = 90
     ) -> subprocess.CompletedProcess[str]:
-        """``mpitrain train JOB FLAGS`` with so many ranks on each host, started from the first; must succeed."""
+        """``start``, which must succeed."""
+        done = self.start(ranks, job, *flags, timeout=timeout)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def start(
+        self, ranks: list[int], job: Path, *flags: str | Path, timeout: float = 90
+    ) -> subprocess.CompletedProcess[str]:
+        """``mpitrain train JOB FLAGS`` with so many ranks on each host, started from the first."""
         hosts = ",".join(f"{self.net}.{i}:{n}" for i, n in enumerate(ranks, 1))
         network = f"{self.net}.0/24"
         words = ["ip", "netns", "exec", f"{self.prefix}1", "unshare", "--uts"]
@@ -37,9 +45,7 @@ class Hosts:
         words += ["--prtemca", "plm_ssh_agent", str(AGENT), "--prtemca", "prte_if_include", network]
         words += ["--mca", "btl_tcp_if_include", network, "-x", "OMPI_MCA_mpi_yield_when_idle"]
         words += [str(self.mpi.python), "-m", "mpitrain", "train", str(job), *map(str, flags)]
-        done = run(words, timeout=timeout, env={"MPITRAIN_TEST_HOSTS": self.prefix}, cwd=ROOT)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
+        return run(words, timeout=timeout, env={"MPITRAIN_TEST_HOSTS": self.prefix}, cwd=ROOT)
 
 
 @pytest.fixture(scope="session")

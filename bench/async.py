@@ -1,0 +1,70 @@
+"""Training with 1 server and 2 workers on one host: mpitrain against TensorFlow's own parameter servers.
+
+    python bench/async.py [--rounds 3] [--tensorflow .venv-tensorflow/bin/python] [--data DIR]
+
+Fashion-MNIST, 784-100-10, Adam, batch 100 a worker; global steps/s. In each round every program runs once, in turns; a
+figure is the median over rounds of the median over a run's intervals. ``sync`` has no server; ``backup`` with no spare
+worker is the same arithmetic through one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+OURS = {  # name: (ranks, flags)
+    "async": (3, ["--mode", "async", "--ps", "1"]),
+    "backup": (3, ["--mode", "backup", "--backup-workers", "0", "--ps", "1"]),
+    "sync": (2, ["--mode", "sync"]),
+}
+PAIRS = [("async", "async", 6.0), ("backup", "sync", 10.0), ("sync", "sync", 10.0)]  # ours, TensorFlow's, wanted
+
+
+def ours(name: str, folder: str) -> float:
+    ranks, flags = OURS[name]
+    steps = 8000 if name == "async" else 4000
+    with tempfile.TemporaryDirectory() as run_dir:
+        words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks), str(ROOT / "jobs" / "mnist_mlp.py"), *flags]
+        words += ["--data-dir", folder, "--train-steps", str(steps), "--log-steps", str(steps // 8)]
+        words += ["--validate-steps", "0", "--threads", "1", "--run-dir", run_dir]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        lines = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+    return statistics.median([1 / line["step_s"] for line in lines if "step_s" in line][1:])
+
+
+def peer(mode: str, folder: str, python: str) -> float:
+    steps = 3200 if mode == "async" else 1600
+    words = [python, str(ROOT / "bench" / "peers" / "tf_servers.py"), mode, str(steps), folder]
+    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
+    return statistics.median(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tensorflow", default=str(ROOT / ".venv-tensorflow" / "bin" / "python"))
+    parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    figures: dict[str, list[float]] = defaultdict(list)
+    for _ in range(arguments.rounds):
+        for name in OURS:
+            figures[name].append(ours(name, arguments.data))
+        for mode in ("async", "sync"):
+            figures[f"tf {mode}"].append(peer(mode, arguments.data, arguments.tensorflow))
+    print(f"{'mpitrain':10} {'steps/s':>8}   {'TensorFlow':12} {'steps/s':>8}   ratio")
+    for name, mode, wanted in PAIRS:
+        mine, other = statistics.median(figures[name]), statistics.median(figures[f"tf {mode}"])
+        print(f"{name:10} {mine:8,.0f}   {mode:12} {other:8,.0f}   {mine / other:5.2f}x   wanted {wanted:.0f}x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Run on every rank: shards, ledger and mail, driven without a model. Prints ``ok`` on the first worker.
+
+    served.py WHAT MODE SERVERS STEPS SHARE ONE_SIDED
+
+WHAT is ``pushes`` (constant gradients of 1 by plain SGD: at the end the parameters are the number of pushes) or
+``torn`` (one worker reads while the others push such gradients: a server's range must be one number).
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from mpitrain.cluster import Cluster
+from mpitrain.config import RunConfig
+from mpitrain.optim import sgd
+from mpitrain.params import Layout
+from mpitrain.placement import place, ranges_of
+from mpitrain.plan import Plan
+from mpitrain.server import Server
+from mpitrain.strategy.base import Turn
+from mpitrain.strategy.choose import served_strategy
+from mpitrain.strategy.store import Store
+
+what, mode, servers, count, share, one_sided = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7])
+
+LAYOUT = Layout.pack([("a", (301,), "param"), ("b", (7, 3), "param"), ("c", (64,), "param")])
+config = RunConfig(
+    mode=mode,
+    ps=servers,
+    batch_size=1,
+    train_steps=count,
+    shared_memory=bool(share),
+    one_sided=bool(one_sided),
+    backup_workers=0 if mode == "backup" else None,
+    staleness=2 if mode == "ssp" else None,
+)
+cluster = Cluster()
+cluster.assign(config)
+workers = len(cluster.worker_ranks)
+pieces = place(LAYOUT, max(1, servers), "partitioned", 8)
+plan = Plan(
+    config=config,
+    layout=LAYOUT,
+    dtype=np.dtype(np.float64),
+    optimizer=sgd(1.0),
+    moving=None,
+    starts=[0],
+    pieces=pieces,
+    workers=workers,
+    batch=1,
+    taken=config.taken(workers),
+)
+
+
+def fill(vectors, root):
+    if vectors is not None:
+        vectors["params"][:] = 0
+    return 0, 0
+
+
+store = Store(cluster, plan, fill, print)
+used = np.concatenate([np.arange(e.start, e.stop) for e in LAYOUT.entries])
+
+
+def train() -> None:
+    strategy = served_strategy(store)
+    strategy.pause_at(count)
+    strategy.grads[used] = -1.0
+    steps = 0
+    while True:
+        turn = strategy.take()
+        if turn is Turn.END:
+            break
+        check_read(strategy.params)
+        if what == "torn" and cluster.task_index == 0:
+            for _ in range(20):  # reads between two pushes of its own
+                check_read(strategy.complete("params"))
+        strategy.begin(0.0)
+        strategy.finish()
+        steps += 1
+    strategy.close()
+    pushed = cluster.workers.allreduce(steps)
+    assert pushed == count * plan.taken, (pushed, count)
+    assert (strategy.params[used] == pushed).all(), (strategy.params[used].min(), strategy.params[used].max(), pushed)
+    state = strategy.state()
+    assert state.done == count
+    assert sum(account.steps for account in state.accounts) == pushed
+    if mode == "ssp":
+        assert max(account.staleness_max for account in state.accounts) <= 2
+    assert sum(sum(account.histogram) for account in state.accounts) == pushed
+    if cluster.chief:
+        print("ok")
+
+
+def check_read(params) -> None:
+    """Every server's ranges hold one number: how many pushes have reached it."""
+    for server in range(plan.n_servers):
+        for lo, hi in ranges_of(pieces, server, LAYOUT):
+            found = params[np.intersect1d(np.arange(lo, hi), used)]
+            assert (found == found[0]).all(), (server, found.min(), found.max())
+
+
+if cluster.is_server:
+    Server(store).serve()
+else:
+    train()
+    if cluster.servers:
+        cluster.comm.Ibarrier().Wait()
+store.free()

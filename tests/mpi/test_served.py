@@ -1,0 +1,164 @@
+"""Parameter servers: no push is lost or applied twice, no read is torn, and each mode is what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ..conftest import JOBS, Mpi
+from .test_sync import SMALL, assert_close, assert_same_bits, final
+
+PROGRAM = Path(__file__).parent / "programs" / "served.py"
+PLAIN = ["--no-normalize"]  # statistics over all workers are sync's
+
+
+def drive(
+    mpi: Mpi, workers: int, servers: int, what: str, mode: str, count: int, *, share: bool, one_sided: bool = True
+):
+    done = mpi.run(
+        workers + servers, PROGRAM, what, mode, str(servers), str(count), int(share), int(one_sided), timeout=90
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1:] == ["ok"], done.stdout
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp", "backup"])
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (4, 0), (4, 1), (3, 2), (2, 3)])
+def test_every_push_counts_once_in_shared_memory(mpi: Mpi, workers: int, servers: int, mode: str) -> None:
+    drive(mpi, workers, servers, "pushes", mode, 10_000 if mode != "backup" else 3_000, share=True)
+
+
+@pytest.mark.parametrize("one_sided", [True, False], ids=["windows", "messages"])
+@pytest.mark.parametrize("mode", ["async", "ssp", "backup"])
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (3, 1), (2, 2), (2, 3)])
+def test_every_push_counts_once_between_nodes(mpi: Mpi, workers: int, servers: int, mode: str, one_sided: bool) -> None:
+    drive(mpi, workers, servers, "pushes", mode, 300, share=False, one_sided=one_sided)
+
+
+@pytest.mark.parametrize("servers", [0, 1, 3])
+def test_no_read_is_torn_in_shared_memory(mpi: Mpi, servers: int) -> None:
+    drive(mpi, 5, servers, "torn", "async", 10_000, share=True)
+
+
+def test_no_read_is_torn_between_nodes(mpi: Mpi) -> None:
+    drive(mpi, 4, 2, "torn", "async", 200, share=False)
+
+
+def train(mpi: Mpi, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]:
+    mpi.train(n, SMALL, "--run-dir", run_dir, *PLAIN, *flags, timeout=90)
+    return final(run_dir)
+
+
+@pytest.fixture(scope="module")
+def one_process(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory):
+    """What one process alone gets, for each set of flags."""
+    known: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
+
+    def get(*flags: str) -> dict[str, np.ndarray]:
+        if flags not in known:
+            known[flags] = train(openmpi, 1, tmp_path_factory.mktemp("one"), *flags)
+        return known[flags]
+
+    return get
+
+
+@pytest.mark.parametrize("what", [(), ("--clip-norm", "0.5"), ("--optimizer", "momentum")], ids=" ".join)
+@pytest.mark.parametrize(
+    ("n", "how"),
+    [
+        (1, ("--mode", "async")),
+        (3, ("--mode", "async", "--ps", "2")),
+        (2, ("--mode", "ssp", "--ps", "1")),
+        (2, ("--mode", "backup", "--ps", "1")),
+        (1, ("--mode", "local", "--local-steps", "7")),
+        (4, ("--mode", "async", "--ps", "3", "--no-shared-memory")),
+        (2, ("--mode", "backup", "--ps", "1", "--no-shared-memory", "--no-one-sided")),
+    ],
+    ids=str,
+)
+def test_with_one_worker_every_mode_is_one_process(
+    openmpi: Mpi, n: int, how: tuple[str, ...], what: tuple[str, ...], one_process, tmp_path: Path
+) -> None:
+    assert_same_bits(train(openmpi, n, tmp_path, *how, *what), one_process(*what))
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ((), ()),
+        (("--ps", "2"), ("--clip-norm", "0.5")),
+        (("--ps", "1"), ("--optimizer", "lamb")),
+        (("--ps", "1", "--no-shared-memory"), ()),
+        (("--ps", "2", "--no-shared-memory"), ("--clip-norm", "0.5")),
+        (("--ps", "2", "--no-shared-memory", "--placement", "greedy"), ("--optimizer", "lars")),
+        (("--ps", "2", "--no-shared-memory", "--no-one-sided"), ()),
+    ],
+    ids=str,
+)
+def test_backup_with_no_spare_worker_is_sync(
+    mpi: Mpi, how: tuple[str, ...], what: tuple[str, ...], one_process, tmp_path: Path
+) -> None:
+    if what == ("--optimizer", "lars"):
+        what = ("--optimizer", "momentum")
+    batch = ("--batch-size", "4", "--dtype", "float64")
+    servers = int(how[1]) if how else 0
+    got = train(mpi, 3 + servers, tmp_path, "--mode", "backup", "--backup-workers", "0", *batch, *how, *what)
+    assert_close(got, one_process("--batch-size", "12", "--dtype", "float64", *what), 1e-12)
+
+
+def test_staleness_scaling_divides_the_rate(openmpi: Mpi, tmp_path: Path) -> None:
+    """With one worker nothing is stale, so scaling changes nothing; with several it does, and training goes on."""
+    flags = ("--mode", "async", "--staleness-scaling")
+    assert_same_bits(train(openmpi, 1, tmp_path / "a", *flags), train(openmpi, 1, tmp_path / "b", "--mode", "async"))
+    done = openmpi.train(3, SMALL, *PLAIN, *flags, "--run-dir", tmp_path / "c")
+    assert float(done.stdout.split("accuracy ")[-1].split()[0]) > 0.5
+
+
+def test_an_epoch_is_each_example_once_at_any_pace(openmpi: Mpi, tmp_path: Path) -> None:
+    for n, flags in ((3, ()), (4, ("--ps", "1")), (4, ("--ps", "1", "--no-shared-memory"))):
+        folder = tmp_path / f"{n}{len(flags)}"
+        words = ["--mode", "async", *flags, "--batch-size", "9", "--train-steps", "20", "--run-dir", folder]
+        openmpi.train(n, JOBS / "recording.py", *words)
+
+
+@pytest.mark.parametrize("how", [("--mode", "async"), ("--mode", "backup", "--backup-workers", "0")], ids=" ".join)
+def test_a_resumed_run_goes_on_where_the_data_was(openmpi: Mpi, how: tuple[str, ...], tmp_path: Path) -> None:
+    flags = (*how, "--ps", "1")
+    whole = train(openmpi, 2, tmp_path / "whole", *flags)
+    train(openmpi, 2, tmp_path / "parts", *flags, "--train-steps", "37")
+    assert_same_bits(train(openmpi, 2, tmp_path / "parts", *flags), whole)
+
+
+def test_checkpoints_are_of_the_very_step(openmpi: Mpi, tmp_path: Path) -> None:
+    train(openmpi, 4, tmp_path, "--mode", "async", "--ps", "1", "--save-steps", "30")
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == [f"step-{step:010d}.h5" for step in (30, 60, 90, 100)]
+
+
+def test_local_steps_average(openmpi: Mpi, tmp_path: Path) -> None:
+    """One local step of plain SGD, then the mean of parameters, is synchronous SGD."""
+    what = ("--optimizer", "sgd", "--dtype", "float64", "--batch-size", "4")
+    local = train(openmpi, 3, tmp_path / "local", "--mode", "local", "--local-steps", "1", *what)
+    sync = train(openmpi, 3, tmp_path / "sync", *what)
+    for name in ("params/dense1.weight", "params/dense2.weight"):
+        np.testing.assert_allclose(local[name], sync[name], rtol=1e-9, atol=1e-12)
+
+
+def test_elastic_averaging_trains_the_center(openmpi: Mpi, tmp_path: Path) -> None:
+    done = openmpi.train(3, SMALL, *PLAIN, "--mode", "local", "--elastic-rho", "0.3", "--run-dir", tmp_path)
+    assert float(done.stdout.split("accuracy ")[-1].split()[0]) > 0.5
+
+
+def test_metrics_tell_staleness_and_shares(openmpi: Mpi, tmp_path: Path) -> None:
+    openmpi.train(4, SMALL, *PLAIN, "--mode", "async", "--ps", "1", "--log-steps", "20", "--run-dir", tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    logged = [line for line in lines if "loss" in line]
+    assert logged
+    assert all(line["staleness_max"] >= line["staleness_mean"] >= 0 for line in logged)
+    (accounts,) = [line for line in lines if "workers" in line]
+    assert [worker["worker"] for worker in accounts["workers"]] == [0, 1, 2]
+    assert sum(worker["steps"] for worker in accounts["workers"]) == 100
+    assert sum(accounts["staleness_histogram"]) == 100

@@ -1,0 +1,40 @@
+"""Accounts as they are reported."""
+
+from __future__ import annotations
+
+from mpitrain.monitor import accounts
+from mpitrain.strategy.base import Account
+
+
+def account(steps, staleness=0, stalest=0, dropped=0, histogram=(0, 0, 0)):
+    return Account(steps, dropped, staleness, stalest, 1000 * steps, tuple(histogram))
+
+
+def test_since_counts_what_came_between():
+    before = [account(10, 5, 1, histogram=(5, 5, 0)), account(10, 0, 0, histogram=(10, 0, 0))]
+    now = [account(20, 25, 2, histogram=(5, 5, 10)), account(20, 0, 0, dropped=3, histogram=(20, 0, 0))]
+    assert accounts.since(before, now) == {
+        "staleness_mean": 1.0,
+        "staleness_max": 2.0,
+        "moved_bytes": 20_000.0,
+        "dropped": 3.0,
+    }
+    assert accounts.since([], []) == {}
+    assert accounts.since(now, now) == {}
+
+
+def test_half_of_anothers_share_is_warned_of():
+    assert accounts.unequal([account(100), account(51)]) == ""
+    warning = accounts.unequal([account(100), account(80), account(25)])
+    assert "worker 2" in warning
+    assert "worker 0" in warning
+    assert accounts.unequal([account(20), account(1)]) == "", "too early to tell"
+    assert accounts.unequal([account(1000)]) == ""
+
+
+def test_table_names_every_worker():
+    text = accounts.table([account(100, 50, 3, 2, (50, 50, 0)), account(99)], ["a", "b"], batch=10, seconds=2.0)
+    lines = text.splitlines()
+    assert lines[1].split()[:4] == ["0", "a", "100", "500"]
+    assert lines[2].split()[:3] == ["1", "b", "99"]
+    assert "0: 50 %" in lines[-1]

@@ -1,0 +1,38 @@
+"""Which ranks become servers."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpitrain.errors import ConfigError
+from mpitrain.roles import server_ranks
+
+NODES = [0, 0, 2, 2, 2, 5]  # two, three and one rank
+HOSTS = ["a", "a", "b", "b", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("placement", "servers", "expected"),
+    [
+        ("spread", 1, [0]),
+        ("spread", 3, [0, 2, 5]),
+        ("spread", 5, [0, 2, 5, 1, 3]),
+        ("pack", 2, [2, 3]),
+        ("pack", 4, [2, 3, 4, 0]),
+        ("first", 3, [0, 1, 2]),
+        ("spread", 0, []),
+    ],
+)
+def test_placement(placement, servers, expected):
+    assert server_ranks(NODES, HOSTS, servers, placement) == expected
+
+
+@pytest.mark.parametrize(("hosts", "servers", "expected"), [(["b"], 2, [2, 3]), (["c", "a"], 3, [5, 0, 1])])
+def test_named_hosts(hosts, servers, expected):
+    assert server_ranks(NODES, HOSTS, servers, "spread", hosts) == expected
+
+
+@pytest.mark.parametrize(("hosts", "servers", "told"), [(["d"], 1, "'d'"), (["c"], 2, "1 rank on c")])
+def test_hosts_that_will_not_do(hosts, servers, told):
+    with pytest.raises(ConfigError, match=told):
+        server_ranks(NODES, HOSTS, servers, "spread", hosts)
