@@ -85,6 +85,8 @@ def _end(cluster: Cluster | None, error: UserError) -> NoReturn:
     if cluster is None or error.everywhere or cluster.size == 1:
         if (launched_rank(os.environ) if cluster is None else cluster.rank) == 0:
             print(f"mpitrain: {error}", file=sys.stderr, flush=True)
+        elif cluster is None:
+            time.sleep(3)  # a launcher ends all when one ends, and the one that tells may not have done so yet
     else:
         print(f"mpitrain: {error} ({cluster.name_of_rank})", file=sys.stderr, flush=True)
         cluster.abort(error.exit_status)

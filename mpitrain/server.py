@@ -39,6 +39,9 @@ class Server:
         self._chief = cluster.chief_rank
         self._names = store.plan.vectors
         self._ledger = store.ledger if self._number == 0 else None
+        # Workers on this node, who change the shard by themselves.
+        self._neighbours = any(store.nodes.same(cluster.rank, worker) for worker in cluster.worker_ranks)
+        self._staging = np.zeros(store.plan.layout.size if self._neighbours else 0, store.plan.dtype)
         self._later: list[Callable[[], bool]] = []  # answers that have to wait
         self._collector = None
         if store.plan.config.mode == "backup" and not store.team:
@@ -81,15 +84,21 @@ class Server:
         def answer() -> bool:
             if self._shard.version < version:
                 return False
-            with self._shard.locked():
-                self._reply(client, self._shard.version, vector=self._shard.vectors["params"])
+            at, params = self._still("params")
+            self._reply(client, at, vector=params)
             return True
 
         self._when_ready(answer)
 
     def _vector(self, client: int, number: int, *_: int) -> None:
-        with self._shard.locked():
-            self._reply(client, vector=self._shard.vectors[self._names[number]])
+        self._reply(client, vector=self._still(self._names[number])[1])
+
+    def _still(self, name: str) -> tuple[int, Array]:
+        """The version, and one of the vectors as it is now, which nobody changes before it is sent."""
+        if not self._neighbours:
+            return self._shard.version, self._shard.vectors[name]
+        # A copy, so that workers here wait for the length of a copy, and not for the network.
+        return self._shard.read(self._staging, name), self._staging
 
     def _take(self, client: int, chief: int, *_: int) -> None:
         worker, ledger = self._worker_of[client], self._require_ledger()

@@ -159,7 +159,9 @@ class WindowMail(_Letters):
         count = self._header_count(self._rank)
         is_worker = bool(self._servers)
         words = count * HEADER + (roads.n_rows if is_worker else 0)
-        elements = roads.size if is_worker else len(self._clients) * self._capacity(self._rank)
+        elements = roads.size
+        if not is_worker:
+            elements = len(self._clients) * self._capacity(self._rank) if self._clients else 0
         self._memory = np.zeros(words * 8 + elements * self._itemsize + 64, np.uint8)
         self._headers = self._memory[: count * HEADER * 8].view(np.int64).reshape(count, HEADER)
         self.rows = self._memory[count * HEADER * 8 : words * 8].view(np.int64)

@@ -19,18 +19,23 @@ class Waiting:
 
     Args:
         crowded: There are more ranks than cores: a spinning rank keeps the one that it waits for from running.
+
+    Attributes:
+        progress: Called now and then while waiting, for MPI to move what is under way between nodes. Others may wait
+            for that: a Put to this rank ends only when this rank lets MPI progress.
     """
 
-    def __init__(self, crowded: bool) -> None:
+    def __init__(self, crowded: bool, progress: Callable[[], object] | None = None) -> None:
+        self.progress = progress
         self._spins = 1 if crowded else _SPINS
         self._launcher = os.getppid()
 
     def until(self, reached: Callable[[int], bool], progress: Callable[[], object] | None = None) -> None:
         """Return when ``reached`` says so, which is given how many times to look.
 
-        ``progress`` is called now and then meanwhile, for MPI to move what is under way between nodes. Ends the
-        process where its launcher has been killed.
+        ``progress`` takes the place of the attribute. Ends the process where its launcher has been killed.
         """
+        progress = progress or self.progress
         if reached(self._spins):
             return
         for _ in range(_YIELDS):

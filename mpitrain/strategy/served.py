@@ -147,7 +147,7 @@ class Served:
             return self.params
         found = np.zeros_like(self.params)
         for _, shard in self._local:
-            shard.read_vector(name, found)
+            shard.read(found, name)
         for s, far in self._remote:
             far.read_vector(name)
             for lo, hi in self._store.ranges[s]:

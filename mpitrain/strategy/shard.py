@@ -77,16 +77,20 @@ class Shard:
         """Updates applied, those of the runs that this one goes on from included."""
         return load(self._words, _VERSION)
 
-    def read(self, out: Array) -> int:
-        """Copy the newest parameters to the shard's ranges of ``out``, shape (layout.size,); return their version."""
-        with self.locked():
-            self._copy("params", out)
-            return int(self._words[_VERSION])
+    def read(self, out: Array, name: str = "params") -> int:
+        """Copy the newest parameters, or another of ``vectors``, to the shard's ranges of ``out``.
 
-    def read_vector(self, name: str, out: Array) -> None:
-        """Copy the shard's ranges of one of ``vectors`` to ``out``, shape (layout.size,)."""
+        Args:
+            out: Shape (layout.size,).
+
+        Returns:
+            Their version.
+        """
+        vector = self.vectors[name]
         with self.locked():
-            self._copy(name, out)
+            for lo, hi in self.ranges:
+                out[lo:hi] = vector[lo:hi]
+            return int(self._words[_VERSION])
 
     def apply(self, grads: Array, push: Push) -> int:
         """Update the parameters by one gradient; return its staleness: updates since the version it was computed from.
@@ -168,11 +172,6 @@ class Shard:
         for lo, hi in self.ranges:
             yield lo, hi, lo - before if compact else 0
             before += hi - lo
-
-    def _copy(self, name: str, out: Array) -> None:
-        vector = self.vectors[name]
-        for lo, hi in self.ranges:
-            out[lo:hi] = vector[lo:hi]
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -82,6 +82,8 @@ class Store:
         self.step, self.position = fill(self.vectors if leads else None, self._first_leader())
         self._open(leads)
         self.mail = self._open_mail(say)
+        if self.mail is not None:
+            self.waiting.progress = cluster.comm.Iprobe
 
     @property
     def remote(self) -> list[int]:

@@ -1,0 +1,128 @@
+"""A worker's push and pull through the mail between nodes, against a bare Put of the same bytes in both directions.
+
+    python bench/rma.py [--mib 4] [--rounds 5] [--hosts] [--rate 1gbit]
+
+By default two ranks of this host, each taken for a node of its own. ``--hosts`` (root, iproute2) puts them in two
+network namespaces joined by a bridge; ``--rate`` holds each host's link to that rate. A push sends a gradient and waits
+until the server has it (which applies nothing here), a pull brings parameters. All take turns in one run; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+PUSH, PULL, STOP = 1, 2, 3
+
+
+def measure(mib: float, rounds: int) -> None:
+    """What each of the two ranks runs: rank 0 is the server, rank 1 the worker."""
+    import numpy as np
+
+    from mpitrain.comm.mail import MessageMail, Roads, WindowMail
+    from mpitrain.mpi import MPI, start
+
+    comm = start()
+    size = int(mib * (1 << 20)) // 4
+    roads = Roads(comm, {0: [1]}, {0: [(0, size)]}, size, np.dtype(np.float32), 8)
+    grads = np.ones(size, np.float32)
+    times: dict[str, list[float]] = {"put": [], "window": [], "message": []}
+    mails = {"window": WindowMail(roads), "message": MessageMail(roads)}
+    memory = np.zeros(size, np.float32)
+    win = MPI.Win.Create(memory, 4, MPI.INFO_NULL, comm)
+    win.Lock_all()
+    for _ in range(rounds):
+        for _ in range(5):
+            times["put"].append(put_both_ways(comm, win, grads))
+        for name, mail in mails.items():
+            comm.Barrier()
+            if comm.rank == 0:
+                serve(mail, memory)
+            else:
+                for _ in range(5):
+                    began = time.perf_counter()
+                    mail.request(0, PUSH, [], grads)
+                    mail.reply(0)
+                    mail.request(0, PULL, [])
+                    mail.reply(0)
+                    times[name].append(time.perf_counter() - began)
+                mail.request(0, STOP, [])
+                mail.reply(0)
+    if comm.rank == 1:
+        # The slower direction's time is the origin's, so each rank reports its own Put.
+        there, back = statistics.median(times["put"]), comm.recv(source=0)
+        bare = there + back
+        print(f"{mib:g} MiB each way, ms: bare Put {1e3 * bare:.2f} (there {1e3 * there:.2f}, back {1e3 * back:.2f})")
+        for name in mails:
+            took = statistics.median(times[name])
+            rate = 2 * 8 * mib * (1 << 20) / took / 1e9
+            print(f"push and pull by {name + 's':9} {1e3 * took:8.2f}   {took / bare:5.2f} x bare   {rate:6.2f} Gbit/s")
+    else:
+        comm.send(statistics.median(times["put"]), dest=1)
+    win.Unlock_all()
+    win.Free()
+    mails["window"].free()
+
+
+def put_both_ways(comm, win, grads) -> float:
+    """Seconds that this rank's own Put and Flush take, while the other lets MPI progress."""
+    took = 0.0
+    for origin in (0, 1):
+        comm.Barrier()
+        if comm.rank == origin:
+            began = time.perf_counter()
+            win.Put(grads, 1 - origin)
+            win.Flush(1 - origin)
+            took = time.perf_counter() - began
+        comm.Barrier()
+    return took
+
+
+def serve(mail, params) -> None:
+    while True:
+        for client, kind, _ in mail.requests():
+            mail.answer(client, [], params if kind == PULL else None)
+            if kind == STOP:
+                return
+
+
+def start_ranks(arguments: argparse.Namespace) -> None:
+    mpirun = str(Path(sys.executable).parent / "mpirun")
+    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    rank = [sys.executable, __file__, "--rank", "--mib", str(arguments.mib), "--rounds", str(arguments.rounds)]
+    with ExitStack() as stack:
+        if arguments.hosts:
+            from tests.hosts.network import make_hosts
+
+            hosts = stack.enter_context(make_hosts(Path(sys.executable), 2, arguments.rate))
+            words, environment = hosts.launch([1, 1], rank), {**environment, **hosts.environment}
+        else:
+            words = [mpirun, "-n", "2", "--bind-to", "core", *rank]
+        subprocess.run(words, check=True, env=environment, cwd=ROOT)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mib", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--hosts", action="store_true")
+    parser.add_argument("--rate", default="")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        measure(arguments.mib, arguments.rounds)
+    else:
+        start_ranks(arguments)
+
+
+if __name__ == "__main__":
+    main()

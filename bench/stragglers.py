@@ -1,0 +1,67 @@
+"""One worker slowed tenfold: what is left of the steps/s in sync, backup and async.
+
+    python bench/stragglers.py [--rounds 3] [--compute-ms 20]
+
+Four workers; a step computes by pausing for so many milliseconds beside a small model, as on a machine
+where each worker has its own accelerator; the slowed worker pauses ten times as long. (With real arithmetic, workers
+on fewer cores would speed up when one of them rests.) In each round every program runs once, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MODES = {
+    "sync": ["--mode", "sync"],
+    "backup": ["--mode", "backup", "--backup-workers", "1"],
+    "async": ["--mode", "async"],
+}
+WORKERS = 4
+
+
+def steps_per_s(mode: str, compute_ms: float, slow: bool) -> float:
+    """Steps/s; of async only those that the three workers beside the slowed one could make are asked for."""
+    steps = 40 if mode == "sync" and slow else 160 * (4 if mode == "async" else 1)
+    with tempfile.TemporaryDirectory() as run_dir:
+        words = [sys.executable, "-m", "mpitrain", "run", "-n", str(WORKERS), str(ROOT / "bench" / "peers" / "slow.py")]
+        words += ["--compute-ms", str(compute_ms), "--slow-worker", "3" if slow else "-1", *MODES[mode]]
+        words += ["--train-steps", str(steps), "--log-steps", str(steps // 8), "--validate-steps", "0"]
+        words += ["--threads", "1", "--run-dir", run_dir]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        lines = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+    return statistics.median([1 / line["step_s"] for line in lines if "step_s" in line][1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--compute-ms", type=float, default=20.0)
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    figures: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    for _ in range(arguments.rounds):
+        for mode in MODES:
+            for slow in (False, True):
+                figures[mode, slow].append(steps_per_s(mode, arguments.compute_ms, slow))
+    print(f"{WORKERS} workers, {arguments.compute_ms:g} ms a step; steps/s")
+    print(f"{'mode':8} {'unhindered':>11} {'one slowed':>11}   kept")
+    for mode in MODES:
+        free, slowed = (statistics.median(figures[mode, slow]) for slow in (False, True))
+        # In async the slowed worker's own share is not held against the others.
+        others = free * (WORKERS - 1) / WORKERS if mode == "async" else free
+        wanted = "" if mode == "sync" else "   wanted 80 %"
+        of = " of the others' combined" if mode == "async" else ""
+        print(f"{mode:8} {free:11,.1f} {slowed:11,.1f}   {slowed / others:.0%}{of}{wanted}")
+
+
+if __name__ == "__main__":
+    main()

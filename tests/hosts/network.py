@@ -1,0 +1,83 @@
+"""Several hosts on this machine: network namespaces with an address and a name each, on one bridge."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+AGENT = Path(__file__).parent / "agent.sh"
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Hosts h1, h2, ... with addresses ``net``.1, ``net``.2, ...; Open MPI of ``python``'s environment starts ranks."""
+
+    python: Path
+    prefix: str
+    net: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the remote agent needs to know."""
+        return {"MPITRAIN_TEST_HOSTS": self.prefix}
+
+    def launch(self, ranks: list[int], words: list[str]) -> list[str]:
+        """The command line that runs ``words`` on so many ranks of each host, started from the first."""
+        hosts = ",".join(f"{self.net}.{i}:{n}" for i, n in enumerate(ranks, 1))
+        network = f"{self.net}.0/24"
+        start = ["ip", "netns", "exec", f"{self.prefix}1", "unshare", "--uts"]
+        start += ["bash", "-c", 'hostname h1; exec "$@"', "-"]
+        start += [str(self.python.parent / "mpirun"), "--host", hosts, "-n", str(sum(ranks)), "--bind-to", "none"]
+        start += ["--prtemca", "plm_ssh_agent", str(AGENT), "--prtemca", "prte_if_include", network]
+        start += ["--mca", "btl_tcp_if_include", network, "-x", "OMPI_MCA_mpi_yield_when_idle"]
+        return [*start, *words]
+
+
+@contextmanager
+def make_hosts(python: Path, count: int, rate: str = "") -> Iterator[Hosts]:
+    """Hosts that are gone again afterwards; needs root and iproute2.
+
+    Args:
+        python: Of an environment with Open MPI.
+        rate: Hold what each host sends to this rate, as ``tc`` writes it: ``1gbit``.
+    """
+    prefix = f"mpit{os.getpid() % 10000}h"
+    used = _ip("-o", "-4", "addr") + _ip("-4", "route", "show", "table", "all")
+    net = next(net for net in (f"10.214.{c}" for c in range(40, 250)) if f"{net}." not in used)
+    bridge = f"{prefix}b"
+    try:
+        _ip("link", "add", bridge, "type", "bridge")
+        _ip("addr", "add", f"{net}.254/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        for number in range(1, count + 1):
+            _add_host(prefix, number, net, bridge, rate)
+        yield Hosts(python, prefix, net)
+    finally:
+        for space in re.findall(rf"^{prefix}\d+", _ip("netns", "list"), re.MULTILINE):
+            for pid in _ip("netns", "pids", space).split():
+                os.kill(int(pid), 9)
+            _ip("netns", "del", space)
+        subprocess.run(["ip", "link", "del", bridge], check=False, capture_output=True)
+
+
+def _add_host(prefix: str, number: int, net: str, bridge: str, rate: str) -> None:
+    space, veth = f"{prefix}{number}", f"{prefix}v{number}"
+    _ip("netns", "add", space)
+    _ip("link", "add", veth, "type", "veth", "peer", "name", "eth0", "netns", space)
+    _ip("link", "set", veth, "master", bridge, "up")
+    _ip("-n", space, "addr", "add", f"{net}.{number}/24", "dev", "eth0")
+    _ip("-n", space, "link", "set", "eth0", "up")
+    _ip("-n", space, "link", "set", "lo", "up")
+    if rate:
+        limit = ["tbf", "rate", rate, "burst", "1mb", "latency", "50ms"]
+        words = ["ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", "eth0", "root", *limit]
+        subprocess.run(words, check=True, capture_output=True)
+
+
+def _ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout

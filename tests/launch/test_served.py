@@ -1,0 +1,142 @@
+"""How runs with parameter servers end, whatever ends them, and that an idle server rests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ..conftest import JOBS, ROOT, Mpi, one_line
+from .test_run import ranks_of
+
+MLP = ROOT / "jobs" / "mnist_mlp.py"
+SERVED = [
+    ("--mode", "async", "--ps", "1"),
+    ("--mode", "ssp", "--ps", "1", "--no-shared-memory"),
+    ("--mode", "backup", "--ps", "1"),
+    ("--mode", "backup", "--ps", "1", "--no-shared-memory"),
+]
+
+
+def wait_until(reached, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def trains(run_dir: Path) -> bool:
+    metrics = run_dir / "metrics.jsonl"
+    return metrics.exists() and metrics.stat().st_size > 0
+
+
+@pytest.mark.parametrize("flags", SERVED, ids=" ".join)
+@pytest.mark.parametrize("where", ["forward", "hook", "end"])
+def test_a_worker_that_raises_ends_all(openmpi: Mpi, where: str, flags: tuple[str, ...], tmp_path: Path) -> None:
+    began = time.monotonic()
+    words = ["-m", "mpitrain", "train", JOBS / "raising.py", "--where", where, "--run-dir", tmp_path, *flags]
+    done = openmpi.run(4, *words, timeout=40)
+    assert time.monotonic() - began < 20
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert "on purpose" in done.stderr
+    assert not ranks_of(tmp_path)
+
+
+@pytest.mark.parametrize("flags", SERVED, ids=" ".join)
+def test_nan_ends_all_with_one_line(mpi: Mpi, flags: tuple[str, ...], tmp_path: Path) -> None:
+    words = ["-m", "mpitrain", "train", JOBS / "diverging.py", "--run-dir", tmp_path, "--log-steps", "0", *flags]
+    done = mpi.run(3, *words, timeout=40)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "the loss is nan" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize("flags", SERVED, ids=" ".join)
+def test_nan_may_be_skipped(openmpi: Mpi, flags: tuple[str, ...], tmp_path: Path) -> None:
+    done = openmpi.train(3, JOBS / "diverging.py", "--nan", "skip", "--run-dir", tmp_path, *flags)
+    assert "validation loss nan" not in done.stdout
+
+
+@pytest.mark.parametrize("flags", [*SERVED, ("--mode", "local")], ids=" ".join)
+def test_an_interrupt_leaves_no_process(mpi: Mpi, flags: tuple[str, ...], tmp_path: Path) -> None:
+    words = [str(mpi.python), "-m", "mpitrain", "run", "-n", "3", str(MLP), "--train-steps", "100000000"]
+    words += ["--log-steps", "20", "--run-dir", str(tmp_path), *flags]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            wait_until(lambda: trains(tmp_path), 60)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=20) == 128 + signal.SIGINT
+        finally:
+            process.kill()
+    wait_until(lambda: not ranks_of(tmp_path), 10)
+
+
+def cpu_share(pid: str, seconds: float) -> float:
+    """Part of a core that a process takes meanwhile."""
+
+    def ticks() -> int:
+        return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
+
+    began, before = time.monotonic(), ticks()
+    time.sleep(seconds)
+    return (ticks() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
+
+
+@pytest.mark.parametrize("sharing", ["--shared-memory", "--no-shared-memory"])
+def test_an_idle_server_rests(mpi: Mpi, sharing: str, tmp_path: Path, job) -> None:
+    path = job(
+        "import time\nfrom mpitrain import Hook, Job, data, nn, optim\n"
+        "class Rest(Hook):\n"
+        "    def after_step(self, loop):\n"
+        "        time.sleep(1)\n"
+        "def job():\n"
+        "    d = data.mnist(None)\n"
+        "    return Job(model=nn.Sequential(nn.Dense(64, 10)), loss=nn.SoftmaxCrossEntropy(),"
+        " optimizer=optim.sgd(0.1), train=d.train, train_steps=10000, hooks=[Rest()])\n"
+    )
+    words = [str(mpi.python), "-m", "mpitrain", "run", "-n", "2", str(path), "--mode", "async", "--ps", "1", sharing]
+    words += ["--ps-placement", "first", "--log-steps", "1", "--run-dir", str(tmp_path / "run")]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: trains(tmp_path / "run"), 60)
+            # No rank here has anything to do but to wait, so neither may take a core.
+            python = [pid for pid in ranks_of(tmp_path / "run") if "mpitrain\0train" in _command(pid)]
+            assert len(python) == 2
+            assert max(cpu_share(pid, 1.5) for pid in python) < 0.3
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=20)
+
+
+def _command(pid: str) -> str:
+    words = Path(f"/proc/{pid}/cmdline").read_text()
+    return words if "mpirun" not in words.split("\0")[0] and "prterun" not in words.split("\0")[0] else ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--staleness", "2"], "--mode ssp"),
+        (["--mode", "backup", "--backup-workers", "2"], "give 1 or less"),
+        (["--mode", "async", "--ps", "2"], "leaves no worker"),
+        (["--mode", "async", "--ps", "1", "--ps-hosts", "nowhere"], "'nowhere'"),
+        (["--mode", "async", "--no-shared-memory"], "give --ps 1 or more"),
+        (["--mode", "snyc"], "Did you mean"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_in_one_line(openmpi: Mpi, flags: list[str], told: str, tmp_path: Path) -> None:
+    done = openmpi.run(2, "-m", "mpitrain", "train", MLP, "--run-dir", tmp_path, *flags, timeout=30)
+    assert done.returncode == 2
+    assert told in one_line(done.stderr)
+
+
+def test_batch_norm_over_all_workers_is_refused_where_they_do_not_wait(openmpi: Mpi, tmp_path: Path) -> None:
+    flags = ["--mode", "async", "--run-dir", tmp_path]
+    done = openmpi.run(2, "-m", "mpitrain", "train", JOBS / "small.py", *flags, timeout=30)
+    assert done.returncode == 2
+    assert "BatchNorm(sync=False)" in one_line(done.stderr)
