@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from .optimizer import Optimizer
 _FIRST = np.zeros(1, np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Cut:
     """A range of the vector, cut where what is to be done changes.
 
@@ -25,6 +26,7 @@ class _Cut:
         decayed: Shape (k,), float64: 1 where ``decay_names`` match, else 0.
         scales, l2, shrink: Shape (k,), float64: arguments of ``rules.update_segments``, set at every step.
         sums: Shape (k, 2), float64: filled by ``rules.measure_segments``.
+        clip: What ``scales`` were set for by ``update``.
     """
 
     segments: Array
@@ -34,6 +36,7 @@ class _Cut:
     l2: Array
     shrink: Array
     sums: Array
+    clip: float = 1.0
 
 
 class Updater:
@@ -75,6 +78,7 @@ class Updater:
         self._average = none if average is None else average
         self._moving = moving
         self._scratch = np.empty(rules.BLOCK, params.dtype)
+        self._rows_in_order = np.arange(1)
         self._cuts: dict[tuple[int, int], _Cut] = {}
 
     @property
@@ -112,8 +116,11 @@ class Updater:
             rate_scale: The learning rate is multiplied by this.
         """
         cut = self._cut(lo, hi)
-        np.copyto(cut.scales, np.where(cut.segments[:, 2] == 1, clip, 1.0))
-        order = np.arange(len(rows)) if order is None else order
+        if clip != cut.clip:
+            cut.clip = clip
+            np.copyto(cut.scales, np.where(cut.segments[:, 2] == 1, clip, 1.0))
+        if order is None:
+            order = self._in_order(len(rows))
         self._apply(cut, rows, order, origin, rate_scale * self.optimizer.rate(step), step)
 
     def prepare(self, lo: int, hi: int, rows: Array, own: Array, step: int, *, order: Array | None = None) -> Array:
@@ -138,7 +145,7 @@ class Updater:
             cut.segments,
             self.optimizer.weight_decay * cut.decayed,
             rows,
-            np.arange(len(rows)) if order is None else order,
+            self._in_order(len(rows)) if order is None else order,
             own,
             self._params,
             self._slot0,
@@ -160,6 +167,7 @@ class Updater:
             sums: What ``prepare`` returned, added over all ranges.
         """
         cut = self._cut(lo, hi)
+        cut.clip = math.nan  # ``update`` has to set the scales anew
         rate = self.optimizer.rate(step)
         if self.optimizer.layerwise:
             self._scale_layers(cut, sums.reshape(-1, 2), rate)
@@ -200,6 +208,12 @@ class Updater:
             0.0 if self._moving is None else 1.0 - self._moving.decay_at(step),
             self._scratch,
         )
+
+    def _in_order(self, rows: int) -> Array:
+        """All rows, in their order."""
+        if len(self._rows_in_order) != rows:
+            self._rows_in_order = np.arange(rows)
+        return self._rows_in_order
 
     def _cut(self, lo: int, hi: int) -> _Cut:
         """The segments of [lo, hi), made once for each range."""

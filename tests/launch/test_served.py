@@ -50,6 +50,7 @@ def test_a_worker_that_raises_ends_all(openmpi: Mpi, where: str, flags: tuple[st
 @pytest.mark.parametrize("flags", SERVED, ids=" ".join)
 def test_nan_ends_all_with_one_line(mpi: Mpi, flags: tuple[str, ...], tmp_path: Path) -> None:
     words = ["-m", "mpitrain", "train", JOBS / "diverging.py", "--run-dir", tmp_path, "--log-steps", "0", *flags]
+    words += ["--train-steps", "1000000"]  # until worker 0 has come to its eighth
     done = mpi.run(3, *words, timeout=40)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "the loss is nan" in one_line(done.stderr)
@@ -57,8 +58,10 @@ def test_nan_ends_all_with_one_line(mpi: Mpi, flags: tuple[str, ...], tmp_path: 
 
 @pytest.mark.parametrize("flags", SERVED, ids=" ".join)
 def test_nan_may_be_skipped(openmpi: Mpi, flags: tuple[str, ...], tmp_path: Path) -> None:
-    done = openmpi.train(3, JOBS / "diverging.py", "--nan", "skip", "--run-dir", tmp_path, *flags)
+    words = ["--nan", "skip", "--train-steps", "2000", "--log-steps", "2000", "--validate-steps", "0", *flags]
+    done = openmpi.train(3, JOBS / "diverging.py", *words, "--run-dir", tmp_path)
     assert "validation loss nan" not in done.stdout
+    assert "skipped steps 1" in done.stdout
 
 
 @pytest.mark.parametrize("flags", [*SERVED, ("--mode", "local")], ids=" ".join)

@@ -162,3 +162,13 @@ def test_metrics_tell_staleness_and_shares(openmpi: Mpi, tmp_path: Path) -> None
     assert [worker["worker"] for worker in accounts["workers"]] == [0, 1, 2]
     assert sum(worker["steps"] for worker in accounts["workers"]) == 100
     assert sum(accounts["staleness_histogram"]) == 100
+
+
+@pytest.mark.parametrize("how", ["refused", "stuck"])
+def test_where_windows_fail_messages_take_their_place(mpi: Mpi, how: str, one_process, tmp_path: Path) -> None:
+    program = Path(__file__).parent / "programs" / "without_windows.py"
+    flags = ["--mode", "async", "--ps", "1", "--no-shared-memory", *PLAIN, "--run-dir", tmp_path]
+    done = mpi.run(2, program, how, SMALL, *flags)
+    assert done.returncode == 0, done.stderr
+    assert "servers on other nodes are reached by messages: " in done.stdout
+    assert_same_bits(final(tmp_path), one_process())

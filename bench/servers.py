@@ -1,0 +1,124 @@
+"""Throughput against the number of servers: pushes and pulls of a model of 64 MiB, without computing anything.
+
+    python bench/servers.py [--mib 64] [--workers 2] [--steps 24] [--rounds 3]
+
+Every worker reads all parameters, and has a constant gradient applied by plain SGD, in ``async``; on one host through
+shared memory, and with each rank taken for a node of its own (``between nodes``), where everything crosses MPI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+
+def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
+    """What each rank runs; the first worker prints the seconds that all steps took."""
+    import numpy as np
+
+    from mpitrain.cluster import Cluster
+    from mpitrain.config import RunConfig
+    from mpitrain.optim import sgd
+    from mpitrain.params import Layout
+    from mpitrain.placement import place
+    from mpitrain.plan import Plan
+    from mpitrain.server import Server
+    from mpitrain.strategy.base import Turn
+    from mpitrain.strategy.choose import served_strategy
+    from mpitrain.strategy.store import Store
+
+    layout = Layout.pack([("weight", (int(mib * (1 << 18)),), "param")])
+    config = RunConfig(mode="async", ps=servers, batch_size=1, train_steps=steps, shared_memory=share)
+    cluster = Cluster()
+    cluster.assign(config)
+    dtype = np.dtype(np.float32)
+    plan = Plan(
+        config=config,
+        layout=layout,
+        dtype=dtype,
+        optimizer=sgd(0.1),
+        moving=None,
+        starts=[0],
+        pieces=place(layout, servers, "partitioned", dtype.itemsize),
+        workers=len(cluster.worker_ranks),
+        batch=1,
+        taken=1,
+    )
+
+    def fill(vectors, root):
+        if vectors is not None:
+            vectors["params"][:] = 0
+        return 0, 0
+
+    store = Store(cluster, plan, fill, print)
+    if cluster.is_server:
+        Server(store).serve()
+    else:
+        strategy = served_strategy(store)
+        strategy.grads[:] = 1
+        strategy.pause_at(cluster.workers.size)  # first, one step each that touches all memory
+        began = 0.0
+        while (turn := strategy.take()) is not Turn.END:
+            if turn is Turn.PAUSE:
+                began = time.perf_counter()
+                strategy.pause_at(steps)
+                continue
+            strategy.begin(0.0)
+            strategy.finish()
+        strategy.close()
+        if cluster.chief:
+            print((time.perf_counter() - began) / (steps - cluster.workers.size))
+        cluster.comm.Ibarrier().Wait()
+    store.free()
+
+
+def seconds(arguments: argparse.Namespace, servers: int, share: bool) -> float:
+    mpirun = str(Path(sys.executable).parent / "mpirun")
+    ranks = str(arguments.workers + servers)
+    words = [mpirun, "-n", ranks, "--oversubscribe", "--bind-to", "none", sys.executable, __file__, "--rank"]
+    words += [str(servers), "--mib", str(arguments.mib), "--steps", str(arguments.steps)]
+    words += ["--share"] if share else []
+    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment |= {"OMPI_MCA_mpi_yield_when_idle": "1"}
+    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    return float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mib", type=float, default=64.0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--share", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        run_rank(arguments.mib, arguments.rank, arguments.steps, arguments.share)
+        return
+    figures: dict[tuple[bool, int], list[float]] = defaultdict(list)
+    for _ in range(arguments.rounds):
+        for share in (True, False):
+            for servers in (1, 2, 4):
+                figures[share, servers].append(seconds(arguments, servers, share))
+    print(f"{arguments.workers} workers, {arguments.mib:g} MiB; a step is one worker's pull and push")
+    for share in (True, False):
+        one = statistics.median(figures[share, 1])
+        for servers in (1, 2, 4):
+            took = statistics.median(figures[share, servers])
+            rate = 2 * arguments.mib / 1024 / took
+            where = "shared memory" if share else "between nodes"
+            print(
+                f"{where}  {servers} server{'s' * (servers > 1):1}  {1 / took:7.1f} steps/s  {rate:6.2f} GiB/s"
+                f"  {one / took:5.2f} x one server"
+            )
+
+
+if __name__ == "__main__":
+    main()

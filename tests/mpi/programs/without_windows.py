@@ -1,0 +1,24 @@
+"""``mpitrain train`` where windows fail: ``without_windows.py {refused,stuck} JOB FLAGS``.
+
+No MPI here has no windows, so the failure is a stand-in: creating one raises, or the probe finds that it is stuck.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from mpitrain.cli import main
+from mpitrain.comm import mail
+from mpitrain.mpi import MPI
+
+
+def refuse(roads: mail.Roads) -> mail.WindowMail:
+    raise MPI.Exception(MPI.ERR_WIN)
+
+
+how, *words = sys.argv[1:]
+if how == "refused":
+    mail.WindowMail = refuse
+else:
+    mail.WindowMail.progresses = lambda self: False
+main(["train", *words])
