@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from .monitor import accounts
 
 if TYPE_CHECKING:
+    from .strategy.base import Account
     from .train import Loop
 
 
@@ -69,6 +70,7 @@ class Log(Hook):
     def begin(self, loop: Loop) -> None:
         self._when.start(loop.step)
         self._timed = self._warned = False
+        self._compared_from: list[Account] | None = None
         self._start(loop)
 
     def after_step(self, loop: Loop) -> None:
@@ -93,9 +95,13 @@ class Log(Hook):
         if totals.skipped > before.skipped:
             values["skipped_steps"] = totals.skipped - before.skipped
         loop.report(loop.step, values | accounts.since(before.accounts, totals.accounts))
-        self._warn_once(loop, accounts.unequal(totals.accounts))
+        self._compare_shares(loop, totals.accounts)
 
-    def _warn_once(self, loop: Loop, warning: str) -> None:
+    def _compare_shares(self, loop: Loop, now: list[Account]) -> None:
+        """Warn once of a worker that takes too little; what was before the first report is not held against it."""
+        if self._compared_from is None:
+            self._compared_from = now
+        warning = accounts.unequal(self._compared_from, now)
         if warning and not self._warned:
             self._warned = True
             loop.say(f"warning: {warning}")

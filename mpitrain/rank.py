@@ -168,9 +168,6 @@ def _account(loop: Loop, say: Callable[[str], None], seconds: float) -> None:
         ]
         gradients = sum(account.steps for account in found)
         say(accounts.server_table([hosts[rank] for rank in cluster.servers], held, gradients))
-    warning = accounts.unequal(found)
-    if warning:
-        say(f"warning: {warning}")
 
 
 def _end_servers(cluster: Cluster) -> None:

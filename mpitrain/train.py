@@ -154,6 +154,8 @@ class Loop:
             else:
                 self._saving.paused(self)
         self._strategy.close()
+        if self.files.console is not None:
+            self.files.console.advance(self.step)
         for hook in self._hooks:
             hook.end(self)
 

@@ -50,11 +50,11 @@ def since(before: Sequence[Account], now: Sequence[Account]) -> dict[str, float]
     return {**values, "dropped": float(dropped)} if _sum(now, "dropped") else values
 
 
-def unequal(accounts: Sequence[Account]) -> str:
-    """A warning where a worker takes less than half of another's share; else empty."""
-    if len(accounts) < 2:
+def unequal(before: Sequence[Account], now: Sequence[Account]) -> str:
+    """A warning where a worker took less than half of another's share between two readings; else empty."""
+    if len(now) < 2:
         return ""
-    steps = [account.steps for account in accounts]
+    steps = [b.steps - a.steps for a, b in zip(before, now, strict=True)]
     least, most = min(steps), max(steps)
     if most < _ENOUGH or 2 * least >= most:
         return ""

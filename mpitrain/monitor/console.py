@@ -25,7 +25,13 @@ _FORMATS: dict[str, tuple[str, Callable[[float], str]]] = {
     "validation_accuracy": ("accuracy", lambda x: f"{x:.4f}"),
 }
 
-_IN_BAR = ("loss", "examples_per_s", "staleness_mean", "dropped")
+# Beside the bar, in which 80 columns have to do.
+_IN_BAR: dict[str, Callable[[float], str]] = {
+    "loss": lambda x: f"loss {x:.4f}",
+    "examples_per_s": lambda x: f"{x:,.0f} ex/s",
+    "staleness_mean": lambda x: f"stale {x:.1f}",
+    "dropped": lambda x: f"{x:,.0f} dropped",
+}
 
 
 def size_of(nbytes: float) -> str:
@@ -80,18 +86,18 @@ class Console:
         parts = [describe(name, value) for name, value in values.items()]
         validation = any(name.startswith("validation") for name in values)
         if self._bar is not None and not validation:
-            shown = [describe(name, values[name]) for name in _IN_BAR if name in values]
-            self._bar.set_postfix_str("  ".join(["", *shown]), refresh=False)
+            shown = [form(values[name]) for name, form in _IN_BAR.items() if name in values]
+            self._bar.set_postfix_str("  ".join(shown), refresh=False)
         else:
             self.say(f"step {step:,}  " + "  ".join(parts))
 
     def say(self, line: str) -> None:
         """Print a line, above the bar."""
-        if self._bar is None:
-            print(line, flush=True)
-        else:
-            # On the bar's own stream: a launcher may pass two streams on in another order.
+        # On the bar's own stream where there is one: a launcher may pass two streams on in another order.
+        if self._bar is not None:
             self._bar.write(line, file=sys.stderr)
+        else:
+            print(line, file=sys.stderr if self._columns else sys.stdout, flush=True)
 
     def stop(self) -> None:
         """Leave the bar as it stands."""

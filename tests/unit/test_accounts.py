@@ -24,12 +24,14 @@ def test_since_counts_what_came_between():
 
 
 def test_half_of_anothers_share_is_warned_of():
-    assert accounts.unequal([account(100), account(51)]) == ""
-    warning = accounts.unequal([account(100), account(80), account(25)])
+    none = [account(0)] * 3
+    assert accounts.unequal(none[:2], [account(100), account(51)]) == ""
+    warning = accounts.unequal(none, [account(100), account(80), account(25)])
     assert "worker 2" in warning
     assert "worker 0" in warning
-    assert accounts.unequal([account(20), account(1)]) == "", "too early to tell"
-    assert accounts.unequal([account(1000)]) == ""
+    assert accounts.unequal(none[:2], [account(20), account(1)]) == "", "too early to tell"
+    assert accounts.unequal([account(100), account(0)], [account(200), account(90)]) == "", "it was late at first"
+    assert accounts.unequal(none[:1], [account(1000)]) == ""
 
 
 def test_table_names_every_worker():
