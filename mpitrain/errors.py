@@ -34,6 +34,10 @@ class CheckpointError(UserError):
     """A checkpoint cannot be read, or does not fit the model."""
 
 
+class RecordError(UserError):
+    """A run directory, or a record in it, cannot be read or shown."""
+
+
 class RankMismatch(UserError):
     """The ranks disagree on something that must be the same everywhere."""
 

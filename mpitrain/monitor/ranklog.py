@@ -1,0 +1,61 @@
+"""``logs/rank-N.log``: what Python's ``logging`` and ``warnings`` have to say on a rank, with the time."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
+_TIME = "%Y-%m-%d %H:%M:%S"
+
+
+def path_for(folder: Path, rank: int) -> Path:
+    """Where a rank's log lies in a run directory."""
+    return folder / "logs" / f"rank-{rank}.log"
+
+
+class RankLog:
+    """Takes the process's log and warnings until it is closed; every rank's own.
+
+    Warnings of logging's level and above are printed too, but by the chief alone: the same warning from every
+    rank would bury the rest.
+
+    Args:
+        folder: The run directory.
+
+    Raises:
+        OSError: The log cannot be written.
+    """
+
+    def __init__(self, folder: Path, rank: int, chief: bool) -> None:
+        path = path_for(folder, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
+        self._handlers[0].setFormatter(logging.Formatter(_FORMAT, _TIME))
+        if chief:
+            self._handlers.append(_to_terminal())
+        root = logging.getLogger()
+        self._level = root.level
+        root.setLevel(logging.INFO)
+        for handler in self._handlers:
+            root.addHandler(handler)
+        logging.captureWarnings(True)
+
+    def close(self) -> None:
+        """Give log and warnings back; later calls do nothing."""
+        root = logging.getLogger()
+        for handler in self._handlers:
+            root.removeHandler(handler)
+            handler.close()
+        if self._handlers:
+            root.setLevel(self._level)
+            logging.captureWarnings(False)
+        self._handlers = []
+
+
+def _to_terminal() -> logging.Handler:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    return handler

@@ -1,0 +1,226 @@
+"""A run's sign of life: ``status.json``, which the chief writes anew every few seconds.
+
+A run that ends writes how it ended. One that is killed writes nothing more, and a reader must find that out. On the
+same machine it asks for the process. From elsewhere only time tells, and clocks differ: a file's age is
+taken against the clock of the file system it lies on, and where that leaves a doubt, the reader watches for
+the next beat.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+STATUS = "status.json"
+BEAT_S = 5.0
+# Clients of a network file system may show a file as it was up to a minute ago.
+QUIET_S = 75.0
+# Clocks that no one sets may differ by minutes; nobody's differ by more than this.
+SKEW_S = 3600.0
+
+State = Literal["running", "finished", "stopped", "failed", "died", "unknown"]
+ENDED: tuple[State, ...] = ("finished", "stopped", "failed", "died")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a process is: its host, that host's boot, and the namespace that its number belongs to."""
+
+    host: str
+    boot: str
+    pids: str
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This process's machine."""
+        return cls(socket.gethostname(), _text("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid"))
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the file says.
+
+    Attributes:
+        state: ``running`` until the run says how it ended; never ``died``.
+        step, train_steps: How far it is, and is to go.
+        ranks: In words, such as ``2 workers``.
+        beat: Number of this writing.
+        machine, pid, pid_start: The chief's process; ``pid_start`` tells two of the same number apart.
+        began: When this attempt began, seconds since 1970 on the chief's clock.
+    """
+
+    state: State
+    step: int
+    train_steps: int
+    ranks: str
+    beat: int
+    machine: Machine
+    pid: int
+    pid_start: str
+    began: float
+
+
+class Heartbeat:
+    """Writes a run's status while it runs; the chief's alone.
+
+    A directory that cannot be written to is told once in the log, and does not end the run.
+
+    Args:
+        step: Tells the step that the run is at; called from another thread.
+    """
+
+    def __init__(self, folder: Path, ranks: str, train_steps: int, step: Callable[[], int]) -> None:
+        self._folder, self._step, self._told = folder, step, False
+        pid = os.getpid()
+        self._status = Status(
+            "running", step(), train_steps, ranks, 0, Machine.here(), pid, pid_start(pid), time.time()
+        )
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._write("running")
+        self._thread.start()
+
+    def end(self, state: State) -> None:
+        """Write how the run ended; later calls do nothing."""
+        if not self._ending.is_set():
+            self._ending.set()
+            self._thread.join()
+            self._write(state)
+
+    def _beat(self) -> None:
+        while not self._ending.wait(BEAT_S):
+            self._write("running")
+
+    def _write(self, state: State) -> None:
+        self._status = replace(self._status, state=state, step=self._step(), beat=self._status.beat + 1)
+        try:
+            write(self._folder, self._status)
+        except OSError as error:
+            if not self._told:
+                _log.warning("%s cannot be written: %s", self._folder / STATUS, error.strerror)
+            self._told = True
+
+
+def write(folder: Path, status: Status) -> None:
+    """Replace a folder's status as a whole.
+
+    Raises:
+        OSError: The folder cannot be written to.
+    """
+    partial = folder / f".{STATUS}.partial"
+    partial.write_text(json.dumps(asdict(status)) + "\n", encoding="utf-8")
+    os.replace(partial, folder / STATUS)
+
+
+def read(folder: Path) -> Status | None:
+    """A folder's status, or None where there is none that can be understood."""
+    try:
+        found = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+        machine = Machine(**found.pop("machine"))
+        return Status(machine=machine, **{f.name: found[f.name] for f in fields(Status) if f.name != "machine"})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def states(folders: Iterable[Path], watch_s: float = 3 * BEAT_S) -> dict[Path, State]:
+    """The state of each run; takes ``watch_s`` seconds where one must be watched to know."""
+    found: dict[Path, State] = {}
+    doubtful: dict[Path, int] = {}
+    here = Machine.here()
+    for folder in folders:
+        status = read(folder)
+        state = "unknown" if status is None else judge(status, here, _age(folder), is_alive)
+        if state is None and status is not None:
+            doubtful[folder] = status.beat
+        else:
+            found[folder] = state or "unknown"
+    if doubtful:
+        time.sleep(watch_s)
+    for folder, beat in doubtful.items():
+        status = read(folder)
+        quiet = status is None or (status.state == "running" and status.beat == beat)
+        found[folder] = "died" if quiet or status is None else status.state
+    return found
+
+
+def judge(status: Status, here: Machine, age_s: float | None, alive: Callable[[int, str], bool]) -> State | None:
+    """The state of a run whose file was written ``age_s`` seconds ago; None where that leaves a doubt.
+
+    Args:
+        here: The reader's machine.
+        age_s: On the file system's clock or, where that is not to be had, on this machine's; None for not known.
+        alive: Whether a process of a number and start is there; asked only for one of this machine.
+    """
+    if status.state != "running":
+        return status.state
+    if status.machine == here:
+        return "running" if alive(status.pid, status.pid_start) else "died"
+    if status.machine.host == here.host and status.machine.boot != here.boot and here.boot and status.machine.boot:
+        return "died"  # its machine has been started again since
+    if age_s is None:
+        return None
+    if age_s > SKEW_S:
+        return "died"
+    return "running" if -BEAT_S <= age_s <= QUIET_S else None
+
+
+def age_s(folder: Path) -> float:
+    """Seconds since anything in the folder's records changed; NaN where there are none."""
+    times = [
+        path.stat().st_mtime for name in (STATUS, "metrics.jsonl", "config.toml") if (path := folder / name).exists()
+    ]
+    return max(0.0, _clock_of(folder) - max(times)) if times else float("nan")
+
+
+def pid_start(pid: int) -> str:
+    """When a process started, in the kernel's ticks; empty where there is none."""
+    words = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return words[19] if len(words) > 19 else ""
+
+
+def is_alive(pid: int, start: str) -> bool:
+    """Whether a process of this machine with that number and start is there."""
+    words = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return len(words) > 19 and words[19] == start and words[0] not in "ZX"  # a zombie is not alive
+
+
+def _age(folder: Path) -> float | None:
+    try:
+        return _clock_of(folder) - (folder / STATUS).stat().st_mtime
+    except OSError:
+        return None
+
+
+def _clock_of(folder: Path) -> float:
+    """Now, by the clock that stamps files in a folder where it may be written to; else by this machine's."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0")
+            file.flush()
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

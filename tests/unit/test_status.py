@@ -1,0 +1,121 @@
+"""Whether a run is alive is known where it can be, and never wrong because of a clock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpitrain.monitor import status
+from mpitrain.monitor.status import Heartbeat, Machine, Status, judge, read, states, write
+
+HERE = Machine("node1", "boot-a", "pid:[1]")
+ELSEWHERE = Machine("node2", "boot-b", "pid:[2]")
+RUNNING = Status("running", 10, 100, "2 workers", 3, HERE, 17, "5", 0.0)
+
+
+def alive(pid: int, start: str) -> bool:
+    return (pid, start) == (17, "5")
+
+
+def never(pid: int, start: str) -> bool:
+    raise AssertionError("the process is not of this machine")
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped", "failed"])
+def test_a_run_that_says_how_it_ended_is_believed(state: status.State) -> None:
+    assert judge(replace(RUNNING, state=state), ELSEWHERE, 1e9, never) == state
+
+
+@pytest.mark.parametrize("age", [-1e6, 0.0, 1e6, None])
+def test_on_its_own_machine_the_process_is_asked_whatever_the_clock_says(age: float | None) -> None:
+    assert judge(RUNNING, HERE, age, alive) == "running"
+    assert judge(replace(RUNNING, pid=18), HERE, age, alive) == "died"
+    assert judge(replace(RUNNING, pid_start="6"), HERE, age, alive) == "died"  # the number was given again
+
+
+def test_a_machine_started_again_has_no_run_left() -> None:
+    assert judge(RUNNING, replace(HERE, boot="boot-c", pids="pid:[9]"), 1.0, never) == "died"
+
+
+def test_another_namespace_of_the_same_host_is_another_machine() -> None:
+    assert judge(RUNNING, replace(HERE, pids="pid:[9]"), 1.0, never) == "running"
+
+
+@pytest.mark.parametrize(
+    ("age", "expected"),
+    [(0.0, "running"), (60.0, "running"), (200.0, None), (-200.0, None), (1e5, "died"), (None, None)],
+)
+def test_from_elsewhere_a_file_of_doubtful_age_decides_nothing(age: float | None, expected: str | None) -> None:
+    assert judge(RUNNING, ELSEWHERE, age, never) == expected
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    write(tmp_path, RUNNING)
+    assert read(tmp_path) == RUNNING
+    assert os.listdir(tmp_path) == [status.STATUS]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"state": "running"}', '{"machine": 3}'])
+def test_a_file_that_cannot_be_understood_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / status.STATUS).write_text(text)
+    assert read(tmp_path) is None
+    assert states([tmp_path]) == {tmp_path: "unknown"}
+
+
+def test_a_heartbeat_lives_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "BEAT_S", 0.01)
+    step = 5
+    heart = Heartbeat(tmp_path, "1 worker", 100, lambda: step)
+    first = read(tmp_path)
+    assert first is not None and (first.state, first.step, first.machine) == ("running", 5, Machine.here())
+    assert states([tmp_path]) == {tmp_path: "running"}
+    step = 7
+    deadline = time.monotonic() + 10
+    while (newer := read(tmp_path)) is None or newer.step != 7 or newer.beat <= first.beat:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    heart.end("finished")
+    heart.end("failed")
+    assert states([tmp_path]) == {tmp_path: "finished"}
+
+
+def test_a_killed_run_has_died(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from mpitrain.monitor.status import Heartbeat\n"
+        "Heartbeat(Path(sys.argv[1]), '1 worker', 9, lambda: 1); print('up', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert states([tmp_path])[tmp_path] == "running"
+        process.kill()
+    assert states([tmp_path])[tmp_path] == "died"
+
+
+def test_a_doubtful_run_is_watched(tmp_path: Path) -> None:
+    quiet, beating = tmp_path / "quiet", tmp_path / "beating"
+    for folder in (quiet, beating):
+        folder.mkdir()
+        write(folder, replace(RUNNING, machine=ELSEWHERE))
+        os.utime(folder / status.STATUS, (time.time() - 300, time.time() - 300))
+    program = (
+        "import sys, time; from dataclasses import replace; from pathlib import Path\n"
+        "from mpitrain.monitor.status import read, write\n"
+        "folder = Path(sys.argv[1]); time.sleep(0.2); old = read(folder)\n"
+        "write(folder, replace(old, beat=old.beat + 1))"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(beating)]):
+        assert states([quiet, beating], watch_s=3) == {quiet: "died", beating: "running"}
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    heart = Heartbeat(tmp_path / "gone", "1 worker", 1, lambda: 0)
+    heart.end("finished")
+    assert len(caplog.records) == 1
+    assert "cannot be written" in caplog.text
