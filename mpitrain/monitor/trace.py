@@ -1,0 +1,292 @@
+"""Where a rank's time goes: spans of time, recorded on every rank and written as one file for trace viewers.
+
+Recording replaces a method of one object by one that looks at the clock before and after it. A run without
+``--trace`` replaces none, so that it costs nothing there.
+
+The sums cover the whole run; of single spans a rank keeps those of the last steps, in arrays allocated before. At the
+end the chief collects them, on its own clock, as Trace Event Format (JSON), which Perfetto and chrome://tracing open.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..params import Array
+
+TRACE = "trace.json"
+# ``step`` stands for what of a step is none of the others.
+KINDS = (
+    "step",
+    "load",
+    "forward",
+    "backward",
+    "update",
+    "average",
+    "push",
+    "pull",
+    "wait",
+    "save",
+    "validate",
+)
+_STEP, _WAIT = KINDS.index("step"), KINDS.index("wait")
+_SPANS_A_STEP = 32  # that there is memory for; with more, fewer steps are kept
+
+Result = TypeVar("Result")
+
+
+class Track:
+    """The spans of one thread of a rank; every method is local, and belongs to that thread.
+
+    A span's own time is what of it is in no other span. ``seconds`` sums the own times by kind.
+
+    Args:
+        keep_steps: Steps whose single spans are kept.
+        clock: In nanoseconds; that of the machine, which its ranks share.
+    """
+
+    def __init__(self, name: str, keep_steps: int, clock: Callable[[], int] = perf_counter_ns) -> None:
+        self.name, self.keep_steps, self._now = name, keep_steps, clock
+        self._capacity = max(1, keep_steps) * _SPANS_A_STEP
+        self._began = array("q", bytes(8 * self._capacity))
+        self._took = array("q", bytes(8 * self._capacity))
+        self._kind = array("b", bytes(self._capacity))
+        self._own_ns = [0] * len(KINDS)
+        self._count = 0
+        self._inner_ns = 0  # of spans inside the current one
+        self.n_steps = 0
+
+    def wrap(self, owner: object, method: str, kind: str) -> None:
+        """Record every call of a method of this one object from now on."""
+        setattr(owner, method, self.recorded(getattr(owner, method), kind))
+
+    def recorded(self, call: Callable[..., Result], kind: str) -> Callable[..., Result]:
+        """A function that does the same, and records each call as a span."""
+        index, now, end = KINDS.index(kind), self._now, self._end
+
+        def recording(*args: Any, **kwargs: Any) -> Result:
+            outer_ns, self._inner_ns = self._inner_ns, 0
+            began = now()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                end(index, began, now() - began, outer_ns)
+
+        return recording
+
+    def _end(self, index: int, began: int, took: int, outer_ns: int) -> None:
+        """Record a span; ``outer_ns`` was inside the one around it before."""
+        self._own_ns[index] += took - self._inner_ns
+        self._inner_ns = outer_ns + took
+        at = self._count % self._capacity
+        self._began[at], self._took[at], self._kind[at] = began, took, index
+        self._count += 1
+        if index == _STEP:
+            self.n_steps += 1
+
+    @contextmanager
+    def span(self, kind: str) -> Iterator[None]:
+        """Record a block."""
+        outer_ns, self._inner_ns = self._inner_ns, 0
+        began = self._now()
+        try:
+            yield
+        finally:
+            self._end(KINDS.index(kind), began, self._now() - began, outer_ns)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Own time of each kind that there was, over the whole run."""
+        return {kind: ns / 1e9 for kind, ns in zip(KINDS, self._own_ns, strict=True) if ns}
+
+    def spans(self) -> Spans:
+        """What was kept: at most ``keep_steps`` whole steps, in the order in which spans ended."""
+        kept = min(self._count, self._capacity)
+        order = (np.arange(self._count - kept, self._count) % self._capacity).astype(np.int64)
+        began, took = (np.frombuffer(a, np.int64)[order] for a in (self._began, self._took))
+        kind = np.frombuffer(self._kind, np.int8)[order]
+        steps = began[kind == _STEP]
+        if self._count > kept and len(steps):
+            steps = steps[steps > began[0]]  # the one that the oldest span lies in may have lost others
+        cut = len(steps) > 0 and (self._count > kept or len(steps) > self.keep_steps)
+        whole = began >= steps[-self.keep_steps :][0] if cut else np.ones(kept, bool)
+        return Spans(began[whole], took[whole], kind[whole], self.n_steps)
+
+
+class Spans(NamedTuple):
+    """Spans of one track.
+
+    Attributes:
+        began, took: Shape (n,) int64, nanoseconds.
+        kind: Shape (n,) int8, index into ``KINDS``.
+        n_steps: Steps until the last span.
+    """
+
+    began: Array
+    took: Array
+    kind: Array
+    n_steps: int
+
+
+class Offset(NamedTuple):
+    """What to add to a rank's clock to get the chief's, and how wrong that may be; nanoseconds.
+
+    Attributes:
+        at: When it was measured, on the rank's clock.
+    """
+
+    at: int
+    offset: int
+    error: int
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """What one rank recorded, as it is sent to the chief.
+
+    Attributes:
+        rank: In the run.
+        role: Such as ``worker 0``.
+        host: Its node's name.
+        tracks: Name, spans and sums of each thread, that which trains first.
+        clocks: Offsets measured at the beginning and at the end.
+    """
+
+    rank: int
+    role: str
+    host: str
+    tracks: list[tuple[str, Spans, dict[str, float]]]
+    clocks: tuple[Offset, Offset]
+
+    @classmethod
+    def of(cls, rank: int, role: str, host: str, tracks: Sequence[Track], clocks: tuple[Offset, Offset]) -> RankTrace:
+        """Collect a rank's tracks; local."""
+        return cls(rank, role, host, [(track.name, track.spans(), track.seconds) for track in tracks], clocks)
+
+
+def on_chiefs_clock(times: Array, before: Offset, after: Offset) -> Array:
+    """A rank's times, shape (n,) int64 ns, as the chief's clock would have told them.
+
+    The offset changes evenly from the one measurement to the other: clocks drift. An offset no larger than its
+    error is none: ranks of a machine read the same clock.
+    """
+    first, last = (0 if abs(o.offset) <= o.error else o.offset for o in (before, after))
+    span = max(1, after.at - before.at)
+    drift = (times - before.at) / span * (last - first)
+    return times + first + np.rint(drift).astype(np.int64)
+
+
+def write(path: Path, ranks: Sequence[RankTrace]) -> dict[str, Any]:
+    """Write the trace of all ranks; return what it sums up to, which is in the file under ``mpitrain`` too.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    aligned = {
+        (trace.rank, thread): spans._replace(began=on_chiefs_clock(spans.began, *trace.clocks))
+        for trace in ranks
+        for thread, (_, spans, _) in enumerate(trace.tracks)
+    }
+    origin = min((int(spans.began.min()) for spans in aligned.values() if len(spans.began)), default=0)
+    summary = summarize(ranks, {rank: spans for (rank, thread), spans in aligned.items() if thread == 0})
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit": "ms",\n"mpitrain": ' + json.dumps(summary) + ',\n"traceEvents": [\n')
+        events = [_names(trace) for trace in ranks]
+        events += [_events(rank, thread, spans, origin) for (rank, thread), spans in aligned.items()]
+        file.write(",\n".join(event for group in events for event in group))
+        file.write("\n]}\n")
+    partial.replace(path)
+    return summary
+
+
+def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans]) -> dict[str, Any]:
+    """Own seconds by kind of each rank over the whole run, and for whom ranks waited in the steps that were kept.
+
+    Args:
+        aligned: Each rank's training spans, on one clock.
+    """
+    waited = waited_for(aligned)
+    return {
+        "ranks": [
+            {
+                "rank": trace.rank,
+                "role": trace.role,
+                "host": trace.host,
+                "steps": trace.tracks[0][1].n_steps,
+                "seconds": trace.tracks[0][2],
+                "beside": {name: seconds for name, _, seconds in trace.tracks[1:]},
+                "waited_for_s": waited.get(trace.rank, 0.0),
+                "clock_error_us": max(clock.error for clock in trace.clocks) / 1e3,
+            }
+            for trace in ranks
+        ],
+        "kept_steps": max((int((spans.kind == _STEP).sum()) for spans in aligned.values()), default=0),
+        "kept_wait_s": sum(int(spans.took[spans.kind == _WAIT].sum()) for spans in aligned.values()) / 1e9,
+    }
+
+
+def waited_for(aligned: dict[int, Spans]) -> dict[int, float]:
+    """Seconds that all ranks together waited for each rank, where they wait at the same places of the same steps.
+
+    The last to arrive at a place is who the others wait for: from their arrival to its own.
+    """
+    arrivals: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for rank, spans in aligned.items():
+        for place, began, took in _waits(spans):
+            arrivals.setdefault(place, []).append((began, took, rank))
+    seconds = dict.fromkeys(aligned, 0.0)
+    for there in arrivals.values():
+        last, _, rank = max(there)
+        if len(there) == len(aligned):
+            seconds[rank] += sum(min(took, last - began) for began, took, other in there if other != rank) / 1e9
+    return seconds
+
+
+def _waits(spans: Spans) -> Iterator[tuple[tuple[int, int], int, int]]:
+    """Each wait inside a step: (step, its number there), begin and length."""
+    steps = np.flatnonzero(spans.kind == _STEP)
+    begins = spans.began[steps]
+    ends = begins + spans.took[steps]
+    waits = np.flatnonzero(spans.kind == _WAIT)
+    index = np.searchsorted(begins, spans.began[waits], side="right") - 1
+    inside = (index >= 0) & (spans.began[waits] < ends[np.maximum(index, 0)]) if len(steps) else np.zeros(0, bool)
+    first = spans.n_steps - len(steps)
+    number: dict[int, int] = {}
+    for at, step in zip(waits[inside].tolist(), index[inside].tolist(), strict=True) if len(steps) else ():
+        number[step] = number.get(step, -1) + 1
+        yield (first + step, number[step]), int(spans.began[at]), int(spans.took[at])
+
+
+def _names(trace: RankTrace) -> Iterator[str]:
+    """Events that name a rank and its threads, and put them in order."""
+
+    def named(kind: str, thread: int, **arguments: object) -> str:
+        return json.dumps({"name": kind, "ph": "M", "pid": trace.rank, "tid": thread, "args": arguments})
+
+    yield named("process_name", 0, name=f"rank {trace.rank}, {trace.role}, on {trace.host}")
+    yield named("process_sort_index", 0, sort_index=trace.rank)
+    for thread, (name, _, _) in enumerate(trace.tracks):
+        yield named("thread_name", thread, name=name)
+        yield named("thread_sort_index", thread, sort_index=thread)
+
+
+def _events(rank: int, thread: int, spans: Spans, origin: int) -> Iterator[str]:
+    """Spans as complete events, times in microseconds since ``origin``; steps with their number."""
+    step = spans.n_steps - int((spans.kind == _STEP).sum())
+    where = f'"ph": "X", "pid": {rank}, "tid": {thread}'
+    rows = zip((spans.began - origin).tolist(), spans.took.tolist(), spans.kind.tolist(), strict=True)
+    for began, took, kind in rows:
+        number = ""
+        if kind == _STEP:
+            step += 1
+            number = f', "args": {{"step": {step}}}'
+        yield f'{{"name": "{KINDS[kind]}", {where}, "ts": {began / 1e3:.3f}, "dur": {took / 1e3:.3f}{number}}}'
