@@ -1,4 +1,4 @@
-"""The commands: ``mpitrain run``, ``train``, ``placement``."""
+"""The commands, and how their mistakes are told."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ import docstring_parser
 from . import flags
 from .config import RunConfig
 from .errors import ConfigError, UserError
+from .monitor.report import report_command
+from .monitor.runs import runs_command
+from .monitor.watch import watch_command
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -165,6 +168,7 @@ _HELP = """Train on many MPI ranks.
   mpitrain run -n 4 jobs/mnist_mlp.py                 start four ranks here
   mpitrain run -n 4 jobs/mnist_mlp.py --help          a job's own options
   mpirun -n 4 mpitrain train jobs/mnist_mlp.py        the same by hand
+  mpitrain watch runs/mnist_mlp-20261121-141119       see a run while it goes on
 """
 
 
@@ -176,7 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .rank import run_rank
 
         run_rank(lambda: _invoke(train_command(), arguments[1:]))
-    group = click.Group("mpitrain", help=_HELP, commands=[train_command(), run_command(), placement_command()])
+    commands = [run_command(), train_command(), placement_command(), runs_command(), watch_command(), report_command()]
+    group = click.Group("mpitrain", help=_HELP, commands=commands)
     group = click.version_option(__version__, prog_name="mpitrain")(group)
     try:
         return int(_invoke(group, arguments) or 0)

@@ -1,0 +1,83 @@
+"""``mpitrain runs``: every run of a folder in a row, whatever state its files are in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mpitrain.cli import main
+from mpitrain.monitor.status import Machine, Status, pid_start, write
+from mpitrain.monitor.table import amount, columns, duration
+
+from .rundirs import make_run
+
+
+def table(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, str]:
+    assert main(["runs", *map(str, words)]) == 0
+    return {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
+
+
+def test_runs_at_any_depth_in_every_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here, me = Machine.here(), os.getpid()
+    for name, state, pid in (("a", "finished", 1), ("b/c", "running", me), ("d", "running", 1 << 22)):
+        folder = make_run(tmp_path / name)
+        write(folder, Status(state, 1000, 1000, "2 workers", 9, here, pid, pid_start(pid), 0.0))
+    make_run(tmp_path / "old")
+    (tmp_path / "empty").mkdir()
+    rows = table(capsys, tmp_path)
+    assert rows.keys() == {"a", "b/c", "d", "old"}
+    assert [rows[name].split()[-3] for name in ("a", "b/c", "d", "old")] == ["finished", "running", "died", "unknown"]
+    assert "mnist_mlp  sync  2 workers  1,000/1,000  accuracy 0.94" in rows["a"]
+
+
+def test_a_run_that_has_measured_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "metrics.jsonl").touch()
+    assert " -  " in table(capsys, tmp_path)["a"]
+
+
+def test_a_run_whose_options_cannot_be_read_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "good")
+    make_run(tmp_path / "bad").joinpath("config.toml").write_text("= =")
+    rows = table(capsys, tmp_path)
+    assert "cannot be read" in rows["bad"]
+    assert "mnist_mlp" in rows["good"]
+
+
+def test_a_folder_that_is_none_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["runs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.8, "0.8 s"),
+        (9.99, "10 s"),
+        (45, "45 s"),
+        (59.9, "1 min"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 5 min"),
+        (86400, "1 d"),
+        (529200, "6 d 3 h"),
+        (float("nan"), "?"),
+    ],
+)
+def test_durations(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+@pytest.mark.parametrize(("value", "said"), [(950, "950"), (12400, "12,400"), (3.42e6, "3.4M"), (25e6, "25M")])
+def test_amounts(value: float, said: str) -> None:
+    assert amount(value) == said
+
+
+def test_columns_stand_below_each_other() -> None:
+    assert columns([("a", "bb"), ("ccc", "d")], right=(1,)) == ["a    bb", "ccc   d"]
+    assert columns([]) == []
