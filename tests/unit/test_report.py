@@ -1,0 +1,251 @@
+"""``mpitrain report``: a page that needs nothing but itself, and shows what was measured."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import re
+import shutil
+import subprocess
+import threading
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain.cli import main
+from mpitrain.monitor import report
+from mpitrain.monitor.plots import COLORS, Shown, _thinned, make_plots
+from mpitrain.monitor.report import collect, differences, labels, page
+from mpitrain.monitor.status import Machine, Status, write
+
+from ..conftest import missing
+from .rundirs import make_run
+
+Image = pytest.importorskip("PIL.Image")
+
+SYNC = ["loss", "accuracy", "loss-by-time", "learning-rate", "throughput", "time-shares"]
+SERVED = ["staleness", "staleness-histogram", "workers", "workers-staleness"]
+
+
+def names(shown: list[Shown]) -> list[str]:
+    return [plot.name for plot in make_plots(shown)]
+
+
+def test_there_is_a_plot_for_what_was_measured_and_for_nothing_else(tmp_path: Path) -> None:
+    both = collect([make_run(tmp_path / "a"), make_run(tmp_path / "b", mode="async", traced=False)])
+    assert sorted(names(both[:1])) == sorted(SYNC)
+    assert sorted(names(both)) == sorted(SYNC + SERVED)
+    with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 1001, "dropped": 3}) + "\n")
+    assert "dropped" in names(collect([tmp_path / "b"]))
+
+
+def test_a_run_without_anything_measured_has_a_page(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    assert "Nothing has been measured yet" in page(collect([tmp_path]))
+
+
+def test_one_point_and_only_nan_can_be_drawn(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": null}\n{"step": 1, "validation_loss": 1.0}\n')
+    assert "loss" in names(collect([tmp_path]))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": null}\n{"step": 2, "loss": null}\n')
+    assert "<svg" in page(collect([tmp_path]))
+
+
+@pytest.mark.parametrize("n", [1, 800, 801, 5000])
+def test_thinning_loses_no_extreme_and_no_mean(n: int) -> None:
+    values = np.random.default_rng(n).normal(size=n)
+    x, low, mean, high = _thinned(np.arange(n), values)
+    assert len(x) == min(n, 800)
+    assert (low.min(), high.max()) == (values.min(), values.max())
+    assert np.average(mean, weights=np.diff(x, prepend=-1)) == pytest.approx(values.mean())
+    assert ((low <= mean) & (mean <= high)).all()
+
+
+def test_names_of_runs_are_text_and_nothing_else(tmp_path: Path) -> None:
+    name = "<script>alert(1)</script> $x_1$ & more"
+    folders = [make_run(tmp_path / name.replace("/", "|"), traced=False), make_run(tmp_path / "b", note="<i>")]
+    text = page(collect(folders))
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+    assert "<i>" not in text
+    assert "$x_1$" in text
+
+
+class Addresses(HTMLParser):
+    """Everything that a browser might fetch, and every id."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [tag] if tag in ("script", "iframe", "link", "object", "embed", "img") else []
+        self.found += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "srcset", "data")]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+
+
+def test_nothing_is_fetched_and_no_id_is_given_twice(tmp_path: Path) -> None:
+    text = page(collect([make_run(tmp_path / "a"), make_run(tmp_path / "b", mode="async")]))
+    addresses = Addresses(text)
+    assert addresses.found and all(value.startswith("#") for value in addresses.found)
+    assert len(addresses.ids) == len(set(addresses.ids))
+    assert {value[1:] for value in addresses.found} <= set(addresses.ids)
+    assert set(re.findall(r"url\(#([^)]*)\)", text)) <= set(addresses.ids)
+    assert len(text) < 600_000
+
+
+def test_the_page_tells_what_differs(tmp_path: Path) -> None:
+    a = {"run": {"mode": "sync", "seed": 1, "run_dir": "x"}, "versions": {"numpy": "2"}}
+    b = {"run": {"mode": "sync", "seed": 2, "run_dir": "y"}, "versions": {"numpy": "2", "extra": "1"}}
+    assert differences([a, b]) == [("seed", ["1", "2"]), ("extra", ["", "1"])]
+    assert differences([a]) == []
+
+
+def test_labels_are_as_short_as_they_can_be() -> None:
+    assert labels([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
+    assert labels([Path("/x/a"), Path("/y/a"), Path("/y/b")]) == ["x/a", "y/a", "y/b"]
+
+
+def test_the_page_sums_up_where_the_time_went(tmp_path: Path) -> None:
+    text = page(collect([make_run(tmp_path / "a", ranks=3)]))
+    found = re.search(r"(\d+) % compute, (\d+) % communication not hidden, (\d+) % waiting", text)
+    assert found is not None
+    assert sum(map(int, found.groups())) <= 101
+    assert re.search(r"\d+ % of it for rank \d \(worker \d, on node1\) to arrive", text)
+
+
+def test_many_ranks_are_shown_as_their_mean(tmp_path: Path) -> None:
+    text = page(collect([make_run(tmp_path / "a", ranks=30)]))
+    assert "mean of 30" in text
+
+
+def test_the_commands_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run")
+    assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().out.strip() == str(run / "report.html")
+    assert main(["report", "--png", str(run), "-o", str(tmp_path / "plots")]) == 0
+    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert [path.stem for path in written] == names(collect([run]))
+    for path in written:
+        with Image.open(path) as image:
+            assert image.width > 500
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["none"], "no such directory"),
+        (["."], "is no run directory"),
+        (["run", "run/../run"], "is given twice"),
+        (["run", "-o", "none/x.html"], "cannot be written"),
+        ([], "Missing argument"),
+        (["--png", "empty"], "nothing has been measured yet"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(
+    tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "metrics.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_missing_package_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
+    assert main(["report", str(tmp_path)]) == 2
+    assert "pip install 'mpitrain[report]'" in capsys.readouterr().err
+
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-proxy-server",
+    "--hide-scrollbars",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # what Chromium asks for itself goes nowhere
+]
+
+
+class Site(http.server.ThreadingHTTPServer):
+    """Serves one page to this machine, and remembers what it was asked for."""
+
+    def __init__(self, text: str) -> None:
+        asked = self.asked = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append(self.path)
+                self.send_response(200 if self.path == "/" else 404)
+                self.send_header("Content-Type", "text/html; charset=utf-8")
+                self.end_headers()
+                self.wfile.write(text.encode() if self.path == "/" else b"")
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self.server_address[1]}/"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+def render(address: str, width: int, height: int, folder: Path) -> tuple[np.ndarray, set[str]]:
+    """The page as Chromium shows it, and the addresses that the page asked for."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+    if chromium is None:
+        missing("a Chromium to look at the page with (Debian's package chromium)")
+    picture, log = folder / f"{width}.png", folder / f"{width}.json"
+    words = [chromium, *FLAGS, f"--user-data-dir={folder / f'profile{width}'}", f"--window-size={width},{height}"]
+    words += [f"--screenshot={picture}", f"--log-net-log={log}", address]
+    subprocess.run(words, check=True, timeout=60, capture_output=True)
+    with Image.open(picture) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    events = [event.get("params", {}) for event in json.loads(log.read_text())["events"]]
+    return pixels, {
+        event["url"] for event in events if event.get("initiator") == address.rstrip("/") and "url" in event
+    }
+
+
+def count(pixels: np.ndarray, color: str) -> int:
+    wanted = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)])
+    return int((np.abs(pixels.astype(int) - wanted).max(axis=-1) < 8).sum())
+
+
+def test_a_browser_shows_the_plots_and_asks_for_nothing_else(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name, mode=mode) for name, mode in (("a", "sync"), ("b", "async"))]
+    write(folders[0], Status("finished", 1000, 1000, "2 workers", 1, Machine("h", "b", "p"), 1, "1", 0.0))
+    with Site(page(collect(folders))) as site:
+        for width, height in ((1280, 4000), (420, 8000)):
+            pixels, asked = render(site.address, width, height, tmp_path)
+            assert pixels.shape[1] == width
+            for color in COLORS[:2]:
+                assert count(pixels, color) > 300, f"no curve in {color} at {width} pixels"
+            # As far as the plots reach: the last one's bars have a colour that no other plot has.
+            assert count(pixels, "#56B4E9") > 200
+            assert asked <= {f"{site.address}favicon.ico"}
+        site.shutdown()
+    assert set(site.asked) <= {"/", "/favicon.ico"}
+
+
+def test_a_page_that_asks_for_something_is_seen_to(tmp_path: Path) -> None:
+    with Site("<img src='/local.png'><img src='http://127.0.0.2:9/remote.png'>") as site:
+        _, asked = render(site.address, 300, 300, tmp_path)
+        site.shutdown()
+    assert {f"{site.address}local.png", "http://127.0.0.2:9/remote.png"} <= asked
+    assert "/local.png" in site.asked
