@@ -1,7 +1,7 @@
 """What a run directory tells of a run: its options and what was measured, also while the run goes on.
 
-A reader meets files that are being written to. So only whole lines count, a line that is no JSON object is passed over,
-and where a run was resumed from before its last line, the newer line of a step is the one that holds.
+A reader meets files that are being written to. So only whole lines count, and a line that is no JSON object is passed
+over. Where a run was resumed, a line says from which step: what an earlier attempt measured beyond it does not hold.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..params import Array
 
 METRICS = "metrics.jsonl"
 CONFIG = "config.toml"
+RESUMED = "resumed"  # in a line: the run went on from its step
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Run:
     @property
     def step(self) -> int:
         """The newest step that something was measured at."""
-        return int(self.lines[-1]["step"]) if self.lines else 0
+        return max((int(line["step"]) for line in self.lines), default=0)
 
     @property
     def seconds(self) -> float:
@@ -108,9 +109,7 @@ class Run:
 
     def series(self, name: str) -> Series:
         """What was measured under ``name``."""
-        found = [
-            line for line in self.lines if isinstance(line.get(name, 0), (int, float, type(None))) and name in line
-        ]
+        found = _rising([line for line in self.lines if isinstance(line.get(name, ""), (int, float, type(None)))])
         return Series(
             np.array([line["step"] for line in found], np.int64),
             np.array([line.get("time_s", 0.0) for line in found], np.float64),
@@ -122,8 +121,11 @@ class Run:
         return next((line[name] for line in reversed(self.lines) if name in line), None)
 
     def add(self, lines: list[dict[str, Any]]) -> None:
-        """Append newer lines; those that they replace are dropped."""
-        self.lines = _that_hold([*self.lines, *lines])
+        """Append newer lines; those that do not hold any more are dropped."""
+        for line in lines:
+            if RESUMED in line:
+                self.lines = [before for before in self.lines if before["step"] <= line["step"]]
+            self.lines.append(line)
 
 
 def is_run(folder: Path) -> bool:
@@ -180,16 +182,12 @@ def _object(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
 
 
-def _that_hold(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Lines whose step no later line goes back behind; of the same names at the same step the last."""
+def _rising(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of lines whose steps are to rise, those that no later line comes before or replaces."""
     held: list[dict[str, Any]] = []
-    least: float = float("inf")
-    seen: set[tuple[str, ...]] = set()  # names of the lines of step ``least``
+    least = float("inf")
     for line in reversed(lines):
-        step, names = line["step"], tuple(name for name in line if name not in ("step", "time_s"))
-        if step < least:
-            least, seen = step, set()
-        if step == least and names not in seen:
-            seen.add(names)
+        if line["step"] < least:
+            least = line["step"]
             held.append(line)
     return held[::-1]

@@ -53,13 +53,25 @@ def test_of_a_resumed_run_the_newer_lines_hold(tmp_path: Path) -> None:
     write(
         tmp_path / "metrics.jsonl",
         *({"step": s, "loss": 1.0} for s in (10, 20, 30, 40)),
+        {"step": 20, "validation_loss": 1.0},
         {"step": 40, "validation_loss": 1.0},
-        *({"step": s, "loss": 2.0} for s in (30, 40)),
+        {"step": 25, "resumed": 25},
+        {"step": 30, "loss": 2.0},
     )
     run = read_run(tmp_path)
-    assert steps(run) == [10, 20, 30, 40]
-    assert run.series("loss").values.tolist() == [1.0, 1.0, 2.0, 2.0]
-    assert len(run.series("validation_loss")) == 0
+    assert steps(run) == [10, 20, 30]
+    assert run.series("loss").values.tolist() == [1.0, 1.0, 2.0]
+    assert steps(run, "validation_loss") == [20]
+    assert run.step == 30
+
+
+def test_validation_beside_training_comes_late_and_replaces_nothing(tmp_path: Path) -> None:
+    lines = [{"step": 10, "loss": 1.0}, {"step": 20, "loss": 0.5}, {"step": 15, "validation_loss": 0.7}]
+    write(tmp_path / "metrics.jsonl", *lines)
+    run = read_run(tmp_path)
+    assert steps(run) == [10, 20]
+    assert steps(run, "validation_loss") == [15]
+    assert run.step == 20
 
 
 def test_measured_twice_at_a_step_the_newer_holds(tmp_path: Path) -> None:
