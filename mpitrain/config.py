@@ -61,6 +61,10 @@ class RunConfig:
     log_steps: int = _option(100, "Report the loss every N steps; 0 for never.", "N")
     validate_steps: int = _option(1000, "Validate every N steps; 0 for only at the end.", "N")
     save_steps: int = _option(0, "Save a checkpoint every N steps; 0 for only at the end.", "N")
+    tensorboard: bool | None = _option(None, "Write TensorBoard events.  [default: where tensorboardX is installed]")
+    histogram_steps: int = _option(0, "Add histograms of parameters and gradients to them every N steps.", "N")
+    trace: bool = _option(False, "Record where each rank's time goes, for trace viewers and mpitrain report.")
+    trace_steps: int = _option(1000, "Steps whose single spans a trace keeps, the last ones; its sums are of all.", "N")
     nan: Literal["stop", "skip", "ignore"] = _option("stop", "What to do when the loss is not finite.")
     threads: int | None = _option(None, "BLAS threads of a rank.  [default: the node's cores / its ranks]", "N")
     shared_memory: bool = _option(True, "Average in memory that the ranks of a node share.")
@@ -73,6 +77,8 @@ class RunConfig:
                 raise ConfigError(f"{flag(name)} is {value}: give {least} or more")
         if self.elastic_rho is not None and not 0 < self.elastic_rho < 1:
             raise ConfigError(f"--elastic-rho is {self.elastic_rho}: give a number between 0 and 1")
+        if self.histogram_steps and self.tensorboard is False:
+            raise ConfigError("--histogram-steps goes with TensorBoard events: leave out --no-tensorboard")
         self._check_modes()
 
     def _check_modes(self) -> None:
@@ -137,6 +143,8 @@ _LEAST = {
     "log_steps": 0,
     "validate_steps": 0,
     "save_steps": 0,
+    "histogram_steps": 0,
+    "trace_steps": 1,
     "threads": 1,
     "bucket_bytes": 0,
     "ps": 0,

@@ -123,7 +123,7 @@ def _option(
     name: str, hint: Any, default: Any, help: str, metavar: str | None = None, required: bool = False
 ) -> click.Option:
     names = [flag(name), name]
-    if hint is bool:
+    if hint is bool or hint == (bool | None):
         names[0] = f"{flag(name)}/{flag('no_' + name)}"
         kind = None
     else:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-import platform
 import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,11 +26,13 @@ from .monitor.metrics import MetricsFile
 from .mpi import launched_rank, library_name
 from .placement import ranges_of
 from .plan import Plan, make_plan
+from .records import Records
 from .server import Server
 from .start import start_values
 from .strategy.choose import lockstep_strategy, served_strategy
 from .strategy.store import Store
 from .train import Loop, RunFiles
+from .versions import versions
 
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
@@ -109,29 +109,37 @@ def _train(cluster: Cluster, request: Request) -> None:
             folder = config.run_dir or _new_run_dir(request.name)
             resume = _find_checkpoint(config.resume, folder)
             files = _open_files(folder, request, config)
-    resume = cluster.comm.bcast(resume, root=cluster.chief_rank)
+    resume, folder = cluster.comm.bcast((resume, files.folder), root=cluster.chief_rank)
+    records = None
     try:
+        records = Records(cluster, config, folder, files.metrics)
         _write_ranks(cluster, config, files)
         if files.console is not None:
             files.console.say(_headline(cluster, request.name, config, threads))
         if cluster.is_server:
-            _serve(cluster, job, plan, resume)
+            _serve(cluster, job, plan, records, resume)
         else:
-            _work(cluster, job, plan, files, resume)
+            _work(cluster, job, plan, files, records, resume)
+        records.write_trace()
     finally:
         if files.console is not None and files.metrics is not None:
             files.console.stop()
             files.metrics.close()
+        if records is not None:
+            records.close(sys.exc_info()[1])
 
 
-def _serve(cluster: Cluster, job: Job, plan: Plan, resume: Path | None) -> None:
+def _serve(cluster: Cluster, job: Job, plan: Plan, records: Records, resume: Path | None) -> None:
     """What a parameter server does."""
     store = Store(cluster, plan, start_values(cluster, plan, job.model, resume), lambda line: None)
-    Server(store).serve()
+    server = Server(store)
+    if records.track is not None:
+        server.trace(records.track.wrap)
+    server.serve()
     store.free()
 
 
-def _work(cluster: Cluster, job: Job, plan: Plan, files: RunFiles, resume: Path | None) -> None:
+def _work(cluster: Cluster, job: Job, plan: Plan, files: RunFiles, records: Records, resume: Path | None) -> None:
     """What a worker does."""
     console = files.console
     say = (lambda line: None) if console is None else console.say
@@ -142,6 +150,7 @@ def _work(cluster: Cluster, job: Job, plan: Plan, files: RunFiles, resume: Path 
         fill = start_values(cluster.training, plan, job.model, resume)
         strategy = lockstep_strategy(cluster, plan, fill, say)
     loop = Loop(cluster, job, plan, strategy, files, resume)
+    records.attach(loop)
     say(_describe_job(loop))
     began, first = time.perf_counter(), loop.step
     loop.run()
@@ -232,18 +241,13 @@ def _open_files(folder: Path, request: Request, config: RunConfig) -> RunFiles:
             record = {
                 "run": config.as_toml(),
                 "job": plain(request.arguments),
-                "versions": {"job_file": request.name, **_versions()},
+                "versions": {"job_file": request.name, **versions(), "mpi": library_name()},
             }
             tomli_w.dump(record, file)
         metrics = MetricsFile(folder / "metrics.jsonl")
     except OSError as error:
         raise _cannot_write(folder, error) from error
     return RunFiles(folder, Console(terminal_columns()), metrics)
-
-
-def _versions() -> dict[str, str]:
-    packages = {name: version(name) for name in ("mpitrain", "mpi4py", "numpy", "numba", "h5py")}
-    return {"python": platform.python_version(), **packages, "mpi": library_name()}
 
 
 def _headline(cluster: Cluster, name: str, config: RunConfig, threads: int) -> str:

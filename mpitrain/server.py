@@ -17,6 +17,7 @@ from .comm.mail import float_of
 from .comm.waiting import LONG
 from .mpi import MPI
 from .params import Array
+from .strategy.base import Wrap
 from .strategy.ledger import WAIT
 from .strategy.remote import Kind
 from .strategy.shard import Push
@@ -46,6 +47,14 @@ class Server:
         self._collector = None
         if store.plan.config.mode == "backup" and not store.team:
             self._collector = Collector(store, self._number, cluster.training.comm)
+
+    def trace(self, wrap: Wrap) -> None:
+        """Have the calls recorded in which this server works; local."""
+        wrap(self, "_answer", "serve")
+        wrap(self._shard, "apply", "update")
+        wrap(self._store.waiting, "pause", "wait")
+        if self._collector is not None:
+            wrap(self._collector, "_apply", "update")
 
     def serve(self) -> None:
         """Answer until all ranks have entered the barrier ``Comm.Ibarrier``; collective over all ranks."""

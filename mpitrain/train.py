@@ -23,7 +23,7 @@ from .nn.container import Sequential
 from .nn.layer import Context, bind
 from .params import Array, Layout
 from .plan import Plan, split_batch
-from .strategy.base import Strategy, Totals, Turn, Work
+from .strategy.base import Strategy, Totals, Turn, Work, Wrap
 
 
 @dataclass
@@ -81,6 +81,7 @@ class Loop:
         self._validation = None if job.validation is None else self._loader(job.validation)
         self._beside = self._make_beside()
         bind(job.model, plan.layout, strategy.params, strategy.grads)
+        self._forward, self._loss_of, self._backward = job.model.forward, job.loss, job.model.backward
         self._watch_backward()
         self._saving = Save(plan.config.save_steps)
         self._hooks: list[Hook] = [Log(plan.config.log_steps), Validate(plan.config.validate_steps), self._saving]
@@ -164,6 +165,35 @@ class Loop:
             hook.after_step(self)
         if self.files.console is not None:
             self.files.console.advance(self.step)
+
+    @property
+    def params(self) -> Array:
+        """What the model computes with, shape (layout.size,); not to be written."""
+        return self._strategy.params
+
+    @property
+    def grads(self) -> Array:
+        """What this worker's last gradient has become, shape (layout.size,); not to be written."""
+        return self._strategy.grads
+
+    def add_hook(self, hook: Hook) -> None:
+        """Have one more hook called, after the others; before ``run``, and where it communicates on every worker."""
+        self._hooks.append(hook)
+
+    def trace(self, wrap: Wrap) -> None:
+        """Have the parts of every step recorded; local, before ``run``."""
+        for owner, method, kind in (
+            (self, "_compute", "step"),
+            (self, "_forward", "forward"),
+            (self, "_loss_of", "forward"),
+            (self, "_backward", "backward"),
+            (self, "save", "save"),
+            (self, "validate_now", "validate"),
+            (self, "validate_at_end", "validate"),
+            (self._train, "batch", "load"),
+        ):
+            wrap(owner, method, kind)
+        self._strategy.trace(wrap)
 
     def stop(self) -> None:
         """Ask all workers to end soon; local, and enough on one rank."""
@@ -267,15 +297,15 @@ class Loop:
         for index, (start, stop) in enumerate(self._micro_batches):
             examples, labels = self._train.batch(work.position + start, stop - start)
             self._context.position = work.position + start
-            outputs = self.job.model.forward(examples, self._context)
-            part, gradient = self.job.loss(outputs, labels, self._context.weight)
+            outputs = self._forward(examples, self._context)
+            part, gradient = self._loss_of(outputs, labels, self._context.weight)
             loss += part
             last = index == len(self._micro_batches) - 1
             if last:
                 strategy.begin(loss)
                 self._adding, self._complete_from = index > 0, self.layout.size
                 self._watching = True
-            self.job.model.backward(gradient)
+            self._backward(gradient)
             self._watching = False
             if not last:
                 self._accumulate(first_part=index == 0)

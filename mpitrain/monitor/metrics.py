@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-_LINE_BYTES = 1 << 16  # no line is longer
+_LINE_BYTES = 1 << 20  # no line is longer
 
 
 class MetricsFile:
@@ -18,10 +18,12 @@ class MetricsFile:
 
     Attributes:
         before_s: Seconds of training that the file tells of already; a run that is resumed goes on from there.
+        also: Given the step and the values of every line too.
     """
 
     def __init__(self, path: Path) -> None:
         self.before_s = 0.0
+        self.also: Callable[[int, Mapping[str, Any]], None] | None = None
         if path.exists():
             self.before_s = _mend_end(path)
         self._file: IO[str] = path.open("a", encoding="utf-8", buffering=1)
@@ -30,6 +32,8 @@ class MetricsFile:
         """One line: the step, seconds since this attempt began, and what was measured: numbers, or lists for JSON."""
         line = {"step": step, "time_s": round(self.before_s + time_s, 6), **_finite(dict(measured))}
         self._file.write(json.dumps(line) + "\n")
+        if self.also is not None:
+            self.also(step, measured)
 
     def close(self) -> None:
         self._file.close()

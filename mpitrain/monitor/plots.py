@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Told apart by readers with any kind of colour vision (Okabe and Ito 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B", "#7F7F7F")
 _GROUP_COLORS = dict(
-    zip(GROUPS, ("#009E73", "#D55E00", "#E69F00", "#56B4E9", "#CC79A7", "#0072B2", "#9A9A9A"), strict=True)
+    zip(GROUPS, ("#009E73", "#D55E00", "#E69F00", "#56B4E9", "#8C564B", "#CC79A7", "#0072B2", "#9A9A9A"), strict=True)
 )
 _INK, _GRID = "#2b2f36", "#b9bec7"
 _MAX_POINTS = 800  # a curve has no more: more than a plot has pixels

@@ -6,6 +6,8 @@ import logging
 import sys
 from pathlib import Path
 
+from ..errors import UserError
+
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 _TIME = "%Y-%m-%d %H:%M:%S"
 
@@ -41,6 +43,14 @@ class RankLog:
         for handler in self._handlers:
             root.addHandler(handler)
         logging.captureWarnings(True)
+
+    def failed(self, error: BaseException) -> None:
+        """Write how the rank ended into the file alone: what is printed is decided elsewhere."""
+        if self._handlers:
+            kind, told = type(error), isinstance(error, UserError)
+            message = str(error) if told else f"unforeseen {kind.__name__}"
+            details = None if told else (kind, error, error.__traceback__)
+            self._handlers[0].handle(logging.LogRecord("mpitrain", logging.ERROR, "", 0, message, (), details))
 
     def close(self) -> None:
         """Give log and warnings back; later calls do nothing."""

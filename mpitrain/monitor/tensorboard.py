@@ -52,14 +52,13 @@ class Events:
 
     Args:
         folder: Where the file is made; TensorBoard's ``--logdir``.
-        step: Steps done when the run begins: TensorBoard forgets what an interrupted attempt wrote beyond it.
 
     Raises:
         ConfigError: tensorboardX is not installed.
         OSError: The file cannot be made.
     """
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path) -> None:
         if not available():
             raise ConfigError("--tensorboard needs tensorboardX: pip install 'mpitrain[tensorboard]'")
         self._event = importlib.import_module("tensorboardX.proto.event_pb2")
@@ -71,10 +70,13 @@ class Events:
         self._failed = False
         self._closing = threading.Event()
         self._put(file_version="brain.Event:2")
-        start = self._event.SessionLog(status=self._event.SessionLog.START)
-        self._put(step=step + 1, session_log=start)
         self._flusher = threading.Thread(target=self._flush_now_and_then, name="tensorboard", daemon=True)
         self._flusher.start()
+
+    def begin(self, step: int) -> None:
+        """Say from which step training goes on: TensorBoard forgets what an interrupted attempt wrote beyond it."""
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._put(step=step + 1, session_log=start)
 
     def scalars(self, step: int, measured: Mapping[str, Any]) -> None:
         """Add what was measured at ``step``: numbers, and the served modes' accounts of workers and staleness."""

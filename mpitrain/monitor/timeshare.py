@@ -17,6 +17,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "communication not hidden": ("average", "push", "pull"),
     "waiting": ("wait",),
     "loading": ("load",),
+    "serving": ("serve",),
     "saving": ("save",),
     "validating": ("validate",),
     "other": ("step",),

@@ -34,6 +34,7 @@ KINDS = (
     "push",
     "pull",
     "wait",
+    "serve",
     "save",
     "validate",
 )
@@ -184,8 +185,11 @@ def on_chiefs_clock(times: Array, before: Offset, after: Offset) -> Array:
     return times + first + np.rint(drift).astype(np.int64)
 
 
-def write(path: Path, ranks: Sequence[RankTrace]) -> dict[str, Any]:
+def write(path: Path, ranks: Sequence[RankTrace], lockstep: bool) -> dict[str, Any]:
     """Write the trace of all ranks; return what it sums up to, which is in the file under ``mpitrain`` too.
+
+    Args:
+        lockstep: Whether the workers wait for each other at every step, so that it can be told for whom.
 
     Raises:
         OSError: The file cannot be written.
@@ -196,7 +200,8 @@ def write(path: Path, ranks: Sequence[RankTrace]) -> dict[str, Any]:
         for thread, (_, spans, _) in enumerate(trace.tracks)
     }
     origin = min((int(spans.began.min()) for spans in aligned.values() if len(spans.began)), default=0)
-    summary = summarize(ranks, {rank: spans for (rank, thread), spans in aligned.items() if thread == 0})
+    training = {rank: spans for (rank, thread), spans in aligned.items() if thread == 0 and spans.n_steps}
+    summary = summarize(ranks, training, waited_for(training) if lockstep else {})
     partial = path.with_suffix(".partial")
     with partial.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms",\n"mpitrain": ' + json.dumps(summary) + ',\n"traceEvents": [\n')
@@ -208,13 +213,13 @@ def write(path: Path, ranks: Sequence[RankTrace]) -> dict[str, Any]:
     return summary
 
 
-def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans]) -> dict[str, Any]:
+def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans], waited: dict[int, float]) -> dict[str, Any]:
     """Own seconds by kind of each rank over the whole run, and for whom ranks waited in the steps that were kept.
 
     Args:
-        aligned: Each rank's training spans, on one clock.
+        aligned: The workers' training spans, on one clock.
+        waited: What ``waited_for`` says, where it can be said.
     """
-    waited = waited_for(aligned)
     return {
         "ranks": [
             {

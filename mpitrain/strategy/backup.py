@@ -15,7 +15,7 @@ import numpy as np
 
 from ..comm.average import part
 from ..params import Array
-from .base import StepResult
+from .base import StepResult, Wrap
 from .ledger import DROPPED
 from .served import Served
 from .store import Store
@@ -61,6 +61,10 @@ class Backup(Served):
             self._store.waiting.until(lambda spins, shard=shard: shard.version > step)  # type: ignore[misc]
         self.step = step + 1
 
+    def trace(self, wrap: Wrap) -> None:
+        super().trace(wrap)
+        wrap(self, "_hand_in", "wait")
+
 
 class Team(Served):
     """A worker of ``--mode backup`` where all share one node."""
@@ -88,6 +92,12 @@ class Team(Served):
             if before >= 0 and self._ledger.standing() == before:
                 return copied
             os.sched_yield()  # a step ended meanwhile, and copying is shorter than a step
+
+    def trace(self, wrap: Wrap) -> None:
+        super().trace(wrap)
+        wrap(self, "_update", "update")
+        for method in ("wait_for_team", "wait_for_sums", "close_step"):
+            wrap(self._ledger, method, "wait")
 
     def finish(self) -> StepResult:
         step, ledger, waiting = self._work.step, self._ledger, self._store.waiting

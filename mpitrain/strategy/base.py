@@ -16,6 +16,10 @@ from ..params import Array
 Fill = Callable[["dict[str, Array] | None", int], "tuple[int, int]"]
 
 
+# Given an object, the name of a method and a kind of span: has every call recorded. See ``monitor.trace``.
+Wrap = Callable[[object, str, str], None]
+
+
 class Work(NamedTuple):
     """A batch to compute a gradient of.
 
@@ -134,6 +138,9 @@ class Strategy(Protocol):
 
     def totals(self) -> Totals:
         """What all workers have done; on the chief."""
+
+    def trace(self, wrap: Wrap) -> None:
+        """Have the calls recorded that communicate, wait or update; local, before training."""
 
     def free(self) -> None:
         """Give memory back; collective over all ranks."""

@@ -17,7 +17,7 @@ from ..comm.hierarchy import Hierarchy
 from ..comm.mean import Mean
 from ..params import Array
 from ..plan import Plan
-from .base import Fill, StepResult, not_finite
+from .base import Fill, StepResult, Wrap, not_finite
 from .lockstep import STOP, Lockstep
 
 LOCAL_STEPS = 8
@@ -91,6 +91,10 @@ class Local(Lockstep):
         self._scratch[:] = self._own[name]
         self._mean(self._scratch)
         return self._scratch
+
+    def trace(self, wrap: Wrap) -> None:
+        wrap(self, "_update", "update")
+        wrap(self, "_average", "average")
 
     def free(self) -> None:
         self._hierarchy.free()

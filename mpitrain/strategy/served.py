@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from ..params import Array
-from .base import StepResult, Totals, Turn, Work, not_finite
+from .base import StepResult, Totals, Turn, Work, Wrap, not_finite
 from .ledger import END, PAUSE, WAIT, State
 from .remote import RemoteLedger, RemoteShard
 from .shard import Shard
@@ -181,6 +181,13 @@ class Served:
     def totals(self) -> Totals:
         state = self.state()
         return Totals(state.loss, state.done - self._begin_step - state.skipped, state.skipped, state.accounts)
+
+    def trace(self, wrap: Wrap) -> None:
+        wrap(self, "take", "wait")
+        wrap(self, "_read", "pull")
+        wrap(self, "finish", "push")
+        for _, shard in self._local:
+            wrap(shard, "apply", "update")
 
     def free(self) -> None:
         self._store.free()

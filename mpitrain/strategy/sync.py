@@ -30,7 +30,7 @@ from ..errors import NonFiniteLoss
 from ..mpi import MPI
 from ..params import Array
 from ..plan import Plan
-from .base import Fill, StepResult, not_finite
+from .base import Fill, StepResult, Wrap, not_finite
 from .lockstep import STOP, Lockstep
 
 
@@ -121,6 +121,18 @@ class Sync(Lockstep):
             self._hierarchy.gather(vector, bucket.lo, bucket.hi)
         self._hierarchy.node.Barrier()
         return vector
+
+    def trace(self, wrap: Wrap) -> None:
+        for method, kind in (
+            ("finish", "average"),
+            ("_travel", "average"),
+            ("_spread", "average"),
+            ("_wait", "wait"),
+            ("_sum_partials", "wait"),
+            ("_update", "update"),
+            ("_update_by_sums", "update"),
+        ):
+            wrap(self, method, kind)
 
     def free(self) -> None:
         self._hierarchy.free()

@@ -59,7 +59,7 @@ def make_run(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if traced:
         traces = [RankTrace.of(i, f"worker {i}", "node1", [_track(rng, mode, i)], NO_OFFSET) for i in range(ranks)]
-        write(folder / "trace.json", traces)
+        write(folder / "trace.json", traces, lockstep=mode == "sync")
     return folder
 
 

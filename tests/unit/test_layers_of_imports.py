@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "mpitrain"
 
 # Lowest first; a module may import those of its own line and of lines above it in this list.
 LAYERS = [
-    ["blas", "errors", "version"],
+    ["blas", "errors", "version", "versions"],
     ["params"],
     ["kernels"],
     ["config"],
@@ -30,6 +30,7 @@ LAYERS = [
     ["checkpoint"],
     ["server", "start", "validation"],
     ["train"],
+    ["records"],
     ["rank", "launch", "flags", "show"],
     ["cli"],
     ["__init__", "__main__"],

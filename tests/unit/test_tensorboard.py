@@ -23,7 +23,7 @@ def read(folder: Path):
 
 
 def test_scalars(tmp_path: Path) -> None:
-    events = Events(tmp_path, 0)
+    events = Events(tmp_path)
     for step in (10, 20):
         events.scalars(step, {"loss": step / 7, "learning_rate": 0.1, "staleness_mean": 1.5, "of_a_hook": 3})
     events.scalars(20, {"validation_loss": 0.25, "validation_accuracy": 0.5, "note": "text is no scalar"})
@@ -49,7 +49,7 @@ def test_histograms_count_every_finite_element(tmp_path: Path) -> None:
     weight = np.random.default_rng(0).normal(size=(30, 40)).astype(np.float32)
     holed = weight.copy()
     holed[0, :3] = np.nan, np.inf, -np.inf
-    events = Events(tmp_path, 0)
+    events = Events(tmp_path)
     events.histograms(5, "parameters", {"dense.weight": weight, "dense.bias": np.zeros(1), "empty": np.zeros(0)})
     events.histograms(5, "gradients", {"dense.weight": holed, "none": np.full(3, np.nan)})
     events.close()
@@ -68,7 +68,7 @@ def test_histograms_count_every_finite_element(tmp_path: Path) -> None:
 
 
 def test_accounts_of_workers_and_staleness(tmp_path: Path) -> None:
-    events = Events(tmp_path, 0)
+    events = Events(tmp_path)
     workers = [{"worker": i, "steps": 10 * i, "staleness_mean": 0.5 * i} for i in range(2)]
     events.scalars(9, {"workers": workers, "staleness_histogram": [0, 5, 0, 2]})
     events.scalars(10, {"staleness_histogram": [0, 0]})
@@ -82,7 +82,8 @@ def test_accounts_of_workers_and_staleness(tmp_path: Path) -> None:
 
 def test_what_an_interrupted_attempt_wrote_beyond_the_resume_is_forgotten(tmp_path: Path) -> None:
     for begin, value in ((0, 1.0), (20, 2.0)):
-        events = Events(tmp_path, begin)
+        events = Events(tmp_path)
+        events.begin(begin)
         for step in range(begin + 10, begin + 40, 10):
             events.scalars(step, {"loss": value})
         events.close()
@@ -101,7 +102,7 @@ def test_what_an_interrupted_attempt_wrote_beyond_the_resume_is_forgotten(tmp_pa
 def test_a_missing_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorboard, "available", lambda: False)
     with pytest.raises(ConfigError, match=r"pip install 'mpitrain\[tensorboard\]'"):
-        Events(tmp_path, 0)
+        Events(tmp_path)
 
 
 FULL = """
@@ -109,7 +110,7 @@ import logging, resource, signal, sys
 from pathlib import Path
 from mpitrain.monitor.tensorboard import Events
 logging.basicConfig(level=logging.WARNING)
-events = Events(Path(sys.argv[1]), 0)
+events = Events(Path(sys.argv[1]))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
 for step in range(2000):

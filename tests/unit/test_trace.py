@@ -163,7 +163,7 @@ def make_trace(path: Path) -> None:
             clock.now += 100
         clocks = (Offset(0, -(10**6) * rank, 10), Offset(10**10, -(10**6) * rank, 10))
         ranks.append(RankTrace.of(rank, f"worker {rank}", 'node "1"', [track, saving], clocks))
-    write(path, ranks)
+    write(path, ranks, lockstep=True)
 
 
 def test_the_file_is_trace_event_format(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_every_kind_is_in_one_group() -> None:
 
 
 def test_a_trace_of_nothing_is_a_trace(tmp_path: Path) -> None:
-    write(tmp_path / "trace.json", [RankTrace.of(0, "worker 0", "n", [Track("training", 1)], NO_OFFSET)])
+    write(tmp_path / "trace.json", [RankTrace.of(0, "worker 0", "n", [Track("training", 1)], NO_OFFSET)], lockstep=True)
     shares = read_shares(tmp_path)
     assert shares is not None
     assert shares.fraction("compute") == 0

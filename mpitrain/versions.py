@@ -1,0 +1,41 @@
+"""The versions of everything that a run's results may depend on."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import h5py
+from threadpoolctl import threadpool_info
+
+# What is imported in a run, and what may be.
+_PACKAGES = (
+    "mpitrain",
+    "mpi4py",
+    "numpy",
+    "numba",
+    "llvmlite",
+    "h5py",
+    "click",
+    "docstring-parser",
+    "rich",
+    "threadpoolctl",
+    "tomli-w",
+    "tqdm",
+    "tensorboardX",
+)
+
+
+def versions() -> dict[str, str]:
+    """Python's, the system's, and those of every package and library that is there, by name; MPI's is left out."""
+    packages = {name: found for name in _PACKAGES if (found := _installed(name))}
+    blas = {f"{lib['user_api']}_{lib['internal_api']}": str(lib["version"]) for lib in threadpool_info()}
+    system = {"python": platform.python_version(), "system": platform.platform()}
+    return {**system, **packages, "hdf5": h5py.version.hdf5_version, **blas}
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,242 @@
+"""What whole runs leave beside metrics and checkpoints: status, logs, events, traces; and the commands that show it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpitrain.cli import main
+from mpitrain.monitor.history import read_run
+from mpitrain.monitor.status import read, states
+from mpitrain.monitor.timeshare import GROUPS, read_shares
+from mpitrain.monitor.trace import KINDS
+
+from ..conftest import JOBS, Mpi, one_line
+from ..mpi.test_sync import assert_same_bits, final
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+SMALL = JOBS / "small.py"
+
+
+def lines_of(run_dir: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def events_of(run_dir: Path):
+    found = accumulators.EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "histograms": 0})
+    found.Reload()
+    return found
+
+
+def test_tensorboard_finds_what_metrics_tell(openmpi: Mpi, tmp_path: Path) -> None:
+    flags = ["--log-steps", "10", "--validate-steps", "50", "--histogram-steps", "50", "--run-dir", tmp_path]
+    openmpi.train(2, SMALL, *flags)
+    events = events_of(tmp_path)
+    for tag, name in (("loss/training", "loss"), ("accuracy/validation", "validation_accuracy")):
+        told = [(line["step"], pytest.approx(line[name])) for line in lines_of(tmp_path) if name in line]
+        assert [(event.step, event.value) for event in events.Scalars(tag)] == told
+        assert told
+    histograms = events.Tags()["histograms"]
+    assert {name.split("/")[0] for name in histograms} == {"parameters", "gradients"}
+    assert all([event.step for event in events.Histograms(name)] == [50, 100] for name in histograms)
+
+
+def test_histograms_change_nothing_that_is_trained(openmpi: Mpi, tmp_path: Path) -> None:
+    openmpi.train(2, SMALL, "--run-dir", tmp_path / "a", "--no-tensorboard")
+    openmpi.train(2, SMALL, "--run-dir", tmp_path / "b", "--histogram-steps", "7", "--trace")
+    assert_same_bits(final(tmp_path / "a"), final(tmp_path / "b"))
+    assert not (tmp_path / "a" / "tensorboard").exists()
+    assert not (tmp_path / "a" / "trace.json").exists()
+
+
+def test_status_and_logs(openmpi: Mpi, tmp_path: Path) -> None:
+    openmpi.train(3, SMALL, "--run-dir", tmp_path)
+    status = read(tmp_path)
+    assert status is not None
+    assert (status.state, status.step, status.train_steps, status.ranks) == ("finished", 100, 100, "3 workers")
+    logs = sorted((tmp_path / "logs").iterdir())
+    assert [path.name for path in logs] == [f"rank-{rank}.log" for rank in range(3)]
+    for rank, path in enumerate(logs):
+        assert f"rank {rank} of 3" in path.read_text().splitlines()[0]
+
+
+def test_a_ranks_warnings_are_in_its_log_and_the_chiefs_are_printed(openmpi: Mpi, job, tmp_path: Path) -> None:
+    path = job("""
+import logging, warnings
+from mpitrain import Hook, Job, data, nn, optim
+
+class Warn(Hook):
+    def begin(self, loop):
+        warnings.warn(f"warned by {loop.cluster.rank}")
+        logging.getLogger("mine").info("told by %d", loop.cluster.rank)
+
+def job() -> Job:
+    digits = data.mnist(None)
+    return Job(
+        model=nn.Dense(digits.features, 10), loss=nn.SoftmaxCrossEntropy(), optimizer=optim.sgd(0.1),
+        train=digits.train, batch_size=10, train_steps=3, hooks=[Warn()],
+    )
+""")
+    done = openmpi.train(2, path, "--run-dir", tmp_path / "run")
+    for rank in range(2):
+        text = (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
+        assert f"warned by {rank}" in text and f"told by {rank}" in text
+        assert f"warned by {1 - rank}" not in text
+    assert "warned by 0" in done.stderr
+    assert "warned by 1" not in done.stderr
+
+
+def test_an_unforeseen_exception_is_in_the_ranks_log_and_the_run_has_failed(openmpi: Mpi, tmp_path: Path) -> None:
+    done = openmpi.run(1, "-m", "mpitrain", "train", JOBS / "raising.py", "--where", "step", "--run-dir", tmp_path)
+    assert done.returncode == 1
+    status = read(tmp_path)
+    assert status is not None and status.state == "failed"
+    assert "Traceback" in (tmp_path / "logs" / "rank-0.log").read_text()
+
+
+def test_a_mistake_that_is_found_late_is_a_line_in_the_log(openmpi: Mpi, tmp_path: Path) -> None:
+    done = openmpi.run(2, "-m", "mpitrain", "train", JOBS / "diverging.py", "--run-dir", tmp_path)
+    assert done.returncode == 2
+    said = one_line(done.stderr).removeprefix("mpitrain: ")
+    text = (tmp_path / "logs" / "rank-0.log").read_text()
+    assert said in text and "Traceback" not in text
+    assert states([tmp_path])[tmp_path] == "failed"
+
+
+def test_time_and_events_go_on_after_a_resume(openmpi: Mpi, tmp_path: Path) -> None:
+    flags = ["--log-steps", "10", "--run-dir", tmp_path]
+    openmpi.train(2, SMALL, *flags, "--train-steps", "50")
+    before = lines_of(tmp_path)[-1]["time_s"]
+    openmpi.train(2, SMALL, *flags)
+    lines = lines_of(tmp_path)
+    assert [line["time_s"] for line in lines] == sorted(line["time_s"] for line in lines)
+    assert lines[-1]["time_s"] > before > 0
+    assert [line["step"] for line in lines if "resumed" in line] == [50]
+    assert read_run(tmp_path).series("loss").steps.tolist() == list(range(10, 101, 10))
+    assert [event.step for event in events_of(tmp_path).Scalars("loss/training")] == list(range(10, 101, 10))
+
+
+def test_the_versions_of_everything(openmpi: Mpi, tmp_path: Path) -> None:
+    openmpi.train(1, SMALL, "--train-steps", "1", "--run-dir", tmp_path)
+    versions = tomllib.loads((tmp_path / "config.toml").read_text())["versions"]
+    assert {"python", "system", "mpitrain", "mpi4py", "numpy", "numba", "h5py", "hdf5", "mpi"} <= versions.keys()
+    assert any(name.startswith("blas") for name in versions)
+
+
+MODES = {
+    "sync": (2, ["--mode", "sync"]),
+    "sync, no shared memory": (3, ["--mode", "sync", "--no-shared-memory"]),
+    "local": (2, ["--mode", "local"]),
+    "async": (2, ["--mode", "async"]),
+    "ssp, server": (3, ["--mode", "ssp", "--ps", "1"]),
+    "backup": (3, ["--mode", "backup"]),
+    "backup, far servers": (4, ["--mode", "backup", "--ps", "1", "--no-shared-memory"]),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_trace_has_the_time_of_every_rank(openmpi: Mpi, mode: str, tmp_path: Path) -> None:
+    n, flags = MODES[mode]
+    openmpi.train(n, SMALL, *flags, "--no-normalize", "--trace", "--trace-steps", "20", "--run-dir", tmp_path)
+    content = json.loads((tmp_path / "trace.json").read_text())
+    spans = [event for event in content["traceEvents"] if event["ph"] == "X"]
+    assert {span["pid"] for span in spans} == set(range(n))
+    assert {span["name"] for span in spans} <= set(KINDS)
+    workers = [entry for entry in content["mpitrain"]["ranks"] if entry["role"].startswith("worker")]
+    for entry in workers:
+        own = [span for span in spans if span["pid"] == entry["rank"]]
+        steps = [span for span in own if span["name"] == "step"]
+        assert 0 < len(steps) <= 20
+        assert {"load", "forward", "backward"} <= {span["name"] for span in own}
+        # A step's parts lie in it, and leave nothing negative.
+        for step in steps:
+            inside = [s for s in own if s["name"] in ("load", "forward", "backward") and step["ts"] <= s["ts"]]
+            inside = [s for s in inside if s["ts"] < step["ts"] + step["dur"]]
+            assert sum(s["dur"] for s in inside) <= step["dur"] + 0.01
+        assert all(seconds >= 0 for seconds in entry["seconds"].values())
+    shares = read_shares(tmp_path)
+    assert shares is not None
+    assert sum(shares.fraction(group) for group in GROUPS) == pytest.approx(1)
+    assert main(["report", str(tmp_path)]) == 0
+    assert "% compute" in (tmp_path / "report.html").read_text()
+
+
+def test_whom_the_ranks_waited_for(openmpi: Mpi, job, tmp_path: Path) -> None:
+    path = job("""
+import time
+from mpitrain import Hook, Job, data, nn, optim
+
+class Late(Hook):
+    def after_step(self, loop):
+        if loop.cluster.rank == 1:
+            time.sleep(0.01)
+
+def job() -> Job:
+    digits = data.mnist(None)
+    return Job(
+        model=nn.Dense(digits.features, 10), loss=nn.SoftmaxCrossEntropy(), optimizer=optim.sgd(0.1),
+        train=digits.train, batch_size=10, train_steps=40, hooks=[Late()],
+    )
+""")
+    openmpi.train(2, path, "--trace", "--validate-steps", "0", "--run-dir", tmp_path / "run")
+    shares = read_shares(tmp_path / "run")
+    assert shares is not None
+    rank, share = shares.waited_for[0]
+    assert rank.rank == 1
+    assert share > 0.5
+
+
+def test_a_run_is_watched_to_its_end_and_seen_to_die(openmpi: Mpi, tmp_path: Path) -> None:
+    words = [str(openmpi.python), "-m", "mpitrain", "train", str(JOBS / "small.py"), "--run-dir", str(tmp_path)]
+    words += ["--train-steps", "100000000", "--log-steps", "10"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as run:
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "metrics.jsonl").exists() or not lines_of(tmp_path):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert states([tmp_path])[tmp_path] == "running"
+            watch = [str(openmpi.python), "-m", "mpitrain", "watch", str(tmp_path), "--interval", "0.1"]
+            with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "80"}) as see:
+                time.sleep(1)
+                assert see.poll() is None
+                run.send_signal(signal.SIGKILL)
+                run.wait()
+                out, _ = see.communicate(timeout=30)
+        finally:
+            run.kill()
+    assert ": died" in out
+    assert "loss" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--histogram-steps", "5", "--no-tensorboard"], "--histogram-steps goes with TensorBoard events"),
+        (["--trace", "--trace-steps", "0"], "--trace-steps is 0: give 1 or more"),
+    ],
+)
+def test_mistakes(openmpi: Mpi, flags: list[str], said: str, tmp_path: Path) -> None:
+    done = openmpi.run(2, "-m", "mpitrain", "train", SMALL, *flags, "--run-dir", tmp_path)
+    assert done.returncode == 2
+    assert said in one_line(done.stderr)
+
+
+def test_logs_that_cannot_be_written_are_told_in_a_line(openmpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file, where a folder is to be")
+    done = openmpi.run(2, "-m", "mpitrain", "train", SMALL, "--run-dir", tmp_path)
+    assert done.returncode == 2
+    assert "cannot be written" in one_line(done.stderr)
