@@ -98,12 +98,14 @@ def job() -> Job:
     assert "warned by 1" not in done.stderr
 
 
-def test_an_unforeseen_exception_is_in_the_ranks_log_and_the_run_has_failed(openmpi: Mpi, tmp_path: Path) -> None:
-    done = openmpi.run(1, "-m", "mpitrain", "train", JOBS / "raising.py", "--where", "step", "--run-dir", tmp_path)
+def test_an_unforeseen_exception_is_in_the_ranks_log(openmpi: Mpi, tmp_path: Path) -> None:
+    words = ["-m", "mpitrain", "train", JOBS / "raising.py", "--where", "hook", "--run-dir", tmp_path]
+    done = openmpi.run(2, *words)
     assert done.returncode == 1
-    status = read(tmp_path)
-    assert status is not None and status.state == "failed"
-    assert "Traceback" in (tmp_path / "logs" / "rank-0.log").read_text()
+    text = (tmp_path / "logs" / "rank-1.log").read_text()
+    assert "ValueError: on purpose" in text and "Traceback" in text
+    assert done.stderr.count("Traceback") == 1
+    assert states([tmp_path])[tmp_path] in ("died", "failed")  # rank 1 ends the chief too
 
 
 def test_a_mistake_that_is_found_late_is_a_line_in_the_log(openmpi: Mpi, tmp_path: Path) -> None:
@@ -155,11 +157,12 @@ def test_a_trace_has_the_time_of_every_rank(openmpi: Mpi, mode: str, tmp_path: P
     assert {span["pid"] for span in spans} == set(range(n))
     assert {span["name"] for span in spans} <= set(KINDS)
     workers = [entry for entry in content["mpitrain"]["ranks"] if entry["role"].startswith("worker")]
+    assert sum(entry["steps"] for entry in workers) >= 100
     for entry in workers:
         own = [span for span in spans if span["pid"] == entry["rank"]]
         steps = [span for span in own if span["name"] == "step"]
-        assert 0 < len(steps) <= 20
-        assert {"load", "forward", "backward"} <= {span["name"] for span in own}
+        assert len(steps) == min(20, entry["steps"])  # a worker that started late may have found nothing left
+        assert not steps or {"load", "forward", "backward"} <= {span["name"] for span in own}
         # A step's parts lie in it, and leave nothing negative.
         for step in steps:
             inside = [s for s in own if s["name"] in ("load", "forward", "backward") and step["ts"] <= s["ts"]]
