@@ -205,9 +205,9 @@ def write(path: Path, ranks: Sequence[RankTrace], lockstep: bool) -> dict[str, A
     partial = path.with_suffix(".partial")
     with partial.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms",\n"mpitrain": ' + json.dumps(summary) + ',\n"traceEvents": [\n')
-        events = [_names(trace) for trace in ranks]
-        events += [_events(rank, thread, spans, origin) for (rank, thread), spans in aligned.items()]
-        file.write(",\n".join(event for group in events for event in group))
+        file.write(",\n".join(event for trace in ranks for event in _names(trace)))
+        for (rank, thread), spans in aligned.items():  # those of many ranks need not be in memory at once
+            file.writelines(f",\n{event}" for event in _events(rank, thread, spans, origin))
         file.write("\n]}\n")
     partial.replace(path)
     return summary

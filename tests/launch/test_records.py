@@ -61,8 +61,9 @@ def test_histograms_change_nothing_that_is_trained(openmpi: Mpi, tmp_path: Path)
     assert not (tmp_path / "a" / "trace.json").exists()
 
 
-def test_status_and_logs(openmpi: Mpi, tmp_path: Path) -> None:
-    openmpi.train(3, SMALL, "--run-dir", tmp_path)
+def test_status_logs_and_trace_under_every_mpi(mpi: Mpi, tmp_path: Path) -> None:
+    mpi.train(3, SMALL, "--run-dir", tmp_path, "--trace")
+    assert read_shares(tmp_path) is not None
     status = read(tmp_path)
     assert status is not None
     assert (status.state, status.step, status.train_steps, status.ranks) == ("finished", 100, 100, "3 workers")

@@ -1,0 +1,86 @@
+"""What a run's records cost: steps with and without a trace and TensorBoard events, on one rank, in turns.
+
+    python bench/records.py [--rounds 7] [--steps 6000] [--log-steps 100] [--before PATH]
+
+A figure is the CPU time of the training process from the first log line to the last, over its steps: other programs on
+the machine disturb it less than time on the wall. The median over rounds is shown, and its ratio to a run without
+either. ``--before`` is a checkout from before there were records, to be compared with a run that keeps none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+JOB = """
+import json, time
+from pathlib import Path
+from mpitrain import Hook, Job, data, nn, optim
+
+class CpuTime(Hook):
+    def after_step(self, loop):
+        if loop.step in ({first}, {last}):
+            with open({out!r}, "a") as file:
+                file.write(json.dumps([loop.step, time.process_time()]) + chr(10))
+
+def job() -> Job:
+    digits = data.mnist(None)
+    return Job(
+        model=nn.Sequential(nn.Dense(digits.features, 100), nn.ReLU(), nn.Dense(100, 10)),
+        loss=nn.SoftmaxCrossEntropy(), optimizer=optim.adam(0.001), train=digits.train, batch_size=100,
+        train_steps={last}, hooks=[CpuTime()],
+    )
+"""
+
+
+def step_us(checkout: Path, steps: int, log_steps: int, flags: list[str]) -> float:
+    """Microseconds of CPU time a step, of a run of the package in ``checkout``."""
+    with tempfile.TemporaryDirectory() as folder:
+        job, out = Path(folder) / "job.py", Path(folder) / "times"
+        job.write_text(JOB.format(first=steps // 10, last=steps, out=str(out)))
+        words = [sys.executable, "-m", "mpitrain", "train", str(job), "--run-dir", str(Path(folder) / "run")]
+        words += ["--threads", "1", "--log-steps", str(log_steps), "--validate-steps", "0", *flags]
+        environment = {**os.environ, "PYTHONPATH": str(checkout)}
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=checkout)
+        (first, began), (last, ended) = (json.loads(line) for line in out.read_text().splitlines())
+    return 1e6 * (ended - began) / (last - first)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--log-steps", type=int, default=100)
+    parser.add_argument("--before", type=Path)
+    arguments = parser.parse_args()
+    variants = {
+        "neither": (ROOT, ["--no-tensorboard"]),
+        "tensorboard": (ROOT, ["--tensorboard"]),
+        "trace": (ROOT, ["--no-tensorboard", "--trace"]),
+    }
+    if arguments.before:
+        variants["before"] = (arguments.before.resolve(), [])
+    figures: dict[str, list[float]] = defaultdict(list)
+    for _ in range(arguments.rounds):
+        for name, (checkout, flags) in variants.items():
+            figures[name].append(step_us(checkout, arguments.steps, arguments.log_steps, flags))
+    plain = statistics.median(figures["neither"])
+    print(f"{'':12} {'us a step':>9}  {'ratio':>6}  {'lowest':>7}  {'highest':>7}")
+    for name, values in figures.items():
+        median = statistics.median(values)
+        print(f"{name:12} {median:9.1f}  {median / plain:6.3f}  {min(values):7.1f}  {max(values):7.1f}")
+    a_line = (statistics.median(figures["tensorboard"]) - plain) * arguments.log_steps
+    span = statistics.median(figures["trace"]) - plain
+    print(f"TensorBoard events: {a_line:.0f} us a log line; a trace: {span:.1f} us a step")
+
+
+if __name__ == "__main__":
+    main()
