@@ -1,6 +1,6 @@
 """What a run's records cost: steps with and without a trace and TensorBoard events, on one rank, in turns.
 
-    python bench/records.py [--rounds 7] [--steps 6000] [--log-steps 100] [--before PATH]
+    python bench/records.py [--rounds 12] [--steps 10000] [--log-steps 100] [--before PATH]
 
 A figure is the CPU time of the training process from the first log line to the last, over its steps: other programs on
 the machine disturb it less than time on the wall. The median over rounds is shown, and its ratio to a run without
@@ -56,8 +56,8 @@ def step_us(checkout: Path, steps: int, log_steps: int, flags: list[str]) -> flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--log-steps", type=int, default=100)
     parser.add_argument("--before", type=Path)
     arguments = parser.parse_args()
@@ -69,8 +69,10 @@ def main() -> None:
     if arguments.before:
         variants["before"] = (arguments.before.resolve(), [])
     figures: dict[str, list[float]] = defaultdict(list)
-    for _ in range(arguments.rounds):
-        for name, (checkout, flags) in variants.items():
+    for turn in range(arguments.rounds):
+        order = list(variants) if turn % 2 else list(reversed(variants))
+        for name in order:
+            checkout, flags = variants[name]
             figures[name].append(step_us(checkout, arguments.steps, arguments.log_steps, flags))
     plain = statistics.median(figures["neither"])
     print(f"{'':12} {'us a step':>9}  {'ratio':>6}  {'lowest':>7}  {'highest':>7}")

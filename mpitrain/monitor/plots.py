@@ -196,7 +196,8 @@ def _staleness_histogram(axes: Axes, shown: Sequence[Shown]) -> bool:
     found = [(run, counts) for run in shown if (counts := run.run.newest("staleness_histogram")) and sum(counts)]
     width = 0.8 / max(1, len(found))
     for index, (run, counts) in enumerate(found):
-        share = 100 * np.asarray(counts, np.float64) / sum(counts)
+        counts = np.trim_zeros(np.asarray(counts, np.float64), "b")
+        share = 100 * counts / counts.sum()
         left = np.arange(len(counts)) - 0.4 + (index + 0.5) * width
         axes.bar(left, share, width, color=run.color, label=run.label)
     axes.locator_params(axis="x", integer=True)
