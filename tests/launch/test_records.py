@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing import event_accumulator
 
 from mpitrain.cli import main
 from mpitrain.monitor.history import read_run
@@ -26,7 +27,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 SMALL = JOBS / "small.py"
 
 
@@ -35,7 +35,9 @@ def lines_of(run_dir: Path) -> list[dict[str, object]]:
 
 
 def events_of(run_dir: Path):
-    found = accumulators.EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "histograms": 0})
+    found = event_accumulator.EventAccumulator(
+        str(run_dir / "tensorboard"), size_guidance={"scalars": 0, "histograms": 0}
+    )
     found.Reload()
     return found
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mpitrain.cli import main
 from mpitrain.monitor import report
@@ -22,8 +23,6 @@ from mpitrain.monitor.status import Machine, Status, write
 
 from ..conftest import missing
 from .rundirs import make_run
-
-Image = pytest.importorskip("PIL.Image")
 
 SYNC = ["loss", "accuracy", "loss-by-time", "learning-rate", "throughput", "time-shares"]
 SERVED = ["staleness", "staleness-histogram", "workers", "workers-staleness"]

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing import event_accumulator
 
 from mpitrain.errors import ConfigError
 from mpitrain.monitor import tensorboard
 from mpitrain.monitor.tensorboard import Events
 
-accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-
 
 def read(folder: Path):
-    found = accumulators.EventAccumulator(str(folder), size_guidance=dict.fromkeys(("scalars", "histograms"), 0))
+    found = event_accumulator.EventAccumulator(str(folder), size_guidance=dict.fromkeys(("scalars", "histograms"), 0))
     found.Reload()
     return found
 
