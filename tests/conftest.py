@@ -124,7 +124,8 @@ def job(tmp_path: Path):
 
 def one_line(stderr: str) -> str:
     """The one line that mpitrain printed; fails where it printed more, or a traceback."""
-    said = [line for line in stderr.splitlines() if line.startswith("mpitrain:")]
+    # Open MPI ends its own comments with a NUL.
+    said = [line for line in stderr.replace("\0", "").splitlines() if line.startswith("mpitrain:")]
     assert len(said) == 1, stderr
     assert "Traceback" not in stderr, stderr
     return re.sub(r"\s+", " ", said[0])
