@@ -72,7 +72,7 @@ class Server:
                 idle = 0
             if self._later:
                 self._later = [answer for answer in self._later if not answer()]
-            if idle:
+            if idle and not (mail is not None and mail.expects()):
                 waiting.pause(idle)
 
     def _answer(self, client: int, kind: Kind, arguments: list[int]) -> None:

@@ -30,6 +30,8 @@ Ranges = Sequence[tuple[int, int]]
 
 _REQUEST, _REPLY, _VECTOR, _ROWS = 101, 102, 103, 104  # tags
 _PROBE_S = 5.0
+_YIELD_S = 2e-3  # that a worker stays awake for a reply, beside the time of its vector
+_SLOW_BYTES_PER_S = 0.5e9
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,9 @@ class Mail(Protocol):
     def requests(self) -> Iterator[tuple[int, int, list[int]]]:
         """Server: what has arrived: each client's rank, kind and arguments. Lets MPI progress."""
 
+    def expects(self) -> bool:
+        """Server: whether something is on its way here that has not arrived, so that MPI should progress."""
+
     def mailbox(self, client: int) -> Array:
         """Server: the vector that came with a client's request: this server's ranges, one behind the other."""
 
@@ -137,7 +142,10 @@ class _Letters:
         self._servers = roads.servers(self._rank)
         self._clients = roads.clients.get(self._rank, [])
         self._numbers = np.zeros(max(len(self._servers), len(self._clients)), np.int64)
-        self._waiting = Waiting(crowded=True)  # spinning alone does not let MPI progress
+        # Spinning alone does not let MPI progress. Nor does sleeping, and what arrives meanwhile is slow to come.
+        capacity = max((roads.capacity(server) for server in self._servers), default=0)
+        yield_s = _YIELD_S + capacity * roads.dtype.itemsize / _SLOW_BYTES_PER_S
+        self._waiting = Waiting(crowded=True, yield_s=yield_s)
 
     def _wait(self, arrived: Callable[[], bool]) -> None:
         self._waiting.until(lambda spins: arrived(), self._progress)
@@ -158,13 +166,14 @@ class WindowMail(_Letters):
         self._itemsize = roads.dtype.itemsize
         count = self._header_count(self._rank)
         is_worker = bool(self._servers)
-        words = count * HEADER + (roads.n_rows if is_worker else 0)
+        words = count * HEADER + (roads.n_rows if is_worker else count)
         elements = roads.size
         if not is_worker:
             elements = len(self._clients) * self._capacity(self._rank) if self._clients else 0
         self._memory = np.zeros(words * 8 + elements * self._itemsize + 64, np.uint8)
         self._headers = self._memory[: count * HEADER * 8].view(np.int64).reshape(count, HEADER)
-        self.rows = self._memory[count * HEADER * 8 : words * 8].view(np.int64)
+        # Behind the headers: a worker's rows; and a server's bells, the numbers of requests whose vectors are coming.
+        self.rows = self._bells = self._memory[count * HEADER * 8 : words * 8].view(np.int64)
         vectors = self._memory[words * 8 : words * 8 + elements * self._itemsize].view(roads.dtype)
         self.vector = vectors
         self._mailboxes = vectors.reshape(len(self._clients), -1) if self._clients else vectors
@@ -188,13 +197,14 @@ class WindowMail(_Letters):
     def request(self, server: int, kind: int, arguments: Sequence[float], vector: Array | None = None) -> None:
         index = self._servers.index(server)
         slot = self._roads.clients[server].index(self._rank)
+        self._numbers[index] += 1
         if vector is not None:
+            self._put(self._numbers[index : index + 1], server, self._bell_at(server, slot))
             at = self._vectors_at(server) + slot * self._capacity(server) * self._itemsize
             for lo, hi in self._roads.ranges[server]:
                 self._put(vector[lo:hi], server, at)
                 at += (hi - lo) * self._itemsize
             self._win.Flush(server)  # before the header says that it is there
-        self._numbers[index] += 1
         self._put_header(_words(int(self._numbers[index]), kind, arguments), server, slot)
 
     def reply(self, server: int) -> list[int]:
@@ -210,6 +220,9 @@ class WindowMail(_Letters):
                 self._numbers[index] += 1
                 words = self._headers[index].tolist()
                 yield client, words[1], words[2:-1]
+
+    def expects(self) -> bool:
+        return bool((self._bells > self._numbers).any())
 
     def mailbox(self, client: int) -> Array:
         return self._mailboxes[self._clients.index(client)]
@@ -244,10 +257,13 @@ class WindowMail(_Letters):
     def _header_count(self, rank: int) -> int:
         return len(self._roads.clients[rank]) if rank in self._roads.clients else len(self._roads.servers(rank))
 
+    def _bell_at(self, server: int, slot: int) -> int:
+        return (self._header_count(server) * HEADER + slot) * 8
+
     def _vectors_at(self, rank: int) -> int:
-        """Where a rank's vectors begin, in bytes: behind the headers, and a worker's rows."""
-        rows = 0 if rank in self._roads.clients else self._roads.n_rows
-        return (self._header_count(rank) * HEADER + rows) * 8
+        """Where a rank's vectors begin, in bytes: behind the headers, and a worker's rows or a server's bells."""
+        count = self._header_count(rank)
+        return (count * HEADER + (count if rank in self._roads.clients else self._roads.n_rows)) * 8
 
     def _capacity(self, server: int) -> int:
         return self._roads.capacity(server)
@@ -296,6 +312,9 @@ class MessageMail(_Letters):
             if words[0]:
                 self._comm.Recv(self._mailboxes[client], client, _VECTOR)
             yield client, int(words[1]), words[2:-1].tolist()
+
+    def expects(self) -> bool:
+        return False
 
     def mailbox(self, client: int) -> Array:
         return self._mailboxes[client]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 _SPINS = 2000  # some 20 us before a waiting rank lets others run, where every rank has a core
-_YIELDS = 200  # then so many times giving up the core before it sleeps
+_YIELD_S = 300e-6  # then so long it gives up the core again and again before it sleeps
 _FEW = 16
 _SLEEP_S = 50e-6
 _LONGEST_SLEEP_S = 500e-6
@@ -19,14 +19,15 @@ class Waiting:
 
     Args:
         crowded: There are more ranks than cores: a spinning rank keeps the one that it waits for from running.
+        yield_s: Seconds before it sleeps.
 
     Attributes:
         progress: Called now and then while waiting, for MPI to move what is under way between nodes. Others may wait
             for that: a Put to this rank ends only when this rank lets MPI progress.
     """
 
-    def __init__(self, crowded: bool, progress: Callable[[], object] | None = None) -> None:
-        self.progress = progress
+    def __init__(self, crowded: bool, progress: Callable[[], object] | None = None, yield_s: float = _YIELD_S) -> None:
+        self.progress, self._yield_s = progress, yield_s
         self._spins = 1 if crowded else _SPINS
         self._launcher = os.getppid()
 
@@ -38,7 +39,8 @@ class Waiting:
         progress = progress or self.progress
         if reached(self._spins):
             return
-        for _ in range(_YIELDS):
+        until = time.perf_counter() + self._yield_s
+        while time.perf_counter() < until:
             if progress is not None:
                 progress()
             os.sched_yield()
