@@ -1,10 +1,11 @@
-"""A worker's push and pull through the mail between nodes, against a bare Put of the same bytes in both directions.
+"""A worker's push and pull of parameters, against a bare Put of the same bytes in both directions.
 
     python bench/rma.py [--mib 4] [--rounds 5] [--hosts] [--rate 1gbit]
 
-By default two ranks of this host, each taken for a node of its own. ``--hosts`` (root, iproute2) puts them in two
-network namespaces joined by a bridge; ``--rate`` holds each host's link to that rate. A push sends a gradient and waits
-until the server has it (which applies nothing here), a pull brings parameters. All take turns in one run; medians.
+By default on one host: the worker reads and updates (plain SGD) a shard in shared memory itself; beside it the mail
+that goes between nodes. ``--hosts`` (root, iproute2) puts the two ranks in two network namespaces joined by a bridge,
+where only mail can go; ``--rate`` holds each host's link to that rate. The mail's push waits until the server has the
+gradient (which applies nothing here), its pull brings parameters. All take turns in one run; medians.
 """
 
 from __future__ import annotations
@@ -29,13 +30,27 @@ def measure(mib: float, rounds: int) -> None:
     import numpy as np
 
     from mpitrain.comm.mail import MessageMail, Roads, WindowMail
+    from mpitrain.comm.shared import SharedArrays
+    from mpitrain.comm.waiting import Waiting
     from mpitrain.mpi import MPI, start
+    from mpitrain.optim import Updater, sgd
+    from mpitrain.params import Layout
+    from mpitrain.strategy.shard import Push, Shard
 
     comm = start()
+    alone = "--hosts" not in sys.argv
     size = int(mib * (1 << 20)) // 4
     roads = Roads(comm, {0: [1]}, {0: [(0, size)]}, size, np.dtype(np.float32), 8)
     grads = np.ones(size, np.float32)
     times: dict[str, list[float]] = {"put": [], "window": [], "message": []}
+    if alone:
+        times["shared memory"] = []
+        shared = SharedArrays(comm)
+        params = shared.allocate((size,), np.float32)
+        layout = Layout.pack([("weight", (size,), "param")])
+        updater = Updater(sgd(0.1), layout, params, {})
+        shard = Shard(shared, [(0, size)], updater, {"params": params}, Waiting(crowded=False))
+        own = np.zeros(size, np.float32)
     mails = {"window": WindowMail(roads), "message": MessageMail(roads)}
     memory = np.zeros(size, np.float32)
     win = MPI.Win.Create(memory, 4, MPI.INFO_NULL, comm)
@@ -43,6 +58,11 @@ def measure(mib: float, rounds: int) -> None:
     for _ in range(rounds):
         for _ in range(5):
             times["put"].append(put_both_ways(comm, win, grads))
+        for _ in range(5 if alone and comm.rank == 1 else 0):
+            began = time.perf_counter()
+            shard.apply(grads, Push(0))
+            shard.read(own)
+            times["shared memory"].append(time.perf_counter() - began)
         for name, mail in mails.items():
             comm.Barrier()
             if comm.rank == 0:
@@ -62,15 +82,17 @@ def measure(mib: float, rounds: int) -> None:
         there, back = statistics.median(times["put"]), comm.recv(source=0)
         bare = there + back
         print(f"{mib:g} MiB each way, ms: bare Put {1e3 * bare:.2f} (there {1e3 * there:.2f}, back {1e3 * back:.2f})")
-        for name in mails:
+        for name in [name for name in times if name != "put"]:
             took = statistics.median(times[name])
             rate = 2 * 8 * mib * (1 << 20) / took / 1e9
-            print(f"push and pull by {name + 's':9} {1e3 * took:8.2f}   {took / bare:5.2f} x bare   {rate:6.2f} Gbit/s")
+            print(f"push and pull by {name:13} {1e3 * took:8.2f}   {took / bare:5.2f} x bare   {rate:6.2f} Gbit/s")
     else:
         comm.send(statistics.median(times["put"]), dest=1)
     win.Unlock_all()
     win.Free()
     mails["window"].free()
+    if alone:
+        shared.free()
 
 
 def put_both_ways(comm, win, grads) -> float:
@@ -97,8 +119,14 @@ def serve(mail, params) -> None:
 
 def start_ranks(arguments: argparse.Namespace) -> None:
     mpirun = str(Path(sys.executable).parent / "mpirun")
-    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environment = {
+        **os.environ,
+        "OMPI_MCA_mpi_yield_when_idle": "0",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
     rank = [sys.executable, __file__, "--rank", "--mib", str(arguments.mib), "--rounds", str(arguments.rounds)]
+    rank += ["--hosts"] if arguments.hosts else []
     with ExitStack() as stack:
         if arguments.hosts:
             from tests.hosts.network import make_hosts
