@@ -38,6 +38,12 @@ class RecordError(UserError):
     """A run directory, or a record in it, cannot be read or shown."""
 
 
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint cannot be read, or is not as it was written."""
+
+    exit_status = 1
+
+
 class RankMismatch(UserError):
     """The ranks disagree on something that must be the same everywhere."""
 

@@ -1,0 +1,32 @@
+"""Checkpoints: HDF5 files that any reader of HDF5 understands, and of which no damaged byte goes unnoticed.
+
+    /params/<name>              every parameter, and state such as BatchNorm's statistics
+    /optimizer/<slot>/<name>    the optimizer's slots
+    /averages/<name>            moving averages, where there are any
+    /run/config, job, versions  options, the job's arguments and versions, as attributes
+
+The step, the data cursor (``position``), the seed, and what else is a number or a text are attributes of the
+root. A block of text in front of the file (``seal``) has a digest of each dataset's values and one of everything else.
+Nothing is pickled, and nothing is executed when a checkpoint is read.
+"""
+
+from __future__ import annotations
+
+from .folder import Retention, newest, newest_whole, path_for, remove_unfinished, steps, verify
+from .reader import Checkpoint
+from .state import Fit, read, take_fitting, write
+
+__all__ = [
+    "Checkpoint",
+    "Fit",
+    "Retention",
+    "newest",
+    "newest_whole",
+    "path_for",
+    "read",
+    "remove_unfinished",
+    "steps",
+    "take_fitting",
+    "verify",
+    "write",
+]

@@ -1,0 +1,137 @@
+"""Named arrays and attributes as an HDF5 file, written and read beside the HDF5 library.
+
+The library makes, and later reads, only what is not an array's values, and that in memory: it never has the file
+itself open. So a full disk or a damaged file cannot upset the library, no lock is asked of a file system that
+has none, and values travel between memory and disk as fast as these can.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from io import FileIO
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+
+from ..params import Array
+from .digest import Digest, bytes_of, digest_of
+from .disk import replacing
+from .seal import Range, Seal, gaps, room_for
+
+Compression = Literal["none", "gzip"]
+Attributes = Mapping[str, Mapping[str, Any]]
+Places = Mapping[str, tuple[int, int]]
+
+_PIECE = 1 << 20
+
+
+def write_container(
+    path: Path, arrays: Mapping[str, Array], attributes: Attributes, compression: Compression = "none"
+) -> None:
+    """Write ``arrays`` as datasets, so that ``path`` holds all of it or does not change.
+
+    Args:
+        arrays: C-contiguous, by the dataset's path in the file.
+        attributes: Of groups and datasets, by their path; the root's is "/".
+
+    Raises:
+        OSError: The disk is full, or the folder cannot be written to.
+    """
+    with memory_file() as memory:
+        block = room_for(arrays)
+        places = _make(memory, block, arrays, attributes, compression)
+        size = max([_size(memory), *(stop for _, stop in places.values())])
+        ranges = {name: Range(*place, digest_of(arrays[name])) for name, place in places.items()}
+        seal = Seal(block, size, _digest_outside(memory, places, block, size), ranges)
+        with replacing(path) as writer:
+            writer.append(np.frombuffer(seal.pack(), np.uint8))
+            for data in _in_order(memory, arrays, places, block, size):
+                writer.append(data)
+
+
+def memory_file() -> FileIO:
+    """An empty file in memory, of which only what is written takes any."""
+    return FileIO(os.memfd_create("mpitrain-checkpoint", os.MFD_CLOEXEC), "r+b")
+
+
+def _make(
+    memory: FileIO, block: int, arrays: Mapping[str, Array], attributes: Attributes, compression: Compression
+) -> Places:
+    """Make the file but for values that are stored as they are; tell where these belong."""
+    plain: dict[str, h5py.h5d.DatasetID] = {}
+    with h5py.File(memory, "w", libver=("earliest", "v110"), userblock_size=block) as file:
+        for name, array in arrays.items():
+            if compression == "none" and array.size:
+                plain[name] = _declare(file, name, array)
+            else:
+                _store(file, name, array)
+        for name, values in attributes.items():
+            item = file[name] if name in file else file.create_group(name)
+            item.attrs.update(values)
+        # Values come last, so that what is needed first when reading lies together in front.
+        starts = {name: _allocate(dataset, arrays[name]) for name, dataset in plain.items()}
+    return {name: (start, start + arrays[name].nbytes) for name, start in starts.items()}
+
+
+def _declare(file: h5py.File, name: str, array: Array) -> h5py.h5d.DatasetID:
+    """Make a dataset that has no place in the file yet."""
+    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    creation.set_layout(h5py.h5d.CONTIGUOUS)
+    creation.set_alloc_time(h5py.h5d.ALLOC_TIME_LATE)
+    creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    links.set_create_intermediate_group(True)
+    links.set_char_encoding(h5py.h5t.CSET_UTF8)
+    space = h5py.h5s.create_simple(array.shape) if array.shape else h5py.h5s.create(h5py.h5s.SCALAR)
+    dataset = h5py.h5d.create(file.id, None, h5py.h5t.py_create(array.dtype, logical=True), space, creation)
+    h5py.h5o.link(dataset, file.id, name.encode(), lcpl=links)
+    return dataset
+
+
+def _allocate(dataset: h5py.h5d.DatasetID, array: Array) -> int:
+    """Have a dataset take its place in the file, by writing its first value; return where it is."""
+    space, one = dataset.get_space(), h5py.h5s.create(h5py.h5s.SCALAR)
+    if array.shape:
+        space.select_hyperslab((0,) * array.ndim, (1,) * array.ndim)
+    dataset.write(one, space, array.reshape(-1)[:1])
+    return int(dataset.get_offset())
+
+
+def _store(file: h5py.File, name: str, array: Array) -> None:
+    """Make a dataset, with its values compressed by the library."""
+    if array.size and array.shape:
+        file.create_dataset(name, data=array, compression="gzip", compression_opts=1, shuffle=True)
+    else:
+        file[name] = array  # HDF5 cannot cut it into chunks
+
+
+def _size(memory: FileIO) -> int:
+    return os.fstat(memory.fileno()).st_size
+
+
+def _digest_outside(memory: FileIO, places: Places, block: int, size: int) -> str:
+    digest = Digest()
+    for start, stop in gaps(places.values(), block, size):
+        for piece in pieces(memory.fileno(), start, stop):
+            digest.add(piece)
+    return str(digest)
+
+
+def _in_order(memory: FileIO, arrays: Mapping[str, Array], places: Places, block: int, size: int) -> Iterator[Array]:
+    """All bytes behind the block, from the file in memory and from the arrays, as they follow each other."""
+    reached = block
+    for name, (start, stop) in sorted(places.items(), key=lambda item: item[1]):
+        yield from pieces(memory.fileno(), reached, start)
+        yield bytes_of(arrays[name])
+        reached = stop
+    yield from pieces(memory.fileno(), reached, size)
+
+
+def pieces(descriptor: int, start: int, stop: int) -> Iterator[Array]:
+    """The bytes [start, stop) of a file, shape (n,) uint8 each; zeros behind its end, as HDF5 leaves them."""
+    for lo in range(start, stop, _PIECE):
+        count = min(_PIECE, stop - lo)
+        yield np.frombuffer(os.pread(descriptor, count, lo).ljust(count, b"\0"), np.uint8)

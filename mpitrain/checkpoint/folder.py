@@ -1,0 +1,120 @@
+"""The checkpoints of a run: which there are, which is whole, which may go."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import DamagedCheckpoint
+from .disk import flush_folder
+from .reader import Checkpoint
+
+_NAME = re.compile(r"step-(\d+)\.h5")
+
+
+def path_for(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return folder / f"step-{step:010d}.h5"
+
+
+def steps(folder: Path) -> dict[int, Path]:
+    """The checkpoints of a folder by their steps, the highest first; whether they are whole is not looked at."""
+    named = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*.h5"))
+    found = {int(name[1]): path for name, path in named if name}
+    return {step: found[step] for step in sorted(found, reverse=True)}
+
+
+def newest(folder: Path) -> Path | None:
+    """The checkpoint of the highest step in a folder, or None; whether it is whole is not looked at."""
+    return next(iter(steps(folder).values()), None)
+
+
+def verify(path: Path) -> None:
+    """Read all of a checkpoint.
+
+    Raises:
+        DamagedCheckpoint: It is not as it was written.
+    """
+    with Checkpoint(path) as checkpoint:
+        checkpoint.verify()
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint of a folder that verifies, or None, and why those newer than it do not."""
+    passed_over: list[str] = []
+    for path in steps(folder).values():
+        try:
+            verify(path)
+        except DamagedCheckpoint as error:
+            passed_over.append(str(error))
+        else:
+            return path, passed_over
+    return None, passed_over
+
+
+class Retention:
+    """Removes checkpoints that are no longer wanted, and never the last that verifies.
+
+    Args:
+        keep: Keep so many of the newest; 0 for all.
+        keep_every: Keep those whose step is a multiple of this, too; 0 for none.
+    """
+
+    def __init__(self, keep: int, keep_every: int = 0) -> None:
+        self._keep, self._keep_every = keep, keep_every
+        self._known: set[tuple[int, ...]] = set()  # files that have verified, so that none is read twice
+
+    def prune(self, folder: Path) -> list[Path]:
+        """Remove what is not wanted; return it.
+
+        Raises:
+            OSError: A file cannot be removed.
+        """
+        if not self._keep:
+            return []
+        there = steps(folder)
+        wanted = [p for i, (s, p) in enumerate(there.items()) if i < self._keep or self._is_kept_for_good(s)]
+        rest = [path for path in there.values() if path not in wanted]
+        if not rest:
+            return []
+        if not any(self._verifies(path) for path in self._known_first(wanted)):
+            spared = next((path for path in rest if self._verifies(path)), None)
+            rest = [path for path in rest if path != spared]
+        for path in rest:
+            path.unlink(missing_ok=True)
+        flush_folder(folder)
+        return rest
+
+    def _is_kept_for_good(self, step: int) -> bool:
+        return self._keep_every > 0 and step % self._keep_every == 0
+
+    def _known_first(self, paths: list[Path]) -> Iterator[Path]:
+        yield from sorted(paths, key=lambda path: _identity(path) not in self._known)
+
+    def _verifies(self, path: Path) -> bool:
+        identity = _identity(path)
+        if identity not in self._known:
+            try:
+                verify(path)
+            except DamagedCheckpoint:
+                return False
+            self._known.add(identity)
+        return True
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what saves that were killed have left; nobody may be saving there."""
+    for path in folder.glob("step-*.partial"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,217 @@
+"""Opens a checkpoint: nothing in it is interpreted, and no value is handed out, before its digest is checked."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ..errors import DamagedCheckpoint
+from ..params import Array, Shape
+from .container import memory_file, pieces
+from .digest import Digest, bytes_of
+from .seal import HEAD, BrokenSeal, Range, Seal, block_bytes
+
+FORMAT = 2
+_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A dataset of a checkpoint."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    attributes: Mapping[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return self.dtype.itemsize * int(np.prod(self.shape))
+
+
+class Checkpoint:
+    """An open checkpoint, whose structure has been checked; values are checked as they are read.
+
+    Attributes:
+        attributes: Of the root and of every group below ``run``, by path: "/", "run/config" and so on.
+        datasets: By path, such as ``params/dense1.weight``.
+
+    Raises:
+        DamagedCheckpoint: The file cannot be read, is no checkpoint, or is not as it was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.attributes: dict[str, dict[str, Any]] = {}
+        self.datasets: dict[str, Stored] = {}
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DamagedCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+        try:
+            self._open()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self._pool = ThreadPoolExecutor(2, "checkpoint-reader")
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._file.close()
+        self._memory.close()
+        os.close(self._descriptor)
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return int(self.attributes["/"]["step"])
+
+    def read(self, name: str) -> Array:
+        """The values of a dataset.
+
+        Raises:
+            DamagedCheckpoint: They are not as they were written.
+        """
+        stored = self.datasets[name]
+        out = np.empty(stored.shape, stored.dtype)
+        self.fill({name: out})
+        return out
+
+    def fill(self, wanted: Mapping[str, Array]) -> None:
+        """Fill arrays, each of its dataset's shape; converted where the type is another.
+
+        Raises:
+            DamagedCheckpoint: The values are not as they were written; the arrays then hold anything.
+        """
+        reads: list[tuple[str, Array, Future[None]]] = []
+        for name, out in wanted.items():
+            if self.datasets[name].dtype != out.dtype or not out.flags.c_contiguous:
+                out[...] = self.read(name)
+            elif name in self._ranges:
+                reads += self._start_reading(name, bytes_of(out))
+            elif out.shape:  # compressed, in what was checked when the file was opened
+                self._file[name].read_direct(out)
+            else:
+                out[...] = self._file[name][()]
+        self._check(reads)
+
+    def verify(self) -> None:
+        """Read all values.
+
+        Raises:
+            DamagedCheckpoint: Some are not as they were written.
+        """
+        memory = np.empty(max((r.stop - r.start for r in self._ranges.values()), default=0), np.uint8)
+        for name, (start, stop, _) in self._ranges.items():
+            self._check(self._start_reading(name, memory[: stop - start]))
+
+    def _open(self) -> None:
+        try:
+            seal = self._read_seal()
+        except BrokenSeal as error:
+            raise self._damaged(str(error)) from error
+        except OSError as error:
+            raise DamagedCheckpoint(f"{self.path} cannot be read: {error.strerror}") from error
+        self._memory = memory_file()
+        try:
+            self._copy_rest(seal)
+            self._ranges: Mapping[str, Range] = seal.arrays
+            self._file = h5py.File(self._memory, "r")
+            self._list()
+            self._check_name()
+        except OSError as error:
+            self._memory.close()
+            raise DamagedCheckpoint(f"{self.path} cannot be read: {error}") from error
+        except BaseException:
+            self._memory.close()
+            raise
+
+    def _read_seal(self) -> Seal:
+        block = block_bytes(os.pread(self._descriptor, HEAD, 0))
+        size = os.fstat(self._descriptor).st_size
+        if block > size:
+            raise BrokenSeal(f"it ends after {size:,} bytes, inside its first block")
+        seal = Seal.unpack(os.pread(self._descriptor, block, 0))
+        if seal.size != size:
+            raise BrokenSeal(f"it has {size:,} bytes, and {seal.size:,} were written")
+        return seal
+
+    def _copy_rest(self, seal: Seal) -> None:
+        """Copy what the library is to interpret to memory, where nothing can change it after it was checked."""
+        descriptor, digest = self._memory.fileno(), Digest()
+        os.ftruncate(descriptor, seal.size)
+        os.pwrite(descriptor, os.pread(self._descriptor, seal.block, 0), 0)
+        for start, stop in seal.other_ranges():
+            at = start
+            for piece in pieces(self._descriptor, start, stop):
+                digest.add(piece)
+                at += os.pwrite(descriptor, piece.data, at)
+        if str(digest) != seal.rest:
+            raise self._damaged("its structure (names, shapes, step, options) is not what was written")
+
+    def _list(self) -> None:
+        def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:
+            attributes = {key: _python(value) for key, value in item.attrs.items()}
+            if isinstance(item, h5py.Group):
+                self.attributes[name] = attributes
+                return
+            self.datasets[name] = Stored(item.shape, item.dtype, attributes)
+
+        visit("/", self._file)
+        self._file.visititems(visit)
+
+    def _check_name(self) -> None:
+        """A file that was renamed would have the run go on at another step than the one it was asked for."""
+        named = re.fullmatch(r"step-(\d+)\.h5", self.path.name)
+        if named and int(named[1]) != self.step:
+            raise self._damaged(f"it holds step {self.step:,}: the file is another's, or was renamed")
+
+    def _start_reading(self, name: str, out: Array) -> list[tuple[str, Array, Future[None]]]:
+        """Have threads fill ``out``, shape (n,) uint8, with a dataset's bytes, chunk by chunk."""
+        start = self._ranges[name].start
+        chunks = [(at, out[at : at + _CHUNK]) for at in range(0, len(out), _CHUNK)]
+        return [(name, chunk, self._pool.submit(self._read_chunk, start + at, chunk)) for at, chunk in chunks]
+
+    def _check(self, reads: Iterable[tuple[str, Array, Future[None]]]) -> None:
+        """Check each dataset's digest, while threads read what follows."""
+        for name, group in itertools.groupby(reads, key=lambda read: read[0]):
+            digest = Digest()
+            for _, chunk, read in group:
+                read.result()
+                digest.add(chunk)
+            if str(digest) != self._ranges[name].digest:
+                raise self._damaged(f"the values of {name} are not what was written")
+
+    def _read_chunk(self, start: int, out: Array) -> None:
+        done = 0
+        try:
+            while done < len(out):
+                count = os.preadv(self._descriptor, [out[done:].data], start + done)
+                if not count:
+                    raise self._damaged("it became shorter while it was read")
+                done += count
+        except OSError as error:
+            raise DamagedCheckpoint(f"{self.path} cannot be read: {error.strerror}") from error
+
+    def _damaged(self, why: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(f"{self.path} is not a whole checkpoint: {why}")
+
+
+def _python(value: Any) -> Any:
+    """An attribute as Python has it."""
+    if isinstance(value, bytes):
+        return value.decode()
+    return value.item() if isinstance(value, np.generic) else value
