@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import docstring_parser
 
-from . import flags
+from . import checkpoint_commands, flags
 from .config import RunConfig
 from .errors import ConfigError, UserError
 from .monitor.report import report_command
@@ -181,6 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         run_rank(lambda: _invoke(train_command(), arguments[1:]))
     commands = [run_command(), train_command(), placement_command(), runs_command(), watch_command(), report_command()]
+    commands += checkpoint_commands.COMMANDS
     group = click.Group("mpitrain", help=_HELP, commands=commands)
     group = click.version_option(__version__, prog_name="mpitrain")(group)
     try:

@@ -1,9 +1,13 @@
-"""Checkpoints: what is written is read, and what does not fit is named."""
+"""Checkpoints: what is written is read by us and by others, and what does not fit is named."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -11,8 +15,11 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
-from mpitrain.errors import CheckpointError
+from mpitrain.checkpoint.container import Compression
+from mpitrain.errors import CheckpointError, DamagedCheckpoint
 from mpitrain.params import Layout
+
+from ..conftest import missing, run
 
 LAYOUT = Layout.pack([("a.weight", (3, 2), "param"), ("a.bias", (2,), "param"), ("n.mean", (2,), "state")])
 
@@ -95,12 +102,113 @@ def test_what_has_other_contents_is_named(tmp_path: Path) -> None:
             checkpoint.read(path, LAYOUT, vectors(), 0)
 
 
-@pytest.mark.parametrize("content", [b"", b"not hdf5" * 1000])
+@pytest.mark.parametrize("content", [b"", b"not hdf5" * 1000, b"mpitrain checkpoint 2\n", b"mpitrain checkpoint 1\n"])
 def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "step-1.h5"
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"step-1\.h5"):
+    with pytest.raises(DamagedCheckpoint, match=r"step-1\.h5"):
         checkpoint.read(path, LAYOUT, vectors(), 0)
+
+
+def test_hdf5_files_of_others_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "step-1.h5"
+    with h5py.File(path, "w") as file:
+        file["params/a.weight"] = np.zeros((3, 2))
+    with pytest.raises(DamagedCheckpoint, match="does not begin as a checkpoint"):
+        checkpoint.read(path, LAYOUT, vectors(), 0)
+
+
+def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(DamagedCheckpoint, match=r"cannot be read: (Is a directory|No such file)"):
+            checkpoint.read(path, LAYOUT, vectors(), 0)
+
+
+def test_a_file_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
+    path = checkpoint.path_for(tmp_path, 10)
+    checkpoint.write(path, LAYOUT, vectors(), 10, 0, 0, {})
+    path = path.rename(checkpoint.path_for(tmp_path, 11))
+    with pytest.raises(DamagedCheckpoint, match="it holds step 10"):
+        checkpoint.verify(path)
+    checkpoint.verify(path.rename(tmp_path / "best.h5"))  # which names no step
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_every_shape_and_type_is_kept(tmp_path: Path, compression: Compression) -> None:
+    layout = Layout.pack([("scalar", (), "param"), ("empty", (0, 3), "param"), ("größe", (2, 1, 3), "param")])
+    for dtype in ("float32", "float64"):
+        written = {"params": np.arange(layout.size, dtype=dtype)}
+        checkpoint.write(tmp_path / "a.h5", layout, written, 1, 0, 0, {}, compression)
+        read = {"params": np.zeros(layout.size, dtype)}
+        checkpoint.read(tmp_path / "a.h5", layout, read, 0)
+        for name, view in layout.views(read["params"]).items():
+            assert view.tobytes() == layout.views(written["params"])[name].tobytes()
+        with checkpoint.Checkpoint(tmp_path / "a.h5") as opened:
+            assert opened.datasets["params/größe"].dtype == np.dtype(dtype)
+
+
+def test_values_are_converted_where_the_type_is_another(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path / "a.h5", LAYOUT, vectors(), 1, 0, 0, {})
+    read = {name: np.zeros(LAYOUT.size, np.float32) for name in vectors()}
+    checkpoint.read(tmp_path / "a.h5", LAYOUT, read, 0)
+    np.testing.assert_array_equal(read["params"], vectors()["params"].astype(np.float32))
+
+
+@pytest.mark.parametrize("size", [1, 4096, (1 << 21) - 1, 1 << 21, (1 << 21) + 1, 5_000_001])
+def test_sizes_around_those_of_pieces(tmp_path: Path, size: int) -> None:
+    layout = Layout.pack([("a", (size,), "param"), ("b", (3,), "param")])
+    written = {"params": np.arange(layout.size, dtype=np.float32)}
+    checkpoint.write(tmp_path / "a.h5", layout, written, 1, 0, 0, {})
+    read = {"params": np.zeros(layout.size, np.float32)}
+    checkpoint.read(tmp_path / "a.h5", layout, read, 0)
+    for name, view in layout.views(read["params"]).items():
+        assert view.tobytes() == layout.views(written["params"])[name].tobytes()
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_other_readers_of_hdf5_read_it(tmp_path: Path, compression: Compression) -> None:
+    path, written = tmp_path / "step-0000000012.h5", vectors()
+    about = {"mode": "sync", "config": {"batch_size": 12, "rates": [0.1, 0.2]}}
+    checkpoint.write(path, LAYOUT, written, 12, 345, 7, about, compression)
+    with h5py.File(path) as file:
+        for name, group in (("params", "params"), ("square", "optimizer/square"), ("average", "averages")):
+            for entry, dataset in file[group].items():
+                assert dataset[()].tobytes() == LAYOUT.views(written[name])[entry].tobytes()
+        assert (file.attrs["step"], file.attrs["position"], file.attrs["seed"]) == (12, 345, 7)
+        assert dict(file["run/config"].attrs) == {"batch_size": 12, "rates": "[0.1, 0.2]"}
+        assert file["params/n.mean"].attrs["kind"] == "state"
+    if shutil.which("h5dump") is None:
+        missing("h5dump, of Debian's package hdf5-tools")
+    dumped = run(["h5dump", "-d", "/params/a.bias", "-m", "%.17g", "-w", "0", str(path)])
+    assert dumped.returncode == 0, dumped.stderr
+    values = re.findall(r"^ *\(0\): (.*)$", dumped.stdout, re.MULTILINE)[0]  # attributes follow
+    assert [float(value) for value in values.split(",")] == LAYOUT.views(written["params"])["a.bias"].tolist()
+
+
+def test_gzip_makes_it_smaller(tmp_path: Path) -> None:
+    layout = Layout.pack([("a", (100_000,), "param")])
+    for compression in ("none", "gzip"):
+        path = tmp_path / f"{compression}.h5"
+        checkpoint.write(path, layout, {"params": np.ones(layout.size)}, 1, 0, 0, {}, compression)
+        checkpoint.verify(path)
+    assert (tmp_path / "gzip.h5").stat().st_size < (tmp_path / "none.h5").stat().st_size / 10
+
+
+def test_what_fits_is_taken_and_the_rest_named(tmp_path: Path) -> None:
+    path, there = tmp_path / "a.h5", vectors()["params"]
+    checkpoint.write(path, LAYOUT, {"params": there}, 1, 0, 0, {})
+    layout = Layout.pack([("a.weight", (3, 2), "param"), ("a.bias", (4,), "param"), ("head", (2,), "param")])
+    params = np.ones(layout.size)
+    fit = checkpoint.take_fitting(path, layout, params)
+    assert fit.fitting == ("params/a.weight",)
+    assert str(fit) == (
+        "params/head is missing; params/n.mean is not in the model; params/a.bias is (2,) there and (4,) in the model"
+    )
+    views = layout.views(params)
+    assert views["a.weight"].tobytes() == LAYOUT.views(there)["a.weight"].tobytes()
+    assert (views["a.bias"] == 1).all() and (views["head"] == 1).all()
+    with pytest.raises(CheckpointError, match="none of its parameters fits"):
+        checkpoint.take_fitting(path, Layout.pack([("head", (2,), "param")]), np.ones(16))
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,3 +224,40 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
         checkpoint.write(path, LAYOUT, vectors(), 1, 99, 0, {})
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], stderr=subprocess.DEVNULL, check=False
+        ).returncode
+    )
+    if not mounted:
+        missing("the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_a_full_disk_leaves_what_was_there(small_disk: Path, compression: Compression) -> None:
+    layout = Layout.pack([("a", (100_000,), "param")])
+    state = {"params": np.random.default_rng(0).standard_normal(layout.size, np.float32)}
+    for step in (1, 2):  # of 400 kB each
+        checkpoint.write(checkpoint.path_for(small_disk, step), layout, state, step, 0, 0, {}, compression)
+    with pytest.raises(OSError, match="No space left") as caught:
+        checkpoint.write(checkpoint.path_for(small_disk, 3), layout, state, 3, 0, 0, {}, compression)
+    assert caught.value.errno == errno.ENOSPC
+    assert [*checkpoint.steps(small_disk)] == [2, 1]
+    assert len([*small_disk.iterdir()]) == 2
+    assert checkpoint.newest_whole(small_disk) == (checkpoint.path_for(small_disk, 2), [])
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")  # in the place of the folder: root may write everywhere
+    with pytest.raises(FileExistsError):
+        checkpoint.write(tmp_path / "file" / "step-1.h5", LAYOUT, vectors(), 1, 0, 0, {})

@@ -31,7 +31,7 @@ LAYERS = [
     ["server", "start", "validation"],
     ["train"],
     ["records"],
-    ["rank", "launch", "flags", "show"],
+    ["rank", "launch", "flags", "show", "checkpoint_commands"],
     ["cli"],
     ["__init__", "__main__"],
 ]

@@ -1,0 +1,106 @@
+"""The checkpoints of a run: the newest whole one is found, and the last one is never removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain import checkpoint
+from mpitrain.params import Layout
+
+LAYOUT = Layout.pack([("a", (7,), "param")])
+
+
+def save(folder: Path, *steps: int) -> None:
+    for step in steps:
+        params = np.full(LAYOUT.size, step, np.float32)
+        checkpoint.write(checkpoint.path_for(folder, step), LAYOUT, {"params": params}, step, 0, 0, {})
+
+
+def spoil(folder: Path, *steps: int) -> None:
+    for step in steps:
+        path = checkpoint.path_for(folder, step)
+        path.write_bytes(path.read_bytes()[:-1])
+
+
+def there(folder: Path) -> list[int]:
+    return [*checkpoint.steps(folder)]
+
+
+def test_other_files_are_no_checkpoints(tmp_path: Path) -> None:
+    save(tmp_path, 3, 20)
+    for name in ("step-0000000030.partial", "step-x.h5", "step-40.h5.bak", "best.h5"):
+        (tmp_path / name).write_text("")
+    assert there(tmp_path) == [20, 3]
+    checkpoint.remove_unfinished(tmp_path)
+    assert not (tmp_path / "step-0000000030.partial").exists()
+    assert there(tmp_path) == [20, 3]
+
+
+def test_steps_are_in_order_beyond_ten_digits(tmp_path: Path) -> None:
+    save(tmp_path, 9_999_999_999, 10_000_000_000)
+    assert there(tmp_path) == [10_000_000_000, 9_999_999_999]
+
+
+def test_the_newest_whole_is_found_and_the_others_named(tmp_path: Path) -> None:
+    assert checkpoint.newest_whole(tmp_path) == (None, [])
+    save(tmp_path, 10, 20, 30, 40)
+    assert checkpoint.newest_whole(tmp_path) == (checkpoint.path_for(tmp_path, 40), [])
+    spoil(tmp_path, 30, 40)
+    path, passed_over = checkpoint.newest_whole(tmp_path)
+    assert path == checkpoint.path_for(tmp_path, 20)
+    assert ["40.h5" in passed_over[0], "30.h5" in passed_over[1]] == [True, True]
+    spoil(tmp_path, 10, 20)
+    assert checkpoint.newest_whole(tmp_path)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("keep", "every", "left"),
+    [
+        (0, 0, [50, 40, 30, 20, 10]),
+        (1, 0, [50]),
+        (2, 0, [50, 40]),
+        (9, 0, [50, 40, 30, 20, 10]),
+        (1, 20, [50, 40, 20]),
+        (2, 30, [50, 40, 30]),
+        (1, 7, [50]),
+    ],
+)
+def test_what_is_kept(tmp_path: Path, keep: int, every: int, left: list[int]) -> None:
+    save(tmp_path, 10, 20, 30, 40, 50)
+    removed = checkpoint.Retention(keep, every).prune(tmp_path)
+    assert there(tmp_path) == left
+    assert len(removed) == 5 - len(left)
+
+
+@pytest.mark.parametrize(
+    ("keep", "every", "spoiled", "left"),
+    [
+        (1, 0, [50], [50, 40]),
+        (2, 0, [50, 40], [50, 40, 30]),
+        (2, 0, [50], [50, 40]),
+        (1, 0, [50, 40, 30], [50, 20]),
+        (1, 10, [50], [50, 40, 30, 20, 10]),
+        (1, 0, [50, 40, 30, 20, 10], [50]),
+    ],
+)
+def test_the_last_that_verifies_is_kept(
+    tmp_path: Path, keep: int, every: int, spoiled: list[int], left: list[int]
+) -> None:
+    save(tmp_path, 10, 20, 30, 40, 50)
+    spoil(tmp_path, *spoiled)
+    checkpoint.Retention(keep, every).prune(tmp_path)
+    assert there(tmp_path) == left
+
+
+def test_what_verified_once_is_looked_at_again_when_it_has_changed(tmp_path: Path) -> None:
+    retention = checkpoint.Retention(1)
+    save(tmp_path, 10, 20)
+    retention.prune(tmp_path)
+    assert there(tmp_path) == [20]
+    spoil(tmp_path, 20)
+    save(tmp_path, 5, 7)
+    retention.prune(tmp_path)
+    assert there(tmp_path) == [20, 7]
