@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "mpitrain"
 
 # Lowest first; a module may import those of its own line and of lines above it in this list.
 LAYERS = [
-    ["blas", "errors", "version", "versions"],
+    ["blas", "errors", "stopping", "version", "versions"],
     ["params"],
     ["kernels"],
     ["config"],

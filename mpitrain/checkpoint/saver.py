@@ -1,0 +1,122 @@
+"""Saves checkpoints one after the other, beside the training if asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..params import Array, Layout
+from .container import Compression
+from .folder import Retention, path_for, remove_unfinished
+from .state import write
+
+
+class Saver:
+    """Writes the checkpoints of a run; the chief has one. Every method is local and called by one thread.
+
+    A save that fails is told, and not raised: a run outlives a full disk, and its older checkpoints stay.
+
+    Args:
+        folder: Where checkpoints go. Nobody else may be saving there.
+        about: Kept with every checkpoint; see ``write``.
+        background: Write from a copy of the state in a thread, while training goes on.
+        say: Called with a line for the user, by the thread that calls this.
+
+    Attributes:
+        failure: Why the last save failed, or None.
+        longest_s: Seconds that the longest save took.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        seed: int,
+        about: Mapping[str, Any],
+        compression: Compression,
+        retention: Retention,
+        background: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self._folder, self._layout, self._seed, self._about = folder, layout, seed, about
+        self._compression, self._retention, self._background, self._say = compression, retention, background, say
+        self._copies: dict[str, Array] = {}
+        self._thread = ThreadPoolExecutor(1, "checkpoint-saver")
+        self._copying: Future[None] | None = None
+        self._saving: Future[None] | None = None
+        self._told: list[str] = []
+        self.failure: str | None = None
+        self.longest_s = 0.0
+        remove_unfinished(folder)
+
+    def save(self, vectors: Mapping[str, Array], step: int, position: int) -> None:
+        """Save the state, after the save before has ended.
+
+        With ``background`` this returns at once, and the vectors must not change before ``wait_for_copy`` returns.
+
+        Args:
+            vectors, step, position: See ``write``.
+        """
+        self.finish()
+        if self._background:
+            self._copying = self._thread.submit(self._copy, dict(vectors))
+            self._saving = self._thread.submit(self._save, self._copies, step, position)
+        else:
+            self._save(vectors, step, position)
+            self.poll()
+
+    def wait_for_copy(self) -> None:
+        """Return when the vectors given to ``save`` may change."""
+        if self._copying is not None:
+            copying, self._copying = self._copying, None
+            copying.result()
+
+    def poll(self) -> None:
+        """Tell the user what a save beside the training had to say."""
+        while self._told:
+            self._say(self._told.pop(0))
+
+    def finish(self) -> None:
+        """Wait for the save that is under way, if any."""
+        self.wait_for_copy()
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.result()
+        self.poll()
+
+    def close(self) -> None:
+        """Finish, and give the copy's memory back."""
+        self.finish()
+        self._thread.shutdown()
+        self._copies.clear()
+
+    def _copy(self, vectors: Mapping[str, Array]) -> None:
+        for name, vector in vectors.items():
+            if name not in self._copies:
+                self._copies[name] = np.empty_like(vector)  # kept: touching new pages takes longer than copying
+            np.copyto(self._copies[name], vector)
+
+    def _save(self, vectors: Mapping[str, Array], step: int, position: int) -> None:
+        began = time.perf_counter()
+        path = path_for(self._folder, step)
+        try:
+            write(path, self._layout, vectors, step, position, self._seed, self._about, self._compression)
+            self.failure = None
+        except (OSError, MemoryError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            self.failure = f"the checkpoint of step {step:,} could not be saved in {self._folder}: {reason}"
+            self._told.append(f"{self.failure}; training goes on, and older checkpoints are as they were")
+            return
+        self._prune()
+        self.longest_s = max(self.longest_s, time.perf_counter() - began)
+
+    def _prune(self) -> None:
+        try:
+            self._retention.prune(self._folder)
+        except OSError as error:
+            self._told.append(f"old checkpoints in {self._folder} could not be removed: {error.strerror}")

@@ -1,0 +1,77 @@
+"""When a run is asked to end before its last step: by a signal, or by a limit on its time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class Signals:
+    """Notes signals that ask to stop; the handler does nothing else, for it may run inside MPI.
+
+    The second signal of a kind does what it does without a handler: it ends the process at once.
+
+    Attributes:
+        received: Name of the signal that came, or None.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note signals inside the block; to be entered by the main thread."""
+        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = signal.Signals(number).name
+        signal.signal(number, signal.SIG_DFL)
+
+
+class TimeLimit:
+    """Tells when what is left of a run's time is only enough to save.
+
+    Args:
+        end: When the run is ended by others, in seconds since the epoch; None for never.
+        began: When it began.
+    """
+
+    def __init__(self, end: float | None, began: float) -> None:
+        self._end = end
+        # For what no save has told yet, and for a file system that is slower than last time.
+        self._spare_s = 0.0 if end is None else min(60.0, 0.05 * max(0.0, end - began))
+
+    def reached(self, now: float, step_s: float, save_s: float) -> bool:
+        """Whether to stop: after the step that is about to be taken there would be no time for a save.
+
+        Args:
+            step_s: Seconds of a step, ``save_s`` of the longest save so far.
+        """
+        return self._end is not None and now + 2 * step_s + 2 * save_s + self._spare_s >= self._end
+
+
+def end_of_time(
+    limit_s: float | None, environ: Mapping[str, str] = os.environ, now: float | None = None
+) -> float | None:
+    """When the run is ended by others, in seconds since the epoch, or None.
+
+    Args:
+        limit_s: Seconds from now that the user gave, or None.
+        environ: Where Slurm tells the end of its job.
+    """
+    ends = [] if limit_s is None else [(time.time() if now is None else now) + limit_s]
+    slurm = environ.get("SLURM_JOB_END_TIME", "")
+    if slurm.isdigit():
+        ends.append(float(slurm))
+    return min(ends, default=None)

@@ -1,0 +1,120 @@
+"""Saving beside the training: a save is of the moment it was asked for, and one that fails stops nobody."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain import checkpoint
+from mpitrain.checkpoint import saver as saver_module
+from mpitrain.checkpoint.saver import Saver
+from mpitrain.params import Layout
+
+LAYOUT = Layout.pack([("a", (1000,), "param")])
+
+
+def make(folder: Path, background: bool, told: list[str] | None = None, keep: int = 0) -> Saver:
+    say = ([] if told is None else told).append
+    return Saver(folder, LAYOUT, 0, {}, "none", checkpoint.Retention(keep), background, say)
+
+
+def held(folder: Path, step: int) -> float:
+    params = np.zeros(LAYOUT.size)
+    assert checkpoint.read(checkpoint.path_for(folder, step), LAYOUT, {"params": params}, 0) == (step, 2 * step)
+    assert (params[:1000] == params[0]).all()
+    return float(params[0])
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_save_is_of_its_moment(tmp_path: Path, background: bool) -> None:
+    saver, params = make(tmp_path, background), np.zeros(LAYOUT.size)
+    for step in range(1, 30):
+        params[:] = step
+        saver.save({"params": params}, step, 2 * step)
+        saver.wait_for_copy()
+        params[:] = -1  # training goes on
+    saver.close()
+    assert [held(tmp_path, step) for step in range(1, 30)] == [*range(1, 30)]
+    assert saver.longest_s > 0
+
+
+def test_two_saves_never_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writing, most = [0], [0]
+    real = saver_module.write
+
+    def watched(*arguments: object) -> None:
+        writing[0] += 1
+        most[0] = max(most[0], writing[0])
+        real(*arguments)  # type: ignore[arg-type]
+        writing[0] -= 1
+
+    monkeypatch.setattr(saver_module, "write", watched)
+    saver = make(tmp_path, True)
+    for step in range(1, 20):
+        saver.save({"params": np.zeros(LAYOUT.size)}, step, 2 * step)
+    saver.close()
+    assert most == [1]
+    assert len(checkpoint.steps(tmp_path)) == 19
+
+
+def test_saving_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write = threading.Event()
+    real = saver_module.write
+
+    def slow(*arguments: object) -> None:
+        assert may_write.wait(timeout=30)
+        real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(saver_module, "write", slow)
+    saver = make(tmp_path, True)
+    saver.save({"params": np.ones(LAYOUT.size)}, 1, 2)
+    saver.wait_for_copy()  # returns, though nothing can be written yet
+    assert not checkpoint.steps(tmp_path)
+    may_write.set()
+    saver.close()
+    assert held(tmp_path, 1) == 1
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_failed_save_is_told_and_the_next_may_succeed(
+    tmp_path: Path, background: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    saver, state = make(tmp_path, background, told), {"params": np.ones(LAYOUT.size)}
+    saver.save(state, 1, 2)
+    saver.finish()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saver_module, "write", full)
+        saver.save(state, 2, 4)
+        saver.finish()
+    assert len(told) == 1
+    assert told[0].startswith("the checkpoint of step 2 could not be saved")
+    assert "No space left on device; training goes on" in told[0]
+    assert saver.failure is not None
+    assert [*checkpoint.steps(tmp_path)] == [1]
+    saver.save(state, 3, 6)
+    saver.close()
+    assert saver.failure is None
+    assert [*checkpoint.steps(tmp_path)] == [3, 1]
+
+
+def test_old_ones_go(tmp_path: Path) -> None:
+    saver = make(tmp_path, True, keep=2)
+    for step in range(1, 6):
+        saver.save({"params": np.zeros(LAYOUT.size)}, step, 2 * step)
+    saver.close()
+    assert [*checkpoint.steps(tmp_path)] == [5, 4]
+
+
+def test_what_a_killed_save_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "step-0000000007.partial").write_text("")
+    make(tmp_path, True).close()
+    assert not [*tmp_path.iterdir()]

@@ -1,0 +1,66 @@
+"""Signals are noted and nothing else; a limit on time leaves time to save."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from mpitrain.stopping import Signals, TimeLimit, end_of_time
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_is_noted_and_handlers_are_put_back(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    signals = Signals()
+    with signals.noted():
+        assert signals.received is None
+        os.kill(os.getpid(), number)
+        assert signals.received == number.name
+    assert signal.getsignal(number) is before
+
+
+def test_the_second_signal_ends_the_process() -> None:
+    program = """
+import os, signal
+from mpitrain.stopping import Signals
+signals = Signals()
+with signals.noted():
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(signals.received, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("still there")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "SIGTERM\n")
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "environ", "end"),
+    [
+        (None, {}, None),
+        (60.0, {}, 1060.0),
+        (None, {"SLURM_JOB_END_TIME": "1500"}, 1500.0),
+        (60.0, {"SLURM_JOB_END_TIME": "1500"}, 1060.0),
+        (900.0, {"SLURM_JOB_END_TIME": "1500"}, 1500.0),
+        (None, {"SLURM_JOB_END_TIME": "NONE"}, None),
+    ],
+)
+def test_the_earliest_end_counts(limit_s: float | None, environ: dict[str, str], end: float | None) -> None:
+    assert end_of_time(limit_s, environ, now=1000.0) == end
+
+
+def test_without_an_end_it_is_never_reached() -> None:
+    assert not TimeLimit(None, 0.0).reached(1e12, 1e6, 1e6)
+
+
+@pytest.mark.parametrize(("step_s", "save_s"), [(0.001, 0.1), (1.0, 30.0), (100.0, 5.0), (0.0, 0.0)])
+def test_there_is_time_left_to_save(step_s: float, save_s: float) -> None:
+    limit, now = TimeLimit(3600.0, 0.0), 0.0
+    while not limit.reached(now, step_s, save_s):
+        now += max(step_s, 0.01)
+    assert now + step_s + save_s < 3600.0
+    assert now > 3600.0 - 60.0 - 2 * step_s - 2 * save_s - 0.02
