@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_ONCE_S = 0.5  # a launcher may pass on what the terminal has sent to everybody
 
 
 class Signals:
     """Notes signals that ask to stop; the handler does nothing else, for it may run inside MPI.
 
-    The second signal of a kind does what it does without a handler: it ends the process at once.
+    Ctrl-C a second time ends the process at once; other signals may come twice from those who end a job's processes
+    one by one and all together.
 
     Attributes:
         received: Name of the signal that came, or None.
@@ -23,6 +25,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self._received_at = 0.0
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -35,8 +38,12 @@ class Signals:
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number).name
-        signal.signal(number, signal.SIG_DFL)
+        now = time.monotonic()
+        if self.received is None:
+            self.received, self._received_at = signal.Signals(number).name, now
+        elif number == signal.SIGINT and now - self._received_at > _ONCE_S:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 class TimeLimit:

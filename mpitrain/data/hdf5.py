@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from pathlib import Path
 
 import h5py
@@ -13,6 +14,7 @@ from ..params import Array
 from .split import Split
 
 _BLOCK_BYTES = 1 << 22  # read at a time where the file is not chunked
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # not EAGAIN: somebody is writing to the file
 
 
 class Hdf5Split(Split):
@@ -21,7 +23,8 @@ class Hdf5Split(Split):
     def __init__(self, path: Path, examples: str, labels: str, classes: int | None, scale: float | None) -> None:
         self._path, self._names = path, (examples, labels)
         self._file: h5py.File | None = None
-        with _open(path) as file:
+        file, self.note = _open(path)
+        with file:
             x, y = _dataset(path, file, examples), _dataset(path, file, labels)
             if len(x) != len(y):
                 raise DataError(f"{path}: {len(x):,} {examples} and {len(y):,} {labels}; there must be as many of each")
@@ -46,7 +49,7 @@ class Hdf5Split(Split):
 
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
         if self._file is None:
-            self._file = _open(self._path)
+            self._file, _ = _open(self._path)
         try:
             for name, out in zip(self._names, (examples, labels), strict=True):
                 self._file[name].read_direct(out, np.s_[start:stop])  # without a copy in between
@@ -80,10 +83,15 @@ def hdf5(
     return Hdf5Split(Path(path), examples, labels, classes, scale)
 
 
-def _open(path: Path) -> h5py.File:
+def _open(path: Path) -> tuple[h5py.File, str | None]:
+    """The file, and what is to be said of how it was opened."""
     try:
-        return h5py.File(path, "r")
+        return h5py.File(path, "r"), None
     except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return h5py.File(path, "r", locking=False), (
+                f"the file system of {path} has no locks: reading without them; nobody may write to it meanwhile"
+            )
         what = "there is no such file" if not path.exists() else f"it cannot be read as HDF5: {_one_line(error)}"
         raise DataError(f"{path}: {what}") from error
 

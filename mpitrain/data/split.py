@@ -26,10 +26,13 @@ class Split:
         scale: Examples are multiplied by this when a batch is made.
         block: Examples that lie together in the file, where slices can be read from it without reading all of
             it; None where they cannot.
+        note: What the user should be told of how the files are read, or None.
 
     Raises:
         DataError: Examples or labels are not numbers.
     """
+
+    note: str | None = None
 
     def __init__(
         self,

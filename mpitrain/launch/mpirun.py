@@ -181,12 +181,20 @@ def _make_of(program: str) -> Make | None:
 
 
 def _pass_on_signals(process: subprocess.Popen[bytes]) -> list[int]:
-    """Hand signals to the launcher, which ends the ranks, and stay until it has; returns those that came."""
+    """Have the ranks save and end when a signal comes, and end them at once at the second; returns those that came.
+
+    The first is passed on as SIGUSR1, which launchers hand to the ranks and leave it at that; after one that ends
+    themselves they would give the ranks no time to save.
+    """
     received: list[int] = []
 
     def pass_on(number: int, frame: object) -> None:
         received.append(number)
-        process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+        if len(received) == 1:
+            process.send_signal(signal.SIGUSR1)
+            _write(b"\nmpitrain: saving, then ending; Ctrl-C ends it at once\n")
+        else:
+            process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_on)
@@ -194,7 +202,8 @@ def _pass_on_signals(process: subprocess.Popen[bytes]) -> list[int]:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end the launcher when this process is killed, in the way that lets it end the ranks."""
+    """Have the kernel end the launcher when its parent is killed, in the way that lets it end the ranks."""
+    os.setpgid(0, 0)  # a terminal's Ctrl-C is for the parent alone, which passes it on in its own way
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 

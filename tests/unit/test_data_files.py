@@ -1,7 +1,9 @@
 """Data in files: what is read is what was written, and a damaged file is named."""
 
+import errno
 import gzip
 import struct
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -292,3 +294,28 @@ def test_a_file_that_is_no_hdf5_is_named(tmp_path, h5):
         path.write_bytes(raw)
         assert str(path) in message(lambda: data.hdf5(path))
     assert str(tmp_path) in message(lambda: data.hdf5(tmp_path))
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EAGAIN])
+def test_file_systems_without_locks(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some network file systems; simulated, and told from a file that somebody is writing to (EAGAIN)."""
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file["images"], file["labels"] = np.zeros((5, 2, 2)), np.arange(5)
+    real = h5py.File
+
+    def without_locks(path: Path, mode: str, locking: bool | None = None) -> h5py.File:
+        if locking is not False:
+            raise OSError(number, f"unable to lock file, errno = {number}")
+        return real(path, mode, locking=locking)
+
+    assert data.hdf5(tmp_path / "d.h5").note is None
+    monkeypatch.setattr(h5py, "File", without_locks)
+    if number == errno.EAGAIN:
+        with pytest.raises(DataError, match="unable to lock"):
+            data.hdf5(tmp_path / "d.h5")
+        return
+    split = data.hdf5(tmp_path / "d.h5")
+    assert "has no locks: reading without them" in str(split.note)
+    examples, labels = np.empty((5, 2, 2)), np.empty(5, np.int64)
+    split.read(0, 5, examples, labels)
+    assert labels.tolist() == [0, 1, 2, 3, 4]
