@@ -17,9 +17,9 @@ import h5py
 import numpy as np
 
 from ..params import Array
-from .digest import Digest, bytes_of, digest_of
+from .digest import Digest, bytes_of
 from .disk import replacing
-from .seal import Range, Seal, gaps, room_for
+from .seal import Range, Seal, room_for
 
 Compression = Literal["none", "gzip"]
 Attributes = Mapping[str, Mapping[str, Any]]
@@ -44,12 +44,14 @@ def write_container(
         block = room_for(arrays)
         places = _make(memory, block, arrays, attributes, compression)
         size = max([_size(memory), *(stop for _, stop in places.values())])
-        ranges = {name: Range(*place, digest_of(arrays[name])) for name, place in places.items()}
-        seal = Seal(block, size, _digest_outside(memory, places, block, size), ranges)
         with replacing(path) as writer:
-            writer.append(np.frombuffer(seal.pack(), np.uint8))
-            for data in _in_order(memory, arrays, places, block, size):
+            writer.append(np.zeros(block, np.uint8))
+            rest, digests = Digest(), {name: Digest() for name in places}
+            for digest, data in _in_order(memory, arrays, places, block, size, rest, digests):
+                digest.add(data)  # while it is in the cache for being written
                 writer.append(data)
+            ranges = {name: Range(*place, str(digests[name])) for name, place in places.items()}
+            writer.write_front(np.frombuffer(Seal(block, size, str(rest), ranges).pack(), np.uint8))
 
 
 def memory_file() -> FileIO:
@@ -112,22 +114,23 @@ def _size(memory: FileIO) -> int:
     return os.fstat(memory.fileno()).st_size
 
 
-def _digest_outside(memory: FileIO, places: Places, block: int, size: int) -> str:
-    digest = Digest()
-    for start, stop in gaps(places.values(), block, size):
-        for piece in pieces(memory.fileno(), start, stop):
-            digest.add(piece)
-    return str(digest)
-
-
-def _in_order(memory: FileIO, arrays: Mapping[str, Array], places: Places, block: int, size: int) -> Iterator[Array]:
-    """All bytes behind the block, from the file in memory and from the arrays, as they follow each other."""
+def _in_order(
+    memory: FileIO,
+    arrays: Mapping[str, Array],
+    places: Places,
+    block: int,
+    size: int,
+    rest: Digest,
+    digests: Mapping[str, Digest],
+) -> Iterator[tuple[Digest, Array]]:
+    """All bytes behind the block as they follow each other, in pieces, each with the digest that it belongs to."""
     reached = block
     for name, (start, stop) in sorted(places.items(), key=lambda item: item[1]):
-        yield from pieces(memory.fileno(), reached, start)
-        yield bytes_of(arrays[name])
+        yield from ((rest, piece) for piece in pieces(memory.fileno(), reached, start))
+        values = bytes_of(arrays[name])
+        yield from ((digests[name], values[lo : lo + _PIECE]) for lo in range(0, len(values), _PIECE))
         reached = stop
-    yield from pieces(memory.fileno(), reached, size)
+    yield from ((rest, piece) for piece in pieces(memory.fileno(), reached, size))
 
 
 def pieces(descriptor: int, start: int, stop: int) -> Iterator[Array]:

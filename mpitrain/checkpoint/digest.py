@@ -29,10 +29,10 @@ class Digest:
         return f"{ALGORITHM}:{self._state.hexdigest()}"
 
 
-def digest_of(data: bytes | Array) -> str:
-    """The digest of bytes, or of a C-contiguous array's, such as ``xxh3-128:<32 hexadecimal digits>``."""
+def digest_of(data: bytes) -> str:
+    """The digest of bytes, such as ``xxh3-128:<32 hexadecimal digits>``."""
     digest = Digest()
-    digest.add(data if isinstance(data, bytes) else bytes_of(data))
+    digest.add(data)
     return str(digest)
 
 

@@ -30,7 +30,7 @@ class DiskWriter:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._stages = [np.frombuffer(mmap.mmap(-1, _STAGE_BYTES), np.uint8) for _ in range(2)]  # pages, so aligned
-        self._staged = self._written = 0
+        self._staged = self._written = self._size = 0
         self._thread = ThreadPoolExecutor(1, "checkpoint-writer")
         self._writing: Future[None] | None = None
 
@@ -44,9 +44,22 @@ class DiskWriter:
             taken = min(len(data), _STAGE_BYTES - self._staged)
             np.copyto(self._stages[0][self._staged : self._staged + taken], data[:taken])
             self._staged += taken
+            self._size += taken
             data = data[taken:]
             if self._staged == _STAGE_BYTES:
                 self._start_writing(_STAGE_BYTES)
+
+    def write_front(self, data: Array) -> None:
+        """Write over the file's first bytes, shape (n * 4096,) uint8, when all others have been appended.
+
+        Raises:
+            OSError: They, or those before, cannot be written.
+        """
+        self._flush()
+        for start in range(0, len(data), _STAGE_BYTES):
+            part = data[start : start + _STAGE_BYTES]
+            np.copyto(self._stages[0][: len(part)], part)
+            self._write(self._stages[0][: len(part)], start)
 
     def finish(self) -> None:
         """Have everything on disk.
@@ -54,17 +67,20 @@ class DiskWriter:
         Raises:
             OSError: It cannot be written.
         """
-        size = self._written + self._staged
-        padded = -(-self._staged // _BLOCK) * _BLOCK
-        self._stages[0][self._staged : padded] = 0
-        self._start_writing(padded)
-        self._wait()
-        os.ftruncate(self._descriptor, size)
+        self._flush()
+        os.ftruncate(self._descriptor, self._size)
         os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Stop writing; the file stays open."""
         self._thread.shutdown()
+
+    def _flush(self) -> None:
+        """Write what is staged, and zeros up to the next block's begin; nothing can be appended any more."""
+        padded = -(-self._staged // _BLOCK) * _BLOCK
+        self._stages[0][self._staged : padded] = 0
+        self._start_writing(padded)
+        self._wait()
 
     def _start_writing(self, count: int) -> None:
         """Have a thread write what is staged, and go on with the other stage."""
