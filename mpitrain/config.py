@@ -65,6 +65,17 @@ class RunConfig:
     histogram_steps: int = _option(0, "Add histograms of parameters and gradients to them every N steps.", "N")
     trace: bool = _option(False, "Record where each rank's time goes, for trace viewers and mpitrain report.")
     trace_steps: int = _option(1000, "Steps whose single spans a trace keeps, the last ones; its sums are of all.", "N")
+    save_secs: float = _option(0.0, "Save a checkpoint every S seconds; 0 for never.", "S")
+    keep: int = _option(0, "Keep the newest N checkpoints, and never less than one that is whole; 0 for all.", "N")
+    keep_every: int = _option(0, "With --keep: keep those of every M-th step, too.", "M")
+    save_compression: Literal["none", "gzip"] = _option("none", "Compress checkpoints.")
+    save_background: bool = _option(True, "Write checkpoints beside training, from a copy of the state.")
+    time_limit: float | None = _option(
+        None, "Save and end before S seconds are over; Slurm's limit (SLURM_JOB_END_TIME) counts without it.", "S"
+    )
+    init_from: Path | None = _option(
+        None, "Begin with the parameters of a checkpoint as far as they fit, if there is none to go on from.", "PATH"
+    )
     nan: Literal["stop", "skip", "ignore"] = _option("stop", "What to do when the loss is not finite.")
     threads: int | None = _option(None, "BLAS threads of a rank.  [default: the node's cores / its ranks]", "N")
     shared_memory: bool = _option(True, "Average in memory that the ranks of a node share.")
@@ -79,6 +90,8 @@ class RunConfig:
             raise ConfigError(f"--elastic-rho is {self.elastic_rho}: give a number between 0 and 1")
         if self.histogram_steps and self.tensorboard is False:
             raise ConfigError("--histogram-steps goes with TensorBoard events: leave out --no-tensorboard")
+        if self.keep_every and not self.keep:
+            raise ConfigError(f"--keep-every {self.keep_every} goes with --keep N: without it all checkpoints are kept")
         self._check_modes()
 
     def _check_modes(self) -> None:
@@ -145,6 +158,10 @@ _LEAST = {
     "save_steps": 0,
     "histogram_steps": 0,
     "trace_steps": 1,
+    "save_secs": 0,
+    "keep": 0,
+    "keep_every": 0,
+    "time_limit": 1,
     "threads": 1,
     "bucket_bytes": 0,
     "ps": 0,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING
 
 from .monitor import accounts
+from .stopping import Signals, TimeLimit
 
 if TYPE_CHECKING:
     from .strategy.base import Account
@@ -131,21 +133,24 @@ class Validate(Hook):
 
 
 class Save(Hook):
-    """Writes a checkpoint every N steps and at the end."""
+    """Writes a checkpoint every N steps, every S seconds, and at the end."""
 
-    def __init__(self, every: int) -> None:
-        self._when = Every(every)
+    def __init__(self, every: int, every_s: float) -> None:
+        self._when, self._every_s = Every(every), every_s
         self._done_at = -1
 
     def begin(self, loop: Loop) -> None:
         self._when.start(loop.step)
-        if loop.resumed:
-            self._done_at = loop.step
+        self._done_s, self._asked = time.monotonic(), False
+        if loop.resumed is not None and loop.resumed.parent == loop.files.checkpoints:
+            self._done_at = loop.step  # else this run directory is to have it too
         loop.pause_at(self._when.next(loop.step, loop.train_steps))
 
     def after_step(self, loop: Loop) -> None:
-        if loop.lockstep and loop.settled and self._when.due(loop.step):
+        self._look_at_clock(loop)
+        if loop.lockstep and loop.settled and (self._when.due(loop.step) or loop.paused):
             self._save(loop)
+        loop.tell_of_saving()
 
     def paused(self, loop: Loop) -> None:
         """Called on the chief when all stand still at the step that ``begin`` or this asked for."""
@@ -155,7 +160,45 @@ class Save(Hook):
     def end(self, loop: Loop) -> None:
         if self._done_at != loop.step:
             self._save(loop)
+        loop.finish_saving()
 
     def _save(self, loop: Loop) -> None:
         self._done_at = loop.step
+        self._done_s, self._asked = time.monotonic(), False
         loop.save()
+
+    def _look_at_clock(self, loop: Loop) -> None:
+        """On the chief, whose clock counts for all: ask for a pause when the time has come."""
+        due = self._every_s > 0 and time.monotonic() - self._done_s >= self._every_s
+        if due and loop.cluster.chief and not self._asked:
+            self._asked = True
+            loop.pause_soon()
+
+
+class Stop(Hook):
+    """Ends the run after a signal, and while there is time to save before others end it.
+
+    Args:
+        signals: As they come to this rank.
+        limit: When others end the run; the chief's clock counts for all.
+    """
+
+    def __init__(self, signals: Signals, limit: TimeLimit) -> None:
+        self._signals, self._limit = signals, limit
+        self._asked = False
+
+    def begin(self, loop: Loop) -> None:
+        self._last_s = time.time()
+
+    def after_step(self, loop: Loop) -> None:
+        now = time.time()
+        step_s, self._last_s = now - self._last_s, now
+        if self._asked:
+            return
+        why = self._signals.received
+        if why is None and loop.cluster.chief and self._limit.reached(now, step_s, loop.save_s):
+            why = "the time limit is near"
+        if why is not None:
+            self._asked = True
+            loop.say(f"ending after step {loop.step:,}, with a checkpoint: {why}")
+            loop.stop()

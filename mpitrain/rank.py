@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 import tomli_w
 from threadpoolctl import threadpool_limits
 
-from . import checkpoint
 from .cluster import Cluster, OtherRankFailed, report_crash
 from .config import RunConfig, plain
-from .errors import CheckpointError, LaunchError, UserError
+from .errors import LaunchError, UserError
+from .hooks import Stop
 from .job import Job
 from .monitor import accounts
 from .monitor.console import Console, describe, format_table, terminal_columns
@@ -27,8 +27,10 @@ from .mpi import launched_rank, library_name
 from .placement import ranges_of
 from .plan import Plan, make_plan
 from .records import Records
+from .resuming import Beginning, find_beginning
 from .server import Server
 from .start import start_values
+from .stopping import Signals, TimeLimit, end_of_time
 from .strategy.choose import lockstep_strategy, served_strategy
 from .strategy.store import Store
 from .train import Loop, RunFiles
@@ -103,23 +105,25 @@ def _train(cluster: Cluster, request: Request) -> None:
         plan = make_plan(job, config, len(cluster.worker_ranks))
     cluster.check_same({**config.as_toml(), **job.facts()})
     cluster.check_layout(plan.layout)
-    files, resume = RunFiles(Path(), None, None), None
+    files, begin = RunFiles(Path(), None, None), Beginning(None, None, [])
     with cluster.agree("opening the run directory"):
         if cluster.chief:
             folder = config.run_dir or _new_run_dir(request.name)
-            resume = _find_checkpoint(config.resume, folder)
+            begin = find_beginning(config, folder / "checkpoints", plan.layout)
             files = _open_files(folder, request, config)
-    resume, folder = cluster.comm.bcast((resume, files.folder), root=cluster.chief_rank)
+    begin, folder = cluster.comm.bcast((begin, files.folder), root=cluster.chief_rank)
     records = None
     try:
         records = Records(cluster, config, folder, files.metrics)
         _write_ranks(cluster, config, files)
         if files.console is not None:
             files.console.say(_headline(cluster, request.name, config, threads))
+            for note in [*begin.notes, *_notes_on_data(job)]:
+                files.console.say(note)
         if cluster.is_server:
-            _serve(cluster, job, plan, records, resume)
+            _serve(cluster, job, plan, records, begin)
         else:
-            _work(cluster, job, plan, files, records, resume)
+            _work(cluster, job, plan, files, records, begin)
         records.write_trace()
     finally:
         if files.console is not None and files.metrics is not None:
@@ -129,31 +133,34 @@ def _train(cluster: Cluster, request: Request) -> None:
             records.close(sys.exc_info()[1])
 
 
-def _serve(cluster: Cluster, job: Job, plan: Plan, records: Records, resume: Path | None) -> None:
+def _serve(cluster: Cluster, job: Job, plan: Plan, records: Records, begin: Beginning) -> None:
     """What a parameter server does."""
-    store = Store(cluster, plan, start_values(cluster, plan, job.model, resume), lambda line: None)
+    store = Store(cluster, plan, start_values(cluster, plan, job.model, *begin[:2]), lambda line: None)
     server = Server(store)
     if records.track is not None:
         server.trace(records.track.wrap)
-    server.serve()
+    with Signals().noted():  # to end is for the workers, who tell when they have saved
+        server.serve()
     store.free()
 
 
-def _work(cluster: Cluster, job: Job, plan: Plan, files: RunFiles, records: Records, resume: Path | None) -> None:
+def _work(cluster: Cluster, job: Job, plan: Plan, files: RunFiles, records: Records, begin: Beginning) -> None:
     """What a worker does."""
+    signals, limit = Signals(), TimeLimit(end_of_time(plan.config.time_limit), time.time())
     console = files.console
     say = (lambda line: None) if console is None else console.say
     if plan.config.served:
-        store = Store(cluster, plan, start_values(cluster, plan, job.model, resume), say)
+        store = Store(cluster, plan, start_values(cluster, plan, job.model, *begin[:2]), say)
         strategy = served_strategy(store)
     else:
-        fill = start_values(cluster.training, plan, job.model, resume)
+        fill = start_values(cluster.training, plan, job.model, *begin[:2])
         strategy = lockstep_strategy(cluster, plan, fill, say)
-    loop = Loop(cluster, job, plan, strategy, files, resume)
+    loop = Loop(cluster, job, plan, strategy, files, begin.resume, [Stop(signals, limit)])
     records.attach(loop)
     say(_describe_job(loop))
     began, first = time.perf_counter(), loop.step
-    loop.run()
+    with signals.noted():
+        loop.run()
     seconds = time.perf_counter() - began
     _account(loop, say, seconds)
     say(_summary(loop, loop.step - first, seconds))
@@ -224,16 +231,6 @@ def _cannot_write(folder: Path, error: OSError) -> LaunchError:
     return LaunchError(f"the run directory {folder} cannot be written: {error.strerror}; give another --run-dir")
 
 
-def _find_checkpoint(resume: str, run_dir: Path) -> Path | None:
-    if resume == "never":
-        return None
-    if resume == "auto":
-        return checkpoint.newest(run_dir / "checkpoints")
-    if not Path(resume).is_file():
-        raise CheckpointError(f"--resume {resume}: no such checkpoint; give auto, never or a checkpoint's path")
-    return Path(resume)
-
-
 def _open_files(folder: Path, request: Request, config: RunConfig) -> RunFiles:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -247,7 +244,14 @@ def _open_files(folder: Path, request: Request, config: RunConfig) -> RunFiles:
         metrics = MetricsFile(folder / "metrics.jsonl")
     except OSError as error:
         raise _cannot_write(folder, error) from error
-    return RunFiles(folder, Console(terminal_columns()), metrics)
+    about = {"config": record["run"], "job": record["job"], "versions": record["versions"]}
+    return RunFiles(folder, Console(terminal_columns()), metrics, about)
+
+
+def _notes_on_data(job: Job) -> list[str]:
+    """What is to be said of how data is read, once for each file."""
+    notes = [split.note for split in (job.train, job.validation) if split is not None and split.note is not None]
+    return list(dict.fromkeys(notes))
 
 
 def _headline(cluster: Cluster, name: str, config: RunConfig, threads: int) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import checkpoint, validation
+from .checkpoint.saver import Saver
 from .cluster import Cluster
 from .comm.dataset import SharedData
 from .data import Loader
+from .errors import CheckpointError
 from .hooks import Hook, Log, Save, Validate
 from .job import Job
 from .monitor.console import Console
@@ -33,11 +35,13 @@ class RunFiles:
     Attributes:
         folder: The run directory.
         console: None on other ranks, like ``metrics``.
+        record: What is kept of the run with every checkpoint, in tables.
     """
 
     folder: Path
     console: Console | None
     metrics: MetricsFile | None
+    record: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def checkpoints(self) -> Path:
@@ -59,7 +63,14 @@ class Loop:
     """
 
     def __init__(
-        self, cluster: Cluster, job: Job, plan: Plan, strategy: Strategy, files: RunFiles, resumed: Path | None
+        self,
+        cluster: Cluster,
+        job: Job,
+        plan: Plan,
+        strategy: Strategy,
+        files: RunFiles,
+        resumed: Path | None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.cluster, self.job, self.plan, self.files, self.resumed = cluster, job, plan, files, resumed
         self._strategy = strategy
@@ -83,9 +94,10 @@ class Loop:
         bind(job.model, plan.layout, strategy.params, strategy.grads)
         self._forward, self._loss_of, self._backward = job.model.forward, job.loss, job.model.backward
         self._watch_backward()
-        self._saving = Save(plan.config.save_steps)
+        self._saver = self._make_saver() if cluster.chief else None
+        self._saving = Save(plan.config.save_steps, plan.config.save_secs)
         self._hooks: list[Hook] = [Log(plan.config.log_steps), Validate(plan.config.validate_steps), self._saving]
-        self._hooks += job.hooks
+        self._hooks += [*hooks, *job.hooks]
 
     @property
     def step(self) -> int:
@@ -203,6 +215,15 @@ class Loop:
         """Where workers keep no common pace: have them stand still at ``step``, for a checkpoint of just that step."""
         self._strategy.pause_at(step)
 
+    def pause_soon(self) -> None:
+        """Have workers come to where a checkpoint can be taken; the chief's."""
+        self._strategy.pause_soon()
+
+    @property
+    def paused(self) -> bool:
+        """In lockstep: whether this is the step that ``pause_soon`` asked for."""
+        return self._strategy.paused
+
     def totals(self) -> Totals:
         """What all workers have done since the run began; on the chief, local."""
         return self._strategy.totals()
@@ -264,18 +285,48 @@ class Loop:
         workers.Allgather(sums, everyone)
         return validation.measured(everyone.sum(axis=0), count)
 
-    def save(self) -> Path:
-        """Write a checkpoint of this step; returns its path. In lockstep collective, else the chief's alone."""
-        path = checkpoint.path_for(self.files.checkpoints, self.step)
-        if self.lockstep:
-            vectors = {name: self._strategy.complete(name) for name in self._strategy.vectors}
-            with self.cluster.training.agree("saving a checkpoint"):
-                if self.cluster.chief:
-                    self._write(path, vectors)
-        elif self.cluster.chief:
-            vectors = {name: self._strategy.complete(name).copy() for name in self._strategy.vectors}
-            self._write(path, vectors)
-        return path
+    def save(self) -> None:
+        """Save a checkpoint of this step, beside training if so configured.
+
+        In lockstep collective, else the chief's alone.
+        """
+        saver, names = self._saver, self._strategy.vectors
+        if self.plan.config.mode == "sync":
+            vectors = {name: self._strategy.complete(name) for name in names}
+            if saver is not None:
+                saver.save(vectors, self.step, self.position)
+        elif self.lockstep or saver is not None:
+            # What these modes complete is overwritten by the next vector, or by the next step.
+            copies = {name: self._copied(self._strategy.complete(name)) for name in names}
+            if saver is not None:
+                saver.save(copies, self.step, self.position, own=True)
+
+    def finish_saving(self) -> None:
+        """Have the last checkpoint on disk; collective over the workers.
+
+        Raises:
+            CheckpointError: It could not be saved.
+        """
+        with self.cluster.training.agree("saving the last checkpoint"):
+            if self._saver is not None:
+                self._saver.close()
+                if self._saver.failure is not None:
+                    raise CheckpointError(f"the run has ended, and {self._saver.failure}")
+
+    def tell_of_saving(self) -> None:
+        """Print what a save beside training had to say; local."""
+        if self._saver is not None:
+            self._saver.poll()
+
+    @property
+    def save_s(self) -> float:
+        """Seconds of the longest save so far; of the chief, 0 elsewhere."""
+        return 0.0 if self._saver is None else self._saver.longest_s
+
+    def say(self, line: str) -> None:
+        """Print a line; local, and only the chief's counts."""
+        if self.files.console is not None:
+            self.files.console.say(line)
 
     def free(self) -> None:
         """Give memory back; nothing else may be called after that. Collective over all ranks."""
@@ -285,10 +336,23 @@ class Loop:
         self._strategy.free()
         self._data.free()
 
-    def _write(self, path: Path, vectors: dict[str, Array]) -> None:
+    def _make_saver(self) -> Saver:
         config = self.plan.config
-        about = {"mode": config.mode, "workers": self.plan.workers, "servers": config.ps}
-        checkpoint.write(path, self.layout, vectors, self.step, self.position, config.seed, about)
+        about = {"mode": config.mode, "workers": self.plan.workers, "servers": config.ps, **self.files.record}
+        return Saver(
+            self.files.checkpoints,
+            self.layout,
+            config.seed,
+            about,
+            config.save_compression,
+            checkpoint.Retention(config.keep, config.keep_every),
+            config.save_background,
+            self.say,
+        )
+
+    def _copied(self, vector: Array) -> Array:
+        """A copy where it is to be saved."""
+        return vector if self._saver is None else vector.copy()
 
     def _compute(self, work: Work) -> None:
         """One gradient of this worker, handed in."""
@@ -335,6 +399,8 @@ class Loop:
         if self._adding:
             self._strategy.grads[start : self._complete_from] += self._accumulated[start : self._complete_from]
         self._complete_from = start
+        if self._saver is not None:
+            self._saver.wait_for_copy()  # nobody updates anything before the chief's gradient is there
         self._strategy.ready(start)
 
     @property

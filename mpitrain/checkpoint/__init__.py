@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from .folder import Retention, newest, newest_whole, path_for, remove_unfinished, steps, verify
 from .reader import Checkpoint
-from .state import Fit, read, take_fitting, write
+from .state import Fit, fit_of, read, take_fitting, write
 
 __all__ = [
     "Checkpoint",
     "Fit",
     "Retention",
+    "fit_of",
     "newest",
     "newest_whole",
     "path_for",

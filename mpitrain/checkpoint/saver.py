@@ -54,18 +54,20 @@ class Saver:
         self.longest_s = 0.0
         remove_unfinished(folder)
 
-    def save(self, vectors: Mapping[str, Array], step: int, position: int) -> None:
+    def save(self, vectors: Mapping[str, Array], step: int, position: int, own: bool = False) -> None:
         """Save the state, after the save before has ended.
 
         With ``background`` this returns at once, and the vectors must not change before ``wait_for_copy`` returns.
 
         Args:
             vectors, step, position: See ``write``.
+            own: The vectors are the saver's from now on, and need not be copied.
         """
         self.finish()
         if self._background:
-            self._copying = self._thread.submit(self._copy, dict(vectors))
-            self._saving = self._thread.submit(self._save, self._copies, step, position)
+            if not own:
+                self._copying = self._thread.submit(self._copy, dict(vectors))
+            self._saving = self._thread.submit(self._save, vectors if own else self._copies, step, position)
         else:
             self._save(vectors, step, position)
             self.poll()

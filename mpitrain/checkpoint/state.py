@@ -137,6 +137,17 @@ def compare(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> Fi
     )
 
 
+def fit_of(path: Path, layout: Layout) -> Fit:
+    """How a checkpoint's parameters fit a model; reads no values.
+
+    Raises:
+        DamagedCheckpoint: The file is not as it was written.
+        CheckpointError: Nothing fits.
+    """
+    with Checkpoint(path) as checkpoint:
+        return _fit(checkpoint, layout)
+
+
 def take_fitting(path: Path, layout: Layout, params: Array) -> Fit:
     """Fill what fits of ``params``, shape (layout.size,), from a checkpoint's parameters; leave the rest.
 
@@ -145,12 +156,17 @@ def take_fitting(path: Path, layout: Layout, params: Array) -> Fit:
         CheckpointError: Nothing fits.
     """
     with Checkpoint(path) as checkpoint:
-        views = {f"params/{name}": view for name, view in layout.views(params).items()}
-        fit = compare(checkpoint, {name: view.shape for name, view in views.items()})
-        if not fit.fitting:
-            raise CheckpointError(f"--init-from {path}: none of its parameters fits the model: {fit}")
-        checkpoint.fill({name: views[name] for name in fit.fitting})
+        fit = _fit(checkpoint, layout)
+        views = layout.views(params)
+        checkpoint.fill({name: views[name.removeprefix("params/")] for name in fit.fitting})
         return fit
+
+
+def _fit(checkpoint: Checkpoint, layout: Layout) -> Fit:
+    fit = compare(checkpoint, {f"params/{entry.name}": entry.shape for entry in layout.entries})
+    if not fit.fitting:
+        raise CheckpointError(f"--init-from {checkpoint.path}: none of its parameters fits the model: {fit}")
+    return fit
 
 
 def _root(step: int, position: int, seed: int) -> dict[str, Any]:

@@ -95,6 +95,7 @@ class Strategy(Protocol):
         has_average: Whether there are moving averages of the parameters.
         vectors: Names of ``params``, the optimizer's slots and ``average``: what a checkpoint holds.
         lockstep: Whether all workers are at the same step whenever ``finish`` returns.
+        paused: In lockstep: whether this is the step that ``pause_soon`` asked for, on all workers alike.
         step: Steps done.
         position: Examples taken from the endless stream: where the data goes on.
     """
@@ -104,6 +105,7 @@ class Strategy(Protocol):
     has_average: bool
     vectors: list[str]
     lockstep: bool
+    paused: bool
     step: int
     position: int
 
@@ -114,6 +116,10 @@ class Strategy(Protocol):
     def pause_at(self, step: int) -> None:
         """Have all workers stand still at a step after the present one; the chief's alone, and only where the modes
         keep no common pace: ``take`` then tells the chief when they do."""
+
+    def pause_soon(self) -> None:
+        """Have all workers come to where a checkpoint can be taken; the chief's. In lockstep ``paused`` tells when that
+        is, else ``take``."""
 
     def take(self) -> Work | Turn:
         """What to do next; may wait for others."""

@@ -257,9 +257,9 @@ class Ledger:
             _close(self._words, loss, skipped)
 
     def open_gate(self, step: int) -> None:
-        """Let tickets be given out for steps before ``step``."""
+        """Let tickets be given out for steps before ``step``, or for none any more where that has been passed."""
         with self._locked():
-            self._words[_GATE] = step
+            self._words[_GATE] = max(step, _counted(self._words, self.rules.taken))
 
     def stop(self) -> None:
         """Give no further tickets out, but those that a step under way needs."""

@@ -18,7 +18,7 @@ from ..comm.mean import Mean
 from ..params import Array
 from ..plan import Plan
 from .base import Fill, StepResult, Wrap, not_finite
-from .lockstep import STOP, Lockstep
+from .lockstep import Lockstep
 
 LOCAL_STEPS = 8
 
@@ -135,5 +135,5 @@ class Local(Lockstep):
             self._counted + int(counted),
             self._skipped + int(skipped),
         )
-        self._stopping = any(int(flags) & STOP for flags in everyone[:, _FLAGS])
+        self._hear(int(np.bitwise_or.reduce(everyone[:, _FLAGS].astype(np.int64))))
         self._since[:] = 0

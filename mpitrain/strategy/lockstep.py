@@ -6,6 +6,7 @@ from ..plan import Plan
 from .base import StepResult, Totals, Turn, Work
 
 STOP = 1  # flag: some rank was asked to stop
+PAUSE = 2  # flag: the chief was asked for a pause
 
 
 class Lockstep:
@@ -23,7 +24,8 @@ class Lockstep:
         self._train_steps = plan.train_steps
         self.step, self.position = step, position
         self._flags = 0  # this rank's
-        self._stopping = False  # what all have agreed on
+        self._stopping = False  # what all have agreed on, like ``paused``
+        self.paused = False
         self._loss, self._counted, self._skipped = 0.0, 0, 0
 
     @property
@@ -33,7 +35,11 @@ class Lockstep:
     def pause_at(self, step: int) -> None:
         """Nothing to do: nobody goes on before all have come."""
 
+    def pause_soon(self) -> None:
+        self._flags |= PAUSE
+
     def take(self) -> Work | Turn:
+        self.paused = False
         if self._stopping or self.step >= self._train_steps:
             return Turn.END
         return Work(self.step, self.position + self._first)
@@ -46,6 +52,12 @@ class Lockstep:
 
     def totals(self) -> Totals:
         return Totals(self._loss, self._counted, self._skipped, [])
+
+    def _hear(self, flags: int) -> None:
+        """Take notice of the union of all workers' flags."""
+        self._stopping, self.paused = bool(flags & STOP), bool(flags & PAUSE)
+        if self.paused:
+            self._flags &= ~PAUSE
 
     def _count(self, loss: float, updated: bool) -> StepResult:
         """One more step."""

@@ -30,6 +30,7 @@ class Served:
 
     lockstep = False
     settled = True
+    paused = False
 
     def __init__(self, store: Store) -> None:
         plan, cluster = store.plan, store.cluster
@@ -70,6 +71,9 @@ class Served:
             self._ledger.open_gate(step)
         elif self._far is not None:
             self._far.open_gate(step)
+
+    def pause_soon(self) -> None:
+        self.pause_at(self.step)
 
     def take(self) -> Work | Turn:
         ticket, step, ahead = self._next_ticket()

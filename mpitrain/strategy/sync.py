@@ -31,7 +31,7 @@ from ..mpi import MPI
 from ..params import Array
 from ..plan import Plan
 from .base import Fill, StepResult, Wrap, not_finite
-from .lockstep import STOP, Lockstep
+from .lockstep import Lockstep
 
 
 class Sync(Lockstep):
@@ -112,7 +112,7 @@ class Sync(Lockstep):
         self._phase = last + 2
         self._board.publish(self._phase)
         self._wait(self._phase)
-        self._stopping = bool(flags & STOP)
+        self._hear(flags)
         return self._count(loss, updated)
 
     def complete(self, name: str) -> Array:

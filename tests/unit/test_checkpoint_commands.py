@@ -88,7 +88,16 @@ def test_inspect_tells_what_there_is(run_dir: Path, capsys: pytest.CaptureFixtur
     params = save(checkpoint.path_for(run_dir / "checkpoints", 12345), 12345)
     assert main(["inspect", str(run_dir)]) == 0
     said = capsys.readouterr().out
-    for part in ("step 12,345", "position 345", "seed 7", "mode sync", "workers 2", "saved ", " ago (2", "batch_size 12"):
+    for part in (
+        "step 12,345",
+        "position 345",
+        "seed 7",
+        "mode sync",
+        "workers 2",
+        "saved ",
+        " ago (2",
+        "batch_size 12",
+    ):
         assert part in said
     row = next(line.split() for line in said.splitlines() if line.startswith("params/a.weight"))
     assert row[1:-1] == ["3", "x", "2", "float32"]

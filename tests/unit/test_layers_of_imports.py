@@ -28,7 +28,7 @@ LAYERS = [
     ["comm"],
     ["strategy"],
     ["checkpoint"],
-    ["server", "start", "validation"],
+    ["resuming", "server", "start", "validation"],
     ["train"],
     ["records"],
     ["rank", "launch", "flags", "show", "checkpoint_commands"],

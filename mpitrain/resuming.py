@@ -1,0 +1,63 @@
+"""Which checkpoint a run begins with. Local; nothing of its values is read for good here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from . import checkpoint
+from .config import RunConfig
+from .errors import CheckpointError
+from .params import Layout
+
+
+class Beginning(NamedTuple):
+    """Where a run begins.
+
+    Attributes:
+        resume: The checkpoint to go on from, or None.
+        init_from: The checkpoint whose parameters to take as far as they fit, or None.
+        notes: Lines for the user.
+    """
+
+    resume: Path | None
+    init_from: Path | None
+    notes: list[str]
+
+
+def find_beginning(config: RunConfig, checkpoints: Path, layout: Layout) -> Beginning:
+    """Look for the checkpoint that ``--resume`` and ``--init-from`` ask for, as the folder is now.
+
+    Args:
+        checkpoints: The run's own.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or none that is whole, or nothing of it fits the model.
+    """
+    resume, notes = _find(config.resume, checkpoints)
+    if config.init_from is None:
+        return Beginning(resume, None, notes)
+    if resume is not None:
+        return Beginning(resume, None, [*notes, f"--init-from is left out: the run goes on from {resume}"])
+    if not config.init_from.is_file():
+        raise CheckpointError(f"--init-from {config.init_from}: no such checkpoint; give a checkpoint's path")
+    fit = checkpoint.fit_of(config.init_from, layout)
+    rest = f"; {fit}" if fit.wrong else ""
+    notes.append(f"{len(fit.fitting):,} of {len(layout.entries):,} parameters are those of {config.init_from}{rest}")
+    return Beginning(None, config.init_from, notes)
+
+
+def _find(resume: str, checkpoints: Path) -> tuple[Path | None, list[str]]:
+    if resume == "never":
+        return None, []
+    if resume != "auto":
+        if not Path(resume).is_file():
+            raise CheckpointError(f"--resume {resume}: no such checkpoint; give auto, never or a checkpoint's path")
+        return Path(resume), []
+    newest, passed_over = checkpoint.newest_whole(checkpoints)
+    if newest is None and passed_over:
+        raise CheckpointError(
+            f"none of the {len(passed_over)} checkpoints in {checkpoints} is whole: {passed_over[0]}; "
+            "give --resume never to begin anew, or another --run-dir"
+        )
+    return newest, [f"passed over: {why}" for why in passed_over]
