@@ -1,0 +1,242 @@
+"""Checkpoints of whole runs: when they are saved, what a run does when one fails, and going on with other ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain import checkpoint
+
+from ..conftest import JOBS, Mpi, missing, one_line
+from .killing import end_all
+from .test_sync import assert_close, assert_same_bits, final
+
+SMALL, RESHARDING = JOBS / "small.py", JOBS / "resharding.py"
+FOREVER = ["--train-steps", "100000000", "--validate-steps", "0", "--log-steps", "0"]
+ENVIRONMENT = {
+    **os.environ,
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+
+
+def steps(run_dir: Path) -> list[int]:
+    """The steps of a run's checkpoints, the highest first; all of them verify."""
+    found = checkpoint.steps(run_dir / "checkpoints")
+    for path in found.values():
+        checkpoint.verify(path)
+    return [*found]
+
+
+def wait_for_checkpoint(process: subprocess.Popen[str], run_dir: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not checkpoint.steps(run_dir / "checkpoints"):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("flags", [["--save-background"], ["--no-save-background"], ["--save-compression", "gzip"]])
+@pytest.mark.parametrize("mode", [["sync"], ["local"], ["async"], ["async", "--ps", "1"]], ids=" ".join)
+def test_every_so_many_steps_and_the_newest_are_kept(
+    openmpi: Mpi, flags: list[str], mode: list[str], tmp_path: Path
+) -> None:
+    words = ["--no-normalize", "--train-steps", "48", "--save-steps", "8", "--keep", "2", "--keep-every", "16"]
+    openmpi.train(3, SMALL, "--mode", *mode, *words, *flags, "--run-dir", tmp_path)
+    assert steps(tmp_path) == [48, 40, 32, 16]
+
+
+@pytest.mark.parametrize("mode", [["sync"], ["local"], ["async"], ["backup"], ["async", "--ps", "1"]], ids=" ".join)
+def test_every_so_many_seconds(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
+    """And before the limit on the run's time, without which this would not end."""
+    words = [*FOREVER, "--no-normalize", "--save-secs", "1", "--time-limit", "8"]
+    done = openmpi.train(3, SMALL, "--mode", *mode, *words, "--run-dir", tmp_path)
+    assert "with a checkpoint: the time limit is near" in done.stdout
+    assert len(steps(tmp_path)) >= 2
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_has_the_run_save_and_end(openmpi: Mpi, n: int, number: signal.Signals, tmp_path: Path) -> None:
+    """Sent to all ranks themselves; a launcher that hears of it may leave them no time."""
+    words = [*openmpi.command(n), str(openmpi.python), "-m", "mpitrain", "train", str(SMALL), *FOREVER]
+    words += ["--save-steps", "10", "--keep", "1", "--run-dir", str(tmp_path)]
+    with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            wait_for_checkpoint(process, tmp_path)
+            for pid in ranks_of(tmp_path, process.pid):
+                os.kill(pid, number)
+            out, _ = process.communicate(timeout=60)
+        finally:
+            end_all(process, tmp_path)  # type: ignore[arg-type]
+    assert process.returncode == 0
+    assert f"with a checkpoint: {number.name}" in out
+    last = max(steps(tmp_path))
+    assert f" at step {last:,}" in out or f"{last:,} steps in" in out
+
+
+def ranks_of(run_dir: Path, launcher: int) -> list[int]:
+    """The ranks, without their launcher."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        words = path.read_text().split("\0") if path.exists() else []
+        if str(run_dir) in words and "mpirun" not in words[0] and int(path.parent.name) != launcher:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_mpitrain_run_has_its_ranks_save(mpi: Mpi, number: signal.Signals, tmp_path: Path) -> None:
+    words = [str(mpi.python), "-m", "mpitrain", "run", "-n", "2", str(SMALL), *FOREVER]
+    words += ["--save-steps", "1000000", "--save-secs", "0.5", "--keep", "1", "--run-dir", str(tmp_path)]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            wait_for_checkpoint(process, tmp_path)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+        finally:
+            end_all(process, tmp_path)  # type: ignore[arg-type]
+    assert process.returncode == 128 + number, out + err
+    assert "with a checkpoint: SIGUSR1" in out
+    assert f"ended by {number.name}" in err
+    assert len(steps(tmp_path)) == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A run directory whose folder of checkpoints is a file system of 600 kB."""
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", folder], stderr=subprocess.DEVNULL, check=False
+        ).returncode
+    )
+    if not mounted:
+        missing("the right to mount a tmpfs")
+    yield folder.parent
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("background", ["--save-background", "--no-save-background"])
+def test_a_full_disk_does_not_end_the_run(openmpi: Mpi, background: str, small_disk: Path, tmp_path: Path) -> None:
+    flags = ["--hidden-units", "48", "--train-steps", "120", "--save-steps", "10"]
+    done = openmpi.run(2, "-m", "mpitrain", "train", SMALL, *flags, background, "--run-dir", small_disk)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "No space left on device" in one_line(done.stderr)
+    assert "No space left on device; training goes on, and older checkpoints are as they were" in done.stdout
+    saved = steps(small_disk)
+    assert 0 < len(saved) < 12
+    assert saved[0] == 10 * len(saved)  # those before the disk was full
+    assert '"step":120' in (small_disk / "metrics.jsonl").read_text().replace(" ", "")
+    openmpi.train(2, SMALL, *flags, "--save-steps", "0", "--run-dir", tmp_path / "whole")
+    openmpi.train(2, SMALL, *flags, "--resume", newest(small_disk), "--save-steps", "0", "--run-dir", tmp_path / "rest")
+    assert_same_bits(final(tmp_path / "rest"), final(tmp_path / "whole"))
+
+
+def newest(run_dir: Path) -> Path:
+    found = checkpoint.newest(run_dir / "checkpoints")
+    assert found is not None
+    return found
+
+
+def test_a_damaged_checkpoint_is_passed_over(openmpi: Mpi, tmp_path: Path) -> None:
+    flags = ["--train-steps", "30", "--save-steps", "10", "--run-dir", tmp_path]
+    openmpi.train(2, SMALL, *flags)
+    whole = final(tmp_path)
+    spoil(newest(tmp_path))
+    done = openmpi.train(2, SMALL, *flags)
+    assert "passed over: " in done.stdout
+    assert "step-0000000030.h5 is not a whole checkpoint" in done.stdout
+    assert "at step 20" in done.stdout
+    assert_same_bits(final(tmp_path), whole)
+    for path in checkpoint.steps(tmp_path / "checkpoints").values():
+        spoil(path)
+    refused = openmpi.run(2, "-m", "mpitrain", "train", SMALL, *flags)
+    assert refused.returncode == 2
+    assert "none of the 3 checkpoints" in one_line(refused.stderr)
+
+
+def spoil(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_init_from_takes_what_fits(openmpi: Mpi, tmp_path: Path) -> None:
+    openmpi.train(1, SMALL, "--train-steps", "20", "--no-normalize", "--run-dir", tmp_path / "a")
+    path = newest(tmp_path / "a")
+    done = openmpi.train(2, SMALL, "--train-steps", "0", "--init-from", path, "--run-dir", tmp_path / "b")
+    assert "dense1.bias is not in the model" in done.stdout
+    assert "batchnorm1.scale is missing" in done.stdout
+    before, after = final(tmp_path / "a"), final(tmp_path / "b")
+    for name in ("params/dense1.weight", "params/dense2.bias"):
+        assert after[name].tobytes() == before[name].tobytes()
+        assert after[name.replace("params", "averages")].tobytes() == before[name].tobytes()
+    assert not after["optimizer/mean/dense1.weight"].any()
+    words = ["--batch-size", "5", "--seen-dir", tmp_path, "--init-from", path]
+    refused = openmpi.run(1, "-m", "mpitrain", "train", RESHARDING, *words)
+    assert refused.returncode == 2
+    assert "none of its parameters fits" in one_line(refused.stderr)
+
+
+@pytest.fixture(scope="module")
+def four_workers(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 2 steps of 4 workers, 3 examples each; beside it, under ``whole``, the same to the epoch's end."""
+    folder = tmp_path_factory.mktemp("four")
+    for name, last in (("run", "2"), ("whole", "5")):
+        resharding(openmpi, 4, folder / name, "3", last)
+    return folder
+
+
+def resharding(mpi: Mpi, n: int, run_dir: Path, batch: str, last: str, *flags: str | Path) -> None:
+    words = ["--dtype", "float64", "--batch-size", batch, "--train-steps", last, "--run-dir", run_dir]
+    mpi.train(n, RESHARDING, *words, "--seen-dir", run_dir.with_suffix(".seen"), *flags)
+
+
+def seen(run_dir: Path) -> list[int]:
+    return [number for path in run_dir.with_suffix(".seen").iterdir() for number in json.loads(path.read_text())]
+
+
+OTHERS = [
+    (1, "12", []),
+    (2, "6", []),
+    (3, "4", []),
+    (4, "12", ["--mode", "async", "--ps", "2"]),
+    (2, "12", ["--mode", "async"]),
+    (3, "6", ["--mode", "backup", "--ps", "1", "--backup-workers", "0"]),
+]
+
+
+@pytest.mark.parametrize(("n", "batch", "flags"), OTHERS, ids=str)
+def test_going_on_with_other_ranks(
+    openmpi: Mpi, n: int, batch: str, flags: list[str], four_workers: Path, tmp_path: Path
+) -> None:
+    begun = newest(four_workers / "run")
+    # Nothing left to train: what was read, by whatever holds it now, is written again.
+    resharding(openmpi, n, tmp_path / "copy", batch, "2", "--resume", begun, *flags)
+    assert_same_bits(final(tmp_path / "copy"), final(four_workers / "run"))
+    resharding(openmpi, n, tmp_path / "rest", batch, "5", "--resume", begun, *flags)
+    assert sorted(seen(four_workers / "run") + seen(tmp_path / "rest")) == list(range(60))
+    whole, rest = final(four_workers / "whole"), final(tmp_path / "rest")
+    if "async" not in flags:  # where gradients are of older parameters
+        assert_close(rest, whole, 1e-12)
+    first, last = losses(four_workers / "run")[-1], losses(tmp_path / "rest")[-1]
+    assert last < first
+    assert np.isclose(last, losses(four_workers / "whole")[-1], rtol=0.1)
+
+
+def losses(run_dir: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line["validation_loss"] for line in lines if "validation_loss" in line]
