@@ -1,0 +1,45 @@
+"""A model whose state takes 1 GiB, and the time of every step, saving included: for ``bench/saving_beside.py``."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from mpitrain import Hook, Job, data, nn, optim
+
+
+class Clock(Hook):
+    """Notes when each step has ended, behind the hooks that save."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.times = path, [time.perf_counter()]
+
+    def begin(self, loop) -> None:
+        self.times = [time.perf_counter()]
+
+    def after_step(self, loop) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self, loop) -> None:
+        if loop.cluster.chief:
+            self.path.write_text(json.dumps(np.diff(self.times).tolist()))
+
+
+def job(times: Path, side: int = 3344) -> Job:
+    """Train eight square layers on noise.
+
+    Args:
+        times: File for the seconds of every step.
+        side: Of the layers.
+    """
+    rng = np.random.default_rng(0)
+    examples = rng.standard_normal((64, side)).astype(np.float32)
+    return Job(
+        model=nn.Sequential(*(nn.Dense(side, side) for _ in range(8))),
+        loss=nn.SoftmaxCrossEntropy(),
+        optimizer=optim.adam(1e-6),
+        train=data.from_arrays(examples, np.zeros(64, np.int64), classes=side),
+        batch_size=16,
+        hooks=[Clock(times)],
+    )
