@@ -43,7 +43,7 @@ bench-env: env .venv-torch/.done .venv-intel/.done
 
 .venv-torch/.done:
 	$(PYTHON) -m venv .venv-torch
-	.venv-torch/bin/python -m pip install --quiet 'torch==2.13.0' numpy
+	.venv-torch/bin/python -m pip install --quiet 'torch==2.13.0' numpy safetensors
 	touch $@
 
 .venv-intel/.done:

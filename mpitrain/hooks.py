@@ -150,7 +150,7 @@ class Save(Hook):
         self._look_at_clock(loop)
         if loop.lockstep and loop.settled and (self._when.due(loop.step) or loop.paused):
             self._save(loop)
-        loop.tell_of_saving()
+        loop.saving.tell()
 
     def paused(self, loop: Loop) -> None:
         """Called on the chief when all stand still at the step that ``begin`` or this asked for."""
@@ -160,12 +160,12 @@ class Save(Hook):
     def end(self, loop: Loop) -> None:
         if self._done_at != loop.step:
             self._save(loop)
-        loop.finish_saving()
+        loop.saving.finish()
 
     def _save(self, loop: Loop) -> None:
         self._done_at = loop.step
         self._done_s, self._asked = time.monotonic(), False
-        loop.save()
+        loop.saving.save()
 
     def _look_at_clock(self, loop: Loop) -> None:
         """On the chief, whose clock counts for all: ask for a pause when the time has come."""
@@ -196,7 +196,7 @@ class Stop(Hook):
         if self._asked:
             return
         why = self._signals.received
-        if why is None and loop.cluster.chief and self._limit.reached(now, step_s, loop.save_s):
+        if why is None and loop.cluster.chief and self._limit.reached(now, step_s, loop.saving.longest_s):
             why = "the time limit is near"
         if why is not None:
             self._asked = True

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from . import checkpoint
 from .config import RunConfig
-from .errors import CheckpointError
+from .errors import CheckpointError, DamagedCheckpoint
 from .params import Layout
 
 
@@ -39,8 +39,7 @@ def find_beginning(config: RunConfig, checkpoints: Path, layout: Layout) -> Begi
         return Beginning(resume, None, notes)
     if resume is not None:
         return Beginning(resume, None, [*notes, f"--init-from is left out: the run goes on from {resume}"])
-    if not config.init_from.is_file():
-        raise CheckpointError(f"--init-from {config.init_from}: no such checkpoint; give a checkpoint's path")
+    _check("--init-from", config.init_from)
     fit = checkpoint.fit_of(config.init_from, layout)
     rest = f"; {fit}" if fit.wrong else ""
     notes.append(f"{len(fit.fitting):,} of {len(layout.entries):,} parameters are those of {config.init_from}{rest}")
@@ -51,8 +50,7 @@ def _find(resume: str, checkpoints: Path) -> tuple[Path | None, list[str]]:
     if resume == "never":
         return None, []
     if resume != "auto":
-        if not Path(resume).is_file():
-            raise CheckpointError(f"--resume {resume}: no such checkpoint; give auto, never or a checkpoint's path")
+        _check("--resume", Path(resume), "auto, never or ")
         return Path(resume), []
     newest, passed_over = checkpoint.newest_whole(checkpoints)
     if newest is None and passed_over:
@@ -61,3 +59,14 @@ def _find(resume: str, checkpoints: Path) -> tuple[Path | None, list[str]]:
             "give --resume never to begin anew, or another --run-dir"
         )
     return newest, [f"passed over: {why}" for why in passed_over]
+
+
+def _check(option: str, path: Path, else_give: str = "") -> None:
+    """Make sure that what the user named is a checkpoint; its values are checked when they are read."""
+    if not path.is_file():
+        raise CheckpointError(f"{option} {path}: no such checkpoint; give {else_give}a checkpoint's path")
+    try:
+        with checkpoint.Checkpoint(path):
+            pass
+    except DamagedCheckpoint as error:
+        raise CheckpointError(f"{option} {error}; give {else_give}another checkpoint's path") from error

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from . import checkpoint, validation
-from .checkpoint.saver import Saver
+from . import validation
 from .cluster import Cluster
 from .comm.dataset import SharedData
 from .data import Loader
-from .errors import CheckpointError
 from .hooks import Hook, Log, Save, Validate
 from .job import Job
 from .monitor.console import Console
@@ -25,6 +23,7 @@ from .nn.container import Sequential
 from .nn.layer import Context, bind
 from .params import Array, Layout
 from .plan import Plan, split_batch
+from .saving import Saving
 from .strategy.base import Strategy, Totals, Turn, Work, Wrap
 
 
@@ -55,6 +54,7 @@ class Loop:
 
     Attributes:
         cluster, job, plan, files: What was given.
+        saving: Saves checkpoints.
         resumed: The checkpoint that this run goes on from, or None.
         training_s: Seconds spent in training steps, without validation and saving.
         loss: The last step's mean loss over its examples, as far as this worker knows it.
@@ -94,9 +94,9 @@ class Loop:
         bind(job.model, plan.layout, strategy.params, strategy.grads)
         self._forward, self._loss_of, self._backward = job.model.forward, job.loss, job.model.backward
         self._watch_backward()
-        self._saver = self._make_saver() if cluster.chief else None
-        self._saving = Save(plan.config.save_steps, plan.config.save_secs)
-        self._hooks: list[Hook] = [Log(plan.config.log_steps), Validate(plan.config.validate_steps), self._saving]
+        self.saving = Saving(cluster, plan, strategy, files.checkpoints, files.record, self.say)
+        self._save = Save(plan.config.save_steps, plan.config.save_secs)
+        self._hooks: list[Hook] = [Log(plan.config.log_steps), Validate(plan.config.validate_steps), self._save]
         self._hooks += [*hooks, *job.hooks]
 
     @property
@@ -165,7 +165,7 @@ class Loop:
                 self.training_s += time.perf_counter() - began
                 self._after_step()
             else:
-                self._saving.paused(self)
+                self._save.paused(self)
         self._strategy.close()
         if self.files.console is not None:
             self.files.console.advance(self.step)
@@ -285,49 +285,6 @@ class Loop:
         workers.Allgather(sums, everyone)
         return validation.measured(everyone.sum(axis=0), count)
 
-    def save(self) -> None:
-        """Save a checkpoint of this step, beside training if so configured.
-
-        In lockstep collective, else the chief's alone.
-        """
-        saver, names = self._saver, self._strategy.vectors
-        if self.plan.config.mode == "sync":
-            vectors = {name: self._strategy.complete(name) for name in names}
-            if saver is not None:
-                saver.save(vectors, self.step, self.position)
-        elif self.lockstep or saver is not None:
-            # What these modes complete is overwritten by the next vector, or by the next step.
-            copies = {name: self._copied(self._strategy.complete(name)) for name in names}
-            if saver is not None:
-                saver.save(copies, self.step, self.position, own=True)
-
-    def finish_saving(self) -> None:
-        """Have the last checkpoint on disk; collective over the workers.
-
-        Raises:
-            CheckpointError: It could not be saved.
-        """
-        with self.cluster.training.agree("saving the last checkpoint"):
-            if self._saver is not None:
-                self._saver.close()
-                if self._saver.failure is not None:
-                    raise CheckpointError(f"the run has ended, and {self._saver.failure}")
-
-    def tell_of_saving(self) -> None:
-        """Print what a save beside training had to say; local."""
-        if self._saver is not None:
-            self._saver.poll()
-
-    @property
-    def save_s(self) -> float:
-        """Seconds of the longest save so far; of the chief, 0 elsewhere."""
-        return 0.0 if self._saver is None else self._saver.longest_s
-
-    def say(self, line: str) -> None:
-        """Print a line; local, and only the chief's counts."""
-        if self.files.console is not None:
-            self.files.console.say(line)
-
     def free(self) -> None:
         """Give memory back; nothing else may be called after that. Collective over all ranks."""
         self._train.close()
@@ -335,24 +292,6 @@ class Loop:
             self._validation.close()
         self._strategy.free()
         self._data.free()
-
-    def _make_saver(self) -> Saver:
-        config = self.plan.config
-        about = {"mode": config.mode, "workers": self.plan.workers, "servers": config.ps, **self.files.record}
-        return Saver(
-            self.files.checkpoints,
-            self.layout,
-            config.seed,
-            about,
-            config.save_compression,
-            checkpoint.Retention(config.keep, config.keep_every),
-            config.save_background,
-            self.say,
-        )
-
-    def _copied(self, vector: Array) -> Array:
-        """A copy where it is to be saved."""
-        return vector if self._saver is None else vector.copy()
 
     def _compute(self, work: Work) -> None:
         """One gradient of this worker, handed in."""
@@ -399,8 +338,7 @@ class Loop:
         if self._adding:
             self._strategy.grads[start : self._complete_from] += self._accumulated[start : self._complete_from]
         self._complete_from = start
-        if self._saver is not None:
-            self._saver.wait_for_copy()  # nobody updates anything before the chief's gradient is there
+        self.saving.before_update()
         self._strategy.ready(start)
 
     @property

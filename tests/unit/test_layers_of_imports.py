@@ -28,7 +28,7 @@ LAYERS = [
     ["comm"],
     ["strategy"],
     ["checkpoint"],
-    ["resuming", "server", "start", "validation"],
+    ["resuming", "saving", "server", "start", "validation"],
     ["train"],
     ["records"],
     ["rank", "launch", "flags", "show", "checkpoint_commands"],

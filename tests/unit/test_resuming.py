@@ -1,0 +1,72 @@
+"""Which checkpoint a run begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain import checkpoint
+from mpitrain.config import RunConfig
+from mpitrain.errors import CheckpointError
+from mpitrain.params import Layout
+from mpitrain.resuming import find_beginning
+
+LAYOUT = Layout.pack([("a", (7,), "param"), ("b", (2,), "param")])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two checkpoints."""
+    for step in (5, 10):
+        path = checkpoint.path_for(tmp_path, step)
+        checkpoint.write(path, LAYOUT, {"params": np.zeros(LAYOUT.size)}, step, 0, 0, {})
+    return tmp_path
+
+
+def spoil(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def begin(folder: Path, layout: Layout = LAYOUT, **options: object) -> tuple[Path | None, Path | None, list[str]]:
+    return find_beginning(RunConfig(**options), folder, layout)  # type: ignore[arg-type]
+
+
+def test_auto_takes_the_newest_whole(folder: Path) -> None:
+    five, ten = (checkpoint.path_for(folder, step) for step in (5, 10))
+    assert begin(folder) == (ten, None, [])
+    spoil(ten)
+    resume, _, notes = begin(folder)
+    assert resume == five
+    assert len(notes) == 1
+    assert notes[0].startswith(f"passed over: {ten} is not a whole checkpoint")
+    spoil(five)
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints .* is whole"):
+        begin(folder)
+    assert begin(folder, resume="never") == (None, None, [])
+    assert begin(folder / "empty") == (None, None, [])
+
+
+def test_a_checkpoint_that_was_asked_for(folder: Path) -> None:
+    five = checkpoint.path_for(folder, 5)
+    assert begin(folder / "empty", resume=str(five)) == (five, None, [])
+    with pytest.raises(CheckpointError, match=r"--resume nowhere\.h5: no such checkpoint"):
+        begin(folder, resume="nowhere.h5")
+    spoil(five)
+    with pytest.raises(CheckpointError, match="--resume .* is not a whole checkpoint") as caught:
+        begin(folder, resume=str(five))
+    assert caught.value.exit_status == 2
+
+
+def test_init_from(folder: Path) -> None:
+    five = checkpoint.path_for(folder, 5)
+    other = Layout.pack([("a", (7,), "param"), ("b", (3,), "param")])
+    resume, init_from, notes = begin(folder / "empty", other, init_from=five)
+    assert (resume, init_from) == (None, five)
+    assert notes == [f"1 of 2 parameters are those of {five}; params/b is (2,) there and (3,) in the model"]
+    resume, init_from, notes = begin(folder, init_from=five)
+    assert (resume, init_from) == (checkpoint.path_for(folder, 10), None)
+    assert "--init-from is left out" in notes[0]
+    with pytest.raises(CheckpointError, match="none of its parameters fits"):
+        begin(folder / "empty", Layout.pack([("c", (7,), "param")]), init_from=five)
