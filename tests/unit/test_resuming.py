@@ -42,7 +42,7 @@ def test_auto_takes_the_newest_whole(folder: Path) -> None:
     assert len(notes) == 1
     assert notes[0].startswith(f"passed over: {ten} is not a whole checkpoint")
     spoil(five)
-    with pytest.raises(CheckpointError, match="none of the 2 checkpoints .* is whole"):
+    with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints .* is whole"):
         begin(folder)
     assert begin(folder, resume="never") == (None, None, [])
     assert begin(folder / "empty") == (None, None, [])
@@ -54,7 +54,7 @@ def test_a_checkpoint_that_was_asked_for(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"--resume nowhere\.h5: no such checkpoint"):
         begin(folder, resume="nowhere.h5")
     spoil(five)
-    with pytest.raises(CheckpointError, match="--resume .* is not a whole checkpoint") as caught:
+    with pytest.raises(CheckpointError, match=r"--resume .* is not a whole checkpoint") as caught:
         begin(folder, resume=str(five))
     assert caught.value.exit_status == 2
 
