@@ -142,8 +142,8 @@ class Save(Hook):
     def begin(self, loop: Loop) -> None:
         self._when.start(loop.step)
         self._done_s, self._asked = time.monotonic(), False
-        if loop.resumed is not None and loop.resumed.parent == loop.files.checkpoints:
-            self._done_at = loop.step  # else this run directory is to have it too
+        if loop.saved:
+            self._done_at = loop.step
         loop.pause_at(self._when.next(loop.step, loop.train_steps))
 
     def after_step(self, loop: Loop) -> None:

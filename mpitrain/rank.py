@@ -105,7 +105,7 @@ def _train(cluster: Cluster, request: Request) -> None:
         plan = make_plan(job, config, len(cluster.worker_ranks))
     cluster.check_same({**config.as_toml(), **job.facts()})
     cluster.check_layout(plan.layout)
-    files, begin = RunFiles(Path(), None, None), Beginning(None, None, [])
+    files, begin = RunFiles(Path(), None, None), Beginning(None, None, [], False)
     with cluster.agree("opening the run directory"):
         if cluster.chief:
             folder = config.run_dir or _new_run_dir(request.name)
@@ -155,7 +155,7 @@ def _work(cluster: Cluster, job: Job, plan: Plan, files: RunFiles, records: Reco
     else:
         fill = start_values(cluster.training, plan, job.model, *begin[:2])
         strategy = lockstep_strategy(cluster, plan, fill, say)
-    loop = Loop(cluster, job, plan, strategy, files, begin.resume, [Stop(signals, limit)])
+    loop = Loop(cluster, job, plan, strategy, files, begin, [Stop(signals, limit)])
     records.attach(loop)
     say(_describe_job(loop))
     began, first = time.perf_counter(), loop.step

@@ -18,11 +18,13 @@ class Beginning(NamedTuple):
         resume: The checkpoint to go on from, or None.
         init_from: The checkpoint whose parameters to take as far as they fit, or None.
         notes: Lines for the user.
+        saved: Whether ``resume`` is one of the run's own, which need not be saved again.
     """
 
     resume: Path | None
     init_from: Path | None
     notes: list[str]
+    saved: bool
 
 
 def find_beginning(config: RunConfig, checkpoints: Path, layout: Layout) -> Beginning:
@@ -35,15 +37,16 @@ def find_beginning(config: RunConfig, checkpoints: Path, layout: Layout) -> Begi
         CheckpointError: There is no such checkpoint, or none that is whole, or nothing of it fits the model.
     """
     resume, notes = _find(config.resume, checkpoints)
+    saved = resume is not None and resume.resolve().parent == checkpoints.resolve()
     if config.init_from is None:
-        return Beginning(resume, None, notes)
+        return Beginning(resume, None, notes, saved)
     if resume is not None:
-        return Beginning(resume, None, [*notes, f"--init-from is left out: the run goes on from {resume}"])
+        return Beginning(resume, None, [*notes, f"--init-from is left out: the run goes on from {resume}"], saved)
     _check("--init-from", config.init_from)
     fit = checkpoint.fit_of(config.init_from, layout)
     rest = f"; {fit}" if fit.wrong else ""
     notes.append(f"{len(fit.fitting):,} of {len(layout.entries):,} parameters are those of {config.init_from}{rest}")
-    return Beginning(None, config.init_from, notes)
+    return Beginning(None, config.init_from, notes, False)
 
 
 def _find(resume: str, checkpoints: Path) -> tuple[Path | None, list[str]]:

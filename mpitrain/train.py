@@ -23,6 +23,7 @@ from .nn.container import Sequential
 from .nn.layer import Context, bind
 from .params import Array, Layout
 from .plan import Plan, split_batch
+from .resuming import Beginning
 from .saving import Saving
 from .strategy.base import Strategy, Totals, Turn, Work, Wrap
 
@@ -56,6 +57,7 @@ class Loop:
         cluster, job, plan, files: What was given.
         saving: Saves checkpoints.
         resumed: The checkpoint that this run goes on from, or None.
+        saved: Whether that is one of this run's own, which need not be saved again.
         training_s: Seconds spent in training steps, without validation and saving.
         loss: The last step's mean loss over its examples, as far as this worker knows it.
         skipped: Whether the last gradient was left out, since its loss was not finite or it came too late.
@@ -69,10 +71,11 @@ class Loop:
         plan: Plan,
         strategy: Strategy,
         files: RunFiles,
-        resumed: Path | None,
+        begin: Beginning,
         hooks: Sequence[Hook] = (),
     ) -> None:
-        self.cluster, self.job, self.plan, self.files, self.resumed = cluster, job, plan, files, resumed
+        self.cluster, self.job, self.plan, self.files = cluster, job, plan, files
+        self.resumed, self.saved = begin.resume, begin.saved
         self._strategy = strategy
         self.training_s = 0.0
         self.loss, self.skipped = float("nan"), False

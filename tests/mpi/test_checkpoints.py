@@ -174,6 +174,18 @@ def spoil(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.parametrize("mode", [["sync"], ["local"], ["async", "--ps", "1"]], ids=" ".join)
+def test_a_run_with_nothing_left_to_train(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
+    """It saves nothing again in its own directory, and a copy in another one; all workers have to see which it is."""
+    flags = ["--mode", *mode, "--no-normalize", "--train-steps", "4"]
+    openmpi.train(3, SMALL, *flags, "--run-dir", tmp_path / "a")
+    before = newest(tmp_path / "a").stat().st_mtime_ns
+    assert "nothing left to train" in openmpi.train(3, SMALL, *flags, "--run-dir", tmp_path / "a").stdout
+    assert newest(tmp_path / "a").stat().st_mtime_ns == before
+    openmpi.train(3, SMALL, *flags, "--resume", newest(tmp_path / "a"), "--run-dir", tmp_path / "b")
+    assert_same_bits(final(tmp_path / "b"), final(tmp_path / "a"))
+
+
 def test_init_from_takes_what_fits(openmpi: Mpi, tmp_path: Path) -> None:
     openmpi.train(1, SMALL, "--train-steps", "20", "--no-normalize", "--run-dir", tmp_path / "a")
     path = newest(tmp_path / "a")

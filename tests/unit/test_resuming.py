@@ -30,7 +30,9 @@ def spoil(path: Path) -> None:
 
 
 def begin(folder: Path, layout: Layout = LAYOUT, **options: object) -> tuple[Path | None, Path | None, list[str]]:
-    return find_beginning(RunConfig(**options), folder, layout)  # type: ignore[arg-type]
+    found = find_beginning(RunConfig(**options), folder, layout)  # type: ignore[arg-type]
+    assert found.saved == (found.resume is not None and found.resume.parent == folder)
+    return found[:3]
 
 
 def test_auto_takes_the_newest_whole(folder: Path) -> None:
