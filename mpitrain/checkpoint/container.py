@@ -25,7 +25,7 @@ Compression = Literal["none", "gzip"]
 Attributes = Mapping[str, Mapping[str, Any]]
 Places = Mapping[str, tuple[int, int]]
 
-_PIECE = 1 << 20
+_PIECE = 1 << 22
 
 
 def write_container(
