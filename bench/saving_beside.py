@@ -2,8 +2,9 @@
 
     python bench/saving_beside.py [--ranks 1] [--rounds 3] [--saves 4] [--folder DIR]
 
-A save's cost is the time of the steps from one save to the next, less as many median steps of the time before the first
-save. In each round a blocking run and one that saves beside training take turns; a figure is the median over all saves.
+A save's cost is the time of the steps from one save to the next, less as many median steps of the second half of
+that time, when the save has ended. In each round a blocking run and one that saves beside training take turns; a figure
+is the median over all saves. Needs a machine on which nothing else runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-EVERY = 10  # steps between saves
+EVERY = 20  # steps between saves
 
 
 def costs(ranks: int, flag: str, saves: int, folder: str | None) -> tuple[list[float], float]:
@@ -25,14 +26,14 @@ def costs(ranks: int, flag: str, saves: int, folder: str | None) -> tuple[list[f
     with tempfile.TemporaryDirectory(dir=folder) as made:
         times = Path(made) / "times.json"
         words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks), str(ROOT / "bench/jobs/large_state.py")]
-        words += ["--times", str(times), "--run-dir", made, "--save-steps", str(EVERY), "--keep", "1", flag]
+        words += ["--times", str(times), "--run-dir", made, "--save-steps", str(EVERY), flag]
         words += ["--train-steps", str(EVERY * (saves + 1)), "--validate-steps", "0", "--log-steps", "0"]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         seconds = json.loads(times.read_text())
-    # The first steps touch memory for the first time; the first save does so with its copy.
-    step = statistics.median(seconds[4 : EVERY - 1])
-    starts = range(2 * EVERY - 1, len(seconds) - EVERY, EVERY)
-    return [sum(seconds[start : start + EVERY]) - EVERY * step for start in starts], step
+    # The first save touches the memory of its copy for the first time, and is left out.
+    windows = [seconds[start : start + EVERY] for start in range(2 * EVERY - 1, len(seconds) - EVERY, EVERY)]
+    usual = [statistics.median(window[EVERY // 2 :]) for window in windows]
+    return [sum(window) - EVERY * step for window, step in zip(windows, usual, strict=True)], statistics.median(usual)
 
 
 def main() -> None:
