@@ -202,7 +202,7 @@ class Loop:
             (self, "_forward", "forward"),
             (self, "_loss_of", "forward"),
             (self, "_backward", "backward"),
-            (self, "save", "save"),
+            (self.saving, "save", "save"),
             (self, "validate_now", "validate"),
             (self, "validate_at_end", "validate"),
             (self._train, "batch", "load"),
