@@ -135,7 +135,7 @@ def _placement(**values: Any) -> int:
     request = _train(**values)
     job = request.make()
     config = request.config.merged({"batch_size": 1, "train_steps": job.train_steps})
-    print(placement_table(make_plan(job, config, workers=2)))
+    print(placement_table(make_plan(job, config, workers=2 + (config.backup_workers or 0))))
     return 0
 
 

@@ -97,13 +97,16 @@ class RunConfig:
     def _check_modes(self) -> None:
         """Refuse options that say nothing in this mode: whoever gives one means another mode."""
         for name, modes in _MODES_OF.items():
+            said = flag("no_" + name if getattr(self, name) is False else name)
             if getattr(self, name) != RunConfig.__dataclass_fields__[name].default and self.mode not in modes:
                 raise ConfigError(
-                    f"{flag(name)} goes with --mode {' or '.join(modes)}, and the mode is {self.mode}: "
-                    f"leave out {flag(name)} or change --mode"
+                    f"{said} goes with --mode {' or '.join(modes)}, and the mode is {self.mode}: "
+                    f"leave it out or change --mode"
                 )
         if self.ps_hosts is not None and len(self.ps_hosts) > self.ps:
-            raise ConfigError(f"--ps-hosts names {len(self.ps_hosts)} hosts for --ps {self.ps}: give a server for each")
+            raise ConfigError(
+                f"--ps-hosts names more hosts than --ps {self.ps} has servers: {', '.join(self.ps_hosts)}"
+            )
 
     def check_ranks(self, ranks: int) -> None:
         """Make sure that so many ranks can take the roles asked for.
@@ -116,6 +119,11 @@ class RunConfig:
             raise ConfigError(
                 f"--ps {self.ps} leaves no worker of {ranks} rank{'s' * (ranks != 1)}: "
                 f"start {self.ps + 1} ranks or more, or give a lower --ps"
+            )
+        if self.served and not self.ps and not self.shared_memory and ranks > 1:
+            raise ConfigError(
+                f"--no-shared-memory leaves {ranks} ranks without memory for the parameters of --mode {self.mode}: "
+                "give --ps 1 or more, or leave it out"
             )
         if self.mode == "backup" and self.backup_workers is not None and self.backup_workers >= workers:
             raise ConfigError(
@@ -173,6 +181,9 @@ _LEAST = {
 _MODES_OF: dict[str, tuple[Mode, ...]] = {
     "ps": ("async", "ssp", "backup"),
     "ps_hosts": ("async", "ssp", "backup"),
+    "ps_placement": ("async", "ssp", "backup"),
+    "placement": ("async", "ssp", "backup"),
+    "one_sided": ("async", "ssp", "backup"),
     "staleness": ("ssp",),
     "staleness_scaling": ("async", "ssp"),
     "backup_workers": ("backup",),

@@ -10,7 +10,7 @@ from .monitor import accounts
 from .stopping import Signals, TimeLimit
 
 if TYPE_CHECKING:
-    from .strategy.base import Account
+    from .strategy.base import Account, Totals
     from .train import Loop
 
 
@@ -80,11 +80,10 @@ class Log(Hook):
             self._timed = True
             self._timed_from = loop.step, loop.training_s
         if loop.settled and self._when.due(loop.step):
-            if loop.cluster.chief:
-                self._report(loop)
-            self._start(loop)
+            totals = self._report(loop) if loop.cluster.chief else None
+            self._start(loop, totals)
 
-    def _report(self, loop: Loop) -> None:
+    def _report(self, loop: Loop) -> Totals:
         totals, before = loop.totals(), self._totals
         steps, seconds = loop.step - self._timed_from[0], loop.training_s - self._timed_from[1]
         counted = totals.steps - before.steps
@@ -98,6 +97,7 @@ class Log(Hook):
             values["skipped_steps"] = totals.skipped - before.skipped
         loop.report(loop.step, values | accounts.since(before.accounts, totals.accounts))
         self._compare_shares(loop, totals.accounts)
+        return totals
 
     def _compare_shares(self, loop: Loop, now: list[Account]) -> None:
         """Warn once of a worker that takes too little; what was before the first report is not held against it."""
@@ -108,10 +108,10 @@ class Log(Hook):
             self._warned = True
             loop.say(f"warning: {warning}")
 
-    def _start(self, loop: Loop) -> None:
+    def _start(self, loop: Loop, totals: Totals | None = None) -> None:
         self._timed_from = loop.step, loop.training_s
         if loop.cluster.chief:
-            self._totals = loop.totals()
+            self._totals = totals or loop.totals()
 
 
 class Validate(Hook):

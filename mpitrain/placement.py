@@ -76,16 +76,29 @@ def _pinned(layout: Layout, servers: int, itemsize: int, pins: Pins | None) -> d
         return {}
     names = [entry.name for entry in layout.entries]
     if callable(pins):
-        asked = {e.name: pins(e.name, e.shape, e.size * itemsize) for e in layout.entries}
+        asked = {e.name: _ask(pins, e, itemsize) for e in layout.entries}
         found = {name: server for name, server in asked.items() if server is not None}
-    else:
+    elif isinstance(pins, Mapping):
         found = dict(pins)
+    else:
+        raise JobError(
+            f"Job(pins=...) was given {pins!r}: give servers by name, or a function of name, shape and bytes"
+        )
     for name, server in found.items():
         if name not in names:
             raise JobError(f"Job(pins=...) pins {name!r}, which is not in the model; it has {', '.join(names[:12])}")
         if isinstance(server, bool) or not isinstance(server, int) or not 0 <= server < servers:
             raise JobError(f"Job(pins=...) pins {name!r} to server {server!r}: there are servers 0 to {servers - 1}")
     return found
+
+
+def _ask(pins: Callable[[str, Shape, int], int | None], entry: Entry, itemsize: int) -> int | None:
+    try:
+        return pins(entry.name, entry.shape, entry.size * itemsize)
+    except Exception as error:
+        raise JobError(
+            f"Job(pins=...): the function raises {type(error).__name__} for {entry.name!r}: {error}"
+        ) from error
 
 
 def _loads(layout: Layout, pinned: Mapping[str, int], servers: int) -> list[int]:

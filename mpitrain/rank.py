@@ -280,7 +280,8 @@ def _summary(loop: Loop, steps: int, seconds: float) -> str:
         lines.append(f"nothing left to train: it is at step {loop.step:,} of {loop.train_steps:,}")
     else:
         rate = steps * loop.step_examples / seconds
-        lines.append(f"{steps:,} steps in {seconds:.1f} s: {rate:,.0f} examples/s, validation and saving included")
+        took = f"{steps:,} step{'s' * (steps != 1)} in {seconds:.1f} s"
+        lines.append(f"{took}: {rate:,.0f} examples/s, validation and saving included")
     measured = "  ".join(describe(name, value) for name, value in loop.validation.items())
     if measured:
         lines.append(f"at step {loop.step:,}: {measured}")

@@ -45,6 +45,7 @@ def server_ranks(
 
 def _on_hosts(host_of: Sequence[str], servers: int, hosts: Sequence[str]) -> list[int]:
     known = sorted(set(host_of))
+    hosts = list(dict.fromkeys(hosts))
     for host in hosts:
         if host not in known:
             raise ConfigError(f"--ps-hosts names {host!r}, and the ranks are on {', '.join(known)}: give one of these")

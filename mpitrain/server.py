@@ -40,8 +40,10 @@ class Server:
         self._chief = cluster.chief_rank
         self._names = store.plan.vectors
         self._ledger = store.ledger if self._number == 0 else None
-        # Workers on this node, who change the shard by themselves.
-        self._neighbours = any(store.nodes.same(cluster.rank, worker) for worker in cluster.worker_ranks)
+        # Workers on this node who change the shard by themselves.
+        self._neighbours = store.plan.config.mode != "backup" and any(
+            store.nodes.same(cluster.rank, worker) for worker in cluster.worker_ranks
+        )
         self._staging = np.zeros(store.plan.layout.size if self._neighbours else 0, store.plan.dtype)
         self._later: list[Callable[[], bool]] = []  # answers that have to wait
         self._collector = None
@@ -109,11 +111,11 @@ class Server:
         # A copy, so that workers here wait for the length of a copy, and not for the network.
         return self._shard.read(self._staging, name), self._staging
 
-    def _take(self, client: int, chief: int, *_: int) -> None:
+    def _take(self, client: int, *_: int) -> None:
         worker, ledger = self._worker_of[client], self._require_ledger()
 
         def answer() -> bool:
-            taken = ledger.take(worker, bool(chief))
+            taken = ledger.take(worker, chief=client == self._chief)
             if taken[0] == WAIT:
                 return False
             self._reply(client, *taken)

@@ -30,6 +30,7 @@ Ranges = Sequence[tuple[int, int]]
 
 _REQUEST, _REPLY, _VECTOR, _ROWS = 101, 102, 103, 104  # tags
 _PROBE_S = 5.0
+_LINE = 64  # bytes of a cache line
 _YIELD_S = 2e-3  # that a worker stays awake for a reply, beside the time of its vector
 _SLOW_BYTES_PER_S = 0.5e9
 
@@ -166,24 +167,34 @@ class WindowMail(_Letters):
         self._itemsize = roads.dtype.itemsize
         count = self._header_count(self._rank)
         is_worker = bool(self._servers)
-        words = count * HEADER + (roads.n_rows if is_worker else count)
+        words = self._vectors_at(self._rank) // 8
         elements = roads.size
         if not is_worker:
             elements = len(self._clients) * self._capacity(self._rank) if self._clients else 0
-        self._memory = np.zeros(words * 8 + elements * self._itemsize + 64, np.uint8)
+        raw = np.zeros(words * 8 + elements * self._itemsize + 2 * _LINE, np.uint8)
+        self._memory = raw[-raw.ctypes.data % _LINE :]  # so that vectors begin on a cache line
         self._headers = self._memory[: count * HEADER * 8].view(np.int64).reshape(count, HEADER)
         # Behind the headers: a worker's rows; and a server's bells, the numbers of requests whose vectors are coming.
-        self.rows = self._bells = self._memory[count * HEADER * 8 : words * 8].view(np.int64)
+        behind = self._memory[count * HEADER * 8 :]
+        self.rows = behind[: roads.n_rows * 8 if is_worker else 0].view(np.int64)
+        self._bells = behind[: count * 8 if self._clients else 0].view(np.int64)
         vectors = self._memory[words * 8 : words * 8 + elements * self._itemsize].view(roads.dtype)
         self.vector = vectors
         self._mailboxes = vectors.reshape(len(self._clients), -1) if self._clients else vectors
+        self._probed = np.zeros(8, np.uint8)
+        self._probes: list[MPI.Request] = []
         self._win = MPI.Win.Create(self._memory, 1, MPI.INFO_NULL, roads.comm)
         self._win.Lock_all(MPI.MODE_NOCHECK)
 
+    @property
+    def unified(self) -> bool:
+        """Whether plain loads see what was put, as all of this needs."""
+        return bool(self._win.model == MPI.WIN_UNIFIED)
+
     def progresses(self) -> bool:
-        """Whether a worker gets an answer from each server's memory in good time; collective over the ranks."""
-        word = np.zeros(8, np.uint8)
-        waiting = [self._win.Rget([word, MPI.BYTE], server, [0, 8, MPI.BYTE]) for server in self._servers]
+        """Whether a worker gets a word from each server's memory, while all let MPI progress; collective."""
+        probe = [self._probed, MPI.BYTE]
+        waiting = self._probes = [self._win.Rget(probe, server, [0, 8, MPI.BYTE]) for server in self._servers]
         deadline = time.monotonic() + _PROBE_S
         everybody: MPI.Request | None = None
         fine = True
@@ -211,12 +222,14 @@ class WindowMail(_Letters):
         index = self._servers.index(server)
         number = int(self._numbers[index])
         self._wait(lambda: _arrived(self._headers, index, number))
+        self._win.Sync()
         return self._headers[index, 2:-1].tolist()  # type: ignore[no-any-return]
 
     def requests(self) -> Iterator[tuple[int, int, list[int]]]:
         self._progress()
         for index, client in enumerate(self._clients):
             if _arrived(self._headers, index, self._numbers[index] + 1):
+                self._win.Sync()
                 self._numbers[index] += 1
                 words = self._headers[index].tolist()
                 yield client, words[1], words[2:-1]
@@ -263,7 +276,8 @@ class WindowMail(_Letters):
     def _vectors_at(self, rank: int) -> int:
         """Where a rank's vectors begin, in bytes: behind the headers, and a worker's rows or a server's bells."""
         count = self._header_count(rank)
-        return (count * HEADER + (count if rank in self._roads.clients else self._roads.n_rows)) * 8
+        nbytes = (count * HEADER + (count if rank in self._roads.clients else self._roads.n_rows)) * 8
+        return -(-nbytes // _LINE) * _LINE
 
     def _capacity(self, server: int) -> int:
         return self._roads.capacity(server)
@@ -278,11 +292,9 @@ class MessageMail(_Letters):
         self.rows = np.zeros(roads.n_rows, np.int64)
         capacity = roads.capacity(self._rank) if self._clients else 0
         self._mailboxes = {client: np.zeros(capacity, roads.dtype) for client in self._clients}
-        self._sending: list[MPI.Request] = []
-        self._kept: list[Array] = []  # what is being sent
+        self._sending: list[tuple[MPI.Request, Array]] = []  # what is under way must be kept
 
     def request(self, server: int, kind: int, arguments: Sequence[float], vector: Array | None = None) -> None:
-        self._finish_sending()
         self._send(_words(int(vector is not None), kind, arguments), server, _REQUEST)
         if vector is not None:
             self._send(self._compact(vector, server), server, _VECTOR)
@@ -300,7 +312,6 @@ class MessageMail(_Letters):
                 before += hi - lo
         if words[0] & 2:
             self._comm.Recv(self.rows, server, _ROWS)
-        self._finish_sending()
         return words[2:-1].tolist()  # type: ignore[no-any-return]
 
     def requests(self) -> Iterator[tuple[int, int, list[int]]]:
@@ -327,21 +338,20 @@ class MessageMail(_Letters):
             self._send(self._compact(vector, self._rank), client, _VECTOR)
         if rows is not None:
             self._send(rows, client, _ROWS)
-        self._finish_sending()
 
     def free(self) -> None:
-        self._finish_sending()
+        MPI.Request.Waitall([request for request, _ in self._sending])
 
     def _compact(self, vector: Array, server: int) -> Array:
-        return np.concatenate([vector[lo:hi] for lo, hi in self._roads.ranges[server]])
+        return np.concatenate([vector[:0], *(vector[lo:hi] for lo, hi in self._roads.ranges[server])])
 
     def _send(self, array: Array, target: int, tag: int) -> None:
-        self._kept.append(array)
-        self._sending.append(self._comm.Isend(array, target, tag))
+        # Nobody waits for it: a server that waited for one client would keep the others waiting, who may wait for it.
+        self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
+        self._sending.append((self._comm.Isend(array, target, tag), array))
 
-    def _finish_sending(self) -> None:
-        MPI.Request.Waitall(self._sending)
-        self._sending, self._kept = [], []
+
+_abandoned: list[WindowMail] = []
 
 
 def open_mail(roads: Roads, one_sided: bool, say: Callable[[str], None]) -> Mail:
@@ -352,13 +362,16 @@ def open_mail(roads: Roads, one_sided: bool, say: Callable[[str], None]) -> Mail
     problem = ""
     try:
         mail = WindowMail(roads)
+        if not mail.unified:
+            problem = "windows here have a memory of their own (MPI_WIN_SEPARATE)"
     except MPI.Exception as error:
         problem = f"MPI has no windows here: {error}"
     problems = [found for found in roads.comm.allgather(problem) if found]
     if not problems and mail is not None:
         if mail.progresses():
             return mail
-        # Freeing a window waits for what is under way on it, and that would be for ever.
+        # Freeing a window waits for what is under way on it, and that would be for ever; nor may its memory go.
+        _abandoned.append(mail)
         problems = ["windows make no progress here"]
     say(f"servers on other nodes are reached by messages: {problems[0]}")
     return MessageMail(roads)

@@ -42,8 +42,8 @@ class Mean:
         self._result[lo:hi] = own[lo:hi]
         hierarchy.gather(self._result, 0, self._size)
         self._meet()
+        # Nobody writes the result before all have met again, in the next call.
         vector[:] = self._result
-        self._meet()
 
     def _meet(self) -> None:
         self._phase += 1

@@ -159,16 +159,17 @@ class Updater:
         sums[cut.entries] = cut.sums
         return sums.reshape(-1)
 
-    def finish(self, lo: int, hi: int, own: Array, sums: Array, step: int) -> None:
+    def finish(self, lo: int, hi: int, own: Array, sums: Array, step: int, *, rate_scale: float = 1.0) -> None:
         """Second half of an update: apply what ``prepare`` left in own[lo:hi].
 
         Args:
             own: As given to ``prepare``.
             sums: What ``prepare`` returned, added over all ranges.
+            rate_scale: As for ``update``.
         """
         cut = self._cut(lo, hi)
         cut.clip = math.nan  # ``update`` has to set the scales anew
-        rate = self.optimizer.rate(step)
+        rate = rate_scale * self.optimizer.rate(step)
         if self.optimizer.layerwise:
             self._scale_layers(cut, sums.reshape(-1, 2), rate)
             rate = 1.0  # it is in the scales

@@ -24,10 +24,10 @@ class Asynchronous(Served):
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         plan = self._plan
-        self._clips = plan.optimizer.clip_norm is not None and not plan.optimizer.layerwise
-        none = np.empty(0, plan.dtype)
-        slots = dict.fromkeys(plan.optimizer.slots, none)
-        self._measure = Updater(plan.optimizer, plan.layout, self.params, slots)
+        self._measure: Updater | None = None
+        if plan.optimizer.clip_norm is not None and not plan.optimizer.layerwise:
+            slots = dict.fromkeys(plan.optimizer.slots, np.empty(0, plan.dtype))  # which measuring does not need
+            self._measure = Updater(plan.optimizer, plan.layout, self.params, slots)
 
     def finish(self) -> StepResult:
         loss = self._step_loss
@@ -58,8 +58,9 @@ class Asynchronous(Served):
 
     def _clip(self) -> float:
         """What the gradient is multiplied by to keep to the optimizer's ``clip_norm``."""
-        if not self._clips:
+        measure = self._measure
+        if measure is None:
             return 1.0
         rows = self.grads[np.newaxis]
-        squares = sum(self._measure.prepare(b.lo, b.hi, rows, self.grads, 0) for b in self._plan.buckets)
+        squares = sum(measure.prepare(b.lo, b.hi, rows, self.grads, 0) for b in self._plan.buckets)
         return self._plan.optimizer.clip_factor(float(np.asarray(squares)[0]))

@@ -9,7 +9,6 @@ they change has come too late, and its gradient is not taken. Elsewhere servers 
 from __future__ import annotations
 
 import math
-import os
 
 import numpy as np
 
@@ -43,10 +42,11 @@ class Backup(Served):
         else:
             assert self._far is not None
             place = self._far.admit(ticket, step, loss, self._nbytes)
+        own = loss * self._plan.taken  # the mean of this worker's examples, all that it knows of the step's
         if place == DROPPED:
-            return StepResult(loss, False)
+            return StepResult(own, False)
         self._hand_in(step, ticket, loss)
-        return StepResult(loss, True)
+        return StepResult(own, math.isfinite(loss) or self._nan == "ignore")
 
     def _hand_in(self, step: int, ticket: int, loss: float) -> None:
         """Give the gradient to all servers, and wait until they have applied the step."""
@@ -86,12 +86,8 @@ class Team(Served):
 
     def complete(self, name: str) -> Array:
         assert self._ledger is not None
-        while True:
-            before = self._ledger.standing()
-            copied = self._store.vectors[name].copy()
-            if before >= 0 and self._ledger.standing() == before:
-                return copied
-            os.sched_yield()  # a step ended meanwhile, and copying is shorter than a step
+        with self._ledger.standing():
+            return self._store.vectors[name].copy()
 
     def trace(self, wrap: Wrap) -> None:
         super().trace(wrap)
@@ -104,7 +100,7 @@ class Team(Served):
         assert ledger is not None
         place = ledger.admit(self._worker, self._ticket, step, self._step_loss, self._nbytes)
         if place == DROPPED:
-            return StepResult(self._step_loss, False)
+            return StepResult(self._step_loss * self._plan.taken, False)
         ledger.wait_for_team(waiting)
         workers, loss = ledger.admitted()
         updated = math.isfinite(loss) or self._nan == "ignore"

@@ -4,19 +4,20 @@ A *ticket* is one worker's turn: its number says which examples the worker takes
 epoch is each example once however fast each worker is. A *gate* is a step beyond which no ticket is given out until
 it is moved: when all that was given out is finished, the parameters stand still and are those of exactly that step.
 
-All of it is words of shared memory on the node of the first server, changed under one lock by compiled functions
-that take a fraction of a microsecond. Workers on other nodes ask that server to call them.
+All of it is words of shared memory on the node of the first server, changed under one lock; what every step does there
+is compiled, and takes a fraction of a microsecond. Workers on other nodes ask that server to do it for them.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 
-from ..comm.atomic import WORDS, load, lock, release
+from ..comm.atomic import WORDS, load, lock, release, store
 from ..comm.shared import SharedArrays
 from ..comm.waiting import Waiting
 from ..kernels import kernel
@@ -135,6 +136,24 @@ def _close(words: Array, loss: float, skipped: bool) -> None:
 
 
 @kernel
+def _add_one(words: Array, at: int) -> None:
+    lock(words, _LOCK)
+    store(words, at, words[at] + 1)
+    release(words, _LOCK)
+
+
+@kernel
+def _close_team_step(words: Array, step: int, taken: int, loss: float, skipped: bool) -> None:
+    lock(words, _LOCK)
+    words[_UPDATED] += 1
+    if words[_UPDATED] == taken:
+        words[_ARRIVED] = words[_SUMMED] = words[_UPDATED] = 0
+        _close(words, loss, skipped)
+        store(words, _STEP, step + 1)
+    release(words, _LOCK)
+
+
+@kernel
 def _count(row: Array, staleness: int, nbytes: int) -> None:
     row[_STEPS] += 1
     row[_STALE_SUM] += staleness
@@ -160,10 +179,11 @@ def _admit(
         share = words[at + _SHARE : at + _SHARE + 1].view(np.float64)
         share[0] = loss
         _count(row, 0, nbytes)
-        words[_ARRIVED] += 1
-        if words[_ARRIVED] == taken and not team:
+        if place + 1 == taken and not team:
             words[_ARRIVED] = 0
-            words[_STEP] += 1
+            store(words, _STEP, step + 1)
+        else:
+            store(words, _ARRIVED, place + 1)  # read without the lock by who waits for the others
     release(words, _LOCK)
     return place  # type: ignore[no-any-return]
 
@@ -231,25 +251,24 @@ class Ledger:
 
     def wait_for_sums(self, waiting: Waiting) -> None:
         """backup, in a team: say that this rank's partial sums are there, and wait for those of the others."""
-        with self._locked():
-            self._words[_SUMMED] += 1
+        _add_one(self._words, _SUMMED)
         waiting.until(lambda spins: _at_least(self._words, _SUMMED, self.rules.taken, spins))
 
     def close_step(self, step: int, loss: float, skipped: bool, waiting: Waiting) -> None:
         """backup, in a team: say that this rank's part is updated; return when all parts are, and the step is done."""
         words = self._words
-        with self._locked():
-            words[_UPDATED] += 1
-            if words[_UPDATED] == self.rules.taken:
-                words[_ARRIVED] = words[_SUMMED] = words[_UPDATED] = 0
-                words[_STEP] += 1
-                _close(words, loss, skipped)
+        _close_team_step(words, step, self.rules.taken, loss, skipped)
         waiting.until(lambda spins: _at_least(words, _STEP, step + 1, spins))
 
-    def standing(self) -> int:
-        """backup, in a team: the step that the parameters are for; -1 while they change."""
-        with self._locked():
-            return -1 if self._words[_ARRIVED] == self.rules.taken else int(self._words[_STEP])
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """backup, in a team: keep the parameters as they are meanwhile, between two steps."""
+        while True:
+            with self._locked():
+                if self._words[_ARRIVED] != self.rules.taken:  # else the team is updating
+                    yield
+                    return
+            os.sched_yield()
 
     def step_done(self, loss: float, skipped: bool) -> None:
         """backup, with servers: the first of them has applied a step."""
@@ -257,15 +276,18 @@ class Ledger:
             _close(self._words, loss, skipped)
 
     def open_gate(self, step: int) -> None:
-        """Let tickets be given out for steps before ``step``, or for none any more where that has been passed."""
+        """Let tickets be given out for steps before ``step``; where that has been passed, for those begun."""
         with self._locked():
-            self._words[_GATE] = max(step, _counted(self._words, self.rules.taken))
+            self._words[_GATE] = max(step, self._begun())
 
     def stop(self) -> None:
         """Give no further tickets out, but those that a step under way needs."""
         with self._locked():
-            under_way = 1 if self.rules.taken else 0
-            self._words[_END] = min(self._words[_END], _counted(self._words, self.rules.taken) + under_way)
+            self._words[_END] = min(self._words[_END], self._begun())
+
+    def _begun(self) -> int:
+        """The step after the last one that tickets have been given out for."""
+        return _counted(self._words, self.rules.taken) + (1 if self.rules.taken else 0)
 
     def _paused(self) -> bool:
         """Whether everything that was given out is finished, and the next step is beyond the gate."""

@@ -18,7 +18,7 @@ class Kind(IntEnum):
     APPLY = 1  # (version, clip, scaled; the gradient) -> staleness
     READ = 2  # (least version) -> version; parameters
     VECTOR = 3  # (number of the vector) -> ; the vector
-    TAKE = 4  # (whether it is the chief) -> ticket, step, steps ahead
+    TAKE = 4  # () -> ticket, step, steps ahead
     FINISH = 5  # (loss, staleness, bytes, skipped) -> steps done
     ADMIT = 6  # (ticket, step, loss, bytes) -> place
     COLLECT = 7  # (ticket, step, loss; the gradient) -> once the step is applied
@@ -82,9 +82,9 @@ class RemoteLedger:
         self._mail.request(self._server, kind, arguments)
         return self._mail.reply(self._server)
 
-    def take(self, chief: bool) -> tuple[int, int, int]:
+    def take(self) -> tuple[int, int, int]:
         """A ticket, its step, and how many steps this worker is ahead; waits."""
-        ticket, step, ahead = self._ask(Kind.TAKE, int(chief))[:3]
+        ticket, step, ahead = self._ask(Kind.TAKE)[:3]
         return ticket, step, ahead
 
     def finish(self, loss: float, staleness: int, nbytes: int, skipped: bool) -> int:

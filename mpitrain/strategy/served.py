@@ -77,9 +77,12 @@ class Served:
 
     def take(self) -> Work | Turn:
         ticket, step, ahead = self._next_ticket()
-        if ticket in (END, PAUSE):
+        if ticket == END:
+            return Turn.END
+        if ticket == PAUSE:
             self._arrive()
-            return Turn.END if ticket == END else Turn.PAUSE
+            self._read(self._least_version(self.step))  # every shard has come there, too
+            return Turn.PAUSE
         self._ticket, self._ahead = ticket, ahead
         self._work = Work(step, self._position(ticket))
         self._read(step)
@@ -87,7 +90,7 @@ class Served:
 
     def _next_ticket(self) -> tuple[int, int, int]:
         if self._far is not None:
-            return self._far.take(self._chief)
+            return self._far.take()
         taken = (WAIT, 0, 0)
 
         def try_to() -> bool:
@@ -145,17 +148,20 @@ class Served:
             self._versions[s] = far.wait_read()
 
     def complete(self, name: str) -> Array:
-        """One of the vectors, as it is now. What mail brings overwrites ``params``: ``take`` reads them anew."""
+        """One of the vectors, as it is now; reading ``params`` makes this worker's the newest."""
         if name == "params":
             self._read(0)
             return self.params
         found = np.zeros_like(self.params)
         for _, shard in self._local:
             shard.read(found, name)
+        params = self.params.copy() if self._remote else None  # which mail overwrites
         for s, far in self._remote:
             far.read_vector(name)
             for lo, hi in self._store.ranges[s]:
                 found[lo:hi] = self.params[lo:hi]
+        if params is not None:
+            self.params[:] = params
         return found
 
     # Gradients.

@@ -97,20 +97,20 @@ class Shard:
 
         Args:
             grads: Shape (layout.size,); or (``size``,): the ranges one behind the other. Where the optimizer works
-                by layers, it must be the former, and is overwritten.
+                by layers, the former is overwritten.
         """
         with self.locked():
             version = int(self._words[_VERSION])
             staleness = version - push.version
             rate_scale = 1.0 / max(1, staleness) if push.scaled else 1.0
             if self._updater.optimizer.layerwise:
-                self._update_by_sums(grads, version, lambda sums: sums)
+                self._update_by_sums(self._whole(grads), version, lambda sums: sums, rate_scale)
             else:
                 for lo, hi, origin in self._origins(compact=len(grads) == self.size):
                     self._updater.update(
                         lo, hi, grads[np.newaxis], version, origin=origin, clip=push.clip, rate_scale=rate_scale
                     )
-            self._words[_VERSION] += 1
+            self._next_version()
         return staleness
 
     def apply_step(self, grads: Array, sum_over_servers: Callable[[Array], Array]) -> None:
@@ -127,7 +127,7 @@ class Shard:
             else:
                 for lo, hi in self.ranges:
                     self._updater.update(lo, hi, grads[np.newaxis], version)
-            self._words[_VERSION] += 1
+            self._next_version()
 
     def gather(self, grads: Array, out: Array, first: bool) -> None:
         """Add a gradient, as ``apply`` takes it, to the shard's ranges of ``out``; the first one overwrites them."""
@@ -157,14 +157,31 @@ class Shard:
     def skip_step(self) -> None:
         """Count a step whose gradient is left out."""
         with self.locked():
-            self._words[_VERSION] += 1
+            self._next_version()
 
-    def _update_by_sums(self, grads: Array, version: int, add_up: Callable[[Array], Array]) -> None:
+    def _update_by_sums(
+        self, grads: Array, version: int, add_up: Callable[[Array], Array], rate_scale: float = 1.0
+    ) -> None:
         """Update in two passes, with sums of squares added up in between."""
-        own = sum(self._updater.prepare(lo, hi, grads[np.newaxis], grads, version) for lo, hi in self.ranges)
-        sums = add_up(np.asarray(own))
+        own = np.zeros(self._updater.n_sums)
         for lo, hi in self.ranges:
-            self._updater.finish(lo, hi, grads, sums, version)
+            own += self._updater.prepare(lo, hi, grads[np.newaxis], grads, version)
+        sums = add_up(own)
+        for lo, hi in self.ranges:
+            self._updater.finish(lo, hi, grads, sums, version, rate_scale=rate_scale)
+
+    def _whole(self, grads: Array) -> Array:
+        """A gradient with its ranges where they are in the vector."""
+        whole = self.vectors["params"]
+        if len(grads) == len(whole):
+            return grads
+        found = np.zeros_like(whole)
+        self.gather(grads, found, first=True)
+        return found
+
+    def _next_version(self) -> None:
+        # With release, for ``version`` is read without the lock.
+        store(self._words, _VERSION, int(self._words[_VERSION]) + 1)
 
     def _origins(self, compact: bool) -> Iterator[tuple[int, int, int]]:
         """Each range, and the element that a gradient's first one belongs to."""

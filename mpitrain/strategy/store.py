@@ -101,7 +101,8 @@ class Store:
             return
         error = ConfigError(
             f"--mode {self.plan.config.mode} without servers keeps the parameters in memory that all ranks share, and "
-            f"{len(set(self.nodes.of))} nodes share none: give --ps 1 or more"
+            f"these ranks are {len(set(self.nodes.of))} groups that share none (hosts, or --no-shared-memory): "
+            "give --ps 1 or more"
         )
         error.everywhere = True
         raise error

@@ -131,6 +131,7 @@ def _command(pid: str) -> str:
         (["--mode", "async", "--ps", "2"], "leaves no worker"),
         (["--mode", "async", "--ps", "1", "--ps-hosts", "nowhere"], "'nowhere'"),
         (["--mode", "async", "--no-shared-memory"], "give --ps 1 or more"),
+        (["--placement", "greedy"], "--placement goes with"),
         (["--mode", "snyc"], "Did you mean"),
     ],
     ids=str,

@@ -143,6 +143,35 @@ def test_an_epoch_is_each_example_once_at_any_pace(openmpi: Mpi, tmp_path: Path)
         openmpi.train(n, JOBS / "recording.py", *words)
 
 
+@pytest.mark.parametrize("optimizer", ["lamb", "lars"])
+def test_layers_lie_whole_on_servers_that_scale_their_steps(
+    openmpi: Mpi, optimizer: str, one_process, tmp_path: Path
+) -> None:
+    what = ("--optimizer", optimizer, "--dtype", "float64")
+    how = ("--mode", "async", "--ps", "2", "--placement", "greedy", "--no-shared-memory")
+    assert_close(train(openmpi, 3, tmp_path, *how, *what), one_process(*what), 1e-12)
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-one-sided",), ("--mode", "backup", "--clip-norm", "0.5")], ids=" ".join)
+def test_more_servers_than_variables(openmpi: Mpi, flags: tuple[str, ...], job, tmp_path: Path) -> None:
+    path = job(
+        "from mpitrain import Job, data, nn, optim\n"
+        "def job(clip_norm: float = 0.0):\n"
+        "    d = data.mnist(None)\n"
+        "    return Job(model=nn.Sequential(nn.Dense(64, 10)), loss=nn.SoftmaxCrossEntropy(), train=d.train,"
+        " validation=d.validation, optimizer=optim.sgd(0.1, clip_norm=clip_norm or None), train_steps=50)\n"
+    )
+    words = ["--mode", "async", "--ps", "3", "--placement", "greedy", "--no-shared-memory"]
+    done = openmpi.train(5, path, *words, *flags, "--run-dir", tmp_path / "run")
+    assert "50 steps in" in done.stdout
+
+
+def test_backup_saves_by_the_clock_at_whole_steps(openmpi: Mpi, tmp_path: Path) -> None:
+    flags = ("--mode", "backup", "--ps", "1", "--save-secs", "0.05", "--train-steps", "2000")
+    train(openmpi, 4, tmp_path, *flags)
+    assert len(list((tmp_path / "checkpoints").iterdir())) > 2
+
+
 @pytest.mark.parametrize("how", [("--mode", "async"), ("--mode", "backup", "--backup-workers", "0")], ids=" ".join)
 def test_a_resumed_run_goes_on_where_the_data_was(openmpi: Mpi, how: tuple[str, ...], tmp_path: Path) -> None:
     flags = (*how, "--ps", "1")

@@ -21,9 +21,11 @@ from mpitrain.errors import ConfigError
         ({"elastic_rho": 0.5}, "--elastic-rho goes with --mode local"),
         ({"mode": "local", "elastic_rho": 1.5}, "between 0 and 1"),
         ({"mode": "backup", "staleness_scaling": True}, "--staleness-scaling goes with"),
-        ({"mode": "async", "ps": 1, "ps_hosts": ["a", "b"]}, "2 hosts for --ps 1"),
+        ({"mode": "async", "ps": 1, "ps_hosts": ["a", "b"]}, "more hosts than --ps 1"),
         ({"mode": "ssp", "staleness": -1}, "0 or more"),
         ({"ps": -1}, "0 or more"),
+        ({"placement": "greedy"}, "--placement goes with"),
+        ({"one_sided": False}, "--no-one-sided goes with"),
     ],
 )
 def test_contradictions(options, told):
@@ -37,6 +39,7 @@ def test_contradictions(options, told):
         ({"mode": "async", "ps": 2}, 2, "leaves no worker of 2 ranks"),
         ({"mode": "async", "ps": 5}, 3, "start 6 ranks"),
         ({"mode": "backup", "backup_workers": 2}, 2, "give 1 or less"),
+        ({"mode": "async", "shared_memory": False}, 2, "--no-shared-memory leaves 2 ranks"),
         ({"mode": "backup", "ps": 1, "backup_workers": 1}, 2, "of 1 worker "),
     ],
 )

@@ -101,3 +101,15 @@ def test_state_survives_being_sent():
     first, second = state.accounts
     assert (first.steps, first.nbytes, second.steps, second.staleness_sum, second.staleness_max) == (1, 100, 2, 42, 40)
     assert (second.histogram[2], second.histogram[-1], sum(second.histogram)) == (1, 1, 2)
+
+
+def test_a_pause_in_backup_comes_after_the_step_under_way():
+    ledger = ledger_of(Rules(3, taken=2), end=100, gate=100)
+    turns = [ledger.take(worker) for worker in range(3)]
+    ledger.open_gate(0)  # as the chief does that wants a pause soon
+    assert ledger.take(0, chief=True)[0] != PAUSE, "gradients of step 0 may still be taken"
+    for worker in (1, 2):
+        assert ledger.admit(worker, turns[worker][0], 0, 1.0, 8) >= 0
+    ledger.step_done(1.0, skipped=False)
+    assert ledger.take(1)[0] == WAIT
+    assert ledger.take(0, chief=True)[0] == PAUSE

@@ -27,7 +27,9 @@ def test_placement(placement, servers, expected):
     assert server_ranks(NODES, HOSTS, servers, placement) == expected
 
 
-@pytest.mark.parametrize(("hosts", "servers", "expected"), [(["b"], 2, [2, 3]), (["c", "a"], 3, [5, 0, 1])])
+@pytest.mark.parametrize(
+    ("hosts", "servers", "expected"), [(["b"], 2, [2, 3]), (["c", "a"], 3, [5, 0, 1]), (["a", "a"], 2, [0, 1])]
+)
 def test_named_hosts(hosts, servers, expected):
     assert server_ranks(NODES, HOSTS, servers, "spread", hosts) == expected
 
