@@ -39,7 +39,7 @@ clean:
 
 # What the benchmarks compare with, each in an environment of its own.
 .PHONY: bench-env
-bench-env: env .venv-torch/.done .venv-intel/.done
+bench-env: env .venv-torch/.done .venv-intel/.done .venv-tensorflow/.done
 
 .venv-torch/.done:
 	$(PYTHON) -m venv .venv-torch
@@ -49,4 +49,9 @@ bench-env: env .venv-torch/.done .venv-intel/.done
 .venv-intel/.done:
 	$(PYTHON) -m venv .venv-intel
 	.venv-intel/bin/python -m pip install --quiet mpi4py impi-rt numpy
+	touch $@
+
+.venv-tensorflow/.done:
+	$(PYTHON) -m venv .venv-tensorflow
+	.venv-tensorflow/bin/python -m pip install --quiet tensorflow-cpu
 	touch $@
