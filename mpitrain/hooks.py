@@ -83,6 +83,11 @@ class Log(Hook):
             totals = self._report(loop) if loop.cluster.chief else None
             self._start(loop, totals)
 
+    def end(self, loop: Loop) -> None:
+        # Where workers keep no common pace, another one may have taken the last step.
+        if self._when.due(loop.step) and loop.cluster.chief:
+            self._report(loop)
+
     def _report(self, loop: Loop) -> Totals:
         totals, before = loop.totals(), self._totals
         steps, seconds = loop.step - self._timed_from[0], loop.training_s - self._timed_from[1]
