@@ -58,7 +58,7 @@ class Account(NamedTuple):
         steps: Gradients of it that were taken.
         dropped: Gradients of it that came too late.
         staleness_sum, staleness_max: Over its gradients.
-        nbytes: Bytes that it has moved to and from servers.
+        nbytes: Of the gradients that were taken, and of as many reads: what crosses a network where servers are far.
         histogram: Its gradients by staleness; the last bin counts all from there on.
     """
 

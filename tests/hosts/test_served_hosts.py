@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ..conftest import JOBS
+from ..launch.test_run import ranks_of
 from ..mpi.test_sync import SMALL, alone, assert_close, final  # noqa: F401
 from .conftest import Hosts
 
@@ -16,18 +17,6 @@ PLAIN = "--no-normalize"
 
 def accuracy(done: subprocess.CompletedProcess[str]) -> float:
     return float(done.stdout.split("accuracy ")[-1].split()[0])
-
-
-def left_behind(run_dir: Path) -> list[str]:
-    """Processes whose command line names the run directory."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if str(run_dir) in path.read_text():
-                found.append(path.parent.name)
-        except OSError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize(
@@ -48,7 +37,7 @@ def test_every_mode_trains_and_ends(hosts: Hosts, ranks: list[int], flags: tuple
     done = hosts.train(ranks, SMALL, PLAIN, "--train-steps", "200", "--run-dir", tmp_path, *flags)
     assert accuracy(done) > 0.8
     assert "on 3 nodes" in done.stdout
-    assert not left_behind(tmp_path)
+    assert not ranks_of(tmp_path)
 
 
 @pytest.mark.parametrize("flags", [("--ps", "1"), ("--ps", "3"), ("--ps", "2", "--clip-norm", "0.5")], ids=" ".join)

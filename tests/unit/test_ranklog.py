@@ -14,16 +14,16 @@ from mpitrain.monitor.ranklog import RankLog, path_for
 
 def test_log_and_warnings_with_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = RankLog(tmp_path, 3, chief=False)
-    logging.getLogger("some.library").info("told %d", 7)
+    logging.getLogger("some.package").info("told %d", 7)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         logging.captureWarnings(True)
         warnings.warn("look out", stacklevel=1)
     log.close()
     log.close()
-    logging.getLogger("some.library").error("too late")
+    logging.getLogger("some.package").error("too late")
     told, warned = path_for(tmp_path, 3).read_text().splitlines()[:2]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} INFO some\.library: told 7", told)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} INFO some\.package: told 7", told)
     assert "WARNING py.warnings" in warned and "look out" in warned
     assert "too late" not in path_for(tmp_path, 3).read_text()
     assert "look out" not in capsys.readouterr().err
