@@ -1,10 +1,11 @@
 """What a save of 1 GiB costs the training loop, blocking and beside training.
 
-    python bench/saving_beside.py [--ranks 1] [--rounds 3] [--saves 4] [--folder DIR]
+    python bench/saving_beside.py [--ranks 1] [--threads 1] [--rounds 3] [--saves 4] [--folder DIR]
 
 A save's cost is the time of the steps from one save to the next, less as many median steps of the second half of
 that time, when the save has ended. In each round a blocking run and one that saves beside training take turns; a figure
-is the median over all saves. Needs a machine on which nothing else runs.
+is the median over all saves. Needs a machine on which nothing else runs; with ``--threads`` below the cores of a rank
+one is to spare for the save.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ ROOT = Path(__file__).parent.parent
 EVERY = 20  # steps between saves
 
 
-def costs(ranks: int, flag: str, saves: int, folder: str | None) -> tuple[list[float], float]:
+def costs(ranks: int, threads: int | None, flag: str, saves: int, folder: str | None) -> tuple[list[float], float]:
     """Seconds that each save cost a run, and its median step without one."""
     with tempfile.TemporaryDirectory(dir=folder) as made:
         times = Path(made) / "times.json"
         words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks), str(ROOT / "bench/jobs/large_state.py")]
         words += ["--times", str(times), "--run-dir", made, "--save-steps", str(EVERY), flag]
         words += ["--train-steps", str(EVERY * (saves + 1)), "--validate-steps", "0", "--log-steps", "0"]
+        words += [] if threads is None else ["--threads", str(threads)]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         seconds = json.loads(times.read_text())
     # The first save touches the memory of its copy for the first time, and is left out.
@@ -39,6 +41,7 @@ def costs(ranks: int, flag: str, saves: int, folder: str | None) -> tuple[list[f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="of a rank's BLAS  [default: its share of the cores]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--saves", type=int, default=4)
     parser.add_argument("--folder", help="on the disk to measure  [default: a temporary folder]")
@@ -47,7 +50,7 @@ def main() -> None:
     steps: list[float] = []
     for _ in range(arguments.rounds):
         for flag, all_costs in found.items():
-            some, step = costs(arguments.ranks, flag, arguments.saves, arguments.folder)
+            some, step = costs(arguments.ranks, arguments.threads, flag, arguments.saves, arguments.folder)
             all_costs += some
             steps.append(step)
     blocking, beside = (statistics.median(values) for values in found.values())
