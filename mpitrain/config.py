@@ -70,6 +70,9 @@ class RunConfig:
     keep_every: int = _option(0, "With --keep: keep those of every M-th step, too.", "M")
     save_compression: Literal["none", "gzip"] = _option("none", "Compress checkpoints.")
     save_background: bool = _option(True, "Write checkpoints beside training, from a copy of the state.")
+    save_per_node: bool | None = _option(
+        None, "sync, local: each node writes its part of a checkpoint.  [default: from 1 GiB of state on]"
+    )
     time_limit: float | None = _option(
         None, "Save and end before S seconds are over; Slurm's limit (SLURM_JOB_END_TIME) counts without it.", "S"
     )
@@ -188,6 +191,7 @@ _MODES_OF: dict[str, tuple[Mode, ...]] = {
     "staleness_scaling": ("async", "ssp"),
     "backup_workers": ("backup",),
     "local_steps": ("local",),
+    "save_per_node": ("sync", "local"),
     "elastic_rho": ("local",),
 }
 

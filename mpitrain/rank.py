@@ -111,10 +111,10 @@ def _train(cluster: Cluster, request: Request) -> None:
             folder = config.run_dir or _new_run_dir(request.name)
             begin = find_beginning(config, folder / "checkpoints", plan.layout)
             files = _open_files(folder, request, config)
-    begin, folder = cluster.comm.bcast((begin, files.folder), root=cluster.chief_rank)
+    begin, files.folder = cluster.comm.bcast((begin, files.folder), root=cluster.chief_rank)
     records = None
     try:
-        records = Records(cluster, config, folder, files.metrics)
+        records = Records(cluster, config, files.folder, files.metrics)
         _write_ranks(cluster, config, files)
         if files.console is not None:
             files.console.say(_headline(cluster, request.name, config, threads))

@@ -1,21 +1,30 @@
-"""How a run saves: the workers make its state whole, and the chief writes it."""
+"""How a run saves: the workers make its state whole, and the chief writes it, or every node its part."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from . import checkpoint
+from .checkpoint.parts import Part, PartsWriter
 from .checkpoint.saver import Saver
-from .cluster import Cluster
+from .cluster import Cluster, Group
 from .errors import CheckpointError
+from .mpi import MPI
+from .params import Array
 from .plan import Plan
 from .strategy.base import Strategy
 
+LARGE_BYTES = 1 << 30  # of state: from here on every node writes a part
+
 
 class Saving:
-    """What the training loop does to save. Construction is local.
+    """What the training loop does to save. Construction is collective over the workers.
 
     Args:
         strategy: Whose vectors, step and position are saved.
@@ -34,7 +43,19 @@ class Saving:
         say: Callable[[str], None],
     ) -> None:
         self._group, self._strategy, self._sync = cluster.training, strategy, plan.config.mode == "sync"
-        self._saver = _make_saver(plan, folder, record, say) if cluster.chief else None
+        config = plan.config
+        about = {"mode": config.mode, "workers": plan.workers, "servers": config.ps, **record}
+        retention = checkpoint.Retention(config.keep, config.keep_every)
+        if cluster.chief:
+            checkpoint.remove_unfinished(folder)
+        self._parts: Parts | None = None
+        self._saver: Saver | None = None
+        if _in_parts(cluster, plan, strategy):
+            self._parts = Parts(cluster.training, plan, folder, about, retention, say)
+            self._saver = self._parts.saver
+        elif cluster.chief:
+            write = partial(_write, folder, plan, about)
+            self._saver = Saver(folder, write, retention, config.save_background, say)
 
     def save(self) -> None:
         """Save a checkpoint of this step, beside training if so configured.
@@ -42,6 +63,8 @@ class Saving:
         In lockstep collective over the workers, else for the chief alone.
         """
         strategy, saver = self._strategy, self._saver
+        if self._parts is not None:
+            self._parts.finish()
         if self._sync:
             vectors = {name: strategy.complete(name) for name in strategy.vectors}
             if saver is not None:
@@ -54,19 +77,23 @@ class Saving:
                     copies[name] = vector.copy()
             if saver is not None:
                 saver.save(copies, strategy.step, strategy.position, own=True)
+        if self._parts is not None:
+            self._parts.begun(strategy.step)
 
     def before_update(self) -> None:
         """Return when the parameters may change; local, and quick where nothing is being saved.
 
-        In ``sync`` it is enough that the chief waits: nobody updates anything before its gradient is there.
+        In ``sync`` it is enough that who writes waits: nobody updates anything before its gradient is there.
         """
         if self._saver is not None:
             self._saver.wait_for_copy()
 
     def tell(self) -> None:
-        """Say what a save beside training had to say; local."""
+        """Go on with a save beside training, and say what it had to say; local."""
         if self._saver is not None:
             self._saver.poll()
+        if self._parts is not None:
+            self._parts.progress()
 
     def finish(self) -> None:
         """Have the last checkpoint on disk; collective over the workers.
@@ -74,22 +101,108 @@ class Saving:
         Raises:
             CheckpointError: It could not be saved.
         """
+        if self._parts is not None:
+            self._parts.finish()
         with self._group.agree("saving the last checkpoint"):
             if self._saver is not None:
                 self._saver.close()
                 if self._saver.failure is not None:
                     raise CheckpointError(f"the run has ended, and {self._saver.failure}")
+        if self._parts is not None:
+            self._parts.free()
 
     @property
     def longest_s(self) -> float:
-        """Seconds of the longest save so far; 0 on other ranks than the chief."""
+        """Seconds of the longest save so far; 0 on ranks that write nothing."""
         return 0.0 if self._saver is None else self._saver.longest_s
 
 
-def _make_saver(plan: Plan, folder: Path, record: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]) -> Saver:
-    config = plan.config
-    about = {"mode": config.mode, "workers": plan.workers, "servers": config.ps, **record}
-    retention = checkpoint.Retention(config.keep, config.keep_every)
-    return Saver(
-        folder, plan.layout, config.seed, about, config.save_compression, retention, config.save_background, say
-    )
+class Parts:
+    """Every node's first worker writes a part; when all have, the chief writes the index.
+
+    That all have is agreed on by a reduction that nobody waits for while training goes on. Methods are
+    collective over the workers, or local where nothing else is said; on workers that write nothing they do nothing.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        plan: Plan,
+        folder: Path,
+        about: Mapping[str, Any],
+        retention: checkpoint.Retention,
+        say: Callable[[str], None],
+    ) -> None:
+        token = group.comm.bcast(secrets.token_hex(4), root=0)
+        writes = group.node.rank == 0
+        self._comm = MPI.Intracomm(group.comm.Split(0 if writes else MPI.UNDEFINED, key=group.comm.rank))
+        self.saver: Saver | None = None
+        self._host, self._say = group.host, say
+        self._step = -1
+        self._awaited = False  # parts are being written, or it is not known yet whether all have been
+        self._failed, self._any_failed = np.zeros(1, np.int32), np.zeros(1, np.int32)
+        self._reduction: MPI.Request | None = None
+        if writes:
+            config, part = plan.config, Part(self._comm.rank, self._comm.size, token)
+            self._writer = PartsWriter(folder, plan.layout, config.seed, about, config.save_compression, part)
+            self.saver = Saver(folder, self._writer.write, retention, config.save_background, say, in_parts=True)
+
+    def begun(self, step: int) -> None:
+        """Note that parts of a checkpoint are being written; local."""
+        self._step, self._awaited = step, self.saver is not None
+
+    def progress(self) -> None:
+        """Go on as far as that takes no waiting; local."""
+        saver = self.saver
+        if saver is None or not self._awaited or (self._reduction is None and saver.busy):
+            return
+        if self._reduction is None:
+            saver.finish()
+            self._failed[0] = saver.failure is not None
+            self._reduction = self._comm.Iallreduce(self._failed, self._any_failed, op=MPI.MAX)
+        if self._reduction.Test():
+            self._complete(saver)
+
+    def finish(self) -> None:
+        """Have the index on disk, or being written."""
+        saver = self.saver
+        if saver is None:
+            return
+        if self._awaited:
+            saver.finish()
+            self.progress()
+        if self._awaited and self._reduction is not None:
+            self._reduction.Wait()
+            self._complete(saver)
+        saver.finish()
+
+    def free(self) -> None:
+        """Give the communicator back."""
+        if self.saver is not None:
+            self._comm.Free()
+
+    def _complete(self, saver: Saver) -> None:
+        """All parts have been written, or some could not be; collective over those who write."""
+        self._awaited, self._reduction = False, None
+        if self._any_failed[0]:
+            failures = [f"{why} ({host})" for why, host in self._comm.allgather((saver.failure, self._host)) if why]
+            if saver.failure is None:  # otherwise it has been told
+                saver.failure = failures[0]
+                self._say(f"{failures[0]}; training goes on, and older checkpoints are as they were")
+        elif self._comm.rank == 0:
+            saver.complete(self._step, self._writer.write_index)
+
+
+def _in_parts(cluster: Cluster, plan: Plan, strategy: Strategy) -> bool:
+    if not strategy.lockstep or cluster.n_nodes == 1:
+        return False
+    if plan.config.save_per_node is not None:
+        return plan.config.save_per_node
+    return plan.layout.size * plan.dtype.itemsize * len(strategy.vectors) >= LARGE_BYTES
+
+
+def _write(
+    folder: Path, plan: Plan, about: Mapping[str, Any], vectors: Mapping[str, Array], step: int, position: int
+) -> None:
+    config, path = plan.config, checkpoint.path_for(folder, step)
+    checkpoint.write(path, plan.layout, vectors, step, position, config.seed, about, config.save_compression)

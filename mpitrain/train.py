@@ -30,7 +30,7 @@ from .strategy.base import Strategy, Totals, Turn, Work, Wrap
 
 @dataclass
 class RunFiles:
-    """Where the chief writes.
+    """Where a run writes; all but the folder is the chief's.
 
     Attributes:
         folder: The run directory.

@@ -29,20 +29,25 @@ _PIECE = 1 << 22
 
 
 def write_container(
-    path: Path, arrays: Mapping[str, Array], attributes: Attributes, compression: Compression = "none"
+    path: Path,
+    arrays: Mapping[str, Array],
+    attributes: Attributes,
+    compression: Compression = "none",
+    virtual: Mapping[str, h5py.VirtualLayout] | None = None,
 ) -> None:
     """Write ``arrays`` as datasets, so that ``path`` holds all of it or does not change.
 
     Args:
         arrays: C-contiguous, by the dataset's path in the file.
         attributes: Of groups and datasets, by their path; the root's is "/".
+        virtual: Datasets whose values are in other files, by path.
 
     Raises:
         OSError: The disk is full, or the folder cannot be written to.
     """
     with memory_file() as memory:
         block = room_for(arrays)
-        places = _make(memory, block, arrays, attributes, compression)
+        places = _make(memory, block, arrays, attributes, compression, virtual or {})
         size = max([_size(memory), *(stop for _, stop in places.values())])
         with replacing(path) as writer:
             writer.append(np.zeros(block, np.uint8))
@@ -60,7 +65,12 @@ def memory_file() -> FileIO:
 
 
 def _make(
-    memory: FileIO, block: int, arrays: Mapping[str, Array], attributes: Attributes, compression: Compression
+    memory: FileIO,
+    block: int,
+    arrays: Mapping[str, Array],
+    attributes: Attributes,
+    compression: Compression,
+    virtual: Mapping[str, h5py.VirtualLayout],
 ) -> Places:
     """Make the file but for values that are stored as they are; tell where these belong."""
     plain: dict[str, h5py.h5d.DatasetID] = {}
@@ -70,6 +80,8 @@ def _make(
                 plain[name] = _declare(file, name, array)
             else:
                 _store(file, name, array)
+        for name, layout in virtual.items():
+            file.create_virtual_dataset(name, layout, fillvalue=np.nan)  # which is what shows where a file is missing
         for name, values in attributes.items():
             item = file[name] if name in file else file.create_group(name)
             item.attrs.update(values)

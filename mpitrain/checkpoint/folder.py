@@ -13,6 +13,7 @@ from .disk import flush_folder
 from .reader import Checkpoint
 
 _NAME = re.compile(r"step-(\d+)\.h5")
+_PART = re.compile(r"(step-\d+)-[0-9a-f]+-\d+-of-\d+\.h5")
 
 
 def path_for(folder: Path, step: int) -> Path:
@@ -25,6 +26,11 @@ def steps(folder: Path) -> dict[int, Path]:
     named = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*.h5"))
     found = {int(name[1]): path for name, path in named if name}
     return {step: found[step] for step in sorted(found, reverse=True)}
+
+
+def part_paths(path: Path) -> list[Path]:
+    """The files beside a checkpoint that hold parts of it; see ``parts``."""
+    return [part for part in path.parent.glob(f"{path.stem}-*.h5") if _index_of(part) == path]
 
 
 def newest(folder: Path) -> Path | None:
@@ -84,7 +90,10 @@ class Retention:
             spared = next((path for path in rest if self._verifies(path)), None)
             rest = [path for path in rest if path != spared]
         for path in rest:
-            path.unlink(missing_ok=True)
+            parts = part_paths(path)
+            path.unlink(missing_ok=True)  # first: a part alone is no checkpoint
+            for part in parts:
+                part.unlink(missing_ok=True)
         flush_folder(folder)
         return rest
 
@@ -107,9 +116,16 @@ class Retention:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what saves that were killed have left; nobody may be saving there."""
-    for path in folder.glob("step-*.partial"):
+    alone = [path for path in folder.glob("step-*.h5") if (index := _index_of(path)) and not index.exists()]
+    for path in [*folder.glob("step-*.partial"), *alone]:
         with suppress(OSError):
             path.unlink()
+
+
+def _index_of(path: Path) -> Path | None:
+    """The checkpoint that a file is a part of, by its name."""
+    named = _PART.fullmatch(path.name)
+    return path.with_name(f"{named[1]}.h5") if named else None
 
 
 def _identity(path: Path) -> tuple[int, ...]:

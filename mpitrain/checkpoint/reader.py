@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import numpy as np
 from ..errors import DamagedCheckpoint
 from ..params import Array, Shape
 from .container import memory_file, pieces
-from .digest import Digest, bytes_of
+from .digest import Digest, bytes_of, digest_of
 from .seal import HEAD, BrokenSeal, Range, Seal, block_bytes
 
 FORMAT = 2
@@ -38,6 +39,7 @@ class Checkpoint:
     Attributes:
         attributes: Of the root and of every group below ``run``, by path: "/", "run/config" and so on.
         datasets: By path, such as ``params/dense1.weight``.
+        identity: The digest of the first block, which has those of all else: it is another for any other content.
 
     Raises:
         DamagedCheckpoint: The file cannot be read, is no checkpoint, or is not as it was written.
@@ -47,6 +49,8 @@ class Checkpoint:
         self.path = path
         self.attributes: dict[str, dict[str, Any]] = {}
         self.datasets: dict[str, Stored] = {}
+        self._parts: dict[str, Checkpoint] = {}  # by their files' names
+        self._rows: dict[str, list[tuple[str, int, int]]] = {}  # of virtual datasets: part, first row, the one behind
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -58,11 +62,22 @@ class Checkpoint:
             os.close(self._descriptor)
             raise
         self._pool = ThreadPoolExecutor(2, "checkpoint-reader")
+        try:
+            self._open_parts()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Checkpoint:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        for part in self._parts.values():
+            part.close()
         self._pool.shutdown(cancel_futures=True)
         self._file.close()
         self._memory.close()
@@ -91,15 +106,21 @@ class Checkpoint:
             DamagedCheckpoint: The values are not as they were written; the arrays then hold anything.
         """
         reads: list[Future[None]] = []
+        of_parts: dict[str, dict[str, Array]] = {name: {} for name in self._parts}
         for name, out in wanted.items():
             if self.datasets[name].dtype != out.dtype or not out.flags.c_contiguous:
                 out[...] = self.read(name)
+            elif name in self._rows:
+                for part, lo, hi in self._rows[name]:
+                    of_parts[part][name] = out[lo:hi]
             elif name in self._ranges:
                 reads.append(self._pool.submit(self._read_values, name, bytes_of(out)))
             elif out.shape:  # compressed, in what was checked when the file was opened
                 self._file[name].read_direct(out)
             else:
                 out[...] = self._file[name][()]
+        for part, values in of_parts.items():
+            self._parts[part].fill(values)
         for read in reads:
             read.result()
 
@@ -111,6 +132,8 @@ class Checkpoint:
         """
         for read in [self._pool.submit(self._read_values, name, None) for name in self._ranges]:
             read.result()
+        for part in self._parts.values():
+            part.verify()
 
     def _open(self) -> None:
         try:
@@ -138,7 +161,9 @@ class Checkpoint:
         size = os.fstat(self._descriptor).st_size
         if block > size:
             raise BrokenSeal(f"it ends after {size:,} bytes, inside its first block")
-        seal = Seal.unpack(os.pread(self._descriptor, block, 0))
+        front = os.pread(self._descriptor, block, 0)
+        seal = Seal.unpack(front)
+        self.identity = digest_of(front)
         if seal.size != size:
             raise BrokenSeal(f"it has {size:,} bytes, and {seal.size:,} were written")
         return seal
@@ -165,6 +190,20 @@ class Checkpoint:
 
         visit("/", self._file)
         self._file.visititems(visit)
+
+    def _open_parts(self) -> None:
+        """Open the files that the values of virtual datasets are in; see ``parts``."""
+        for file, identity in json.loads(self.attributes["/"].get("parts", "{}")).items():
+            try:
+                part = Checkpoint(self.path.with_name(file))
+            except DamagedCheckpoint as error:
+                raise self._damaged(f"of its parts {error}") from error
+            self._parts[file] = part
+            if part.identity != identity:
+                raise self._damaged(f"its part {file} is of another checkpoint")
+        for name in self.datasets if self._parts else ():
+            if self._file[name].is_virtual:
+                self._rows[name] = [_rows_in(source) for source in self._file[name].virtual_sources()]
 
     def _check_name(self) -> None:
         """A file that was renamed would have the run go on at another step than the one it was asked for."""
@@ -198,6 +237,12 @@ class Checkpoint:
 
     def _damaged(self, why: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(f"{self.path} is not a whole checkpoint: {why}")
+
+
+def _rows_in(source: Any) -> tuple[str, int, int]:
+    """The file of a part of a virtual dataset, the first of its rows and the one behind the last."""
+    first, last = source.vspace.get_select_bounds()
+    return source.file_name, int(first[0]), int(last[0]) + 1
 
 
 def _python(value: Any) -> Any:

@@ -5,25 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ..params import Array, Layout
-from .container import Compression
-from .folder import Retention, path_for, remove_unfinished
-from .state import write
+from ..params import Array
+from .folder import Retention
+
+# Given vectors by name, a step and a position, writes a checkpoint or a part of one; raises OSError.
+Write = Callable[[Mapping[str, Array], int, int], None]
 
 
 class Saver:
-    """Writes the checkpoints of a run; the chief has one. Every method is local and called by one thread.
+    """Has a run's checkpoints written; who writes has one. Every method is local and called by one thread.
 
     A save that fails is told, and not raised: a run outlives a full disk, and its older checkpoints stay.
 
     Args:
-        folder: Where checkpoints go. Nobody else may be saving there.
-        about: Kept with every checkpoint; see ``write``.
+        folder: Where checkpoints go.
+        write: Writes a checkpoint, or with ``in_parts`` a part of one, which ``complete`` makes whole.
+        retention: Which older ones stay, whenever one is whole.
         background: Write from a copy of the state in a thread, while training goes on.
         say: Called with a line for the user, by the thread that calls this.
 
@@ -35,16 +37,14 @@ class Saver:
     def __init__(
         self,
         folder: Path,
-        layout: Layout,
-        seed: int,
-        about: Mapping[str, Any],
-        compression: Compression,
+        write: Write,
         retention: Retention,
         background: bool,
         say: Callable[[str], None],
+        in_parts: bool = False,
     ) -> None:
-        self._folder, self._layout, self._seed, self._about = folder, layout, seed, about
-        self._compression, self._retention, self._background, self._say = compression, retention, background, say
+        self._folder, self._write, self._retention = folder, write, retention
+        self._background, self._say, self._in_parts = background, say, in_parts
         self._copies: dict[str, Array] = {}
         self._thread = ThreadPoolExecutor(1, "checkpoint-saver")
         self._copying: Future[None] | None = None
@@ -52,7 +52,6 @@ class Saver:
         self._told: list[str] = []
         self.failure: str | None = None
         self.longest_s = 0.0
-        remove_unfinished(folder)
 
     def save(self, vectors: Mapping[str, Array], step: int, position: int, own: bool = False) -> None:
         """Save the state, after the save before has ended.
@@ -60,17 +59,25 @@ class Saver:
         With ``background`` this returns at once, and the vectors must not change before ``wait_for_copy`` returns.
 
         Args:
-            vectors, step, position: See ``write``.
+            vectors, step, position: See ``state.write``.
             own: The vectors are the saver's from now on, and need not be copied.
         """
         self.finish()
-        if self._background:
-            if not own:
-                self._copying = self._thread.submit(self._copy, dict(vectors))
-            self._saving = self._thread.submit(self._save, vectors if own else self._copies, step, position)
-        else:
-            self._save(vectors, step, position)
-            self.poll()
+        if self._background and not own:
+            self._copying = self._thread.submit(self._copy, dict(vectors))
+        self._start(
+            step, partial(self._write, vectors if own or not self._background else self._copies, step, position)
+        )
+
+    def complete(self, step: int, write: Callable[[], None]) -> None:
+        """Make what ``save`` has saved in parts a checkpoint, by calling ``write``; that may raise OSError."""
+        self.finish()
+        self._start(step, write, whole=True)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way."""
+        return self._saving is not None and not self._saving.done()
 
     def wait_for_copy(self) -> None:
         """Return when the vectors given to ``save`` may change."""
@@ -103,18 +110,26 @@ class Saver:
                 self._copies[name] = np.empty_like(vector)  # kept: touching new pages takes longer than copying
             np.copyto(self._copies[name], vector)
 
-    def _save(self, vectors: Mapping[str, Array], step: int, position: int) -> None:
+    def _start(self, step: int, write: Callable[[], None], whole: bool = False) -> None:
+        prune = whole or not self._in_parts
+        if self._background:
+            self._saving = self._thread.submit(self._save, step, write, prune)
+        else:
+            self._save(step, write, prune)
+            self.poll()
+
+    def _save(self, step: int, write: Callable[[], None], prune: bool) -> None:
         began = time.perf_counter()
-        path = path_for(self._folder, step)
         try:
-            write(path, self._layout, vectors, step, position, self._seed, self._about, self._compression)
+            write()
             self.failure = None
         except (OSError, MemoryError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             self.failure = f"the checkpoint of step {step:,} could not be saved in {self._folder}: {reason}"
             self._told.append(f"{self.failure}; training goes on, and older checkpoints are as they were")
             return
-        self._prune()
+        if prune:
+            self._prune()
         self.longest_s = max(self.longest_s, time.perf_counter() - began)
 
     def _prune(self) -> None:

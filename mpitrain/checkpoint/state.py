@@ -43,6 +43,13 @@ def write(
     Raises:
         OSError: The disk is full, or the folder cannot be written to.
     """
+    write_container(path, *contents(layout, vectors, step, position, seed, about), compression)
+
+
+def contents(
+    layout: Layout, vectors: Mapping[str, Array], step: int, position: int, seed: int, about: Mapping[str, Any]
+) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
+    """What ``write`` writes: arrays and attributes by path; the arrays are views of the vectors."""
     arrays: dict[str, Array] = {}
     attributes: dict[str, dict[str, Any]] = {"/": _root(step, position, seed)}
     for name, vector in vectors.items():
@@ -58,7 +65,7 @@ def write(
             attributes["/"][name] = _attribute(value)
     if "params" not in vectors:
         attributes = {name: values for name, values in attributes.items() if not name.startswith("params/")}
-    write_container(path, arrays, attributes, compression)
+    return arrays, attributes
 
 
 def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) -> tuple[int, int]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain import checkpoint
+
 from ..mpi.test_sync import SMALL, alone, assert_close, assert_same_bits, final  # noqa: F401
 from .conftest import Hosts
 
@@ -30,3 +32,25 @@ def test_a_run_twice_is_the_same_bits(hosts: Hosts, tmp_path: Path) -> None:
     for name in "ab":
         hosts.train([2, 1, 1], SMALL, "--bucket-bytes", "0", "--run-dir", tmp_path / name)
     assert_same_bits(final(tmp_path / "a"), final(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("mode", ["sync", "local"])
+def test_every_node_writes_its_part_of_a_checkpoint(hosts: Hosts, mode: str, tmp_path: Path) -> None:
+    """And what is read is what one rank would have written; gone on from it is never having stopped."""
+    flags = ("--mode", mode, "--no-normalize", "--train-steps", "24")
+    hosts.train([2, 1, 1], SMALL, *flags, "--run-dir", tmp_path / "whole")
+    parts = ("--save-per-node", "--save-steps", "8", "--keep", "2", "--run-dir", tmp_path / "parts")
+    hosts.train([2, 1, 1], SMALL, *flags, *parts)
+    folder = tmp_path / "parts" / "checkpoints"
+    assert [*checkpoint.steps(folder)] == [24, 16]
+    assert [len(checkpoint.part_paths(path)) for path in checkpoint.steps(folder).values()] == [3, 3]
+    assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+    last = checkpoint.path_for(folder, 24)
+    part = checkpoint.part_paths(last)[1]
+    part.write_bytes(part.read_bytes()[:-1])
+    done = hosts.train([2, 1, 1], SMALL, *flags, *parts)
+    assert part.name in done.stdout
+    assert "resumed from" in done.stdout
+    checkpoint.verify(last)
+    if mode == "sync":  # in local each worker has slots of its own, and a checkpoint has their mean
+        assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))

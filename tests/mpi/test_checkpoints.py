@@ -252,3 +252,13 @@ def test_going_on_with_other_ranks(
 def losses(run_dir: Path) -> list[float]:
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [line["validation_loss"] for line in lines if "validation_loss" in line]
+
+
+@pytest.mark.parametrize("how", ["background", "waiting"])
+def test_a_part_that_cannot_be_written_leaves_no_checkpoint(mpi: Mpi, how: str, tmp_path: Path) -> None:
+    done = mpi.run(3, "-m", "tests.mpi.programs.failing_part", tmp_path, how)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told, there = done.stdout.splitlines()
+    assert told.startswith("the checkpoint of step 2 could not be saved")
+    assert "Disk quota exceeded (node1); training goes on" in told
+    assert there == "[3, 1]"

@@ -1,0 +1,53 @@
+"""Every rank is a node that writes its part of checkpoints; one of them cannot write that of step 2.
+
+Prints what the chief says, and which checkpoints there are. Nodes are stand-ins: all are on this host.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from mpitrain import checkpoint
+from mpitrain.cluster import Cluster, Group
+from mpitrain.config import RunConfig
+from mpitrain.mpi import MPI
+from mpitrain.params import Layout
+from mpitrain.saving import Parts
+
+cluster, folder, background = Cluster(), Path(sys.argv[1]), sys.argv[2] == "background"
+group = Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), f"node{cluster.rank}", cluster.name_of_rank)
+layout = Layout.pack([("a", (99, 3), "param")])
+plan = SimpleNamespace(config=RunConfig(save_background=background), layout=layout)
+said: list[str] = []
+parts = Parts(group, plan, folder, {}, checkpoint.Retention(0), said.append)  # type: ignore[arg-type]
+assert parts.saver is not None
+write = parts.saver._write
+
+
+def fail_at_two(vectors, step, position):
+    if step == 2 and cluster.rank == 1:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+    write(vectors, step, position)
+
+
+parts.saver._write = fail_at_two
+for step in (1, 2, 3):
+    parts.finish()
+    parts.saver.save({"params": np.full(layout.size, step, np.float32)}, step, step)
+    parts.begun(step)
+    for _ in range(100):  # steps of training
+        parts.progress()
+        time.sleep(1e-3)
+parts.finish()
+parts.saver.close()
+assert parts.saver.failure is None
+if cluster.chief:
+    print(*said, [*checkpoint.steps(folder)], sep="\n")
+    for path in checkpoint.steps(folder).values():
+        checkpoint.verify(path)

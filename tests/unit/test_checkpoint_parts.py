@@ -1,0 +1,160 @@
+"""A checkpoint in parts is a checkpoint: to this package, to HDF5, and where a part is damaged, swapped or missing."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from mpitrain import checkpoint
+from mpitrain.checkpoint.parts import Part, PartsWriter, rows_of_part
+from mpitrain.errors import CheckpointError, DamagedCheckpoint
+from mpitrain.params import Array, Layout
+
+SHAPES = {"scalar": (), "one": (1,), "matrix": (23, 7), "cube": (2, 3, 5), "long": (1001,)}
+LAYOUT = Layout.pack([(name, shape, "param") for name, shape in SHAPES.items()])
+
+
+def state(seed: int = 0) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    vectors = {name: np.zeros(LAYOUT.size, np.float32) for name in ("params", "momentum")}
+    for vector in vectors.values():
+        for view in LAYOUT.views(vector).values():
+            view[...] = rng.standard_normal(view.shape)
+    return vectors
+
+
+def write(
+    folder: Path, vectors: Mapping[str, Array], count: int, step: int = 5, token: str = "abc123", gzip: bool = False
+) -> Path:
+    compression = "gzip" if gzip else "none"
+    writers = [
+        PartsWriter(folder, LAYOUT, 0, {"mode": "sync"}, compression, Part(index, count, token))  # type: ignore[arg-type]
+        for index in range(count)
+    ]
+    for writer in writers:
+        writer.write(vectors, step, 2 * step)
+    writers[0].write_index()
+    return checkpoint.path_for(folder, step)
+
+
+def load(path: Path) -> dict[str, Array]:
+    found = {name: np.zeros(LAYOUT.size, np.float32) for name in ("params", "momentum")}
+    assert checkpoint.read(path, LAYOUT, found, 0) == (5, 10)
+    return found
+
+
+def same(a: Mapping[str, Array], b: Mapping[str, Array]) -> bool:
+    return all(np.array_equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("gzip", [False, True])
+def test_what_is_read_is_what_was_written(tmp_path: Path, count: int, gzip: bool) -> None:
+    path = write(tmp_path, state(), count, gzip=gzip)
+    assert same(load(path), state())
+    checkpoint.verify(path)
+    with checkpoint.Checkpoint(path) as opened:
+        assert opened.read("params/matrix").shape == (23, 7)
+        wide = np.zeros((23, 7))
+        opened.fill({"params/matrix": wide})
+        assert np.array_equal(wide, opened.read("params/matrix"))
+
+
+def test_any_reader_of_hdf5_sees_whole_arrays(tmp_path: Path) -> None:
+    path = write(tmp_path, state(), 3)
+    views = LAYOUT.views(state()["params"])
+    with h5py.File(path) as file:
+        for name, view in views.items():
+            assert np.array_equal(file[f"params/{name}"][()], view)
+    dumped = subprocess.run(
+        ["h5dump", "-d", "/params/matrix", "-y", "-m", "%.9g", str(path)], capture_output=True, text=True, check=True
+    ).stdout
+    assert f"{views['matrix'][22, 6]:.9g}" in dumped
+
+
+def test_parts_are_of_equal_size(tmp_path: Path) -> None:
+    arrays = {"a": (1000, 8), "b": (3, 4000), "c": (1, 4)}
+    for count in (1, 2, 3, 7):
+        parts = [rows_of_part(arrays, Part(index, count, "")) for index in range(count)]
+        for name, (rows, _) in arrays.items():
+            held = [part[name] for part in parts if name in part]
+            assert [lo for lo, _ in held] == [0, *(hi for _, hi in held[:-1])]
+            assert held[-1][1] == rows
+        sizes = [sum((hi - lo) * arrays[name][1] for name, (lo, hi) in part.items()) for part in parts]
+        assert max(sizes) - min(sizes) <= 4000 + 4000
+
+
+def test_a_damaged_part_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, state(), 2)
+    part = checkpoint.part_paths(path)[0]
+    data = bytearray(part.read_bytes())
+    data[-10] ^= 1
+    part.write_bytes(data)
+    with pytest.raises(DamagedCheckpoint, match=part.name):
+        checkpoint.verify(path)
+    with pytest.raises(DamagedCheckpoint, match=part.name):
+        load(path)
+
+
+def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, state(), 2)
+    part = checkpoint.part_paths(path)[0]
+    part.unlink()
+    with pytest.raises(DamagedCheckpoint, match=f"{part.name} cannot be read"):
+        load(path)
+
+
+def test_a_part_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", state(), 2)
+    other = write(tmp_path / "b", state(1), 2)
+    checkpoint.part_paths(other)[1].replace(checkpoint.part_paths(path)[1])
+    with pytest.raises(DamagedCheckpoint, match="is of another checkpoint"):
+        load(path)
+
+
+def test_parts_alone_are_no_checkpoint_and_go(tmp_path: Path) -> None:
+    writer = PartsWriter(tmp_path, LAYOUT, 0, {}, "none", Part(0, 2, "0a"))
+    writer.write(state(), 5, 10)
+    assert not checkpoint.steps(tmp_path)
+    with pytest.raises(OSError, match="2-of-2"):
+        writer.write_index()  # the other part is not there
+    assert not checkpoint.steps(tmp_path)
+    whole = write(tmp_path, state(), 2, step=7)
+    checkpoint.remove_unfinished(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([whole, *checkpoint.part_paths(whole)])
+
+
+def test_written_again_by_another_run_it_is_the_other_run_s(tmp_path: Path) -> None:
+    write(tmp_path, state(1), 3, token="aa")
+    path = write(tmp_path, state(2), 2, token="bb")
+    assert same(load(path), state(2))
+    assert len(checkpoint.part_paths(path)) == 2
+
+
+def test_parts_go_with_their_checkpoint(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, state(), 2, step=step)
+    checkpoint.Retention(1).prune(tmp_path)
+    assert [*checkpoint.steps(tmp_path)] == [3]
+    assert len([*tmp_path.iterdir()]) == 3
+
+
+def test_a_checkpoint_with_a_damaged_part_is_passed_over(tmp_path: Path) -> None:
+    older, newer = write(tmp_path, state(), 2, step=1), write(tmp_path, state(), 2, step=2)
+    part = checkpoint.part_paths(newer)[1]
+    part.write_bytes(part.read_bytes()[:-1])
+    found, passed_over = checkpoint.newest_whole(tmp_path)
+    assert found == older
+    assert part.name in passed_over[0]
+
+
+def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path, state(), 2)
+    other = Layout.pack([("matrix", (23, 8), "param")])
+    with pytest.raises(CheckpointError, match="params/matrix is"):
+        checkpoint.read(path, other, {n: np.zeros(other.size) for n in ("params", "momentum")}, 0)
