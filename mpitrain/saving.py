@@ -8,14 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from . import checkpoint
 from .checkpoint.parts import Part, PartsWriter
 from .checkpoint.saver import Saver
 from .cluster import Cluster, Group
+from .comm.leaders import Leaders
 from .errors import CheckpointError
-from .mpi import MPI
 from .params import Array
 from .plan import Plan
 from .strategy.base import Strategy
@@ -134,16 +132,13 @@ class Parts:
         say: Callable[[str], None],
     ) -> None:
         token = group.comm.bcast(secrets.token_hex(4), root=0)
-        writes = group.node.rank == 0
-        self._comm = MPI.Intracomm(group.comm.Split(0 if writes else MPI.UNDEFINED, key=group.comm.rank))
+        self._leaders = leaders = Leaders(group)
         self.saver: Saver | None = None
         self._host, self._say = group.host, say
         self._step = -1
         self._awaited = False  # parts are being written, or it is not known yet whether all have been
-        self._failed, self._any_failed = np.zeros(1, np.int32), np.zeros(1, np.int32)
-        self._reduction: MPI.Request | None = None
-        if writes:
-            config, part = plan.config, Part(self._comm.rank, self._comm.size, token)
+        if leaders.member:
+            config, part = plan.config, Part(leaders.rank, leaders.size, token)
             self._writer = PartsWriter(folder, plan.layout, config.seed, about, config.save_compression, part)
             self.saver = Saver(folder, self._writer.write, retention, config.save_background, say, in_parts=True)
 
@@ -153,43 +148,40 @@ class Parts:
 
     def progress(self) -> None:
         """Go on as far as that takes no waiting; local."""
-        saver = self.saver
-        if saver is None or not self._awaited or (self._reduction is None and saver.busy):
+        saver, leaders = self.saver, self._leaders
+        if saver is None or not self._awaited:
             return
-        if self._reduction is None:
+        if not leaders.asked and not saver.busy:
             saver.finish()
-            self._failed[0] = saver.failure is not None
-            self._reduction = self._comm.Iallreduce(self._failed, self._any_failed, op=MPI.MAX)
-        if self._reduction.Test():
+            leaders.ask(failed=saver.failure is not None)
+        if leaders.asked and leaders.answered():
             self._complete(saver)
 
     def finish(self) -> None:
-        """Have the index on disk, or being written."""
-        saver = self.saver
+        """Have the index on disk."""
+        saver, leaders = self.saver, self._leaders
         if saver is None:
             return
-        if self._awaited:
-            saver.finish()
-            self.progress()
-        if self._awaited and self._reduction is not None:
-            self._reduction.Wait()
+        saver.finish()
+        self.progress()
+        if leaders.asked and leaders.answered(wait=True):
             self._complete(saver)
         saver.finish()
 
     def free(self) -> None:
         """Give the communicator back."""
-        if self.saver is not None:
-            self._comm.Free()
+        if self._leaders.member:
+            self._leaders.free()
 
     def _complete(self, saver: Saver) -> None:
-        """All parts have been written, or some could not be; collective over those who write."""
-        self._awaited, self._reduction = False, None
-        if self._any_failed[0]:
-            failures = [f"{why} ({host})" for why, host in self._comm.allgather((saver.failure, self._host)) if why]
+        """All parts have been written, or some could not be; collective over the nodes' first workers."""
+        self._awaited = False
+        if self._leaders.any_failed:
+            failures = [f"{why} ({host})" for why, host in self._leaders.gather((saver.failure, self._host)) if why]
             if saver.failure is None:  # otherwise it has been told
                 saver.failure = failures[0]
                 self._say(f"{failures[0]}; training goes on, and older checkpoints are as they were")
-        elif self._comm.rank == 0:
+        elif self._leaders.rank == 0:
             saver.complete(self._step, self._writer.write_index)
 
 

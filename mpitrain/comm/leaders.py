@@ -1,0 +1,61 @@
+"""The first rank of every node, and what these learn of each other without waiting for it."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+
+from ..cluster import Group
+from ..mpi import MPI
+
+T = TypeVar("T")
+
+
+class Leaders:
+    """The first ranks of a group's nodes. Construction is collective over the group, the rest over the leaders.
+
+    Attributes:
+        member: Whether this rank is one; only then may anything else be called.
+        rank, size: Of this rank among them, in the order of the group's ranks.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.member = group.node.rank == 0
+        self._comm = MPI.Intracomm(group.comm.Split(0 if self.member else MPI.UNDEFINED, key=group.comm.rank))
+        self.rank, self.size = (self._comm.rank, self._comm.size) if self.member else (-1, 0)
+        self._mine, self._any = np.zeros(1, np.int32), np.zeros(1, np.int32)
+        self._reduction: MPI.Request | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether ``ask`` was called, and its answer is not known yet; local."""
+        return self._reduction is not None
+
+    def ask(self, failed: bool) -> None:
+        """Say whether this leader failed, and begin to learn whether any did; returns at once."""
+        self._mine[0] = failed
+        self._reduction = self._comm.Iallreduce(self._mine, self._any, op=MPI.MAX)
+
+    def answered(self, wait: bool = False) -> bool:
+        """Whether all leaders have asked; local unless it is to ``wait`` for that."""
+        assert self._reduction is not None
+        if wait:
+            self._reduction.Wait()
+        elif not self._reduction.Test():
+            return False
+        self._reduction = None
+        return True
+
+    @property
+    def any_failed(self) -> bool:
+        """What ``ask`` was answered; local."""
+        return bool(self._any[0])
+
+    def gather(self, mine: T) -> list[T]:
+        """What every leader gives, in the order of their ranks."""
+        return self._comm.allgather(mine)
+
+    def free(self) -> None:
+        """Give the communicator back."""
+        self._comm.Free()
