@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import event
 
 from .params import Array
 
@@ -35,6 +36,27 @@ def reduction(function: F) -> F:
     NaN and infinity keep their meaning: a diverging run must be seen to diverge.
     """
     return _compile(function, _REORDER)
+
+
+def tell_compiling(say: Callable[[str], None]) -> None:
+    """Have the first compilation in this process told, for it takes seconds in which nothing else is to be seen; local.
+
+    Kernels that come from the cache are not compiled.
+    """
+    event.register("numba:compile", _Listener(say))
+
+
+class _Listener(event.Listener):  # type: ignore[misc]
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say: Callable[[str], None] | None = say
+
+    def on_start(self, event: object) -> None:
+        say, self._say = self._say, None
+        if say is not None:
+            say("compiling for this machine and this kind of model, once; it takes some seconds")
+
+    def on_end(self, event: object) -> None:
+        """Nothing to do."""
 
 
 def _compile(function: F, fastmath: bool | set[str]) -> F:

@@ -20,6 +20,7 @@ from .config import RunConfig, plain
 from .errors import LaunchError, UserError
 from .hooks import Stop
 from .job import Job
+from .kernels import tell_compiling
 from .monitor import accounts
 from .monitor.console import Console, describe, format_table, terminal_columns
 from .monitor.metrics import MetricsFile
@@ -118,6 +119,7 @@ def _train(cluster: Cluster, request: Request) -> None:
         _write_ranks(cluster, config, files)
         if files.console is not None:
             files.console.say(_headline(cluster, request.name, config, threads))
+            tell_compiling(files.console.say)
             for note in [*begin.notes, *_notes_on_data(job)]:
                 files.console.say(note)
         if cluster.is_server:
