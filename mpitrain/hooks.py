@@ -78,7 +78,7 @@ class Log(Hook):
     def after_step(self, loop: Loop) -> None:
         if not self._timed:
             self._timed = True
-            self._timed_from = loop.step, loop.training_s
+            self._timed_from = loop.step, _seconds(loop)
         if loop.settled and self._when.due(loop.step):
             totals = self._report(loop) if loop.cluster.chief else None
             self._start(loop, totals)
@@ -90,7 +90,7 @@ class Log(Hook):
 
     def _report(self, loop: Loop) -> Totals:
         totals, before = loop.totals(), self._totals
-        steps, seconds = loop.step - self._timed_from[0], loop.training_s - self._timed_from[1]
+        steps, seconds = loop.step - self._timed_from[0], _seconds(loop) - self._timed_from[1]
         counted = totals.steps - before.steps
         values = {
             "loss": (totals.loss - before.loss) / counted if counted else math.nan,
@@ -100,7 +100,7 @@ class Log(Hook):
             values |= {"examples_per_s": steps * loop.step_examples / seconds, "step_s": seconds / steps}
         if totals.skipped > before.skipped:
             values["skipped_steps"] = totals.skipped - before.skipped
-        loop.report(loop.step, values | accounts.since(before.accounts, totals.accounts))
+        loop.report(loop.step, values | accounts.since(before.accounts, totals.accounts, loop.plan.nbytes))
         self._compare_shares(loop, totals.accounts)
         return totals
 
@@ -114,9 +114,14 @@ class Log(Hook):
             loop.say(f"warning: {warning}")
 
     def _start(self, loop: Loop, totals: Totals | None = None) -> None:
-        self._timed_from = loop.step, loop.training_s
+        self._timed_from = loop.step, _seconds(loop)
         if loop.cluster.chief:
             self._totals = totals or loop.totals()
+
+
+def _seconds(loop: Loop) -> float:
+    """Time in which steps are taken: all but validating and saving, for which only workers in lockstep stand still."""
+    return loop.training_s if loop.lockstep else time.perf_counter()
 
 
 class Validate(Hook):

@@ -81,6 +81,11 @@ class Plan:
         return ["params", *self.optimizer.slots, *(["average"] if self.moving is not None else [])]
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of a vector."""
+        return self.layout.size * self.dtype.itemsize
+
+    @property
     def n_servers(self) -> int:
         """Servers, or 1 where a node's memory takes their place."""
         return max(1, self.config.ps)

@@ -176,16 +176,15 @@ def _account(loop: Loop, say: Callable[[str], None], seconds: float) -> None:
     if not found:
         return
     plan, cluster = loop.plan, loop.cluster
-    loop.report_record(accounts.as_json(found, plan.batch, seconds))
+    loop.report_record(accounts.as_json(found, plan.batch, plan.nbytes, seconds))
     hosts = cluster.host_of
-    say(accounts.table(found, [hosts[rank] for rank in cluster.worker_ranks], plan.batch, seconds))
+    say(accounts.table(found, [hosts[rank] for rank in cluster.worker_ranks], plan.batch, plan.nbytes, seconds))
     if cluster.servers:
         held = [
             sum(hi - lo for lo, hi in ranges_of(plan.pieces, server, plan.layout)) * plan.dtype.itemsize
             for server in range(plan.n_servers)
         ]
-        gradients = sum(account.steps for account in found)
-        say(accounts.server_table([hosts[rank] for rank in cluster.servers], held, gradients))
+        say(accounts.server_table([hosts[rank] for rank in cluster.servers], held, found))
 
 
 def _end_servers(cluster: Cluster) -> None:

@@ -190,7 +190,7 @@ def _in_parts(cluster: Cluster, plan: Plan, strategy: Strategy) -> bool:
         return False
     if plan.config.save_per_node is not None:
         return plan.config.save_per_node
-    return plan.layout.size * plan.dtype.itemsize * len(strategy.vectors) >= LARGE_BYTES
+    return plan.nbytes * len(strategy.vectors) >= LARGE_BYTES
 
 
 def _write(

@@ -123,14 +123,14 @@ class Server:
 
         self._when_ready(answer)
 
-    def _finish(self, client: int, loss: int, staleness: int, nbytes: int, skipped: int, *_: int) -> None:
+    def _finish(self, client: int, loss: int, staleness: int, reads: int, skipped: int, *_: int) -> None:
         worker = self._worker_of[client]
-        done = self._require_ledger().finish(worker, float_of(loss), staleness, nbytes, bool(skipped))
+        done = self._require_ledger().finish(worker, float_of(loss), staleness, reads, bool(skipped))
         self._reply(client, done)
 
-    def _admit(self, client: int, ticket: int, step: int, loss: int, nbytes: int, *_: int) -> None:
+    def _admit(self, client: int, ticket: int, step: int, loss: int, reads: int, *_: int) -> None:
         worker = self._worker_of[client]
-        self._reply(client, self._require_ledger().admit(worker, ticket, step, float_of(loss), nbytes))
+        self._reply(client, self._require_ledger().admit(worker, ticket, step, float_of(loss), reads))
 
     def _collect(self, client: int, ticket: int, step: int, loss: int, *_: int) -> None:
         assert self._collector is not None and self._store.mail is not None

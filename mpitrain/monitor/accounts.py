@@ -22,7 +22,7 @@ class Account(Protocol):
     @property
     def staleness_max(self) -> int: ...
     @property
-    def nbytes(self) -> int: ...
+    def reads(self) -> int: ...
     @property
     def histogram(self) -> tuple[int, ...]: ...
 
@@ -32,7 +32,12 @@ def histogram(accounts: Sequence[Account]) -> list[int]:
     return [sum(counts) for counts in zip(*(account.histogram for account in accounts), strict=True)]
 
 
-def since(before: Sequence[Account], now: Sequence[Account]) -> dict[str, float]:
+def moved(account: Account, nbytes: int) -> int:
+    """Bytes of parameters read and of gradients handed in, in memory or over a network; of a vector of ``nbytes``."""
+    return (account.reads + account.steps) * nbytes
+
+
+def since(before: Sequence[Account], now: Sequence[Account], nbytes: int) -> dict[str, float]:
     """Staleness, gradients dropped and bytes moved between two readings of the accounts; empty where there are none."""
     steps = _sum(now, "steps") - _sum(before, "steps")
     if not steps:
@@ -44,7 +49,7 @@ def since(before: Sequence[Account], now: Sequence[Account]) -> dict[str, float]
     values = {
         "staleness_mean": (_sum(now, "staleness_sum") - _sum(before, "staleness_sum")) / steps,
         "staleness_max": float(stalest),
-        "moved_bytes": float(_sum(now, "nbytes") - _sum(before, "nbytes")),
+        "moved_bytes": float(sum(moved(b, nbytes) - moved(a, nbytes) for a, b in zip(before, now, strict=True))),
     }
     dropped = _sum(now, "dropped") - _sum(before, "dropped")
     return {**values, "dropped": float(dropped)} if _sum(now, "dropped") else values
@@ -64,7 +69,7 @@ def unequal(before: Sequence[Account], now: Sequence[Account]) -> str:
     )
 
 
-def as_json(accounts: Sequence[Account], batch: int, seconds: float) -> dict[str, Any]:
+def as_json(accounts: Sequence[Account], batch: int, nbytes: int, seconds: float) -> dict[str, Any]:
     """The accounts at the end, for ``metrics.jsonl``."""
     workers = [
         {
@@ -74,14 +79,14 @@ def as_json(accounts: Sequence[Account], batch: int, seconds: float) -> dict[str
             "staleness_mean": _mean_staleness(account),
             "staleness_max": account.staleness_max,
             "dropped": account.dropped,
-            "moved_bytes": account.nbytes,
+            "moved_bytes": moved(account, nbytes),
         }
         for worker, account in enumerate(accounts)
     ]
     return {"workers": workers, "staleness_histogram": histogram(accounts)}
 
 
-def table(accounts: Sequence[Account], hosts: Sequence[str], batch: int, seconds: float) -> str:
+def table(accounts: Sequence[Account], hosts: Sequence[str], batch: int, nbytes: int, seconds: float) -> str:
     """Each worker's account, and how stale gradients were."""
     titles = ("worker", "host", "taken", "examples/s", "staleness", "at most", "dropped", "moved")
     rows = [
@@ -93,18 +98,19 @@ def table(accounts: Sequence[Account], hosts: Sequence[str], batch: int, seconds
             f"{_mean_staleness(account):.2f}",
             str(account.staleness_max),
             f"{account.dropped:,}",
-            size_of(account.nbytes),
+            size_of(moved(account, nbytes)),
         )
         for worker, (account, host) in enumerate(zip(accounts, hosts, strict=True))
     ]
     return format_table(titles, rows) + "\n" + _histogram_line(histogram(accounts))
 
 
-def server_table(hosts: Sequence[str], nbytes: Sequence[int], gradients: int) -> str:
-    """Each server's part of the vector, and what it has received and given out."""
+def server_table(hosts: Sequence[str], nbytes: Sequence[int], accounts: Sequence[Account]) -> str:
+    """Each server's part of the vector, in bytes, and what workers have handed in to it and read from it."""
+    gradients, reads = _sum(accounts, "steps"), _sum(accounts, "reads")
     titles = ("server", "host", "holds", "gradients", "received", "given out")
     rows = [
-        (str(server), host, size_of(held), f"{gradients:,}", size_of(held * gradients), size_of(held * gradients))
+        (str(server), host, size_of(held), f"{gradients:,}", size_of(held * gradients), size_of(held * reads))
         for server, (host, held) in enumerate(zip(hosts, nbytes, strict=True))
     ]
     return format_table(titles, rows)

@@ -36,9 +36,9 @@ class Asynchronous(Served):
         if self._plan.config.mode == "ssp":
             staleness = self._ahead
         if self._ledger is not None:
-            self.step = self._ledger.finish(self._worker, loss, staleness, self._nbytes, not updated)
+            self.step = self._ledger.finish(self._worker, loss, staleness, self._reads_since(), not updated)
         elif self._far is not None:
-            self.step = self._far.finish(loss, staleness, self._nbytes, not updated)
+            self.step = self._far.finish(loss, staleness, self._reads_since(), not updated)
         return StepResult(loss, updated)
 
     def _push(self) -> int:

@@ -38,10 +38,10 @@ class Backup(Served):
         loss = self._step_loss
         step, ticket = self._work.step, self._ticket
         if self._ledger is not None:
-            place = self._ledger.admit(self._worker, ticket, step, loss, self._nbytes)
+            place = self._ledger.admit(self._worker, ticket, step, loss, self._reads_since())
         else:
             assert self._far is not None
-            place = self._far.admit(ticket, step, loss, self._nbytes)
+            place = self._far.admit(ticket, step, loss, self._reads_since())
         own = loss * self._plan.taken  # the mean of this worker's examples, all that it knows of the step's
         if place == DROPPED:
             return StepResult(own, False)
@@ -82,7 +82,8 @@ class Team(Served):
         return self._store.vectors["params"], grads
 
     def _read(self, step: int) -> None:
-        """Nothing to do: the parameters are read where they are."""
+        """Nothing to bring: the parameters are read where they are."""
+        self._reads += 1
 
     def complete(self, name: str) -> Array:
         assert self._ledger is not None
@@ -98,7 +99,7 @@ class Team(Served):
     def finish(self) -> StepResult:
         step, ledger, waiting = self._work.step, self._ledger, self._store.waiting
         assert ledger is not None
-        place = ledger.admit(self._worker, self._ticket, step, self._step_loss, self._nbytes)
+        place = ledger.admit(self._worker, self._ticket, step, self._step_loss, self._reads_since())
         if place == DROPPED:
             return StepResult(self._step_loss * self._plan.taken, False)
         ledger.wait_for_team(waiting)

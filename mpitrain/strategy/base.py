@@ -58,7 +58,7 @@ class Account(NamedTuple):
         steps: Gradients of it that were taken.
         dropped: Gradients of it that came too late.
         staleness_sum, staleness_max: Over its gradients.
-        nbytes: Of the gradients that were taken, and of as many reads: what crosses a network where servers are far.
+        reads: How often it read the parameters, for a gradient or for another purpose.
         histogram: Its gradients by staleness; the last bin counts all from there on.
     """
 
@@ -66,7 +66,7 @@ class Account(NamedTuple):
     dropped: int
     staleness_sum: int
     staleness_max: int
-    nbytes: int
+    reads: int
     histogram: tuple[int, ...]
 
 

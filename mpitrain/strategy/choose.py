@@ -30,5 +30,5 @@ def served_strategy(store: Store) -> Strategy:
 
 
 def _hierarchy(cluster: Cluster, plan: Plan, say: Callable[[str], None], vectors: int) -> Hierarchy:
-    nbytes = vectors * plan.layout.size * plan.dtype.itemsize
+    nbytes = vectors * plan.nbytes
     return hierarchy_of(cluster, nbytes, plan.config.shared_memory, say)

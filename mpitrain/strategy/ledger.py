@@ -35,7 +35,7 @@ _LOCK = 0
 _NEXT, _DONE, _GATE, _END, _STEP, _ARRIVED, _SUMMED, _UPDATED, _LOSS, _SKIPPED = range(WORDS, WORDS + 10)
 _HEAD = 2 * WORDS
 # Of a worker's row.
-_CLOCK, _STEPS, _DROPPED, _STALE_SUM, _STALE_MAX, _BYTES = range(6)
+_CLOCK, _STEPS, _DROPPED, _STALE_SUM, _STALE_MAX, _READS = range(6)
 _HISTOGRAM = WORDS
 _ROW = _HISTOGRAM + BINS
 _ENDED = 1 << 62  # the clock of a worker that has ended: it holds nobody up
@@ -112,11 +112,12 @@ def _take(words: Array, worker: int, workers: int, bound: int, taken: int, team:
 
 
 @kernel
-def _finish(words: Array, worker: int, loss: float, staleness: int, nbytes: int, skipped: bool) -> int:
+def _finish(words: Array, worker: int, loss: float, staleness: int, reads: int, skipped: bool) -> int:
     lock(words, _LOCK)
     row = words[_HEAD + worker * _ROW : _HEAD + (worker + 1) * _ROW]
+    row[_READS] += reads
     if not skipped:
-        _count(row, staleness, nbytes)
+        _count(row, staleness)
     row[_CLOCK] += 1
     _close(words, loss, skipped)
     done = words[_DONE]
@@ -154,21 +155,21 @@ def _close_team_step(words: Array, step: int, taken: int, loss: float, skipped: 
 
 
 @kernel
-def _count(row: Array, staleness: int, nbytes: int) -> None:
+def _count(row: Array, staleness: int) -> None:
     row[_STEPS] += 1
     row[_STALE_SUM] += staleness
     row[_STALE_MAX] = max(row[_STALE_MAX], staleness)
-    row[_BYTES] += nbytes
     row[_HISTOGRAM + min(staleness, BINS - 1)] += 1
 
 
 @kernel
 def _admit(
-    words: Array, worker: int, ticket: int, step: int, loss: float, nbytes: int, workers: int, taken: int, team: bool
+    words: Array, worker: int, ticket: int, step: int, loss: float, reads: int, workers: int, taken: int, team: bool
 ) -> int:
     lock(words, _LOCK)
     row = words[_HEAD + worker * _ROW : _HEAD + (worker + 1) * _ROW]
     row[_CLOCK] += 1
+    row[_READS] += reads
     place = DROPPED
     if words[_STEP] != step or words[_ARRIVED] == taken:
         row[_DROPPED] += 1
@@ -178,7 +179,7 @@ def _admit(
         words[at + _WORKER], words[at + _TICKET] = worker, ticket
         share = words[at + _SHARE : at + _SHARE + 1].view(np.float64)
         share[0] = loss
-        _count(row, 0, nbytes)
+        _count(row, 0)
         if place + 1 == taken and not team:
             words[_ARRIVED] = 0
             store(words, _STEP, step + 1)
@@ -228,14 +229,14 @@ class Ledger:
             ticket = PAUSE
         return ticket, step, ahead
 
-    def finish(self, worker: int, loss: float, staleness: int, nbytes: int, skipped: bool = False) -> int:
+    def finish(self, worker: int, loss: float, staleness: int, reads: int, skipped: bool = False) -> int:
         """Say that a gradient has been applied everywhere, or left out; returns the steps done."""
-        return _finish(self._words, worker, loss, staleness, nbytes, skipped)
+        return _finish(self._words, worker, loss, staleness, reads, skipped)
 
-    def admit(self, worker: int, ticket: int, step: int, loss: float, nbytes: int) -> int:
+    def admit(self, worker: int, ticket: int, step: int, loss: float, reads: int) -> int:
         """backup: this gradient's place among those of its step; ``DROPPED`` where it comes too late."""
         r = self.rules
-        return _admit(self._words, worker, ticket, step, loss, nbytes, r.workers, r.taken, r.team)
+        return _admit(self._words, worker, ticket, step, loss, reads, r.workers, r.taken, r.team)
 
     def admitted(self) -> tuple[Array, float]:
         """backup, in a team: the step's workers in the order of their tickets, shape (taken,), and its loss."""
@@ -328,7 +329,7 @@ def state_of(numbers: Array, rows: Array) -> State:
             dropped=row[_DROPPED],
             staleness_sum=row[_STALE_SUM],
             staleness_max=row[_STALE_MAX],
-            nbytes=row[_BYTES],
+            reads=row[_READS],
             histogram=tuple(row[_HISTOGRAM:]),
         )
         for row in rows.reshape(-1, _ROW).tolist()

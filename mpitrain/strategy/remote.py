@@ -19,8 +19,8 @@ class Kind(IntEnum):
     READ = 2  # (least version) -> version; parameters
     VECTOR = 3  # (number of the vector) -> ; the vector
     TAKE = 4  # () -> ticket, step, steps ahead
-    FINISH = 5  # (loss, staleness, bytes, skipped) -> steps done
-    ADMIT = 6  # (ticket, step, loss, bytes) -> place
+    FINISH = 5  # (loss, staleness, reads, skipped) -> steps done
+    ADMIT = 6  # (ticket, step, loss, reads) -> place
     COLLECT = 7  # (ticket, step, loss; the gradient) -> once the step is applied
     STATE = 8  # () -> the state's numbers; accounts
     GATE = 9  # (step) ->
@@ -87,11 +87,11 @@ class RemoteLedger:
         ticket, step, ahead = self._ask(Kind.TAKE)[:3]
         return ticket, step, ahead
 
-    def finish(self, loss: float, staleness: int, nbytes: int, skipped: bool) -> int:
-        return self._ask(Kind.FINISH, float(loss), staleness, nbytes, int(skipped))[0]
+    def finish(self, loss: float, staleness: int, reads: int, skipped: bool) -> int:
+        return self._ask(Kind.FINISH, float(loss), staleness, reads, int(skipped))[0]
 
-    def admit(self, ticket: int, step: int, loss: float, nbytes: int) -> int:
-        return self._ask(Kind.ADMIT, ticket, step, float(loss), nbytes)[0]
+    def admit(self, ticket: int, step: int, loss: float, reads: int) -> int:
+        return self._ask(Kind.ADMIT, ticket, step, float(loss), reads)[0]
 
     def open_gate(self, step: int) -> None:
         self._ask(Kind.GATE, step)

@@ -53,7 +53,7 @@ class Served:
         self._versions = [0] * len(store.holders)
         self._ticket, self._work = 0, Work(0, 0)
         self._step_loss = 0.0
-        self._nbytes = 2 * plan.layout.size * plan.dtype.itemsize
+        self._reads = 0  # that have not been reported yet
 
     def _memory(self) -> tuple[Array, Array]:
         """This worker's parameters and gradient; the former where mail brings them, if it does."""
@@ -138,6 +138,7 @@ class Served:
 
     def _read(self, step: int) -> None:
         """Bring the newest parameters here."""
+        self._reads += 1
         least = self._least_version(step)
         for _, far in self._remote:
             far.post_read(least)
@@ -165,6 +166,11 @@ class Served:
         return found
 
     # Gradients.
+
+    def _reads_since(self) -> int:
+        """How often parameters were read since this was called last."""
+        reads, self._reads = self._reads, 0
+        return reads
 
     def begin(self, loss: float) -> None:
         if not math.isfinite(loss) and self._nan == "stop":

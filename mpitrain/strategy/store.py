@@ -164,7 +164,7 @@ def _nodes(cluster: Cluster, plan: Plan, say: Callable[[str], None]) -> Nodes:
     """The nodes as they are, or each rank as a node of its own where memory is not, or not to be, shared."""
     if plan.config.shared_memory:
         vectors = len(plan.vectors) + (cluster.node.size if plan.config.mode == "backup" else 0)
-        nbytes = vectors * plan.layout.size * plan.dtype.itemsize
+        nbytes = vectors * plan.nbytes
         problem = next(filter(None, cluster.comm.allgather(sharing_problem(cluster.node, nbytes))), "")
         if not problem:
             return Nodes(cluster.node, cluster.node_of)

@@ -7,20 +7,20 @@ from mpitrain.strategy.base import Account
 
 
 def account(steps, staleness=0, stalest=0, dropped=0, histogram=(0, 0, 0)):
-    return Account(steps, dropped, staleness, stalest, 1000 * steps, tuple(histogram))
+    return Account(steps, dropped, staleness, stalest, steps + dropped, tuple(histogram))
 
 
 def test_since_counts_what_came_between():
     before = [account(10, 5, 1, histogram=(5, 5, 0)), account(10, 0, 0, histogram=(10, 0, 0))]
     now = [account(20, 25, 2, histogram=(5, 5, 10)), account(20, 0, 0, dropped=3, histogram=(20, 0, 0))]
-    assert accounts.since(before, now) == {
+    assert accounts.since(before, now, 500) == {
         "staleness_mean": 1.0,
         "staleness_max": 2.0,
-        "moved_bytes": 20_000.0,
+        "moved_bytes": 500 * (20 + 20 + 3.0),
         "dropped": 3.0,
     }
-    assert accounts.since([], []) == {}
-    assert accounts.since(now, now) == {}
+    assert accounts.since([], [], 500) == {}
+    assert accounts.since(now, now, 500) == {}
 
 
 def test_half_of_anothers_share_is_warned_of():
@@ -35,8 +35,15 @@ def test_half_of_anothers_share_is_warned_of():
 
 
 def test_table_names_every_worker():
-    text = accounts.table([account(100, 50, 3, 2, (50, 50, 0)), account(99)], ["a", "b"], batch=10, seconds=2.0)
+    text = accounts.table(
+        [account(100, 50, 3, 2, (50, 50, 0)), account(99)], ["a", "b"], batch=10, nbytes=1000, seconds=2.0
+    )
     lines = text.splitlines()
     assert lines[1].split()[:4] == ["0", "a", "100", "500"]
     assert lines[2].split()[:3] == ["1", "b", "99"]
     assert "0: 50 %" in lines[-1]
+
+
+def test_servers_give_out_what_is_read_and_receive_what_is_taken():
+    text = accounts.server_table(["h1"], [100], [account(30, dropped=20), account(10)])
+    assert text.splitlines()[1].split() == ["0", "h1", "100", "bytes", "40", "4,000", "bytes", "6,000", "bytes"]

@@ -91,15 +91,15 @@ def test_state_survives_being_sent():
     ledger = ledger_of(Rules(2))
     for worker, staleness in ((0, 0), (1, 40), (1, 2)):
         ledger.take(worker)
-        ledger.finish(worker, 0.5, staleness, 100)
+        ledger.finish(worker, 0.5, staleness, 2)
     ledger.take(0)
-    ledger.finish(0, float("nan"), 0, 100, skipped=True)
+    ledger.finish(0, float("nan"), 0, 1, skipped=True)
     state = ledger.state()
     numbers, rows = ledger.raw_state()
     assert state_of(numbers, rows) == state
     assert (state.done, state.begun, state.tickets, state.loss, state.skipped) == (4, 4, 4, 1.5, 1)
     first, second = state.accounts
-    assert (first.steps, first.nbytes, second.steps, second.staleness_sum, second.staleness_max) == (1, 100, 2, 42, 40)
+    assert (first.steps, first.reads, second.steps, second.staleness_sum, second.staleness_max) == (1, 3, 2, 42, 40)
     assert (second.histogram[2], second.histogram[-1], sum(second.histogram)) == (1, 1, 2)
 
 
