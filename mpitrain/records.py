@@ -19,12 +19,14 @@ from .monitor.ranklog import RankLog
 from .monitor.status import Heartbeat, State
 from .monitor.tensorboard import Events, available
 from .params import Array, Layout
+from .strategy.base import Wrap
 from .version import __version__
 
 if TYPE_CHECKING:
     from .train import Loop
 
 _log = logging.getLogger("mpitrain")
+_BESIDE_STEPS = 100  # what a track keeps spans for; threads beside training have few
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,14 @@ class Records:
                 raise LaunchError(f"{folder} cannot be written: {error.strerror}; give another --run-dir") from error
         _log.info("%s, %s %d, process %d, mpitrain %s", *self._who(), os.getpid(), __version__)
         self.track = trace.Track("training", config.trace_steps) if config.trace else None
+        self._tracks = [] if self.track is None else [self.track]
         self._clock = self._measure_clock()
 
     def attach(self, loop: Loop) -> None:
         """Record a worker's training from here on; before it begins. Local."""
         self._loop = loop
         if self.track is not None:
-            loop.trace(self.track.wrap)
+            loop.trace(self.track.wrap, self._beside)
         chief = self._chief
         if chief is None:
             return
@@ -90,7 +93,7 @@ class Records:
         cluster = self._cluster
         role = f"{cluster.role} {cluster.task_index}"
         clocks = (self._clock, self._measure_clock())
-        mine = trace.RankTrace.of(cluster.rank, role, cluster.host, [self.track], clocks)
+        mine = trace.RankTrace.of(cluster.rank, role, cluster.host, self._tracks, clocks)
         everyone = cluster.comm.gather(mine, root=cluster.chief_rank)
         if everyone is not None:
             try:
@@ -125,6 +128,11 @@ class Records:
 
     def _step(self) -> int:
         return 0 if self._loop is None else self._loop.step
+
+    def _beside(self, name: str) -> Wrap:
+        """What records a thread beside this rank's training."""
+        self._tracks.append(trace.Track(name, _BESIDE_STEPS))
+        return self._tracks[-1].wrap
 
     def _who(self) -> tuple[str, str, int]:
         return self._cluster.name_of_rank, self._cluster.role, self._cluster.task_index

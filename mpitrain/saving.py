@@ -16,7 +16,7 @@ from .comm.leaders import Leaders
 from .errors import CheckpointError
 from .params import Array
 from .plan import Plan
-from .strategy.base import Strategy
+from .strategy.base import Strategy, Wrap
 
 LARGE_BYTES = 1 << 30  # of state: from here on every node writes a part
 
@@ -42,6 +42,7 @@ class Saving:
     ) -> None:
         self._group, self._strategy, self._sync = cluster.training, strategy, plan.config.mode == "sync"
         config = plan.config
+        self._background = config.save_background
         about = {"mode": config.mode, "workers": plan.workers, "servers": config.ps, **record}
         retention = checkpoint.Retention(config.keep, config.keep_every)
         if cluster.chief:
@@ -108,6 +109,11 @@ class Saving:
                     raise CheckpointError(f"the run has ended, and {self._saver.failure}")
         if self._parts is not None:
             self._parts.free()
+
+    def trace(self, beside: Callable[[str], Wrap]) -> None:
+        """Have saves beside training recorded; local."""
+        if self._saver is not None and self._background:
+            beside("saving")(self._saver, "write_now", "save")
 
     @property
     def longest_s(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -195,8 +195,12 @@ class Loop:
         """Have one more hook called, after the others; before ``run``, and where it communicates on every worker."""
         self._hooks.append(hook)
 
-    def trace(self, wrap: Wrap) -> None:
-        """Have the parts of every step recorded; local, before ``run``."""
+    def trace(self, wrap: Wrap, beside: Callable[[str], Wrap]) -> None:
+        """Have the parts of every step recorded, and what threads do beside it; local, before ``run``.
+
+        Args:
+            beside: Gives what records a thread, by its name.
+        """
         for owner, method, kind in (
             (self, "_compute", "step"),
             (self, "_forward", "forward"),
@@ -209,6 +213,9 @@ class Loop:
         ):
             wrap(owner, method, kind)
         self._strategy.trace(wrap)
+        self.saving.trace(beside)
+        if self._beside is not None:
+            beside("validation")(self._beside, "measure", "validate")
 
     def stop(self) -> None:
         """Ask all workers to end soon; local, and enough on one rank."""

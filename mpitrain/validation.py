@@ -71,7 +71,7 @@ class Beside:
     def start(self, params: Array, step: int) -> None:
         """Measure parameters, which are copied; the last measuring must have ended."""
         self._snapshot[:] = params
-        self._thread = threading.Thread(target=self._run, args=(step,), name="validation", daemon=True)
+        self._thread = threading.Thread(target=self.measure, args=(step,), name="validation", daemon=True)
         self._thread.start()
 
     def found(self) -> Found | None:
@@ -90,7 +90,8 @@ class Beside:
             self._thread.join()
         return self.found()
 
-    def _run(self, step: int) -> None:
+    def measure(self, step: int) -> None:
+        """Measure the snapshot; what the thread does."""
         try:
             with np.errstate(all="ignore"):  # what overflows shows in the loss
                 count = len(self._loader)

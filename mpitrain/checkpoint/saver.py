@@ -113,12 +113,13 @@ class Saver:
     def _start(self, step: int, write: Callable[[], None], whole: bool = False) -> None:
         prune = whole or not self._in_parts
         if self._background:
-            self._saving = self._thread.submit(self._save, step, write, prune)
+            self._saving = self._thread.submit(self.write_now, step, write, prune)
         else:
-            self._save(step, write, prune)
+            self.write_now(step, write, prune)
             self.poll()
 
-    def _save(self, step: int, write: Callable[[], None], prune: bool) -> None:
+    def write_now(self, step: int, write: Callable[[], None], prune: bool) -> None:
+        """Call ``write``, and note how that went; what a save does beside training."""
         began = time.perf_counter()
         try:
             write()

@@ -154,11 +154,19 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 def test_a_trace_has_the_time_of_every_rank(openmpi: Mpi, mode: str, tmp_path: Path) -> None:
     n, flags = MODES[mode]
-    openmpi.train(n, SMALL, *flags, "--no-normalize", "--trace", "--trace-steps", "20", "--run-dir", tmp_path)
+    flags = [*flags, "--no-normalize", "--validate-steps", "40"]
+    openmpi.train(n, SMALL, *flags, "--trace", "--trace-steps", "20", "--run-dir", tmp_path)
     content = json.loads((tmp_path / "trace.json").read_text())
     spans = [event for event in content["traceEvents"] if event["ph"] == "X"]
     assert {span["pid"] for span in spans} == set(range(n))
     assert {span["name"] for span in spans} <= set(KINDS)
+    threads = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in content["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    beside = {threads[span["pid"], span["tid"]]: span["name"] for span in spans if span["tid"] > 0}
+    assert beside == {"saving": "save"} | ({} if mode.startswith(("sync", "local")) else {"validation": "validate"})
     workers = [entry for entry in content["mpitrain"]["ranks"] if entry["role"].startswith("worker")]
     assert sum(entry["steps"] for entry in workers) >= 100
     for entry in workers:
