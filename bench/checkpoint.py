@@ -93,12 +93,21 @@ def one_round(
     found["plain read"] = timed(lambda: plain_read(plain, vectors))
     forget(ours)
     found["resume"] = timed(lambda: checkpoint.read(ours, layout, vectors, 0))
+    forget(ours)
+    found["resume auto"] = timed(lambda: resume_newest(folder, layout, vectors))
     for library in ("torch", "safetensors") if python else ():
         path = folder / library
         found[f"{library} save"] = peer(str(python), library, "save", path, side)
         forget(path)
         found[f"{library} load"] = peer(str(python), library, "load", path, side)
     return found
+
+
+def resume_newest(folder: Path, layout: Layout, vectors: dict[str, np.ndarray]) -> None:
+    """What ``--resume auto`` does: find the newest that verifies, then read it, by then from the page cache."""
+    path, _ = checkpoint.newest_whole(folder)
+    assert path is not None
+    checkpoint.read(path, layout, vectors, 0)
 
 
 def main() -> None:

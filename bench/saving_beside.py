@@ -1,6 +1,6 @@
 """What a save of 1 GiB costs the training loop, blocking and beside training.
 
-    python bench/saving_beside.py [--ranks 1] [--threads 1] [--rounds 3] [--saves 4] [--folder DIR]
+    python bench/saving_beside.py [--threads 1] [--examples 16] [--every 20] [--rounds 3] [--saves 4]
 
 A save's cost is the time of the steps from one save to the next, less as many median steps of the second half of
 that time, when the save has ended. In each round a blocking run and one that saves beside training take turns; a figure
@@ -19,29 +19,33 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-EVERY = 20  # steps between saves
 
 
-def costs(ranks: int, threads: int | None, flag: str, saves: int, folder: str | None) -> tuple[list[float], float]:
+def costs(arguments: argparse.Namespace, flag: str) -> tuple[list[float], float]:
     """Seconds that each save cost a run, and its median step without one."""
-    with tempfile.TemporaryDirectory(dir=folder) as made:
+    every, threads = arguments.every, arguments.threads
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
         times = Path(made) / "times.json"
-        words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks), str(ROOT / "bench/jobs/large_state.py")]
-        words += ["--times", str(times), "--run-dir", made, "--save-steps", str(EVERY), flag]
-        words += ["--train-steps", str(EVERY * (saves + 1)), "--validate-steps", "0", "--log-steps", "0"]
-        words += [] if threads is None else ["--threads", str(threads)]
+        flags = {"times": times, "run-dir": made, "save-steps": every, "train-steps": every * (arguments.saves + 1)}
+        flags |= {"examples": arguments.examples, "validate-steps": 0, "log-steps": 0}
+        flags |= {} if threads is None else {"threads": threads}
+        words = [sys.executable, "-m", "mpitrain", "run", "-n", str(arguments.ranks)]
+        words += [str(ROOT / "bench/jobs/large_state.py"), flag]
+        words += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         seconds = json.loads(times.read_text())
     # The first save touches the memory of its copy for the first time, and is left out.
-    windows = [seconds[start : start + EVERY] for start in range(2 * EVERY - 1, len(seconds) - EVERY, EVERY)]
-    usual = [statistics.median(window[EVERY // 2 :]) for window in windows]
-    return [sum(window) - EVERY * step for window, step in zip(windows, usual, strict=True)], statistics.median(usual)
+    windows = [seconds[start : start + every] for start in range(2 * every - 1, len(seconds) - every, every)]
+    usual = [statistics.median(window[every // 2 :]) for window in windows]
+    return [sum(window) - every * step for window, step in zip(windows, usual, strict=True)], statistics.median(usual)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--threads", type=int, help="of a rank's BLAS  [default: its share of the cores]")
+    parser.add_argument("--examples", type=int, default=16, help="of a step; many have the cores compute longer")
+    parser.add_argument("--every", type=int, default=20, help="steps between saves")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--saves", type=int, default=4)
     parser.add_argument("--folder", help="on the disk to measure  [default: a temporary folder]")
@@ -50,7 +54,7 @@ def main() -> None:
     steps: list[float] = []
     for _ in range(arguments.rounds):
         for flag, all_costs in found.items():
-            some, step = costs(arguments.ranks, arguments.threads, flag, arguments.saves, arguments.folder)
+            some, step = costs(arguments, flag)
             all_costs += some
             steps.append(step)
     blocking, beside = (statistics.median(values) for values in found.values())

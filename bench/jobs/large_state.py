@@ -26,20 +26,21 @@ class Clock(Hook):
             self.path.write_text(json.dumps(np.diff(self.times).tolist()))
 
 
-def job(times: Path, side: int = 3344) -> Job:
+def job(times: Path, side: int = 3344, examples: int = 16) -> Job:
     """Train eight square layers on noise.
 
     Args:
         times: File for the seconds of every step.
         side: Of the layers.
+        examples: Of a step. Few of them leave a step to the memory's rate, many to the cores'.
     """
     rng = np.random.default_rng(0)
-    examples = rng.standard_normal((64, side)).astype(np.float32)
+    images = rng.standard_normal((4 * examples, side)).astype(np.float32)
     return Job(
         model=nn.Sequential(*(nn.Dense(side, side) for _ in range(8))),
         loss=nn.SoftmaxCrossEntropy(),
         optimizer=optim.adam(1e-6),
-        train=data.from_arrays(examples, np.zeros(64, np.int64), classes=side),
-        batch_size=16,
+        train=data.from_arrays(images, np.zeros(4 * examples, np.int64), classes=side),
+        batch_size=examples,
         hooks=[Clock(times)],
     )
