@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +28,8 @@ def missing(part: str) -> None:
     pytest.skip(f"missing: {part}")
 
 
-# What Open MPI's launcher says when it could not begin, before there is any rank: seen once in thousands of starts on a
-# busy machine. Such a start is tried again; whatever comes after it is not.
+# What Open MPI's launcher says when it cannot begin, for it finds the session folder of one that had the same process
+# number and was killed. Such a start is tried again, under another number; whatever comes after it is not.
 _NOT_LAUNCHED = "The PMIx server's listener thread failed to start"
 
 
@@ -97,9 +99,15 @@ def _run_once(
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
+        forget_session(process.pid)
         out, err = process.communicate()
         pytest.fail(f"still running after {timeout} s: {' '.join(words)}\n{out}\n{err}")
     return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def forget_session(pid: int) -> None:
+    """Remove what Open MPI's launcher leaves when it is killed: the next one with this number could not start."""
+    shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{pid}", ignore_errors=True)
 
 
 def _mpi(name: str, python: Path) -> Mpi:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mpitrain import checkpoint
 
-from ..conftest import JOBS, Mpi
+from ..conftest import JOBS, Mpi, forget_session
 from .test_sync import assert_same_bits, final
 
 STEPS = 160
@@ -130,6 +130,7 @@ def end_all(process: subprocess.Popen[bytes], run_dir: Path) -> None:
         except ProcessLookupError:
             continue
     process.wait(timeout=TIMEOUT_S)
+    forget_session(process.pid)
     deadline = time.monotonic() + 20
     while ranks_of(run_dir):
         assert time.monotonic() < deadline, "ranks outlive SIGKILL"
