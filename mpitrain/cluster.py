@@ -214,6 +214,10 @@ class Cluster(Group):
         """Rank, host, role, task index and device of every rank; collective over ``comm``."""
         return self.comm.allgather((str(self.rank), self.host, self.role, str(self.task_index), device))
 
+    def any(self, mine: bool) -> bool:
+        """Whether it is so on any rank; collective over ``comm``."""
+        return self.comm.allreduce(mine, op=MPI.LOR)
+
     def abort(self, status: int) -> None:
         """End every rank at once; local."""
         self.comm.Abort(status)

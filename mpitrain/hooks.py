@@ -191,11 +191,14 @@ class Stop(Hook):
     Args:
         signals: As they come to this rank.
         limit: When others end the run; the chief's clock counts for all.
+
+    Attributes:
+        asked: Whether this worker has asked for the end.
     """
 
     def __init__(self, signals: Signals, limit: TimeLimit) -> None:
         self._signals, self._limit = signals, limit
-        self._asked = False
+        self.asked = False
 
     def begin(self, loop: Loop) -> None:
         self._last_s = time.time()
@@ -203,12 +206,12 @@ class Stop(Hook):
     def after_step(self, loop: Loop) -> None:
         now = time.time()
         step_s, self._last_s = now - self._last_s, now
-        if self._asked:
+        if self.asked:
             return
         why = self._signals.received
         if why is None and loop.cluster.chief and self._limit.reached(now, step_s, loop.saving.longest_s):
             why = "the time limit is near"
         if why is not None:
-            self._asked = True
+            self.asked = True
             loop.say(f"ending after step {loop.step:,}, with a checkpoint: {why}")
             loop.stop()

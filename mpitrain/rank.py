@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import signal
 import sys
 import time
@@ -31,7 +32,7 @@ from .records import Records
 from .resuming import Beginning, find_beginning
 from .server import Server
 from .start import start_values
-from .stopping import Signals, TimeLimit, end_of_time
+from .stopping import STOPPED_EARLY, Signals, TimeLimit, end_of_time
 from .strategy.choose import lockstep_strategy, served_strategy
 from .strategy.store import Store
 from .train import Loop, RunFiles
@@ -61,15 +62,17 @@ def run_rank(parse: Callable[[], Request]) -> NoReturn:
     """Train on this rank, and exit with the status that says how it ended.
 
     Collective over all ranks. A user's mistake is told by one rank, in one line, and every rank exits with
-    status 2; after an unforeseen exception the rank that met it ends all of them with status 1.
+    status 2; after an unforeseen exception the rank that met it ends all of them with status 1. A run that was
+    stopped before its last step, and has saved, exits with status 75.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank without a traceback from wherever it is
-    cluster = None
+    cluster, status = None, 0
     try:
         cluster = Cluster()
         with cluster.agree("reading the command line and the job file"):
             request = parse()
-        _train(cluster, request)
+        if _train(cluster, request):
+            status = STOPPED_EARLY
     except UserError as error:
         _end(cluster, error)
     except OtherRankFailed:
@@ -80,7 +83,9 @@ def run_rank(parse: Callable[[], Request]) -> NoReturn:
         if cluster is not None and cluster.size > 1:
             cluster.abort(1)
         sys.exit(1)
-    sys.exit(0)
+    sys.stdout.flush()
+    cluster.comm.Barrier()  # a launcher may end the others as soon as one has ended with a status
+    sys.exit(status)
 
 
 def _end(cluster: Cluster | None, error: UserError) -> NoReturn:
@@ -96,7 +101,8 @@ def _end(cluster: Cluster | None, error: UserError) -> NoReturn:
     sys.exit(error.exit_status)
 
 
-def _train(cluster: Cluster, request: Request) -> None:
+def _train(cluster: Cluster, request: Request) -> bool:
+    """Train; whether all was told to stop before the last step, which every rank then knows."""
     config = request.config
     cluster.assign(config)
     threads = _limit_threads(cluster, config.threads)
@@ -124,8 +130,9 @@ def _train(cluster: Cluster, request: Request) -> None:
                 files.console.say(note)
         if cluster.is_server:
             _serve(cluster, job, plan, records, begin)
+            stopped = False
         else:
-            _work(cluster, job, plan, files, records, begin)
+            stopped = _work(cluster, job, plan, files, records, begin)
         records.write_trace()
     finally:
         if files.console is not None and files.metrics is not None:
@@ -133,6 +140,7 @@ def _train(cluster: Cluster, request: Request) -> None:
             files.metrics.close()
         if records is not None:
             records.close(sys.exc_info()[1])
+    return cluster.any(stopped)
 
 
 def _serve(cluster: Cluster, job: Job, plan: Plan, records: Records, begin: Beginning) -> None:
@@ -146,8 +154,8 @@ def _serve(cluster: Cluster, job: Job, plan: Plan, records: Records, begin: Begi
     store.free()
 
 
-def _work(cluster: Cluster, job: Job, plan: Plan, files: RunFiles, records: Records, begin: Beginning) -> None:
-    """What a worker does."""
+def _work(cluster: Cluster, job: Job, plan: Plan, files: RunFiles, records: Records, begin: Beginning) -> bool:
+    """What a worker does; whether it was told to stop before the last step, as far as this worker knows."""
     signals, limit = Signals(), TimeLimit(end_of_time(plan.config.time_limit), time.time())
     console = files.console
     say = (lambda line: None) if console is None else console.say
@@ -157,7 +165,8 @@ def _work(cluster: Cluster, job: Job, plan: Plan, files: RunFiles, records: Reco
     else:
         fill = start_values(cluster.training, plan, job.model, *begin[:2])
         strategy = lockstep_strategy(cluster, plan, fill, say)
-    loop = Loop(cluster, job, plan, strategy, files, begin, [Stop(signals, limit)])
+    stop = Stop(signals, limit)
+    loop = Loop(cluster, job, plan, strategy, files, begin, [stop])
     records.attach(loop)
     say(_describe_job(loop))
     began, first = time.perf_counter(), loop.step
@@ -165,9 +174,11 @@ def _work(cluster: Cluster, job: Job, plan: Plan, files: RunFiles, records: Reco
         loop.run()
     seconds = time.perf_counter() - began
     _account(loop, say, seconds)
-    say(_summary(loop, loop.step - first, seconds))
+    stopped = stop.asked and loop.step < loop.train_steps
+    say(_summary(loop, loop.step - first, seconds, stopped))
     _end_servers(cluster)
     loop.free()
+    return stopped
 
 
 def _account(loop: Loop, say: Callable[[str], None], seconds: float) -> None:
@@ -275,7 +286,7 @@ def _describe_job(loop: Loop) -> str:
     )
 
 
-def _summary(loop: Loop, steps: int, seconds: float) -> str:
+def _summary(loop: Loop, steps: int, seconds: float, stopped: bool) -> str:
     lines = []
     if not steps:
         lines.append(f"nothing left to train: it is at step {loop.step:,} of {loop.train_steps:,}")
@@ -286,5 +297,12 @@ def _summary(loop: Loop, steps: int, seconds: float) -> str:
     measured = "  ".join(describe(name, value) for name, value in loop.validation.items())
     if measured:
         lines.append(f"at step {loop.step:,}: {measured}")
-    lines.append(f"run directory: {loop.files.folder}")
+    folder = loop.files.folder
+    if stopped:
+        lines.append(
+            f"stopped early, at step {loop.step:,} of {loop.train_steps:,}: "
+            f"the same command with --run-dir {shlex.quote(str(folder))} goes on from there"
+        )
+    else:
+        lines.append(f"run directory: {folder}")
     return "\n".join(lines)

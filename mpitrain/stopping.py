@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
+STOPPED_EARLY = os.EX_TEMPFAIL  # exit status, 75: there is a checkpoint to go on from
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _ONCE_S = 0.5  # a launcher may pass on what the terminal has sent to everybody
 

@@ -17,6 +17,7 @@ from typing import IO, Literal
 
 from ..errors import LaunchError
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
+from ..stopping import STOPPED_EARLY
 from .filter import LauncherFilter
 
 Make = Literal["openmpi", "mpich", "intel"]
@@ -76,9 +77,9 @@ def run(ranks: int, hosts: str | None, dry_run: bool, arguments: Sequence[str]) 
         reader.start()
         status = process.wait()
         reader.join(timeout=1)
-    if received:
-        print(f"\nmpitrain: ended by {signal.Signals(received[0]).name}", file=sys.stderr)
-        return 128 + received[0]
+    if received and (len(received) > 1 or status not in (0, STOPPED_EARLY)):
+        print(f"\nmpitrain: ended by {signal.Signals(received[-1]).name}", file=sys.stderr)
+        return 128 + received[-1]
     return status if status >= 0 else 128 - status
 
 

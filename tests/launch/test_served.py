@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.stopping import STOPPED_EARLY
+
 from ..conftest import JOBS, ROOT, Mpi, one_line
 from .test_run import ranks_of
 
@@ -75,7 +77,7 @@ def test_an_interrupt_leaves_no_process(mpi: Mpi, flags: tuple[str, ...], tmp_pa
         try:
             wait_until(lambda: trains(tmp_path), 60)
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=20) == 128 + signal.SIGINT
+            assert process.wait(timeout=20) == STOPPED_EARLY
         finally:
             process.kill()
     wait_until(lambda: not ranks_of(tmp_path), 10)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
+from mpitrain.stopping import STOPPED_EARLY
 
 from ..conftest import JOBS, Mpi, missing, one_line
 from .killing import end_all
@@ -58,7 +59,8 @@ def test_every_so_many_steps_and_the_newest_are_kept(
 def test_every_so_many_seconds(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
     """And before the limit on the run's time, without which this would not end."""
     words = [*FOREVER, "--no-normalize", "--save-secs", "1", "--time-limit", "8"]
-    done = openmpi.train(3, SMALL, "--mode", *mode, *words, "--run-dir", tmp_path)
+    done = openmpi.run(3, "-m", "mpitrain", "train", SMALL, "--mode", *mode, *words, "--run-dir", tmp_path)
+    assert done.returncode == STOPPED_EARLY, done.stdout + done.stderr
     assert "with a checkpoint: the time limit is near" in done.stdout
     assert len(steps(tmp_path)) >= 2
 
@@ -77,7 +79,7 @@ def test_a_signal_has_the_run_save_and_end(openmpi: Mpi, n: int, number: signal.
             out, _ = process.communicate(timeout=60)
         finally:
             end_all(process, tmp_path)  # type: ignore[arg-type]
-    assert process.returncode == 0
+    assert process.returncode == STOPPED_EARLY
     assert f"with a checkpoint: {number.name}" in out
     last = max(steps(tmp_path))
     assert f" at step {last:,}" in out or f"{last:,} steps in" in out
@@ -106,9 +108,10 @@ def test_mpitrain_run_has_its_ranks_save(mpi: Mpi, number: signal.Signals, tmp_p
             out, err = process.communicate(timeout=60)
         finally:
             end_all(process, tmp_path)  # type: ignore[arg-type]
-    assert process.returncode == 128 + number, out + err
+    assert process.returncode == STOPPED_EARLY, out + err
     assert "with a checkpoint: SIGUSR1" in out
-    assert f"ended by {number.name}" in err
+    assert f"--run-dir {tmp_path} goes on from there" in out.splitlines()[-1]
+    assert err.split("\n") == ["", "mpitrain: saving, then ending; Ctrl-C ends it at once", ""]
     assert len(steps(tmp_path)) == 1
 
 
