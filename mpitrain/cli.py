@@ -30,8 +30,36 @@ _CONFIG = click.Option(
     help="Take options from a TOML file; flags win.",
 )
 _LAUNCH = [
-    click.Option(["-n", "--ranks"], type=click.IntRange(min=1), default=1, show_default=True, help="Ranks to start."),
+    click.Option(
+        ["-n", "--ranks"],
+        type=click.IntRange(min=1),
+        help="Ranks to start.  [default: as many as --hosts have room for; else 1]",
+    ),
     click.Option(["--hosts"], metavar="HOST:RANKS,...", help="Hosts to start them on.  [default: this one]"),
+    click.Option(["--hostfile"], type=click.Path(path_type=Path), metavar="FILE", help="The same, a host a line."),
+    click.Option(
+        ["--remote-agent"], metavar="PROGRAM", help="Starts processes on other hosts, as ssh does.  [default: ssh]"
+    ),
+    click.Option(
+        ["--network"], metavar="NET", help="Network between the hosts, such as 10.1.0.0/16, or an interface's name."
+    ),
+    click.Option(["--env"], multiple=True, metavar="NAME[=VALUE]", help="Give the ranks a variable; may be repeated."),
+    click.Option(
+        ["--launcher-args"], default="", metavar="WORDS", help="Further words for mpirun, as a shell has them."
+    ),
+    click.Option(
+        ["--max-restarts"],
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Start again from the newest checkpoint, N times at most, when a rank or a host has died.",
+    ),
+    click.Option(
+        ["--min-ranks"],
+        type=click.IntRange(min=1),
+        metavar="M",
+        help="Start again without hosts that are gone, where others have M ranks or more.",
+    ),
     click.Option(["--dry-run"], is_flag=True, help="Print the command, do not run it."),
 ]
 
@@ -114,13 +142,13 @@ def _train(**values: Any) -> Request:
     return command.request(values)
 
 
-def _run(ranks: int, hosts: str | None, dry_run: bool, **values: Any) -> int:
-    from .launch.mpirun import run
+def _run(**values: Any) -> int:
+    from .launch.run import Options, run
 
+    options = Options(**{option.name: values.pop(option.name) for option in _LAUNCH if option.name is not None})
     request = _train(**values)  # what is wrong with the flags is better said before any rank starts
-    request.config.check_ranks(ranks)
-    command = click.get_current_context()
-    return run(ranks, hosts, dry_run, command.meta["rank_arguments"])
+    arguments = click.get_current_context().meta["rank_arguments"]
+    return run(options, request.name, request.config, arguments)
 
 
 def train_command() -> JobCommand:

@@ -135,7 +135,10 @@ def _option(
     )
 
 
-_RESERVED = ("config", "dry_run", "help", "hosts", "job_file", "ranks")
+_RESERVED = (
+    *("config", "dry_run", "env", "help", "hostfile", "hosts", "job_file", "launcher_args", "max_restarts"),
+    *("min_ranks", "network", "ranks", "remote_agent"),
+)
 
 _TYPES: Mapping[Any, Callable[[], ParamType]] = {
     int: lambda: click.INT,

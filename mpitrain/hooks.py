@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .monitor import accounts
+from .monitor.presence import Presence
 from .stopping import Signals, TimeLimit
 
 if TYPE_CHECKING:
@@ -215,3 +216,16 @@ class Stop(Hook):
             self.asked = True
             loop.say(f"ending after step {loop.step:,}, with a checkpoint: {why}")
             loop.stop()
+
+
+class Present(Hook):
+    """Keeps the step that this worker is in where ``mpitrain run`` finds it when the worker has died."""
+
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
+
+    def begin(self, loop: Loop) -> None:
+        self._presence.at(loop.step)
+
+    def after_step(self, loop: Loop) -> None:
+        self._presence.at(loop.step)

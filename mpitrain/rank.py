@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import signal
@@ -16,20 +15,24 @@ from typing import Any, NoReturn
 import tomli_w
 from threadpoolctl import threadpool_limits
 
+from .attendant import attend
 from .cluster import Cluster, OtherRankFailed, report_crash
 from .config import RunConfig, plain
-from .errors import LaunchError, UserError
-from .hooks import Stop
+from .errors import UserError
+from .hooks import Present, Stop
 from .job import Job
 from .kernels import tell_compiling
 from .monitor import accounts
 from .monitor.console import Console, describe, format_table, terminal_columns
 from .monitor.metrics import MetricsFile
+from .monitor.presence import RUN_DIR_VARIABLE, Presence
+from .monitor.voice import speak_as
 from .mpi import launched_rank, library_name
 from .placement import ranges_of
 from .plan import Plan, make_plan
 from .records import Records
 from .resuming import Beginning, find_beginning
+from .rundir import cannot_write, new_run_dir
 from .server import Server
 from .start import start_values
 from .stopping import STOPPED_EARLY, Signals, TimeLimit, end_of_time
@@ -67,22 +70,26 @@ def run_rank(parse: Callable[[], Request]) -> NoReturn:
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank without a traceback from wherever it is
     cluster, status = None, 0
+    presence = _sign_in()
     try:
         cluster = Cluster()
         with cluster.agree("reading the command line and the job file"):
             request = parse()
-        if _train(cluster, request):
+        if _train(cluster, request, presence):
             status = STOPPED_EARLY
     except UserError as error:
+        presence.failed(error, mistake=True)
         _end(cluster, error)
     except OtherRankFailed:
         time.sleep(5)  # the other rank prints its traceback, then ends this one
         sys.exit(1)
     except BaseException as error:
-        print(report_crash(cluster, error), file=sys.stderr, flush=True)
+        presence.failed(error, mistake=False)
+        print(report_crash(cluster, error), file=sys.__stderr__, flush=True)
         if cluster is not None and cluster.size > 1:
             cluster.abort(1)
         sys.exit(1)
+    presence.is_done()
     sys.stdout.flush()
     cluster.comm.Barrier()  # a launcher may end the others as soon as one has ended with a status
     sys.exit(status)
@@ -92,19 +99,22 @@ def _end(cluster: Cluster | None, error: UserError) -> NoReturn:
     """Tell a user's mistake once, and end: in order where every rank has met it, else by ending the others."""
     if cluster is None or error.everywhere or cluster.size == 1:
         if (launched_rank(os.environ) if cluster is None else cluster.rank) == 0:
-            print(f"mpitrain: {error}", file=sys.stderr, flush=True)
+            print(f"mpitrain: {error}", file=sys.__stderr__, flush=True)
         elif cluster is None:
             time.sleep(3)  # a launcher ends all when one ends, and the one that tells may not have done so yet
     else:
-        print(f"mpitrain: {error} ({cluster.name_of_rank})", file=sys.stderr, flush=True)
+        print(f"mpitrain: {error} ({cluster.name_of_rank})", file=sys.__stderr__, flush=True)
         cluster.abort(error.exit_status)
     sys.exit(error.exit_status)
 
 
-def _train(cluster: Cluster, request: Request) -> bool:
+def _train(cluster: Cluster, request: Request, presence: Presence) -> bool:
     """Train; whether all was told to stop before the last step, which every rank then knows."""
     config = request.config
     cluster.assign(config)
+    presence.takes_role(cluster.role, cluster.task_index)
+    if RUN_DIR_VARIABLE in os.environ:
+        speak_as(None if cluster.chief else cluster.rank)
     threads = _limit_threads(cluster, config.threads)
     with cluster.agree("making the job"):
         job = request.make()
@@ -115,10 +125,13 @@ def _train(cluster: Cluster, request: Request) -> bool:
     files, begin = RunFiles(Path(), None, None), Beginning(None, None, [], False)
     with cluster.agree("opening the run directory"):
         if cluster.chief:
-            folder = config.run_dir or _new_run_dir(request.name)
+            folder = config.run_dir or _told_run_dir() or new_run_dir(request.name)
             begin = find_beginning(config, folder / "checkpoints", plan.layout)
             files = _open_files(folder, request, config)
     begin, files.folder = cluster.comm.bcast((begin, files.folder), root=cluster.chief_rank)
+    signals = Signals()
+    signals.note()  # to the end: what comes when training is over must not keep this rank from ending in order
+    presence.is_ready()
     records = None
     try:
         records = Records(cluster, config, files.folder, files.metrics)
@@ -132,7 +145,9 @@ def _train(cluster: Cluster, request: Request) -> bool:
             _serve(cluster, job, plan, records, begin)
             stopped = False
         else:
-            stopped = _work(cluster, job, plan, files, records, begin)
+            limit = TimeLimit(end_of_time(plan.config.time_limit), time.time())
+            stop = Stop(signals, limit)
+            stopped = _work(cluster, job, plan, files, records, begin, stop, presence)
         records.write_trace()
     finally:
         if files.console is not None and files.metrics is not None:
@@ -149,14 +164,21 @@ def _serve(cluster: Cluster, job: Job, plan: Plan, records: Records, begin: Begi
     server = Server(store)
     if records.track is not None:
         server.trace(records.track.wrap)
-    with Signals().noted():  # to end is for the workers, who tell when they have saved
-        server.serve()
+    server.serve()  # a signal's end is for the workers, who tell when they have saved
     store.free()
 
 
-def _work(cluster: Cluster, job: Job, plan: Plan, files: RunFiles, records: Records, begin: Beginning) -> bool:
+def _work(
+    cluster: Cluster,
+    job: Job,
+    plan: Plan,
+    files: RunFiles,
+    records: Records,
+    begin: Beginning,
+    stop: Stop,
+    presence: Presence,
+) -> bool:
     """What a worker does; whether it was told to stop before the last step, as far as this worker knows."""
-    signals, limit = Signals(), TimeLimit(end_of_time(plan.config.time_limit), time.time())
     console = files.console
     say = (lambda line: None) if console is None else console.say
     if plan.config.served:
@@ -165,13 +187,11 @@ def _work(cluster: Cluster, job: Job, plan: Plan, files: RunFiles, records: Reco
     else:
         fill = start_values(cluster.training, plan, job.model, *begin[:2])
         strategy = lockstep_strategy(cluster, plan, fill, say)
-    stop = Stop(signals, limit)
-    loop = Loop(cluster, job, plan, strategy, files, begin, [stop])
+    loop = Loop(cluster, job, plan, strategy, files, begin, [stop, Present(presence)])
     records.attach(loop)
     say(_describe_job(loop))
     began, first = time.perf_counter(), loop.step
-    with signals.noted():
-        loop.run()
+    loop.run()
     seconds = time.perf_counter() - began
     _account(loop, say, seconds)
     stopped = stop.asked and loop.step < loop.train_steps
@@ -224,23 +244,19 @@ def _limit_threads(cluster: Cluster, asked: int | None) -> int:
     return threads
 
 
-def _new_run_dir(name: str) -> Path:
-    """A folder of this run's own, made here: two runs may begin in the same second."""
-    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for number in itertools.count(1):
-        folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise _cannot_write(folder, error) from error
-        return folder
-    raise AssertionError
+def _told_run_dir() -> Path | None:
+    """The run directory that ``mpitrain run`` has made, as one gives it on the command line."""
+    told = os.environ.get(RUN_DIR_VARIABLE)
+    return Path(os.path.relpath(told)) if told else None
 
 
-def _cannot_write(folder: Path, error: OSError) -> LaunchError:
-    return LaunchError(f"the run directory {folder} cannot be written: {error.strerror}; give another --run-dir")
+def _sign_in() -> Presence:
+    """Tell ``mpitrain run``, where it has started this rank, who this is."""
+    told, rank = os.environ.get(RUN_DIR_VARIABLE), launched_rank(os.environ)
+    if told:
+        attend(Path(told), rank)
+        speak_as(rank or None)
+    return Presence(Path(told) if told else None, rank)
 
 
 def _open_files(folder: Path, request: Request, config: RunConfig) -> RunFiles:
@@ -255,7 +271,7 @@ def _open_files(folder: Path, request: Request, config: RunConfig) -> RunFiles:
             tomli_w.dump(record, file)
         metrics = MetricsFile(folder / "metrics.jsonl")
     except OSError as error:
-        raise _cannot_write(folder, error) from error
+        raise cannot_write(folder, error) from error
     about = {"config": record["run"], "job": record["job"], "versions": record["versions"]}
     return RunFiles(folder, Console(terminal_columns()), metrics, about)
 

@@ -15,6 +15,7 @@ from .errors import LaunchError
 from .hooks import Every, Hook
 from .monitor import trace
 from .monitor.metrics import MetricsFile
+from .monitor.presence import RUN_DIR_VARIABLE
 from .monitor.ranklog import RankLog
 from .monitor.status import Heartbeat, State
 from .monitor.tensorboard import Events, available
@@ -60,7 +61,7 @@ class Records:
         self._loop: Loop | None = None
         with cluster.agree("opening the logs"):
             try:
-                self._log = RankLog(folder, cluster.rank, cluster.chief)
+                self._log = RankLog(folder, cluster.rank, cluster.chief or RUN_DIR_VARIABLE in os.environ)
                 if metrics is not None:
                     self._chief = self._open(metrics)
             except OSError as error:

@@ -28,10 +28,16 @@ class Signals:
         self.received: str | None = None
         self._received_at = 0.0
 
+    def note(self) -> None:
+        """Note signals from now on; to be called by the main thread."""
+        for number in _SIGNALS:
+            signal.signal(number, self._note)
+
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Note signals inside the block; to be entered by the main thread."""
-        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        self.note()
         try:
             yield
         finally:

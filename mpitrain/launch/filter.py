@@ -1,46 +1,82 @@
-"""Leaves out what launchers add when a rank has already said why it ended."""
+"""Leaves out what launchers add when ranks have ended: who ended, and how, is told in one line instead."""
 
 from __future__ import annotations
 
 import re
 
-_RULE = b"-" * 74  # Open MPI puts its comments between two of these lines
+_RULES = (b"-" * 74, b"-" * 60)  # Open MPI puts its comments between two such lines
 _COMMENTS = re.compile(
     rb"MPI_ABORT was invoked on rank|exited with non-zero status|due to process rank .*\n?.*calling\s+\"abort\""
+    rb"|noticed that process rank|Primary job\s+terminated normally|lost (?:communication|connection)"
+    rb"|daemon has (?:failed|lost|unexpectedly)|failed to report back after being spawned|has unexpectedly disconnected"
 )
 _LINES = re.compile(
     rb"Abort\(\d+\) on node \d+ \(rank \d+ in comm"  # MPICH's and Intel MPI's
-    rb"|\[\S+\] PMIX ERROR: PMIX_ERR_UNREACH in file"  # Open MPI's, at times, when ranks end with a status
+    rb"|\[\S+\] PMIX ERROR: "  # Open MPI's, at times, when ranks end with a status or are gone
+    rb"|\[\S+:\d+\] \*\*\* (?:An error occurred in|reported by|on |Unknown error|MPI_ERRORS_ARE_FATAL|   and MPI)"
+    rb"|\[\S+\] plm:ssh: Warning: setpgid"
+    rb"|\[\S+\] \[\[|\[\S+:\d+\] \S+:\d+ more processes? ha(?:s|ve) sent"
+    rb"|\[(?:mpiexec|proxy:)\S*\] "
+    rb"|={60,}$|=   (?:BAD TERM|PID \d|RANK \d|EXIT |KILLED BY|CLEANING UP|YOU CAN IGNORE)"
+    rb"|YOUR APPLICATION TERMINATED WITH|This typically refers to a problem|Please see the FAQ page for debugging"
 )
 
-_MARKS = (_RULE, b"Abort(", b"[")  # how lines begin that may be a launcher's
+# A warning, by the chief or with its rank.
+_WARNING = re.compile(rb"(rank \d+: )?((?:WARNING|ERROR|CRITICAL): .*)")
+
+# How lines begin that are judged.
+_MARKS = (
+    b"rank ",
+    b"WARNING",
+    b"ERROR",
+    b"CRITICAL",
+    *_RULES,
+    b"Abort(",
+    b"[",
+    b"=",
+    b"YOUR APPL",
+    b"This typ",
+    b"Please see",
+)
 
 
 class LauncherFilter:
     """Fed the bytes of a stream, returns those to show.
 
     Whole lines are judged, but a line that cannot be a launcher's is passed on as it comes: a progress bar
-    has no line ends.
+    has no line ends. A warning that several ranks have is shown once.
+
+    Attributes:
+        dropped: What has been left out.
     """
 
     def __init__(self) -> None:
+        self.dropped = b""
         self._line = b""  # of which nothing has been passed on yet
         self._passing = False  # the current line is being passed on as it comes
         self._block: list[bytes] | None = None
+        self._warned: set[bytes] = set()
+        self._blank = b""  # lines that are left out if what follows is
 
     def feed(self, data: bytes) -> bytes:
         """What of ``data``, and of what was held back, is to be shown now."""
         shown = b""
-        for piece in data.splitlines(keepends=True):
-            for part in re.split(rb"(?<=\n)", piece):
-                shown += self._take(part)
+        for part in re.split(rb"(?<=\n)", data):
+            within = self._passing
+            taken = self._take(part)
+            if taken == b"\n" and not within:
+                self._blank += taken
+            elif taken:
+                shown += self._blank + taken
+                self._blank = b""
         return shown
 
     def rest(self) -> bytes:
         """What is held back at the end of the stream."""
         held = b"".join(self._block or []) + self._line
+        shown, self._blank = self._blank + held, b""
         self._block, self._line = None, b""
-        return held
+        return shown
 
     def _take(self, part: bytes) -> bytes:
         if not part:
@@ -61,13 +97,22 @@ class LauncherFilter:
         return self._judge(line)
 
     def _judge(self, line: bytes) -> bytes:
-        if line.rstrip() == _RULE:
+        if line.rstrip() in _RULES:
             if self._block is None:
                 self._block = [line]
                 return b""
             block, self._block = b"".join([*self._block, line]), None
-            return b"" if _COMMENTS.search(block) else block
+            return self._drop(block) if _COMMENTS.search(block) else block
         if self._block is not None:
             self._block.append(line)
             return b""
-        return b"" if _LINES.match(line) else line
+        if (warning := _WARNING.match(line)) is not None:
+            told = warning[2] in self._warned
+            self._warned.add(warning[2])
+            return b"" if told and warning[1] else line
+        return self._drop(line) if _LINES.match(line.rstrip(b"\n")) else line
+
+    def _drop(self, text: bytes) -> bytes:
+        self.dropped += text
+        self._blank = b""
+        return b""

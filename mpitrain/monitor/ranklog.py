@@ -20,22 +20,21 @@ def path_for(folder: Path, rank: int) -> Path:
 class RankLog:
     """Takes the process's log and warnings until it is closed; every rank's own.
 
-    Warnings of logging's level and above are printed too, but by the chief alone: the same warning from every
-    rank would bury the rest.
-
     Args:
         folder: The run directory.
+        printed: Whether warnings of logging's level and above are printed, too: by the chief alone, for the same
+            warning from every rank would bury the rest; under ``mpitrain run``, which shows it once, by all.
 
     Raises:
         OSError: The log cannot be written.
     """
 
-    def __init__(self, folder: Path, rank: int, chief: bool) -> None:
+    def __init__(self, folder: Path, rank: int, printed: bool) -> None:
         path = path_for(folder, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
         self._handlers[0].setFormatter(logging.Formatter(_FORMAT, _TIME))
-        if chief:
+        if printed:
             self._handlers.append(_to_terminal())
         root = logging.getLogger()
         self._level = root.level
@@ -64,8 +63,16 @@ class RankLog:
         self._handlers = []
 
 
+class _Printed(logging.Formatter):
+    """Leaves out the line of source code that a warning ends with."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text.splitlines()[0] if record.name == "py.warnings" and text else text
+
+
 def _to_terminal() -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.WARNING)
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    handler.setFormatter(_Printed("%(levelname)s: %(message)s"))
     return handler

@@ -1,6 +1,11 @@
 #!/bin/bash
 # agent.sh ADDRESS COMMAND...: stands in for ssh. Runs COMMAND in the host that owns ADDRESS, whose last number is
 # the host's own.
+while [[ $1 == -* ]]; do shift; done  # options of ssh
 number=${1##*.}; shift
+if [ -n "$MPITRAIN_TEST_GONE" ] && grep -qx "$number" "$MPITRAIN_TEST_GONE" 2>/dev/null; then
+    echo "ssh: connect to host h$number port 22: No route to host" >&2
+    exit 255
+fi
 exec ip netns exec "$MPITRAIN_TEST_HOSTS$number" unshare --uts \
     bash -c "hostname h$number; exec bash -c \"\$0\"" "$*"

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +30,32 @@ class Hosts:
         """The command line that runs ``words`` on so many ranks of each host, started from the first."""
         hosts = ",".join(f"{self.net}.{i}:{n}" for i, n in enumerate(ranks, 1))
         network = f"{self.net}.0/24"
-        start = ["ip", "netns", "exec", f"{self.prefix}1", "unshare", "--uts"]
-        start += ["bash", "-c", 'hostname h1; exec "$@"', "-"]
+        start = self.on_first()
         start += [str(self.python.parent / "mpirun"), "--host", hosts, "-n", str(sum(ranks)), "--bind-to", "none"]
         start += ["--prtemca", "plm_ssh_agent", str(AGENT), "--prtemca", "prte_if_include", network]
         start += ["--mca", "btl_tcp_if_include", network, "-x", "OMPI_MCA_mpi_yield_when_idle"]
         return [*start, *words]
+
+    def on_first(self) -> list[str]:
+        """Words that run what follows them on the first host."""
+        inside = ["unshare", "--uts", "bash", "-c", 'hostname h1; exec "$@"', "-"]
+        return ["ip", "netns", "exec", f"{self.prefix}1", *inside]
+
+    def run(self, python: Path, ranks: list[int], *words: str | Path) -> list[str]:
+        """The command line of ``mpitrain run WORDS`` with so many ranks on each host."""
+        hosts = ",".join(f"{self.net}.{i}:{n}" for i, n in enumerate(ranks, 1))
+        start = [*self.on_first(), str(python), "-m", "mpitrain", "run", "--hosts", hosts]
+        return [*start, "--remote-agent", str(AGENT), "--network", f"{self.net}.0/24", *map(str, words)]
+
+    def kill(self, number: int) -> None:
+        """Kill every process of a host."""
+        for pid in self.pids(number):
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
+
+    def pids(self, number: int) -> list[int]:
+        """The processes of a host."""
+        return [int(pid) for pid in _ip("netns", "pids", f"{self.prefix}{number}").split()]
 
 
 @contextmanager
@@ -60,7 +80,8 @@ def make_hosts(python: Path, count: int, rate: str = "") -> Iterator[Hosts]:
     finally:
         for space in re.findall(rf"^{prefix}\d+", _ip("netns", "list"), re.MULTILINE):
             for pid in _ip("netns", "pids", space).split():
-                os.kill(int(pid), 9)
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), 9)
             _ip("netns", "del", space)
         subprocess.run(["ip", "link", "del", bridge], check=False, capture_output=True)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.monitor import presence
 from mpitrain.stopping import STOPPED_EARLY
 
 from ..conftest import JOBS, ROOT, Mpi, one_line
@@ -112,17 +113,12 @@ def test_an_idle_server_rests(mpi: Mpi, sharing: str, tmp_path: Path, job) -> No
         try:
             wait_until(lambda: trains(tmp_path / "run"), 60)
             # No rank here has anything to do but to wait, so neither may take a core.
-            python = [pid for pid in ranks_of(tmp_path / "run") if "mpitrain\0train" in _command(pid)]
-            assert len(python) == 2
-            assert max(cpu_share(pid, 1.5) for pid in python) < 0.3
+            ranks = [str(entry.pid) for entry in presence.read(tmp_path / "run")]
+            assert len(ranks) == 2
+            assert max(cpu_share(pid, 1.5) for pid in ranks) < 0.3
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=20)
-
-
-def _command(pid: str) -> str:
-    words = Path(f"/proc/{pid}/cmdline").read_text()
-    return words if "mpirun" not in words.split("\0")[0] and "prterun" not in words.split("\0")[0] else ""
 
 
 @pytest.mark.parametrize(

@@ -1,63 +1,245 @@
-"""The launcher's command line, as a pure function."""
+"""The launcher's command line, as a pure function; hosts as they are given; what fits together and what does not."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 
-from mpitrain.errors import LaunchError
-from mpitrain.launch.mpirun import Launcher, compose
+from mpitrain.config import RunConfig
+from mpitrain.errors import ConfigError, LaunchError
+from mpitrain.launch.compose import Machine, Wish, compose
+from mpitrain.launch.hosts import Host, interface_of, is_here, parse_hosts, read_hostfile, spread
+from mpitrain.launch.makes import Launcher, recognize
+from mpitrain.launch.run import Options, check_restarts, make_wish
 from mpitrain.mpi import check_launcher
 
-OPEN, MPICH, INTEL = (Launcher(make, "/opt/mpirun") for make in ("openmpi", "mpich", "intel"))
+OPEN, OPEN_4 = Launcher("openmpi", "/opt/mpirun", 5), Launcher("openmpi", "/opt/mpirun", 4)
+MPICH, INTEL = Launcher("mpich", "/opt/mpirun", 5), Launcher("intel", "/opt/mpirun", 2021)
+ALL = [OPEN, OPEN_4, MPICH, INTEL]
 RANK = [sys.executable, "-m", "mpitrain", "train", "a job.py"]
+TWO = [Host("a", 4), Host("b", 4)]
 
 
-def words(launcher: Launcher, ranks: int, cores: int, hosts: str | None = None) -> list[str]:
-    command = compose(launcher, ranks, hosts, cores, root=False, environ={"PATH": "/bin"}, arguments=["a job.py"])
+def machine(cores: int = 4, root: bool = False, **environ: str) -> Machine:
+    return Machine(cores, root, {"PATH": "/bin", **environ})
+
+
+def words(launcher: Launcher, wish: Wish, on: Machine | None = None) -> list[str]:
+    command = compose(launcher, wish, on or machine(), ["a job.py"])
     assert command.words[-len(RANK) :] == RANK
-    return command.words[: -len(RANK)]
+    assert command.words[0] == "/opt/mpirun"
+    return command.words[1 : -len(RANK)]
 
 
 def test_cores_are_shared_among_ranks() -> None:
-    assert words(OPEN, 2, 16) == ["/opt/mpirun", "-n", "2", "--map-by", "slot:PE=8", "--bind-to", "core"]
-    assert words(MPICH, 3, 16) == ["/opt/mpirun", "-n", "3", "-bind-to", "core:5"]
-    assert words(INTEL, 2, 16) == ["/opt/mpirun", "-n", "2"]
+    for launcher in (OPEN, OPEN_4):
+        assert words(launcher, Wish(2), machine(16)) == ["-n", "2", "--map-by", "slot:PE=8", "--bind-to", "core"]
+    assert words(MPICH, Wish(3), machine(16)) == ["-n", "3", "-bind-to", "core:5"]
+    assert words(INTEL, Wish(2), machine(16)) == ["-n", "2"]
 
 
 def test_more_ranks_than_cores_are_not_bound() -> None:
-    assert words(OPEN, 5, 4) == ["/opt/mpirun", "-n", "5", "--oversubscribe", "--bind-to", "none"]
-    assert words(MPICH, 5, 4) == ["/opt/mpirun", "-n", "5"]
+    assert words(OPEN, Wish(5)) == ["-n", "5", "--oversubscribe", "--bind-to", "none"]
+    for launcher in (MPICH, INTEL):
+        assert words(launcher, Wish(5)) == ["-n", "5"]
+    assert compose(INTEL, Wish(5), machine(), []).environment["I_MPI_PIN"] == "0"
+    assert compose(OPEN, Wish(5), machine(), []).environment["OMPI_MCA_mpi_yield_when_idle"] == "1"
+    assert "OMPI_MCA_mpi_yield_when_idle" not in compose(OPEN, Wish(4), machine(), []).environment
 
 
-def test_hosts() -> None:
-    assert words(OPEN, 8, 4, "a:4,b:4")[3:] == ["--host", "a:4,b:4", "--bind-to", "none"]
-    assert words(MPICH, 8, 4, "a:4,b:4")[3:] == ["-hosts", "a:4,b:4"]
+@pytest.mark.parametrize(
+    ("launcher", "expected"),
+    [
+        (OPEN, "--host a:4,b:4 --bind-to none --prtemca plm_ssh_agent go --prtemca prte_if_include 10.1.0.0/16"),
+        (OPEN_4, "--host a:4,b:4 --bind-to none --mca plm_rsh_agent go --mca oob_tcp_if_include 10.1.0.0/16"),
+        (MPICH, "-hosts a:4,b:4 -launcher ssh -launcher-exec go -iface 10.1.0.0/16"),
+        (INTEL, "-hosts a:4,b:4 -bootstrap ssh -bootstrap-exec go -iface 10.1.0.0/16"),
+    ],
+    ids=str,
+)
+def test_hosts(launcher: Launcher, expected: str) -> None:
+    found = words(launcher, Wish(8, TWO, "go", "10.1.0.0/16"))
+    assert " ".join(found).startswith(f"-n 8 {expected}")
+    assert ("btl_tcp_if_include" in found) == (launcher.make == "openmpi")
+
+
+@pytest.mark.parametrize("launcher", ALL, ids=str)
+def test_in_an_allocation_the_launcher_finds_hosts_and_ranks(launcher: Launcher) -> None:
+    found = words(launcher, Wish(None), machine(SLURM_JOB_ID="7", OMP_NUM_THREADS="2"))
+    assert not {"-n", "--host", "-hosts", "--oversubscribe", "--map-by", "-bind-to"} & {*found}
+    if launcher.make == "openmpi":
+        assert found[:2] == ["--bind-to", "none"]
+        assert found[found.index("OMP_NUM_THREADS") - 1] == "-x"
 
 
 def test_root_is_allowed_only_where_it_is_root() -> None:
     for root in (True, False):
-        command = compose(OPEN, 1, None, 1, root=root, environ={}, arguments=[])
+        command = compose(OPEN, Wish(1), machine(root=root), [])
         assert ("OMPI_ALLOW_RUN_AS_ROOT" in command.environment) == root
+
+
+@pytest.mark.parametrize("launcher", ALL, ids=str)
+@pytest.mark.parametrize("ranks", [1, 9])
+@pytest.mark.parametrize("said", [["--bind-to", "socket"], ["-map-by", "node"], ["--map-by=node"]])
+def test_where_the_user_says_what_ranks_are_bound_to_nothing_is_added(
+    launcher: Launcher, ranks: int, said: list[str]
+) -> None:
+    assert words(launcher, Wish(ranks, words=said)) == ["-n", str(ranks), *said]
+    assert "I_MPI_PIN" not in compose(launcher, Wish(ranks, words=said), machine(), []).environment
 
 
 def test_what_the_user_has_set_is_left_alone() -> None:
     def environment(launcher: Launcher, **environ: str) -> dict[str, str]:
-        return compose(launcher, 9, None, 1, root=True, environ=environ, arguments=[]).environment
+        return compose(launcher, Wish(9), Machine(1, True, environ), []).environment
 
     assert environment(OPEN)["OMPI_MCA_osc"] == "^ucx"
     assert "OMPI_MCA_osc" not in environment(OPEN, OMPI_MCA_osc="rdma")
+    assert "UCX_LOG_LEVEL" not in environment(MPICH, UCX_LOG_LEVEL="info")
     assert environment(INTEL, PATH="/bin")["PATH"] == "/opt:/bin"
     assert "PATH" not in environment(INTEL, PATH="/bin:/opt")
+    bound = machine(PRTE_MCA_hwloc_default_binding_policy="none")
+    assert words(OPEN, Wish(2), bound) == ["-n", "2"]
+
+
+def test_variables_reach_ranks_on_other_hosts() -> None:
+    on = machine(OMP_NUM_THREADS="2", HOME="/root", OMPI_MCA_btl="tcp,self", MPITRAIN_TERMINAL_COLUMNS="80")
+    wish = Wish(8, TWO, env={"MY_VALUE": "a b"})
+    found = words(OPEN, wish, on)
+    passed = {found[at + 1] for at, word in enumerate(found) if word == "-x"}
+    assert passed == {"OMP_NUM_THREADS", "OMPI_MCA_btl", "OMPI_MCA_osc", "OMPI_MCA_mpi_yield_when_idle", "MY_VALUE"} - (
+        {"OMPI_MCA_mpi_yield_when_idle"}  # eight ranks on two hosts of four cores
+    )
+    assert compose(OPEN, wish, on, []).environment["MY_VALUE"] == "a b"
+    assert compose(MPICH, wish, on, []).environment["MY_VALUE"] == "a b"
+    assert "-x" not in words(OPEN, Wish(2), on)
+
+
+def test_what_was_chosen_for_this_hosts_processor_stays_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpitrain.blas.CHOSEN", {"OPENBLAS_CORETYPE": "Haswell"})
+    for value, passed in (("Haswell", False), ("Zen", True)):
+        assert ("OPENBLAS_CORETYPE" in words(OPEN, Wish(8, TWO), machine(OPENBLAS_CORETYPE=value))) == passed
 
 
 def test_the_printed_command_can_be_pasted() -> None:
-    command = compose(
-        OPEN, 1, None, 1, root=False, environ={"PATH": "/bin"}, arguments=["it's $(here).py", "--x", "a b"]
-    )
+    command = compose(OPEN, Wish(1, env={"A": "$(x) 'y"}), machine(), ["it's $(here).py", "--x", "a b"])
     assert shlex.split(str(command))[-3:] == ["it's $(here).py", "--x", "a b"]
+    assert "A=$(x) 'y" in shlex.split(str(command))
+
+
+@pytest.mark.parametrize(
+    ("answer", "make", "major"),
+    [
+        ("mpirun (Open MPI) 5.0.11\n", "openmpi", 5),
+        ("mpirun.openmpi (Open MPI) 4.1.4\n", "openmpi", 4),
+        ("HYDRA build details:\n    Version:                                 5.0.2\n", "mpich", 5),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.19 Build 2025\n", "intel", 2021),
+    ],
+)
+def test_a_launcher_is_known_by_its_answer(answer: str, make: str, major: int) -> None:
+    found = recognize("mpirun", answer)
+    assert found is not None and (found.make, found.major) == (make, major)
+    assert recognize("mpirun", "mpirun of somebody 1.0") is None
+
+
+# Hosts.
+
+
+def test_hosts_as_they_are_given(tmp_path: Path) -> None:
+    assert parse_hosts("a:4, b:2,a:1,c") == [Host("a", 5), Host("b", 2), Host("c", 0)]
+    file = tmp_path / "hosts"
+    file.write_text("# two\na slots=4 max_slots=8\n\nb:2  # the other\nc\n")
+    assert read_hostfile(file) == [Host("a", 4), Host("b", 2), Host("c", 0)]
+
+
+@pytest.mark.parametrize("text", ["", ",", "a:0", "a:x", "a:-1", ":3", "-oProxyCommand=x:1"])
+def test_hosts_that_are_none(text: str) -> None:
+    with pytest.raises(LaunchError, match="--hosts"):
+        parse_hosts(text)
+
+
+def test_a_hostfile_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="No such file"):
+        read_hostfile(tmp_path / "nowhere")
+    (tmp_path / "hosts").write_text("a\nb slots=many\n")
+    with pytest.raises(LaunchError, match="line 2: 'b:many'"):
+        read_hostfile(tmp_path / "hosts")
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "expected"),
+    [
+        ("a:4,b:4", None, "a:4,b:4"),
+        ("a:4,b:4", 8, "a:4,b:4"),
+        ("a:4,b:4", 6, "a:4,b:2"),
+        ("a:4,b:4", 3, "a:3"),
+        ("a,b", None, "a:1,b:1"),
+        ("a,b", 5, "a:3,b:2"),
+        ("a,b,c", 2, "a:1,b:1"),
+        ("a:1,b", 5, "a:1,b:4"),
+    ],
+)
+def test_ranks_are_spread_over_hosts(given: str, ranks: int | None, expected: str) -> None:
+    assert ",".join(map(str, spread(parse_hosts(given), ranks))) == expected
+
+
+def test_there_must_be_room() -> None:
+    with pytest.raises(LaunchError, match="-n 9 is more than the 8 ranks that a:4,b:4 have room for"):
+        spread(TWO, 9)
+
+
+def test_this_host_is_known() -> None:
+    assert is_here("localhost") and is_here("127.0.0.1")
+    assert not is_here("198.51.100.1")
+    assert interface_of("127.0.0.0/8") == interface_of("lo") == "lo"
+    for network in ("198.51.100.0/24", "nothing"):
+        with pytest.raises(LaunchError, match=network):
+            interface_of(network)
+
+
+# Flags.
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (Options(hosts="a:1", hostfile=Path("b")), "--hosts and --hostfile"),
+        (Options(env=["A-B=3"]), "'A-B' is no variable's name"),
+        (Options(env=["=3"]), "'' is no variable's name"),
+        (Options(env=["NOWHERE_SET"]), "--env NOWHERE_SET=VALUE"),
+        (Options(launcher_args="'a"), "--launcher-args"),
+        (Options(remote_agent="ssh -p 22"), "a program without arguments"),
+    ],
+    ids=str,
+)
+def test_flags_that_cannot_be(options: Options, told: str) -> None:
+    with pytest.raises(LaunchError, match=told):
+        make_wish(options, MPICH, machine())
+
+
+def test_flags_as_they_are_meant() -> None:
+    assert make_wish(Options(), OPEN, machine()).ranks == 1
+    assert make_wish(Options(), OPEN, machine(SLURM_JOB_ID="1")).ranks is None
+    wish = make_wish(Options(hosts="a:2,b:2", env=["A=1=2", "PATH"], launcher_args="--x 'y z'"), OPEN, machine())
+    assert (wish.ranks, wish.hosts) == (4, [Host("a", 2), Host("b", 2)])
+    assert wish.env == {"A": "1=2", "PATH": "/bin"}
+    assert wish.words == ["--x", "y z"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (Options(min_ranks=1), "--max-restarts"),
+        (Options(min_ranks=1, max_restarts=1), "--hosts"),
+        (Options(min_ranks=9, max_restarts=1, hosts="a:8"), "more than the 8 ranks"),
+    ],
+    ids=str,
+)
+def test_fewer_ranks_need_hosts_and_restarts(options: Options, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check_restarts(options, make_wish(options, OPEN, machine()), RunConfig())
 
 
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS"])

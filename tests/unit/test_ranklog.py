@@ -13,7 +13,7 @@ from mpitrain.monitor.ranklog import RankLog, path_for
 
 
 def test_log_and_warnings_with_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = RankLog(tmp_path, 3, chief=False)
+    log = RankLog(tmp_path, 3, printed=False)
     logging.getLogger("some.package").info("told %d", 7)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -30,7 +30,7 @@ def test_log_and_warnings_with_the_time(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_only_the_chief_prints_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = RankLog(tmp_path, 0, chief=True)
+    log = RankLog(tmp_path, 0, printed=True)
     logging.getLogger("x").warning("beware")
     logging.getLogger("x").info("by the way")
     log.close()
@@ -39,7 +39,7 @@ def test_only_the_chief_prints_warnings(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_resumed_run_adds_to_its_logs(tmp_path: Path) -> None:
     for line in ("first", "second"):
-        log = RankLog(tmp_path, 0, chief=False)
+        log = RankLog(tmp_path, 0, printed=False)
         logging.getLogger("x").info(line)
         log.close()
     assert [line.split()[-1] for line in path_for(tmp_path, 0).read_text().splitlines()] == ["first", "second"]

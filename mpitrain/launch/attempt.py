@@ -1,0 +1,188 @@
+"""One start of the launcher, from beginning to end: output, signals, and that no process is left."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ..monitor import presence
+from ..monitor.status import is_alive
+from .compose import Command
+from .filter import LauncherFilter
+from .hosts import Agent, is_here
+
+_GRACE_S = 3.0  # between asking the launcher to end and ending it
+_KEPT_BYTES = 200_000  # of what was said last
+
+
+class Interrupts:
+    """The signals that this process has received, in their order; the handler does nothing but note them."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, self._note) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        self.received.append(number)
+
+
+class Attempt:
+    """Runs the launcher once.
+
+    Args:
+        ranks: That it starts; None where only the launcher knows.
+        hosts: That the user named.
+
+    Attributes:
+        status: The launcher's, negative where a signal killed it.
+        said: What ranks and launcher said last, the launcher's comments included.
+        withheld: What of it was not shown.
+        entries: The ranks that had signed in.
+        left: Hosts on which ranks that are left could not be looked for, and why.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        ranks: int | None,
+        hosts: Sequence[str],
+        run_dir: Path,
+        agent: Agent,
+        interrupts: Interrupts,
+    ) -> None:
+        self._ranks, self._hosts, self._run_dir = ranks, hosts, run_dir
+        self._agent, self._interrupts = agent, interrupts
+        self._said = bytearray()
+        self.withheld = ""
+        self._asked_at: float | None = None  # when the launcher was asked to end at once
+        self._asked_to_save = False
+        self.left: dict[str, str] = {}
+        presence.clear(run_dir)
+        self.status = self._run(command.words, {**os.environ, **command.environment})
+        self.entries = presence.read(run_dir)
+        self._sweep()
+        presence.clear(run_dir)
+
+    @property
+    def said(self) -> str:
+        return self._said.decode(errors="replace")
+
+    def _run(self, words: list[str], environment: dict[str, str]) -> int:
+        with subprocess.Popen(
+            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_end_with_parent
+        ) as process:
+            self.pid = process.pid
+            assert process.stdout is not None and process.stderr is not None
+            readers = [
+                threading.Thread(target=self._forward, args=pair, daemon=True)
+                for pair in ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer))
+            ]
+            for reader in readers:
+                reader.start()
+            while process.poll() is None:
+                self._heed_signals(process)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=0.1)
+            for reader in readers:
+                reader.join(timeout=1)  # a process that is left behind may hold the pipe
+        return process.returncode
+
+    def _heed_signals(self, process: subprocess.Popen[bytes]) -> None:
+        """Have the ranks save and end when a signal comes, and end them at once at the second."""
+        received = self._interrupts.received
+        if not received:
+            return
+        if len(received) == 1 and not self._asked_to_save and self._asked_at is None and self._all_ready():
+            # Launchers hand this one to the ranks and leave it at that; after one that ends themselves they would
+            # give the ranks no time to save.
+            self._asked_to_save = True
+            process.send_signal(signal.SIGUSR1)
+            _say("\nmpitrain: saving, then ending; Ctrl-C ends it at once")
+        elif self._asked_at is None and (len(received) > 1 or not self._asked_to_save):
+            self._asked_at = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+        elif self._asked_at is not None and time.monotonic() > self._asked_at + _GRACE_S:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _all_ready(self) -> bool:
+        """Whether a signal would have every rank save; before that there is nothing to save."""
+        entries = presence.read(self._run_dir)
+        expected = len(entries) if self._ranks is None else self._ranks
+        return bool(entries) and len(entries) == expected and all(entry.ready for entry in entries)
+
+    def _sweep(self) -> None:
+        """End the ranks that are still there, which end with their launcher where all is well."""
+        here = [entry for entry in self.entries if is_here(entry.host)]
+        deadline = time.monotonic() + (1.0 if self.status else 5.0)
+        while any(is_alive(entry.pid, entry.start) for entry in here):
+            if time.monotonic() > deadline:
+                for entry in here:
+                    if is_alive(entry.pid, entry.start):
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(entry.pid, signal.SIGKILL)
+                break
+            time.sleep(0.02)
+        if self._asked_at is not None or self.status not in (0, os.EX_TEMPFAIL, 2):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)  # such as an ssh whose other end waits for a launcher that is gone
+            self._sweep_others()
+
+    def _sweep_others(self) -> None:
+        """The same on other hosts, where a rank of this run is known by its environment."""
+        mark = shlex.quote(f"{presence.RUN_DIR_VARIABLE}={self._run_dir}")
+        command = (
+            "cd /proc && for p in [0-9]*; do "
+            f"tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -qxF {mark} && "
+            "tr '\\0' ' ' < $p/cmdline | grep -q -- '-m mpitrain train' && kill -9 $p; done; true"
+        )
+        self.left = self._agent.run_on_each((host, command) for host in self._hosts if not is_here(host))
+
+    def _forward(self, pipe: IO[bytes], stream: IO[bytes]) -> None:
+        """Pass on what comes, less the launcher's comments on how ranks ended."""
+        launcher_filter = LauncherFilter()
+        while chunk := os.read(pipe.fileno(), 65536):
+            chunk = chunk.replace(b"\0", b"")  # with which Open MPI ends its comments
+            self._said += chunk
+            del self._said[:-_KEPT_BYTES]
+            _write(stream, launcher_filter.feed(chunk))
+        _write(stream, launcher_filter.rest())
+        self.withheld += launcher_filter.dropped.decode(errors="replace")
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end the launcher when its parent is killed, in the way that lets it end the ranks."""
+    os.setpgid(0, 0)  # a terminal's Ctrl-C is for the parent alone, which passes it on in its own way
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _write(stream: IO[bytes], data: bytes) -> None:
+    if data:
+        with contextlib.suppress(BrokenPipeError):
+            stream.write(data)
+            stream.flush()

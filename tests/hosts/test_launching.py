@@ -1,0 +1,151 @@
+"""``mpitrain run --hosts`` over three hosts: who died is named, lost hosts are gone on without, no process is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from mpitrain import checkpoint
+from mpitrain.monitor import presence
+from mpitrain.stopping import STOPPED_EARLY
+
+from ..conftest import JOBS, ROOT, Mpi
+from .conftest import Hosts
+
+# Three hosts share this machine's cores, which Open MPI cannot know.
+FLAGS = ["--env", "OMPI_MCA_mpi_yield_when_idle=1"]
+JOB = [JOBS / "small.py", "--threads", "1", "--validate-steps", "0", "--log-steps", "0", "--save-secs", "0.3"]
+FOREVER = "100000000"
+
+
+class Run:
+    """``mpitrain run`` with a rank on each of three hosts, started from the first."""
+
+    def __init__(self, hosts: Hosts, mpi: Mpi, folder: Path, *flags: str, steps: str = FOREVER) -> None:
+        self.network, self.run_dir, self.gone = hosts.network, folder / "run", folder / "gone"
+        words = self.network.run(mpi.python, [1, 1, 1], *FLAGS, *flags, *JOB, "--train-steps", steps)
+        environment = {**os.environ, **self.network.environment, "MPITRAIN_TEST_GONE": str(self.gone)}
+        self.process = subprocess.Popen(
+            [*words, "--run-dir", str(self.run_dir)],
+            env=environment,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for_checkpoint(self) -> None:
+        deadline = time.monotonic() + 40
+        while not checkpoint.steps(self.run_dir / "checkpoints"):
+            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
+            time.sleep(0.02)
+
+    def wait_for_ranks(self, other_than: int = 0) -> list[presence.Entry]:
+        """The ranks, when all are training, and rank 1 is not the process that it was."""
+        deadline = time.monotonic() + 40
+        while True:
+            entries = presence.read(self.run_dir)
+            if len(entries) == 3 and entries[1].pid != other_than and all(entry.step for entry in entries):
+                return entries
+            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
+            time.sleep(0.02)
+
+    def end(self) -> tuple[int, str, list[str]]:
+        """Status, output and what was said on standard error; no process is left on any host."""
+        try:
+            out, err = self.process.communicate(timeout=60)
+        finally:
+            self.process.kill()
+        deadline = time.monotonic() + 15  # a proxy of MPICH that finds its launcher gone tries for ten seconds
+        while left := [number for number in (1, 2, 3) if self.network.pids(number)]:
+            assert time.monotonic() < deadline, [_commands(self.network.pids(number)) for number in left]
+            time.sleep(0.05)
+        return self.process.returncode, out, [line for line in err.splitlines() if line]
+
+
+class Start(Protocol):
+    def __call__(self, mpi: Mpi, *flags: str, steps: str = FOREVER) -> Run: ...
+
+
+@pytest.fixture
+def runs(hosts: Hosts, tmp_path: Path) -> Iterator[Start]:
+    """Starts runs, which are gone after the test."""
+    started: list[Run] = []
+
+    def start(mpi: Mpi, *flags: str, steps: str = FOREVER) -> Run:
+        started.append(Run(hosts, mpi, tmp_path, *flags, steps=steps))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.process.kill()
+        run.process.wait(timeout=20)
+    for number in (1, 2, 3):
+        hosts.network.kill(number)
+
+
+def test_a_lost_host_is_gone_on_without(runs: Start, mpi: Mpi) -> None:
+    run = runs(mpi, "--max-restarts", "2", "--min-ranks", "2", steps="3000")
+    run.wait_for_checkpoint()
+    run.gone.write_text("2\n")
+    run.network.kill(2)
+    status, out, err = run.end()
+    assert status == 0, out + "\n".join(err)
+    assert any("does not answer: ssh: connect to host h2" in line for line in err)
+    again = next(line for line in err if "starting again in 1 s from step-" in line)
+    assert "2 ranks on" in again and f"{run.network.net}.2" not in again
+    table = [line.split() for line in (run.run_dir / "ranks.txt").read_text().splitlines()[1:]]
+    assert [row[1] for row in table] == ["h1", "h3"]
+    assert max(checkpoint.steps(run.run_dir / "checkpoints")) == 3000
+
+
+def test_a_rank_that_died_is_named_last(runs: Start, mpi: Mpi) -> None:
+    run = runs(mpi, "--max-restarts", "1")
+    first = run.wait_for_ranks()[1].pid
+    os.kill(first, signal.SIGSEGV)
+    second = run.wait_for_ranks(first)[1].pid
+    time.sleep(0.3)  # not in the same step
+    os.kill(second, signal.SIGKILL)
+    status, out, err = run.end()
+    assert status == 1, out + "\n".join(err)
+    name = "mpitrain: rank 1 of 3 (worker 1) on h2, process"
+    told = [line for line in err if line.startswith("mpitrain:")]
+    assert told[0].startswith(f"{name} {first}, was killed by signal 11 (SIGSEGV), in step ")
+    assert told[-2].startswith(f"{name} {second}, was killed by signal 9 (SIGKILL") and ", in step " in told[-2]
+    assert err[-2:] == [told[-2], "mpitrain: it is not started again: --max-restarts 1 are used up"]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_control_c_leaves_no_process_on_any_host(runs: Start, mpi: Mpi, times: int) -> None:
+    run = runs(mpi)
+    run.wait_for_ranks()
+    for _ in range(times):
+        run.process.send_signal(signal.SIGINT)
+        time.sleep(0.05)  # two at once are one
+    status, out, err = run.end()
+    assert status == (STOPPED_EARLY if times == 1 else 128 + signal.SIGINT), out + "\n".join(err)
+    for path in checkpoint.steps(run.run_dir / "checkpoints").values():
+        checkpoint.verify(path)
+    assert json.loads((run.run_dir / "status.json").read_text())["state"] == "stopped" or times == 2
+
+
+def test_a_host_that_does_not_answer_is_named(runs: Start, mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "gone").write_text("3\n")
+    run = runs(mpi)
+    status, _, err = run.end()
+    assert status == 1
+    there = f"host {run.network.net}.3 does not answer: ssh: connect to host h3 port 22: No route to host"
+    assert err[-2:] == [f"mpitrain: {there}", err[-1]]
+    assert "before any rank had begun" in err[-1]
+
+
+def _commands(pids: list[int]) -> list[str]:
+    return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in pids]

@@ -1,0 +1,15 @@
+"""A short form of ``python -m tests.launch.signals 50``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ..conftest import Mpi
+from .signals import MODES, Sender
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_ends_soon_after_a_signal(openmpi: Mpi, mode: str, tmp_path: Path) -> None:
+    Sender(openmpi, mode, tmp_path / "run", seed=1).send(2)
