@@ -161,13 +161,21 @@ class Attempt:
     def _forward(self, pipe: IO[bytes], stream: IO[bytes]) -> None:
         """Pass on what comes, less the launcher's comments on how ranks ended."""
         launcher_filter = LauncherFilter()
-        while chunk := os.read(pipe.fileno(), 65536):
+        while chunk := _read(pipe):
             chunk = chunk.replace(b"\0", b"")  # with which Open MPI ends its comments
             self._said += chunk
             del self._said[:-_KEPT_BYTES]
             _write(stream, launcher_filter.feed(chunk))
         _write(stream, launcher_filter.rest())
         self.withheld += launcher_filter.dropped.decode(errors="replace")
+
+
+def _read(pipe: IO[bytes]) -> bytes:
+    """What comes next; nothing at the end, and where a process that is left holds a pipe that is closed here."""
+    try:
+        return os.read(pipe.fileno(), 65536)
+    except (OSError, ValueError):
+        return b""
 
 
 def _end_with_parent() -> None:

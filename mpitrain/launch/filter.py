@@ -14,6 +14,7 @@ _LINES = re.compile(
     rb"Abort\(\d+\) on node \d+ \(rank \d+ in comm"  # MPICH's and Intel MPI's
     rb"|\[\S+\] PMIX ERROR: "  # Open MPI's, at times, when ranks end with a status or are gone
     rb"|\[\S+:\d+\] \*\*\* (?:An error occurred in|reported by|on |Unknown error|MPI_ERRORS_ARE_FATAL|   and MPI)"
+    rb"|mpirun\S*: Forwarding signal \d+ to job"
     rb"|\[\S+\] plm:ssh: Warning: setpgid"
     rb"|\[\S+\] \[\[|\[\S+:\d+\] \S+:\d+ more processes? ha(?:s|ve) sent"
     rb"|\[(?:mpiexec|proxy:)\S*\] "
@@ -34,6 +35,7 @@ _MARKS = (
     b"Abort(",
     b"[",
     b"=",
+    b"mpirun",
     b"YOUR APPL",
     b"This typ",
     b"Please see",

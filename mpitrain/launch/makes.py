@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -51,11 +51,17 @@ def find_launcher() -> Launcher:
             failures += f"{error}; "
         else:
             if launcher is not None and launcher.make == make:
-                return launcher
+                return _without_script(launcher)
     raise LaunchError(
         f"{failures}mpi4py uses {library}, and no mpirun of that make works in {Path(sys.prefix) / 'bin'} or on PATH: "
         f"put its folder on PATH, or install one with pip install 'mpitrain[{make}]'"
     )
+
+
+def _without_script(launcher: Launcher) -> Launcher:
+    """Intel MPI's mpirun is a shell script, which does not pass on a signal, but dies of it."""
+    program = Path(launcher.program).with_name("mpiexec.hydra")
+    return replace(launcher, program=str(program)) if launcher.make == "intel" and program.is_file() else launcher
 
 
 def _library() -> tuple[Make, str]:
