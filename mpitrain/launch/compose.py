@@ -101,7 +101,8 @@ def compose(launcher: Launcher, wish: Wish, machine: Machine, arguments: Sequenc
     """
     parts = _open_mpi(launcher, wish, machine) if launcher.make == "openmpi" else _hydra(launcher, wish, machine)
     words, environment = parts
-    ours = {name: value for name, value in environment.items() if name == "PATH" or name not in machine.environ}
+    # Some may be set already, by this package in this process, and are not where the command is pasted.
+    ours = {n: value for n, value in environment.items() if n == "PATH" or machine.environ.get(n, value) == value}
     start = [launcher.program, *(["-n", str(wish.ranks)] if wish.ranks is not None else [])]
     rank = [sys.executable, "-m", "mpitrain", "train", *arguments]
     return Command([*start, *words, *wish.words, *rank], {**ours, **wish.env})

@@ -93,7 +93,9 @@ def spread(hosts: Sequence[Host], ranks: int | None) -> list[Host]:
         return [Host(host.name, host.slots or 1) for host in hosts]
     if not unsaid and ranks > said:
         names = ",".join(map(str, hosts))
-        raise LaunchError(f"-n {ranks} is more than the {said} ranks that {names} have room for: give a lower -n")
+        raise LaunchError(
+            f"-n {ranks} is more than {names} has room for, {said} rank{'s' * (said != 1)}: give a lower -n"
+        )
     share, more = divmod(max(0, ranks - said), len(unsaid)) if unsaid else (0, 0)
     room = {host.name: share + (index < more) for index, host in enumerate(unsaid)}
     left, found = ranks, []
@@ -118,6 +120,20 @@ def is_here(name: str) -> bool:
     return True
 
 
+def network_of(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    """The network that a text such as ``10.1.0.0/16`` names; None for what may be an interface's name.
+
+    Raises:
+        LaunchError: It is neither.
+    """
+    if "/" not in text and "." not in text:
+        return None
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError as error:
+        raise LaunchError(f"--network {text}: not a network such as 10.1.0.0/16, and no interface's name") from error
+
+
 def interface_of(network: str) -> str:
     """The name of this host's interface in a network such as ``10.1.0.0/16``, or a name as it is given.
 
@@ -127,11 +143,9 @@ def interface_of(network: str) -> str:
     names = [name for _, name in socket.if_nameindex()]
     if network in names:
         return network
-    try:
-        wanted = ipaddress.ip_network(network, strict=False)
-    except ValueError as error:
-        known = ", ".join(names)
-        raise LaunchError(f"--network {network}: neither a network such as 10.1.0.0/16 nor one of {known}") from error
+    wanted = network_of(network)
+    if wanted is None:
+        raise LaunchError(f"--network {network}: neither a network such as 10.1.0.0/16 nor one of {', '.join(names)}")
     found = {name: address for name in names if (address := _address_of(name)) is not None}
     for name, address in found.items():
         if address in wanted:

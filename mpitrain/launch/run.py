@@ -21,7 +21,7 @@ from ..rundir import cannot_write, new_run_dir
 from ..stopping import STOPPED_EARLY
 from .attempt import Attempt, Interrupts
 from .compose import Machine, Wish, compose
-from .hosts import Agent, Host, interface_of, parse_hosts, read_hostfile, spread
+from .hosts import Agent, Host, interface_of, network_of, parse_hosts, read_hostfile, spread
 from .makes import Launcher, find_launcher
 from .restarts import Outcome, judge, pause_s, why_not_again
 
@@ -104,6 +104,8 @@ def make_wish(options: Options, launcher: Launcher, machine: Machine) -> Wish:
     if ranks is None and not machine.allocated:
         ranks = 1
     agent, network = options.remote_agent, options.network
+    if network is not None:
+        network_of(network)
     if launcher.make != "openmpi":
         if agent is not None and len(shlex.split(agent)) != 1:
             raise LaunchError(f"--remote-agent {agent!r}: this MPI's launcher takes a program without arguments")
@@ -202,17 +204,17 @@ class _Supervisor:
             for host, said in attempt.left.items():
                 if outcome.kind == "mistake" or self._interrupts.received:
                     _say(f"host {host} does not answer ({said}): look there for processes that are left")
-            if outcome.kind == "not begun" and attempt.withheld.strip():
-                print(attempt.withheld.strip(), file=sys.stderr)  # nobody else tells why
             passes = _PASSES in attempt.said or attempt.status < 0
             if outcome.kind != "not begun" or last or not passes or self._interrupts.received:
                 break
             _say("the launcher could not begin; trying once more")
-        if outcome.kind in ("failed", "not begun") and self._wish.hosts is not None:
+        if outcome.kind in ("failed", "not begun") and self._wish.hosts is not None and not self._interrupts.received:
             silent = self._agent.silent(self._wish.hosts)
             for host, said in silent.items():
                 _say(f"host {host} does not answer: {said}")
             outcome = replace(outcome, gone=list(silent))
+        if outcome.kind == "not begun" and not outcome.gone and attempt.withheld.strip():
+            print(attempt.withheld.strip(), file=sys.stderr)  # nobody else tells why
         return outcome
 
     def _start(self) -> Attempt:
@@ -278,6 +280,8 @@ class _Supervisor:
 
     def _interrupted(self) -> int:
         """The exit status of a run that a signal has ended, at once or before it could save."""
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # after ^C
         number = self._interrupts.received[-1]
         name = signal.Signals(number).name
         path = self._newest()
