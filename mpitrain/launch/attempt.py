@@ -21,8 +21,10 @@ from ..monitor.status import is_alive
 from .compose import Command
 from .filter import LauncherFilter
 from .hosts import Agent, is_here
+from .stall import Stall
 
 _GRACE_S = 3.0  # between asking the launcher to end and ending it
+_LOOK_S = 5.0  # between two looks at how far the ranks are
 _KEPT_BYTES = 200_000  # of what was said last
 
 
@@ -70,7 +72,8 @@ class Attempt:
         agent: Agent,
         interrupts: Interrupts,
     ) -> None:
-        self._ranks, self._hosts, self._run_dir = ranks, hosts, run_dir
+        self._ranks, self._run_dir = ranks, run_dir
+        self._others = [host for host in hosts if not is_here(host)]
         self._agent, self._interrupts = agent, interrupts
         self._said = bytearray()
         self.withheld = ""
@@ -99,10 +102,17 @@ class Attempt:
             ]
             for reader in readers:
                 reader.start()
+            stall, looked = Stall(self._ask_hosts, time.monotonic()), time.monotonic()
             while process.poll() is None:
                 self._heed_signals(process)
+                if self._others and time.monotonic() > looked + _LOOK_S:
+                    looked = time.monotonic()
+                    steps = [(entry.pid, entry.step) for entry in presence.read(self._run_dir)]
+                    if self._asked_at is None and stall.lost(steps, looked):
+                        self._end(process)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=0.1)
+            stall.close()
             for reader in readers:
                 reader.join(timeout=1)  # a process that is left behind may hold the pipe
         return process.returncode
@@ -110,20 +120,25 @@ class Attempt:
     def _heed_signals(self, process: subprocess.Popen[bytes]) -> None:
         """Have the ranks save and end when a signal comes, and end them at once at the second."""
         received = self._interrupts.received
-        if not received:
-            return
         if len(received) == 1 and not self._asked_to_save and self._asked_at is None and self._all_ready():
             # Launchers hand this one to the ranks and leave it at that; after one that ends themselves they would
             # give the ranks no time to save.
             self._asked_to_save = True
             process.send_signal(signal.SIGUSR1)
             _say("\nmpitrain: saving, then ending; Ctrl-C ends it at once")
-        elif self._asked_at is None and (len(received) > 1 or not self._asked_to_save):
-            self._asked_at = time.monotonic()
-            process.send_signal(signal.SIGTERM)
-        elif self._asked_at is not None and time.monotonic() > self._asked_at + _GRACE_S:
+        elif received and self._asked_at is None and (len(received) > 1 or not self._asked_to_save):
+            self._end(process)
+        if self._asked_at is not None and time.monotonic() > self._asked_at + _GRACE_S:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Ask the launcher to end at once."""
+        self._asked_at = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+
+    def _ask_hosts(self) -> dict[str, str]:
+        return self._agent.run_on_each((host, "true") for host in self._others)
 
     def _all_ready(self) -> bool:
         """Whether a signal would have every rank save; before that there is nothing to save."""
@@ -156,7 +171,7 @@ class Attempt:
             f"tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -qxF {mark} && "
             "tr '\\0' ' ' < $p/cmdline | grep -q -- '-m mpitrain train' && kill -9 $p; done; true"
         )
-        self.left = self._agent.run_on_each((host, command) for host in self._hosts if not is_here(host))
+        self.left = self._agent.run_on_each((host, command) for host in self._others)
 
     def _forward(self, pipe: IO[bytes], stream: IO[bytes]) -> None:
         """Pass on what comes, less the launcher's comments on how ranks ended."""
