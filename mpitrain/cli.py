@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -217,6 +218,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"mpitrain: {error}", file=sys.stderr)
         return error.exit_status
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _invoke(command: click.Command, arguments: Sequence[str]) -> Any:

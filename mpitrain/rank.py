@@ -89,7 +89,7 @@ def run_rank(parse: Callable[[], Request]) -> NoReturn:
         if cluster is not None and cluster.size > 1:
             cluster.abort(1)
         sys.exit(1)
-    presence.is_done()
+    presence.is_done(stopped=status == STOPPED_EARLY)
     sys.stdout.flush()
     cluster.comm.Barrier()  # a launcher may end the others as soon as one has ended with a status
     sys.exit(status)

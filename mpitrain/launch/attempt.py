@@ -78,7 +78,7 @@ class Attempt:
         self._said = bytearray()
         self.withheld = ""
         self._asked_at: float | None = None  # when the launcher was asked to end at once
-        self._asked_to_save = False
+        self._asked_to_save: float | None = None  # when the ranks were
         self.left: dict[str, str] = {}
         presence.clear(run_dir)
         self.status = self._run(command.words, {**os.environ, **command.environment})
@@ -120,13 +120,13 @@ class Attempt:
     def _heed_signals(self, process: subprocess.Popen[bytes]) -> None:
         """Have the ranks save and end when a signal comes, and end them at once at the second."""
         received = self._interrupts.received
-        if len(received) == 1 and not self._asked_to_save and self._asked_at is None and self._all_ready():
+        if len(received) == 1 and self._asked_to_save is None and self._asked_at is None and self._all_ready():
             # Launchers hand this one to the ranks and leave it at that; after one that ends themselves they would
             # give the ranks no time to save.
-            self._asked_to_save = True
+            self._asked_to_save = time.monotonic()
             process.send_signal(signal.SIGUSR1)
             _say("\nmpitrain: saving, then ending; Ctrl-C ends it at once")
-        elif received and self._asked_at is None and (len(received) > 1 or not self._asked_to_save):
+        elif received and self._asked_at is None and (len(received) > 1 or self._asked_to_save is None):
             self._end(process)
         if self._asked_at is not None and time.monotonic() > self._asked_at + _GRACE_S:
             with contextlib.suppress(ProcessLookupError):

@@ -39,9 +39,14 @@ def judge(status: int, said: str, entries: Sequence[Entry], ranks: int, launcher
         entries: The ranks that had signed in.
         launcher: Its name and process, for the user.
     """
-    # Open MPI's launcher ends with 0 when it has lost a host.
-    whole = not entries or all(entry.done for entry in entries)
-    if whole and status in (0, os.EX_TEMPFAIL):
+    # Ranks know best: Open MPI's launcher ends with 0 when it has lost a host, and with a status where a library
+    # crashes when all is done.
+    ended_well = status in (0, os.EX_TEMPFAIL)
+    if entries and all(entry.done for entry in entries) and (ended_well or len(entries) >= ranks):
+        deaths = [death for death in noted_deaths(entries) if death.signal]
+        what = f"{tell(deaths[0], entries, ranks)}; everything is saved" if deaths else ""
+        return Outcome("stopped" if any(entry.stopped for entry in entries) else "finished", what)
+    if not entries and ended_well:
         return Outcome("stopped" if status else "finished")
     if any(entry.mistake for entry in entries):
         return Outcome("mistake")

@@ -186,6 +186,8 @@ class _Supervisor:
             if (signals and outcome.kind in ("failed", "not begun")) or (signals > 1 and outcome.kind == "stopped"):
                 return self._interrupted()
             if outcome.kind in ("finished", "stopped", "mistake"):
+                if outcome.what:
+                    _say(outcome.what)
                 return {"finished": 0, "stopped": STOPPED_EARLY}.get(outcome.kind, 2)
             _say(outcome.what)
             if not self._again(outcome, before):

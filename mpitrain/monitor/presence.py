@@ -38,7 +38,8 @@ class Entry:
         ready: Whether a signal has it save and end, in place of ending it.
         error: The unforeseen exception that it ended with.
         mistake: Whether it ended with a user's mistake, which has been told.
-        done: Whether it has come to the end of its training.
+        done: Whether it has come to the end of its training, with everything written, and ``stopped`` whether that was
+            before the last step.
         ended_at: When the process ended, in seconds since the epoch on its host; 0 where nobody saw it.
         signal, status: How it ended: killed by a signal, 0 for none, or with a status.
         step: Steps done.
@@ -55,6 +56,7 @@ class Entry:
     error: str = ""
     mistake: bool = False
     done: bool = False
+    stopped: bool = False
     ended_at: float = 0.0
     signal: int = 0
     status: int = 0
@@ -94,9 +96,9 @@ class Presence:
         """Say that from here on a signal has this rank save and end."""
         self._say(ready=True)
 
-    def is_done(self) -> None:
-        """Say that training has come to its end."""
-        self._say(done=True)
+    def is_done(self, stopped: bool) -> None:
+        """Say that training has come to its end, and whether that was before the last step."""
+        self._say(done=True, stopped=stopped)
 
     def failed(self, error: BaseException, mistake: bool) -> None:
         """Say what ended this rank."""

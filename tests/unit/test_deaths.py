@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,8 +67,15 @@ def judged(status: int, *entries: Entry, said: str = "") -> Outcome:
 def test_how_a_run_ended_well() -> None:
     done = [rank(number, done=True) for number in range(3)]
     assert judged(0, *done) == Outcome("finished")
-    assert judged(75, *done) == Outcome("stopped")
+    assert judged(75, *(replace(entry, stopped=True) for entry in done)) == Outcome("stopped")
     assert judged(0) == Outcome("finished")  # nobody could write in the run directory
+
+
+def test_a_crash_when_all_is_done_is_told_and_no_failure() -> None:
+    done = [rank(number, done=True) for number in range(2)]
+    ended = judged(139, *done, rank(2, done=True, ended_at=1.0, signal=11))
+    assert ended.kind == "finished"
+    assert ended.what.endswith("was killed by signal 11 (SIGSEGV) after its last step; everything is saved")
 
 
 def test_a_launcher_that_ends_with_0_before_its_ranks_have_ended() -> None:
@@ -131,7 +139,7 @@ def test_what_a_rank_has_said_is_read(tmp_path: Path) -> None:
     assert (found.rank, found.role, found.task, found.step, found.ready) == (3, "ps", 1, 1234567, False)
     assert found.error.startswith("ValueError: éé") and not found.mistake
     one.is_ready()
-    one.is_done()
+    one.is_done(stopped=True)
     presence.note_end(tmp_path, 3, found.pid, signal.SIGKILL, 0)
     (found,) = presence.read(tmp_path)
     assert found.ready and found.done and found.signal == signal.SIGKILL and found.step == 1234567
