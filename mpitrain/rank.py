@@ -35,7 +35,7 @@ from .resuming import Beginning, find_beginning
 from .rundir import cannot_write, new_run_dir
 from .server import Server
 from .start import start_values
-from .stopping import STOPPED_EARLY, Signals, TimeLimit, end_of_time
+from .stopping import STOPPED_EARLY, Signals, TimeLimit, ask_slurm, end_of_time
 from .strategy.choose import lockstep_strategy, served_strategy
 from .strategy.store import Store
 from .train import Loop, RunFiles
@@ -145,7 +145,9 @@ def _train(cluster: Cluster, request: Request, presence: Presence) -> bool:
             _serve(cluster, job, plan, records, begin)
             stopped = False
         else:
-            limit = TimeLimit(end_of_time(plan.config.time_limit), time.time())
+            # The chief's clock counts for all, so it alone asks Slurm.
+            end = end_of_time(plan.config.time_limit, ask=ask_slurm) if cluster.chief else None
+            limit = TimeLimit(end, time.time())
             stop = Stop(signals, limit)
             stopped = _work(cluster, job, plan, files, records, begin, stop, presence)
         records.write_trace()

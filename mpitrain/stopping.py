@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
 STOPPED_EARLY = os.EX_TEMPFAIL  # exit status, 75: there is a checkpoint to go on from
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_SLURM_ANSWERS_S = 20.0
 _ONCE_S = 0.5  # a launcher may pass on what the terminal has sent to everybody
 
 
@@ -76,16 +78,41 @@ class TimeLimit:
 
 
 def end_of_time(
-    limit_s: float | None, environ: Mapping[str, str] = os.environ, now: float | None = None
+    limit_s: float | None,
+    environ: Mapping[str, str] = os.environ,
+    now: float | None = None,
+    ask: Callable[[str], float | None] | None = None,
 ) -> float | None:
     """When the run is ended by others, in seconds since the epoch, or None.
 
     Args:
         limit_s: Seconds from now that the user gave, or None.
-        environ: Where Slurm tells the end of its job.
+        environ: Where Slurm, and batch scripts for other schedulers, tell the end of their job.
+        ask: Tells the end of a Slurm job, for versions of Slurm that do not say it there.
     """
     ends = [] if limit_s is None else [(time.time() if now is None else now) + limit_s]
-    slurm = environ.get("SLURM_JOB_END_TIME", "")
-    if slurm.isdigit():
-        ends.append(float(slurm))
+    told = [environ.get(name, "") for name in ("SLURM_JOB_END_TIME", "MPITRAIN_END_TIME")]
+    ends += [float(value) for value in told if value.isdigit()]
+    job = environ.get("SLURM_JOB_ID", "")
+    if job.isdigit() and not told[0].isdigit() and ask is not None:
+        end = ask(job)
+        ends += [] if end is None else [end]
     return min(ends, default=None)
+
+
+def ask_slurm(job: str) -> float | None:
+    """When a Slurm job reaches its limit, in seconds since the epoch; None where it has none, or nobody answers."""
+    words = ["squeue", "--noheader", "--jobs", job, "--format", "%e"]
+    try:
+        said = subprocess.run(
+            words,
+            env={**os.environ, "SLURM_TIME_FORMAT": "%s"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SLURM_ANSWERS_S,
+        ).stdout.split()
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # A job without a limit ends in a year, or in never.
+    return float(said[0]) if said and said[0].isdigit() else None

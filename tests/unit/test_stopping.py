@@ -51,10 +51,21 @@ with signals.noted():
         (60.0, {"SLURM_JOB_END_TIME": "1500"}, 1060.0),
         (900.0, {"SLURM_JOB_END_TIME": "1500"}, 1500.0),
         (None, {"SLURM_JOB_END_TIME": "NONE"}, None),
+        (None, {"MPITRAIN_END_TIME": "1400", "SLURM_JOB_END_TIME": "1500"}, 1400.0),
     ],
 )
 def test_the_earliest_end_counts(limit_s: float | None, environ: dict[str, str], end: float | None) -> None:
     assert end_of_time(limit_s, environ, now=1000.0) == end
+
+
+def test_slurm_is_asked_where_it_does_not_say() -> None:
+    def ask(job: str) -> float | None:
+        return {"7": 1300.0}.get(job)
+
+    assert end_of_time(None, {"SLURM_JOB_ID": "7"}, 1000.0, ask) == 1300.0
+    assert end_of_time(None, {"SLURM_JOB_ID": "8"}, 1000.0, ask) is None
+    assert end_of_time(None, {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1500"}, 1000.0, ask) == 1500.0
+    assert end_of_time(None, {}, 1000.0, ask) is None
 
 
 def test_without_an_end_it_is_never_reached() -> None:
