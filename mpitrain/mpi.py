@@ -35,13 +35,23 @@ def start() -> MPI.Intracomm:
     Raises:
         LaunchError: The launcher started several ranks, and belongs to another MPI than mpi4py's.
     """
-    # MPICH ends the process with a message of its own where it finds Open MPI's launcher: look first.
-    if "OMPI_COMM_WORLD_SIZE" in os.environ and "Open MPI" not in MPI.Get_library_version():
+    # Libraries end the process, or say a page, where they find another make's launcher: look first.
+    if speaks_another_language(os.environ, MPI.Get_library_version()):
         check_launcher(os.environ, 1)
     if not MPI.Is_initialized():
         MPI.Init_thread()
     check_launcher(os.environ, MPI.COMM_WORLD.size)
     return MPI.COMM_WORLD
+
+
+def speaks_another_language(environ: Mapping[str, str], library: str) -> bool:
+    """Whether the launcher talks to its ranks in a way that this library surely does not know."""
+    if "Open MPI" in library:
+        # Version 5 knows PMIx only; version 4 may have been built with Slurm's PMI.
+        return "Open MPI v5" in library and "PMI_RANK" in environ and "PMIX_RANK" not in environ
+    if "OMPI_COMM_WORLD_SIZE" in environ:
+        return True
+    return "PMIX_RANK" in environ and "PMI_RANK" not in environ and "pmix" not in library.lower()
 
 
 def check_launcher(environ: Mapping[str, str], size: int) -> None:
@@ -56,11 +66,28 @@ def check_launcher(environ: Mapping[str, str], size: int) -> None:
         started = environ.get(variable, "")
         if started.isdigit() and int(started) > 1:
             raise LaunchError(
-                f"{launcher} started {started} ranks, but each believes that it is alone: "
-                f"mpi4py uses {library_name()}. "
-                "Start them with that library's own mpirun ('mpitrain run -n N JOB' finds it), "
-                "or with srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH, Intel MPI)"
+                f"{'srun' if _by_srun(environ) else launcher} started {started} ranks, but each believes that it is "
+                f"alone: mpi4py uses {library_name()}. {_mend(environ)}"
             )
+
+
+def _by_srun(environ: Mapping[str, str]) -> bool:
+    """Whether ``srun`` started this rank itself; launchers in an allocation start their own helpers with it."""
+    by_mpirun = "MPI_LOCALNRANKS" in environ or "OMPI_COMM_WORLD_SIZE" in environ
+    return "SLURM_STEP_NUM_TASKS" in environ and not by_mpirun
+
+
+def _mend(environ: Mapping[str, str]) -> str:
+    plugin = "pmix" if "Open MPI" in library_name() else "pmi2"
+    if _by_srun(environ):
+        return (
+            f"Give srun --mpi={plugin} (srun --mpi=list shows what this cluster has), "
+            "or in place of srun and train say 'mpitrain run JOB'"
+        )
+    return (
+        "Start them with that library's own mpirun ('mpitrain run -n N JOB' finds it), "
+        f"or in a Slurm allocation with srun --mpi={plugin}"
+    )
 
 
 def launched_rank(environ: Mapping[str, str]) -> int:

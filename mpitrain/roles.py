@@ -44,11 +44,7 @@ def server_ranks(
 
 
 def _on_hosts(host_of: Sequence[str], servers: int, hosts: Sequence[str]) -> list[int]:
-    known = sorted(set(host_of))
-    hosts = list(dict.fromkeys(hosts))
-    for host in hosts:
-        if host not in known:
-            raise ConfigError(f"--ps-hosts names {host!r}, and the ranks are on {', '.join(known)}: give one of these")
+    hosts = list(dict.fromkeys(_find_host(host, sorted(set(host_of))) for host in hosts))
     groups = [[rank for rank, name in enumerate(host_of) if name == host] for host in hosts]
     there = sum(map(len, groups))
     if there < servers:
@@ -57,6 +53,16 @@ def _on_hosts(host_of: Sequence[str], servers: int, hosts: Sequence[str]) -> lis
             "name more hosts in --ps-hosts, or give a lower --ps"
         )
     return _deal(groups, servers)
+
+
+def _find_host(name: str, known: Sequence[str]) -> str:
+    """The host of this name; schedulers leave out its domain, or have it where the host itself does not."""
+    alike = [host for host in known if host.split(".")[0] == name.split(".")[0]]
+    if name in known:
+        return name
+    if len(alike) != 1:
+        raise ConfigError(f"--ps-hosts names {name!r}, and the ranks are on {', '.join(known)}: give one of these")
+    return alike[0]
 
 
 def _deal(groups: list[list[int]], count: int) -> list[int]:

@@ -34,6 +34,15 @@ def test_named_hosts(hosts, servers, expected):
     assert server_ranks(NODES, HOSTS, servers, "spread", hosts) == expected
 
 
+def test_domains_of_hosts_may_be_left_out():
+    hosts = ["a.x", "b.x", "b.y"]
+    assert server_ranks([0, 1, 2], hosts, 1, "spread", ["a"]) == [0]
+    assert server_ranks([0, 1, 2], hosts, 1, "spread", ["b.y"]) == [2]
+    assert server_ranks([0], ["a"], 1, "spread", ["a.x"]) == [0]
+    with pytest.raises(ConfigError, match="'b'"):
+        server_ranks([0, 1, 2], hosts, 1, "spread", ["b"])
+
+
 @pytest.mark.parametrize(("hosts", "servers", "told"), [(["d"], 1, "'d'"), (["c"], 2, "1 rank on c")])
 def test_hosts_that_will_not_do(hosts, servers, told):
     with pytest.raises(ConfigError, match=told):
