@@ -14,8 +14,9 @@ import click
 
 from ..errors import RecordError
 from ..version import __version__
-from .history import Run, read_run
+from .history import Run, is_run, read_run
 from .plots import COLORS, Plot, Shown, as_png, as_svg, make_plots
+from .runs import find
 from .status import State, states
 from .table import amount, duration
 from .timeshare import GROUPS, Shares, read_shares
@@ -32,7 +33,7 @@ def report_command() -> click.Command:
     return click.Command(
         "report",
         callback=_report,
-        help="Write a page with plots of runs: loss, accuracy, speed, staleness, where the time went.",
+        help="Write a page with plots of runs, or of all runs in a folder: loss, accuracy, speed, where the time went.",
         params=[
             click.Argument(["runs"], nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN..."),
             click.Option(
@@ -68,6 +69,7 @@ def collect(folders: Sequence[Path]) -> list[Shown]:
     Raises:
         RecordError: One is no run directory, or is given twice, or cannot be read.
     """
+    folders = [run for folder in folders for run in _runs_in(folder)]
     resolved = [folder.resolve() for folder in folders]
     for folder in resolved:
         if resolved.count(folder) > 1:
@@ -77,6 +79,12 @@ def collect(folders: Sequence[Path]) -> list[Shown]:
         Shown(run, label, COLORS[index % len(COLORS)], read_shares(run.folder))
         for index, (run, label) in enumerate(zip(runs, labels(resolved), strict=True))
     ]
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """A run directory itself; of another folder the runs in it, such as those of a sweep."""
+    runs = [folder] if is_run(folder) or not folder.is_dir() else list(find(folder))
+    return runs or [folder]
 
 
 def labels(folders: Sequence[Path]) -> list[str]:

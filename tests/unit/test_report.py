@@ -139,7 +139,7 @@ def test_the_commands_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ("words", "said"),
     [
         (["none"], "no such directory"),
-        (["."], "is no run directory"),
+        (["nothing"], "is no run directory"),
         (["run", "run/../run"], "is given twice"),
         (["run", "-o", "none/x.html"], "cannot be written"),
         ([], "Missing argument"),
@@ -152,6 +152,7 @@ def test_mistakes_are_told_in_a_line(
     make_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "metrics.jsonl").touch()
+    (tmp_path / "nothing").mkdir()
     monkeypatch.chdir(tmp_path)
     assert main(["report", *words]) == 2
     error = capsys.readouterr().err
