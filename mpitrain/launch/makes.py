@@ -42,7 +42,7 @@ def find_launcher() -> Launcher:
     Raises:
         LaunchError: There is no MPI library, or no launcher of its make.
     """
-    make, library = _library()
+    make, library = library_make()
     failures = ""
     for program in _candidates():
         try:
@@ -64,7 +64,12 @@ def _without_script(launcher: Launcher) -> Launcher:
     return replace(launcher, program=str(program)) if launcher.make == "intel" and program.is_file() else launcher
 
 
-def _library() -> tuple[Make, str]:
+def library_make() -> tuple[Make, str]:
+    """Whose MPI library mpi4py uses, and what that calls itself; starts no MPI.
+
+    Raises:
+        LaunchError: There is none, or one that is not known here.
+    """
     import mpi4py
 
     mpi4py.rc.initialize = False  # this process starts ranks, and is none

@@ -15,10 +15,11 @@ from pathlib import Path
 from .. import checkpoint
 from ..config import RunConfig
 from ..errors import ConfigError, LaunchError
-from ..monitor import presence
+from ..monitor import presence, status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..rundir import cannot_write, new_run_dir
 from ..stopping import STOPPED_EARLY
+from .allocation import allocated_ranks
 from .attempt import Attempt, Interrupts
 from .compose import Machine, Wish, compose
 from .hosts import Agent, Host, interface_of, network_of, parse_hosts, read_hostfile, spread
@@ -101,8 +102,8 @@ def make_wish(options: Options, launcher: Launcher, machine: Machine) -> Wish:
         named = read_hostfile(options.hostfile)
     hosts = None if named is None else spread(named, options.ranks)
     ranks = options.ranks if hosts is None else sum(host.slots for host in hosts)
-    if ranks is None and not machine.allocated:
-        ranks = 1
+    if ranks is None:
+        ranks = allocated_ranks(machine.environ) or (None if machine.allocated else 1)
     agent, network = options.remote_agent, options.network
     if network is not None:
         network_of(network)
@@ -203,6 +204,8 @@ class _Supervisor:
             ranks = self._wish.ranks or len(attempt.entries)
             launcher = f"{Path(self._job.launcher.program).name}, process {attempt.pid}"
             outcome = judge(attempt.status, attempt.said, attempt.entries, ranks, launcher)
+            if outcome.kind == "finished" and _stopped_early(self._job.run_dir):
+                outcome = Outcome("stopped")  # the launcher's daemons were ended too, and it ends with 0 then
             for host, said in attempt.left.items():
                 if outcome.kind == "mistake" or self._interrupts.received:
                     _say(f"host {host} does not answer ({said}): look there for processes that are left")
@@ -325,3 +328,9 @@ def _agent_in(machine: Machine) -> str | None:
 
 def _say(line: str) -> None:
     print(f"mpitrain: {line}", file=sys.stderr, flush=True)
+
+
+def _stopped_early(run_dir: Path) -> bool:
+    """Whether the run says itself that it was stopped before its last step."""
+    found = status.read(run_dir)
+    return found is not None and found.state == "stopped"
