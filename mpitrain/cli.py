@@ -15,6 +15,8 @@ import docstring_parser
 from . import checkpoint_commands, flags
 from .config import RunConfig
 from .errors import ConfigError, UserError
+from .launch.site import find_site, read_site
+from .launch.submit import Asked, submit_job, submit_options
 from .monitor.report import report_command
 from .monitor.runs import runs_command
 from .monitor.watch import watch_command
@@ -34,7 +36,7 @@ _LAUNCH = [
     click.Option(
         ["-n", "--ranks"],
         type=click.IntRange(min=1),
-        help="Ranks to start.  [default: as many as --hosts have room for; else 1]",
+        help="Ranks to start.  [default: as many as --hosts have room for, or the tasks of an allocation; else 1]",
     ),
     click.Option(["--hosts"], metavar="HOST:RANKS,...", help="Hosts to start them on.  [default: this one]"),
     click.Option(["--hostfile"], type=click.Path(path_type=Path), metavar="FILE", help="The same, a host a line."),
@@ -191,12 +193,91 @@ def run_command() -> JobCommand:
     return RunCommand("run", _LAUNCH, _run, "Start ranks with the mpirun that mpi4py needs, and train on them.")
 
 
+class SubmitCommand(JobCommand):
+    """``mpitrain submit``: its own flags may stand before the job file and after it, where a job's of that name win."""
+
+    def __init__(self) -> None:
+        super().__init__("submit", submit_options(), _submit, "Train in a batch job: write its script and submit it.")
+        self.params = [option for option in self.params if option not in self._own]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--help" in args:
+            return super().parse_args(ctx, _taken(self._own, args)[1])
+        at = self._find_job(ctx, list(args))
+        if at is None:
+            raise click.MissingParameter(ctx=ctx, param=self.params[-1])
+        jobs = self._names_of(Path(args[at]))
+        own, before = _taken(self._own, args[:at])
+        more, after = _taken([option for option in self._own if option.name not in jobs], args[at + 1 :])
+        ctx.meta["rank_arguments"] = [*before, args[at], *after]
+        rest = super().parse_args(ctx, list(ctx.meta["rank_arguments"]))
+        ctx.meta["own"] = self._own_values(own, more)
+        return rest
+
+    def sweepable(self) -> list[click.Option]:
+        """The flags of the run and of the job."""
+        return [*self._run, *self._job]
+
+    def _names_of(self, path: Path) -> set[str]:
+        """The names of a job's flags."""
+        from .job import load_job_file
+
+        return {str(option.name) for option in flags.job_options(path, load_job_file(path))}
+
+    def _own_values(self, *given: dict[str, Any]) -> dict[str, Any]:
+        """The values of this command's own flags, where the site's file fills what is not given."""
+        values: dict[str, Any] = {}
+        for words in given:
+            for name, value in words.items():
+                values[name] = [*values.get(name, []), *value] if isinstance(value, list) else value
+        site = find_site(Path(values["site"]) if "site" in values else None)
+        defaults = {} if site is None else read_site(site, self._own)
+        with click.Context(click.Command("submit"), default_map=defaults) as context:
+            try:
+                for option in self._own:
+                    option.handle_parse_result(context, values, [])
+            except click.BadParameter as error:
+                if error.param is None or error.param.name in values:
+                    raise
+                raise ConfigError(f"{site}: {' '.join(error.format_message().split())}") from error
+            return dict(context.params)
+
+
+def _taken(options: Sequence[click.Option], words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """What words say of these options, and the words that say something else."""
+    probe = click.Command("submit", params=list(options), add_help_option=False)
+    with click.Context(probe, ignore_unknown_options=True) as context:
+        values, rest, _ = probe.make_parser(context).parse_args(list(words))
+    return values, rest
+
+
+def _submit(**values: Any) -> int:
+    context = click.get_current_context()
+    command = context.command
+    assert isinstance(command, SubmitCommand)
+    request = command.request(values)
+    seeded = context.get_parameter_source("seed") is not click.core.ParameterSource.DEFAULT
+    arguments = context.meta["rank_arguments"]
+
+    def check(words: Sequence[str]) -> None:
+        _invoke(train_command(), [*arguments, *words])
+
+    asked = Asked(request.name, command.sweepable(), arguments, request.config, seeded, check)
+    return submit_job(context.meta["own"], asked)
+
+
+def submit_command() -> JobCommand:
+    """Submits a batch job."""
+    return SubmitCommand()
+
+
 _HELP = """Train on many MPI ranks.
 
 \b
   mpitrain run -n 4 jobs/mnist_mlp.py                 start four ranks here
   mpitrain run -n 4 jobs/mnist_mlp.py --help          a job's own options
   mpirun -n 4 mpitrain train jobs/mnist_mlp.py        the same by hand
+  mpitrain submit --nodes 2 jobs/mnist_mlp.py         the same as a batch job
   mpitrain watch runs/mnist_mlp-20261121-141119       see a run while it goes on
 """
 
@@ -209,8 +290,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .rank import run_rank
 
         run_rank(lambda: _invoke(train_command(), arguments[1:]))
-    commands = [run_command(), train_command(), placement_command(), runs_command(), watch_command(), report_command()]
-    commands += checkpoint_commands.COMMANDS
+    commands: list[click.Command] = [run_command(), train_command(), submit_command(), placement_command()]
+    commands += [runs_command(), watch_command(), report_command(), *checkpoint_commands.COMMANDS]
     group = click.Group("mpitrain", help=_HELP, commands=commands)
     group = click.version_option(__version__, prog_name="mpitrain")(group)
     try:

@@ -53,10 +53,15 @@ def nearest(given: str, valid: list[str]) -> str:
 
 def run_options(**defaults: Any) -> list[click.Option]:
     """An option for each field of ``RunConfig``; ``defaults`` win over its own."""
-    hints = typing.get_type_hints(RunConfig)
+    return options_of(RunConfig, **defaults)
+
+
+def options_of(kind: type, **defaults: Any) -> list[click.Option]:
+    """An option for each field of a dataclass, whose metadata has ``help`` and ``metavar``."""
+    hints = typing.get_type_hints(kind)
     return [
         _option(f.name, hints[f.name], defaults.get(f.name, f.default), f.metadata["help"], f.metadata["metavar"])
-        for f in dataclasses.fields(RunConfig)
+        for f in dataclasses.fields(kind)
     ]
 
 
@@ -95,11 +100,7 @@ def read_config_file(path: Path, options: list[click.Option]) -> dict[str, Any]:
     Raises:
         ConfigError: It cannot be read, or names an option that there is not.
     """
-    try:
-        with path.open("rb") as file:
-            tables = _toml().load(file)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--config {path}: {error}") from error
+    tables = read_toml(path, "--config")
     for name, table in tables.items():
         if name not in ("run", "job", "versions") or not isinstance(table, dict):
             raise ConfigError(f"--config {path}: {name!r} belongs in a table [run] or [job]")
@@ -110,6 +111,21 @@ def read_config_file(path: Path, options: list[click.Option]) -> dict[str, Any]:
             near = nearest(name, known)
             raise ConfigError(f"--config {path}: no option {name!r}{f'; did you mean {near!r}?' if near else ''}")
     return values
+
+
+def read_toml(path: Path, asked: str) -> dict[str, Any]:
+    """A TOML file that the flag ``asked`` names.
+
+    Raises:
+        ConfigError: It cannot be read, or is no TOML.
+    """
+    try:
+        with path.open("rb") as file:
+            return _toml().load(file)
+    except OSError as error:
+        raise ConfigError(f"{asked} {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{asked} {path}: {error}") from error
 
 
 def _toml() -> Any:

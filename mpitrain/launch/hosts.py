@@ -70,12 +70,13 @@ def _parse(text: str, where: str) -> Host:
 
 def _merged(hosts: Sequence[Host], where: str) -> list[Host]:
     """Each host once: one that is named twice takes as many ranks as both say."""
-    slots: dict[str, int] = {}
+    slots: dict[str, list[int]] = {}
     for host in hosts:
-        slots[host.name] = slots.get(host.name, 0) + (host.slots or (1 if host.name in slots else 0))
+        slots.setdefault(host.name, []).append(host.slots)
     if not slots:
         raise LaunchError(f"{where}: there is no host in it; give HOST:RANKS")
-    return [Host(name, count) for name, count in slots.items()]
+    # Schedulers' files name a host once for each rank that it takes.
+    return [Host(name, sum(n or (len(told) > 1) for n in told)) for name, told in slots.items()]
 
 
 def spread(hosts: Sequence[Host], ranks: int | None) -> list[Host]:

@@ -1,0 +1,430 @@
+"""Batch scripts as a pure function: what schedulers are told, and what a shell makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from mpitrain.errors import ConfigError
+from mpitrain.flags import CommaSeparated, options_of
+from mpitrain.launch.allocation import allocated_ranks
+from mpitrain.launch.batch import Batch
+from mpitrain.launch.hosts import Host, read_hostfile, spread
+from mpitrain.launch.resources import Resources, seconds_of
+from mpitrain.launch.sbatch import refusal
+from mpitrain.launch.script import render
+from mpitrain.launch.site import find_site, read_site
+from mpitrain.launch.submit import submit_options
+from mpitrain.launch.sweep import Point, combinations
+from mpitrain.mpi import speaks_another_language
+
+HOSTILE = ["a b", "it's", 'a"b', "$(touch pwned)", "`touch pwned`", "a'; touch pwned #", "a\nb", "a\\b", "*", "-x", "ü"]
+
+
+def batch(folder: Path = Path("/work dir"), **changes: object) -> Batch:
+    resources = {f.name: changes.pop(f.name) for f in dataclasses.fields(Resources) if f.name in changes}
+    made = Batch("a job", Resources(**resources), folder, folder / "run", "/opt/python", ["job.py"])  # type: ignore[arg-type]
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def lines(scheduler: str, prefix: str, **changes: object) -> list[str]:
+    if scheduler != "slurm":
+        changes.setdefault("folder", Path("/w"))
+    text = render(scheduler, batch(**changes)).text  # type: ignore[arg-type]
+    assert text.startswith("#!/bin/bash\n" + prefix)
+    return [line.removeprefix(prefix + " ") for line in text.splitlines() if line.startswith(prefix)]
+
+
+def run_script(made: Batch, scheduler: str, folder: Path, **variables: str) -> list[str]:
+    """The words that the script starts, with a program that writes them down in place of Python."""
+    program = folder / "python"
+    program.write_text('#!/bin/bash\nprintf "%s\\0" "$@" >"$WORDS"\n')
+    program.chmod(0o755)
+    made = dataclasses.replace(made, python=str(program), folder=folder)
+    environment = {**os.environ, "WORDS": str(folder / "words"), **variables}
+    text = render(scheduler, made).text  # type: ignore[arg-type]
+    done = subprocess.run(
+        ["bash"], input=text, env=environment, text=True, capture_output=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.glob("*pwned*"))
+    return (folder / "words").read_text().split("\0")[:-1]
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf"])
+@pytest.mark.parametrize("word", HOSTILE)
+def test_a_shell_reads_every_word_back(scheduler: str, word: str, tmp_path: Path) -> None:
+    resources = Resources(nodes=1)
+    made = Batch("n", resources, tmp_path, Path("/r"), "", ["job.py", "--x", word])
+    words = run_script(made, scheduler, tmp_path)
+    assert words[-5:] == ["job.py", "--x", word, "--run-dir", "/r"]
+
+
+@pytest.mark.parametrize("word", [word for word in HOSTILE if "\\" not in word])
+def test_a_hostile_run_directory_is_a_run_directory(word: str, tmp_path: Path) -> None:
+    made = Batch("n", Resources(), tmp_path, tmp_path / word, "", ["job.py"])
+    assert run_script(made, "slurm", tmp_path)[-2:] == ["--run-dir", str(tmp_path / word)]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_sbatch_is_told_every_name_as_it_reads_it(name: str) -> None:
+    made = render("slurm", batch(name=name))
+    assert "\n#SBATCH --output" in made.text  # the name's line is one line
+    if "\n" in name:
+        assert made.words == [f"--job-name={name}"]
+    else:
+        line = next(line for line in made.text.splitlines() if "--job-name" in line)
+        # In what these have, sbatch reads double quotes and backslashes as a shell does without its dollars.
+        assert shlex.split(line.removeprefix("#SBATCH "), posix=True) == [f"--job-name={name}"]
+        assert made.words == []
+
+
+def test_slurm_is_told_everything() -> None:
+    said = lines(
+        "slurm",
+        "#SBATCH",
+        nodes=2,
+        tasks_per_node=4,
+        cpus_per_task=8,
+        gres="nic:1",
+        gpus_per_node="a100:4",
+        mem="16G",
+        time="1-02:00:00",
+        partition="gpu",
+        account="acc",
+        qos="high",
+        constraint="ib&new",
+        dependency="afterok:12",
+        mail_type="END,FAIL",
+        mail_user="me@here",
+        exclusive=True,
+        reservation="res",
+        requeue=False,
+        signal_secs=300,
+        array="0-9%2",
+        extra=["--nice=10 --comment='two words'"],
+    )
+    assert said == [
+        '--job-name="a job"',
+        '--output="/work dir/run/batch/%A_%a.log"',
+        "--open-mode=append",
+        "--no-requeue",
+        "--signal=B:USR1@300",
+        "--dependency=afterok:12",
+        "--mail-type=END,FAIL",
+        "--mail-user=me@here",
+        "--array=0-9%2",
+        "--nodes=2",
+        "--ntasks-per-node=4",
+        "--cpus-per-task=8",
+        "--mem=16G",
+        "--gpus-per-node=a100:4",
+        "--gres=nic:1",
+        "--constraint=ib&new",
+        "--partition=gpu",
+        "--account=acc",
+        "--qos=high",
+        "--time=1-02:00:00",
+        "--reservation=res",
+        "--exclusive",
+        "--nice=10",
+        '--comment="two words"',
+    ]
+
+
+def test_one_rank_a_gpu() -> None:
+    assert "--ntasks-per-node=4" in lines("slurm", "#SBATCH", gpus_per_node="a100:4")
+    assert "--ntasks-per-node=2" in lines("slurm", "#SBATCH", nodes=2, gpus="4")
+    assert "--ntasks-per-node=3" in lines("slurm", "#SBATCH", gpus_per_node="4", tasks_per_node=3)
+    # Slurm's tasks are mpirun's daemons there, one a node.
+    assert "--gpus-per-node=a:6" in lines("slurm", "#SBATCH", gpus_per_task="a:2", tasks_per_node=3)
+    assert "--gpus-per-task=a:2" in lines("slurm", "#SBATCH", gpus_per_task="a:2", tasks_per_node=3, starter="srun")
+
+
+def test_servers_are_the_first_part_of_a_heterogeneous_job() -> None:
+    made = batch(starter="srun", nodes=2, gpus_per_node="2", ps_nodes=1, ps_tasks_per_node=3, ps_partition="cpu")
+    text = render("slurm", made).text
+    first, second = text.split("#SBATCH hetjob")
+    assert "--ntasks-per-node=3" in first and "--partition=cpu" in first and "gpus" not in first
+    assert "--gpus-per-node=2" in second and "--ntasks-per-node=2" in second
+    assert "--het-group=0,1" in second and "--ps 3 --ps-placement first" in second
+
+
+def test_srun_is_told_the_plugin_and_the_cores() -> None:
+    text = render("slurm", batch(starter="srun", mpi="pmi2", cpus_per_task=4)).text
+    assert "srun --mpi=pmi2 --wait=60 --cpus-per-task=4 /opt/python -m mpitrain train job.py" in text
+
+
+def test_pbs_is_told() -> None:
+    said = lines("pbs", "#PBS", nodes=2, tasks_per_node=4, cpus_per_task=2, mem="16G", time="90", partition="q")
+    assert said[:5] == [
+        "-N a_job",
+        "-j oe",
+        "-o /w/run/batch/",
+        "-l select=2:ncpus=8:mpiprocs=4:mem=16gb",
+        "-l walltime=01:30:00",
+    ]
+    assert "-q q" in said and "-r y" in said
+    text = render("pbs", batch(Path("/w"), nodes=2, tasks_per_node=4, time="90")).text
+    assert '-n 8 --hostfile "$PBS_NODEFILE" job.py' in text
+    assert "MPITRAIN_END_TIME=$(($(date +%s) + 5400))" in text
+    assert "qsub /w/run/batch/job.sh" in text
+
+
+def test_a_schedulers_file_of_hosts_has_a_line_for_each_rank(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("a\na\na\nb\nb\nb\n")
+    assert spread(read_hostfile(path), 6) == [Host("a", 3), Host("b", 3)]
+
+
+def test_lsf_is_told() -> None:
+    said = lines("lsf", "#BSUB", nodes=2, gpus_per_node="4", time="90", partition="q", account="p")
+    assert said == [
+        '-J "a_job"',
+        "-o /w/run/batch/%J.log",
+        "-n 8",
+        '-R "span[ptile=4]"',
+        '-gpu "num=4:mode=shared"',
+        "-W 1:30",
+        "-wa USR1",
+        "-wt 1",
+        "-q q",
+        "-P p",
+        "-r",
+        "-Q 75",
+    ]
+    points = [Point(name, ()) for name in "abc"]
+    assert '-J "a_job[1-3]%2"' in lines("lsf", "#BSUB", points=points, array="%2")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "variable", "first"),
+    [("slurm", "SLURM_ARRAY_TASK_ID", 0), ("pbs", "PBS_ARRAY_INDEX", 0), ("lsf", "LSB_JOBINDEX", 1)],
+)
+def test_a_task_trains_its_point(scheduler: str, variable: str, first: int, tmp_path: Path) -> None:
+    points = [Point("x=1", ("--x=1",)), Point("x=2", ("--x=2", "--y=$(touch pwned)"))]
+    made = Batch("n", Resources(), tmp_path, Path("/r"), "", ["job.py"], points)
+    words = run_script(made, scheduler, tmp_path, **{variable: str(first + 1)})
+    assert words[-5:] == ["job.py", "--x=2", "--y=$(touch pwned)", "--run-dir", "/r/x=2"]
+
+
+@pytest.mark.parametrize(("seeds", "given"), [(True, ["--seed", "7"]), (False, [])])
+def test_a_plain_array_counts_seeds(seeds: bool, given: list[str], tmp_path: Path) -> None:
+    made = Batch("n", Resources(array="0-9"), tmp_path, Path("/r"), "", ["job.py"], seeds=seeds)
+    words = run_script(made, "slurm", tmp_path, SLURM_ARRAY_TASK_ID="7")
+    assert words[words.index("job.py") + 1 :] == [*given, "--run-dir", "/r/task-7"]
+
+
+@pytest.mark.parametrize(
+    ("status", "signal", "comes_back"),
+    [
+        (0, "", False),
+        (1, "", False),
+        (1, "lost", True),
+        (1, "lost again", False),
+        (2, "", False),
+        (75, "", True),
+        (75, "USR1", True),
+        (75, "TERM", False),
+        (143, "USR1", True),
+    ],
+)
+def test_what_brings_a_job_back(status: int, signal: str, comes_back: bool, tmp_path: Path) -> None:
+    programs = {
+        "python": f"trap 'exit {status}' TERM; "
+        + (f"kill -{signal} $PPID; for i in {{1..90}}; do sleep 0.1; done" if signal.isupper() else ""),
+        "scontrol": 'echo "$@" >>again',
+        "srun": "exit 1" if "lost" in signal else "exit 0",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\nexit {status if name == 'python' else 0}\n")
+        (tmp_path / name).chmod(0o755)
+    made = Batch("n", Resources(), tmp_path, Path("/r"), str(tmp_path / "python"), ["job.py"])
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
+    environment["SLURM_RESTART_COUNT"] = "5" if "again" in signal else "1"
+    text = render("slurm", made).text
+    done = subprocess.run(["bash", "-c", text], env=environment, timeout=30, check=False, capture_output=True)
+    assert done.returncode == status
+    assert (tmp_path / "again").exists() == comes_back
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30", 1800), ("1:30", 90), ("01:00:00", 3600), ("2-3", 183600), ("1-00:00:01", 86401)]
+)
+def test_durations(text: str, seconds: int) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"time": "soon"}, "HH:MM:SS"),
+        ({"time": "0"}, "HH:MM:SS"),
+        ({"mem": "lots"}, "16G"),
+        ({"nodes": 0}, "1 or more"),
+        ({"array": "a-b"}, "indexes"),
+        ({"mem": "1G", "mem_per_cpu": "1G"}, "not both"),
+        ({"ps_nodes": 1, "array": "0-1"}, "heterogeneous"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_meant_is_refused(given: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Resources(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "given", "says"),
+    [
+        ("slurm", {"folder": Path("/a\\b")}, "backslash"),
+        ("slurm", {"extra": ["licenses=x"]}, "--licenses"),
+        ("slurm", {"extra": ["--comment='x"]}, "quot"),
+        ("pbs", {"folder": Path("/a b")}, "#PBS"),
+        ("lsf", {"folder": Path("/a b")}, "#BSUB"),
+        ("pbs", {"qos": "x"}, "--qos"),
+        ("pbs", {"folder": Path("/w"), "extra": ["-l x\nrm"]}, "line break"),
+        ("lsf", {"ps_nodes": 1}, "--ps-nodes"),
+        ("pbs", {"array": "1,3", "folder": Path("/w")}, "one range"),
+        ("slurm", {"array": "%2"}, "indexes"),
+    ],
+    ids=str,
+)
+def test_what_a_scheduler_cannot_be_told_is_refused(scheduler: str, given: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        render(scheduler, batch(**given))  # type: ignore[arg-type]
+
+
+OPTIONS = [
+    click.Option(["--learning-rate"], type=float),
+    click.Option(["--hidden-units"], type=int),
+    click.Option(["--normalize/--no-normalize"]),
+    click.Option(["--layers"], type=CommaSeparated(click.INT)),
+    click.Option(["--name"]),
+]
+
+
+def test_all_combinations() -> None:
+    points = combinations(["learning_rate=0.1,0.01", "--hidden-units=100,1000"], OPTIONS)
+    assert [point.name for point in points][:2] == [
+        "learning_rate=0.1,hidden_units=100",
+        "learning_rate=0.1,hidden_units=1000",
+    ]
+    assert points[3].words == ("--learning-rate=0.01", "--hidden-units=1000")
+    assert [p.words[0] for p in combinations(["normalize=true,false"], OPTIONS)] == ["--normalize", "--no-normalize"]
+    assert [p.words[0] for p in combinations(["layers=1,2;3"], OPTIONS)] == ["--layers=1,2", "--layers=3"]
+
+
+def test_names_of_runs_can_be_folders() -> None:
+    names = [point.name for point in combinations(["name=a/b,a b,$(x)," + 300 * "y"], OPTIONS)]
+    assert len(set(names)) == 4
+    assert not any(character in name for name in names for character in "/ $()")
+    assert all(len(name) < 256 for name in names)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "says"),
+    [
+        (["lerning_rate=1"], "did you mean learning_rate"),
+        (["learning_rate=x"], "not a valid float"),
+        (["learning_rate"], "its values"),
+        (["learning_rate=1,,2"], "empty"),
+        (["learning_rate=1,1"], "twice"),
+        (["learning_rate=1", "learning_rate=2"], "twice"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(sweep: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        combinations(sweep, OPTIONS)
+
+
+def test_indexes_of_a_sweep() -> None:
+    points = [Point(name, ()) for name in "abcd"]
+    assert batch(points=points).array == "0-3"
+    assert batch(points=points, array="%2").array == "0-3%2"
+    assert batch(points=points, array="0-2%2").array == "0-2%2"
+    with pytest.raises(ConfigError, match="4 runs"):
+        _ = batch(points=points, array="2-4").array
+
+
+def test_a_site_fills_what_is_not_given(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text('partition = "gpu"\nnodes = 2\ncpus-per-task = 4\nsetup = ["module load x"]\nexclusive = true\n')
+    options = submit_options()
+    assert read_site(path, options) == {
+        "partition": "gpu",
+        "nodes": "2",
+        "cpus_per_task": "4",
+        "setup": ["module load x"],
+        "exclusive": True,
+    }
+    path.write_text('partitoin = "gpu"\n')
+    with pytest.raises(ConfigError, match="did you mean 'partition'"):
+        read_site(path, options)
+    path.write_text("partition = [1]\n")
+    with pytest.raises(ConfigError, match="one value"):
+        read_site(path, options)
+    path.write_text("partition =\n")
+    with pytest.raises(ConfigError, match=r"site\.toml"):
+        read_site(path, options)
+
+
+def test_where_a_sites_file_is_looked_for(tmp_path: Path) -> None:
+    own = tmp_path / ".config" / "mpitrain" / "site.toml"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    home = {"HOME": str(tmp_path)}
+    assert find_site(None, home) == own
+    assert find_site(None, {**home, "MPITRAIN_SITE": "/x"}) == Path("/x")
+    assert find_site(Path("/y"), {**home, "MPITRAIN_SITE": "/x"}) == Path("/y")
+
+
+def test_every_resource_has_a_flag_and_help() -> None:
+    assert {option.name for option in options_of(Resources)} == {f.name for f in dataclasses.fields(Resources)}
+    assert all(option.help for option in submit_options())
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "6"}, 6),
+        ({"SLURM_JOB_ID": "1", "SLURM_TASKS_PER_NODE": "2(x3),1"}, 7),
+        ({"SLURM_JOB_ID": "1"}, None),
+    ],
+    ids=str,
+)
+def test_ranks_of_an_allocation(environ: dict[str, str], ranks: int | None) -> None:
+    assert allocated_ranks(environ) == ranks
+
+
+def test_a_refusal_is_one_line_with_a_mend() -> None:
+    said = (
+        "sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed: Invalid partition\n"
+    )
+    assert refusal("sbatch", said) == (
+        "sbatch refused the job: invalid partition specified: x; Invalid partition (sinfo lists the partitions)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "library", "another"),
+    [
+        ({"PMI_RANK": "0"}, "Open MPI v5.0.11", True),
+        ({"PMI_RANK": "0"}, "Open MPI v4.1.4", False),
+        ({"PMIX_RANK": "0"}, "Open MPI v5.0.11", False),
+        ({"PMIX_RANK": "0"}, "MPICH Version: 5.0.2", True),
+        ({"PMIX_RANK": "0"}, "MPICH Version: 5.0.2 --with-pmix=/usr", False),
+        ({"PMIX_RANK": "0", "PMI_RANK": "0"}, "MPICH Version: 5.0.2", False),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "MPICH Version: 5.0.2", True),
+        ({}, "MPICH Version: 5.0.2", False),
+    ],
+    ids=str,
+)
+def test_launchers_and_libraries(environ: dict[str, str], library: str, another: bool) -> None:
+    assert speaks_another_language(environ, library) == another
