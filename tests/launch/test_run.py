@@ -157,6 +157,17 @@ def test_sweep(openmpi: Mpi, tmp_path: Path) -> None:
     assert "validation_accuracy" in done.stdout
 
 
+def test_chain(openmpi: Mpi, tmp_path: Path) -> None:
+    words = [str(ROOT / "jobs" / "chain.sh"), "2", str(tmp_path / "run"), str(JOBS / "small.py"), "--train-steps", "20"]
+    for _ in range(2):  # the second time nothing is left to train
+        done = run(words)
+        assert done.returncode == 0, done.stderr
+        assert "step-0000000020.h5: whole" in done.stdout
+        assert "at step 20: validation loss" in done.stdout
+    with np.load(tmp_path / "run" / "parameters.npz") as arrays:
+        assert len(arrays) == 9
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_ending_run_ends_its_ranks(mpi: Mpi, number: signal.Signals, tmp_path: Path) -> None:
     words = [str(mpi.python), "-m", "mpitrain", "run", "-n", "2", str(ROOT / "jobs" / "mnist_mlp.py")]
