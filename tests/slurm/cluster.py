@@ -1,0 +1,216 @@
+"""A real Slurm cluster on this machine: a controller, and nodes in namespaces with a name and an address each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "ip", "unshare")
+_PMIX = Path("/usr/lib/x86_64-linux-gnu/pmix2/lib")
+_PROLOG = "#!/bin/sh\necho export TMPDIR={state}/tmp/$SLURMD_NODENAME\n"
+_FOLDERS = ("etc", "run", "log", "state", "spool", "dev", "tmp")
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
+
+
+@dataclass
+class Cluster:
+    """Nodes n1, n2, ... of a Slurm cluster whose whole state lies in a folder."""
+
+    state: Path
+    nodes: int
+    net: str
+    bridge: str
+    inits: dict[int, int] = field(default_factory=dict)  # the first process of each node, as this machine sees it
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a user's environment has on this cluster."""
+        return {"SLURM_CONF": str(self.state / "etc" / "slurm.conf")}
+
+    def call(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run one of Slurm's commands as a user would."""
+        done = subprocess.run(
+            words, env={**os.environ, **self.environment}, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert not check or done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
+        return done
+
+    def state_of(self, job: str) -> str:
+        """A job's state; of an array or a heterogeneous job all of them, with blanks between."""
+        said = self.call("squeue", "-h", "-r", "-t", "all", "-j", job, "-o", "%T").stdout
+        return " ".join(sorted(set(said.split())))
+
+    def wait(self, job: str, *states: str, timeout: float = 90) -> str:
+        """Wait until a job (all of an array) is in one of these states (by default: has ended), and return it."""
+        deadline = time.monotonic() + timeout
+        while not set(now := self.state_of(job).split()) <= set(states or ENDED):
+            assert time.monotonic() < deadline, f"job {job} is still {now}\n{self.told()}"
+            time.sleep(0.2)
+        return " ".join(now)
+
+    def restart_now(self, job: str, timeout: float = 60) -> None:
+        """Wait until a job has been requeued, and start it without the two minutes that Slurm lets it wait."""
+        deadline = time.monotonic() + timeout
+        while self.restarts(job) == 0 or self.state_of(job) == "COMPLETING":
+            assert time.monotonic() < deadline, f"job {job} was not requeued: {self.state_of(job)}\n{self.told()}"
+            time.sleep(0.2)
+        time.sleep(2)  # a node takes no credential of the second in which it has ended the job's former life
+        self.call("scontrol", "update", f"jobid={job}", "starttime=now", check=False)  # it may have started by itself
+
+    def restarts(self, job: str) -> int:
+        """How often a job has been requeued."""
+        return int(self.call("scontrol", "show", "job", job).stdout.split("Restarts=")[1].split()[0])
+
+    def told(self) -> str:
+        """The end of the controller's log, for a failing test."""
+        return (self.state / "log" / "slurmctld.log").read_text(errors="replace")[-3000:]
+
+    def processes(self, node: int) -> list[str]:
+        """Command lines of all processes of a node but its first ones and Slurm's own."""
+        space = os.readlink(f"/proc/{self.inits[node]}/ns/pid")
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if os.readlink(folder / "ns" / "pid") == space and int(folder.name) != self.inits[node]:
+                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+        return [line for line in found if line and not line.startswith(("slurmd ", "slurmstepd", "sleep "))]
+
+    def start_node(self, number: int) -> None:
+        """Power on."""
+        name = f"n{number}"
+        (self.state / "tmp" / name).mkdir(parents=True, exist_ok=True)
+        (self.state / "spool" / name).mkdir(exist_ok=True)
+        spaces = ["--net", "--uts", "--ipc", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]
+        environment = {**os.environ, **self.environment, "NODE": name, "STATE": str(self.state)}
+        environment["ADDRESS"] = f"{self.net}.{number}/24"
+        with (self.state / "log" / f"{name}.log").open("ab") as log:
+            words = ["setsid", "unshare", *spaces, "bash", str(HERE / "node.sh")]
+            outer = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.inits[number] = _child_of(outer.pid)
+        link = f"{self.bridge}v{number}"
+        # The same address each time: the others remember it for a while.
+        peer = ["peer", "name", "eth0", "address", f"02:00:00:00:00:{number:02x}", "netns", str(self.inits[number])]
+        _ip("link", "add", link, "type", "veth", *peer)
+        _ip("link", "set", link, "master", self.bridge, "up")
+
+    def crash_node(self, number: int) -> None:
+        """A power cut: every process of the node is gone at once."""
+        with suppress(ProcessLookupError):
+            os.kill(self.inits[number], 9)
+        subprocess.run(["ip", "link", "del", f"{self.bridge}v{number}"], check=False, capture_output=True)
+
+    def wait_for_nodes(self, names: str) -> None:
+        """Wait until nodes are up, with room for jobs."""
+        words = ["sinfo", "-h", "-N", "-p", "debug", "-n", names, "-o", "%t"]
+        deadline = time.monotonic() + 60
+        while not (states := self.call(*words, check=False).stdout.split()) or not set(states) <= {"idle", "mix"}:
+            assert time.monotonic() < deadline, f"nodes are {states}\n{self.told()}"
+            time.sleep(0.1)
+
+
+@contextmanager
+def make_cluster(state: Path, nodes: int = 3, cpus: int = 4, gpus: int = 2) -> Iterator[Cluster]:
+    """A cluster that is gone again afterwards; needs root, and Debian's slurmctld, slurmd, slurm-client and munge."""
+    used = _ip("-o", "-4", "addr") + _ip("-4", "route", "show", "table", "all")
+    net = next(net for net in (f"10.215.{c}" for c in range(40, 250)) if f"{net}." not in used)
+    cluster = Cluster(state, nodes, net, f"mpis{os.getpid() % 10000}")
+    for name in _FOLDERS:
+        (state / name).mkdir(parents=True)
+    for parent in [state, *state.parents]:
+        if Path(tempfile.gettempdir()) in parent.parents:
+            parent.chmod(parent.stat().st_mode | 0o055)  # munge refuses a socket that others cannot reach
+    try:
+        _configure(cluster, cpus, gpus)
+        _munge(state)
+        _ip("link", "add", cluster.bridge, "type", "bridge")
+        _ip("addr", "add", f"{net}.254/24", "dev", cluster.bridge)
+        _ip("link", "set", cluster.bridge, "up")
+        cluster.call("slurmctld", "-i")
+        for number in range(1, nodes + 1):
+            cluster.start_node(number)
+        cluster.wait_for_nodes(f"n[1-{nodes}]")
+        yield cluster
+    finally:
+        for number in cluster.inits:
+            cluster.crash_node(number)
+        for daemon in ("slurmctld", "munged"):
+            _stop(state / "run" / f"{daemon}.pid")
+        subprocess.run(["ip", "link", "del", cluster.bridge], check=False, capture_output=True)
+
+
+def _configure(cluster: Cluster, cpus: int, gpus: int) -> None:
+    state, numbers = cluster.state, range(1, cluster.nodes + 1)
+    host = socket.gethostname().split(".")[0]
+    names = ["127.0.0.1 localhost", f"{cluster.net}.254 {host}", *(f"{cluster.net}.{n} n{n}" for n in numbers)]
+    (state / "etc" / "hosts").write_text("\n".join(names) + "\n")
+    for gpu in range(gpus):
+        # A fake GPU must be a device of its own.
+        os.mknod(state / "dev" / f"nvidia{gpu}", 0o020666, os.makedev(1, 3))
+    lines = [
+        f"NodeName=n{n} NodeAddr={cluster.net}.{n} CPUs={cpus} RealMemory=4000 Gres=gpu:fake:{gpus} Feature=f{n}"
+        for n in numbers
+    ]
+    text = (
+        (HERE / "slurm.conf.in")
+        .read_text()
+        .format(host=host, net=cluster.net, state=state, nodes="\n".join(lines), port=_free_port(), slurmd_port=16818)
+    )
+    (state / "etc" / "slurm.conf").write_text(text)
+    device = state / "dev" / f"nvidia[0-{gpus - 1}]"
+    (state / "etc" / "gres.conf").write_text(f"NodeName=n[1-{cluster.nodes}] Name=gpu Type=fake File={device}\n")
+    prolog = state / "etc" / "prolog"
+    prolog.write_text(_PROLOG.format(state=state))
+    prolog.chmod(0o755)
+    if _PMIX.is_dir():
+        shutil.copytree(_PMIX, state / "pmix", symlinks=True)
+        if not (state / "pmix" / "libpmix.so").exists():
+            (state / "pmix" / "libpmix.so").symlink_to("libpmix.so.2")
+
+
+def _munge(state: Path) -> None:
+    key = state / "etc" / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o600)
+    run = state / "run"
+    words = [f"--socket={run}/munge.socket", f"--key-file={key}", f"--pid-file={run}/munged.pid"]
+    words += [f"--log-file={state}/log/munged.log", f"--seed-file={run}/munged.seed"]
+    subprocess.run(["munged", *words], check=True, capture_output=True, timeout=60)
+
+
+def _stop(pid_file: Path) -> None:
+    """End a daemon that this module started, and wait until it is gone."""
+    with suppress(OSError, ValueError):
+        pid = int(pid_file.read_text())
+        os.kill(pid, 15)
+        for _ in range(100):
+            if "State:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return
+            time.sleep(0.1)
+        os.kill(pid, 9)
+
+
+def _child_of(pid: int) -> int:
+    deadline = time.monotonic() + 10
+    while not (children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return int(children[0])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
