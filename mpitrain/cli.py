@@ -14,6 +14,7 @@ import docstring_parser
 
 from . import checkpoint_commands, flags
 from .config import RunConfig
+from .doctor.command import doctor_command
 from .errors import ConfigError, UserError
 from .launch.site import find_site, read_site
 from .launch.submit import Asked, submit_job, submit_options
@@ -291,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         run_rank(lambda: _invoke(train_command(), arguments[1:]))
     commands: list[click.Command] = [run_command(), train_command(), submit_command(), placement_command()]
-    commands += [runs_command(), watch_command(), report_command(), *checkpoint_commands.COMMANDS]
+    commands += [doctor_command, runs_command(), watch_command(), report_command(), *checkpoint_commands.COMMANDS]
     group = click.Group("mpitrain", help=_HELP, commands=commands)
     group = click.version_option(__version__, prog_name="mpitrain")(group)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 
 from .errors import LaunchError
@@ -39,7 +40,9 @@ def start() -> MPI.Intracomm:
     if speaks_another_language(os.environ, MPI.Get_library_version()):
         check_launcher(os.environ, 1)
     if not MPI.Is_initialized():
-        MPI.Init_thread()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of launchers; what follows says it with the mend
+            MPI.Init_thread()
     check_launcher(os.environ, MPI.COMM_WORLD.size)
     return MPI.COMM_WORLD
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from time import perf_counter_ns
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns, time_ns
 
 import numpy as np
 
@@ -12,8 +12,10 @@ from ..mpi import MPI
 ROUNDS = 32
 
 
-def measure(comm: MPI.Intracomm, rounds: int = ROUNDS) -> tuple[int, int, int]:
-    """What to add to this rank's clock (``perf_counter_ns``) to get rank 0's; collective over ``comm``.
+def measure(
+    comm: MPI.Intracomm, rounds: int = ROUNDS, clock: Callable[[], int] = perf_counter_ns
+) -> tuple[int, int, int]:
+    """What to add to this rank's clock to get rank 0's; collective over ``comm``.
 
     Returns:
         Nanoseconds: when it was measured on this rank's clock, what to add, and how wrong that may be.
@@ -23,16 +25,22 @@ def measure(comm: MPI.Intracomm, rounds: int = ROUNDS) -> tuple[int, int, int]:
         for other in range(1, comm.size):
             for _ in range(rounds):
                 comm.Recv(word, source=other)
-                word[0] = perf_counter_ns()
+                word[0] = clock()
                 comm.Send(word, dest=other)
-        return perf_counter_ns(), 0, 0
+        return clock(), 0, 0
     trips = []
     for _ in range(rounds):
-        sent = perf_counter_ns()
+        sent = clock()
         comm.Send(word, dest=0)
         comm.Recv(word, source=0)
-        trips.append((sent, int(word[0]), perf_counter_ns()))
+        trips.append((sent, int(word[0]), clock()))
     return best(trips)
+
+
+def measure_wall(comm: MPI.Intracomm) -> tuple[float, float]:
+    """Seconds that this rank's time of day is behind rank 0's, and how wrong that may be; collective over ``comm``."""
+    _, behind, uncertain = measure(comm, clock=time_ns)
+    return behind / 1e9, uncertain / 1e9
 
 
 def best(trips: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -70,6 +71,11 @@ class Machine:
     root: bool
     environ: Mapping[str, str]
 
+    @classmethod
+    def here(cls) -> Machine:
+        """The machine that this process runs on."""
+        return cls(len(os.sched_getaffinity(0)), os.geteuid() == 0, os.environ)
+
     @property
     def allocated(self) -> bool:
         """Whether a scheduler's allocation says where ranks go."""
@@ -94,8 +100,10 @@ class Command:
         return " ".join(["env", *settings, shlex.join(self.words)] if settings else [shlex.join(self.words)])
 
 
-def compose(launcher: Launcher, wish: Wish, machine: Machine, arguments: Sequence[str]) -> Command:
-    """The command line that starts the ranks of ``mpitrain train ARGUMENTS``.
+def compose(
+    launcher: Launcher, wish: Wish, machine: Machine, arguments: Sequence[str], command: str = "train"
+) -> Command:
+    """The command line that starts the ranks of ``mpitrain COMMAND ARGUMENTS``.
 
     What the user has set in the environment, or says in ``wish.words``, is left as it is.
     """
@@ -104,7 +112,7 @@ def compose(launcher: Launcher, wish: Wish, machine: Machine, arguments: Sequenc
     # Some may be set already, by this package in this process, and are not where the command is pasted.
     ours = {n: value for n, value in environment.items() if n == "PATH" or machine.environ.get(n, value) == value}
     start = [launcher.program, *(["-n", str(wish.ranks)] if wish.ranks is not None else [])]
-    rank = [sys.executable, "-m", "mpitrain", "train", *arguments]
+    rank = [sys.executable, "-m", "mpitrain", command, *arguments]
     return Command([*start, *words, *wish.words, *rank], {**ours, **wish.env})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,7 +12,6 @@ from .deaths import find, may_follow, noted_deaths, read_deaths, read_lost, tell
 
 Kind = Literal["finished", "stopped", "mistake", "failed", "not begun"]
 _LONGEST_PAUSE_S = 60.0
-_CLEANING_UP = (signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,7 @@ def judge(status: int, said: str, entries: Sequence[Entry], ranks: int, launcher
     # crashes when all is done.
     ended_well = status in (0, os.EX_TEMPFAIL)
     if entries and all(entry.done for entry in entries) and (ended_well or len(entries) >= ranks):
-        # A launcher ends the others as soon as one has ended with a status.
-        deaths = [d for d in noted_deaths(entries) if d.signal not in (0, *_CLEANING_UP)]
+        deaths = [death for death in noted_deaths(entries) if death.signal]
         what = f"{tell(deaths[0], entries, ranks)}; everything is saved" if deaths else ""
         return Outcome("stopped" if any(entry.stopped for entry in entries) else "finished", what)
     if not entries and ended_well:

@@ -71,7 +71,7 @@ def run(options: Options, name: str, config: RunConfig, arguments: Sequence[str]
     Raises:
         LaunchError: The ranks cannot be started as asked.
     """
-    machine = Machine(len(os.sched_getaffinity(0)), os.geteuid() == 0, os.environ)
+    machine = Machine.here()
     launcher = find_launcher()
     wish = make_wish(options, launcher, machine)
     if wish.ranks is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from mpitrain import checkpoint
 
+from ..conftest import run
 from ..mpi.test_sync import SMALL, alone, assert_close, assert_same_bits, final  # noqa: F401
 from .conftest import Hosts
 
@@ -54,3 +56,13 @@ def test_every_node_writes_its_part_of_a_checkpoint(hosts: Hosts, mode: str, tmp
     checkpoint.verify(last)
     if mode == "sync":  # in local each worker has slots of its own, and a checkpoint has their mean
         assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+
+
+def test_doctor_compares_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    words = [str(hosts.network.python), "-m", "mpitrain", "doctor", "--json", "--run-dir", str(tmp_path)]
+    done = run(hosts.network.launch([2, 1, 1], words), env=hosts.network.environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {finding["check"]: finding for finding in json.loads(done.stdout)}
+    for check in ("host h1", "host h2", "host h3", "within a host", "to h2", "to h3", "windows to h3", "clocks"):
+        assert found[check]["verdict"] in ("pass", "warning"), found[check]
+    assert found["seen by all hosts"]["verdict"] == "pass"

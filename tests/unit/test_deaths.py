@@ -76,7 +76,6 @@ def test_a_crash_when_all_is_done_is_told_and_no_failure() -> None:
     ended = judged(139, *done, rank(2, done=True, ended_at=1.0, signal=11))
     assert ended.kind == "finished"
     assert ended.what.endswith("was killed by signal 11 (SIGSEGV) after its last step; everything is saved")
-    assert judged(75, *done, rank(2, done=True, stopped=True, ended_at=1.0, signal=15)) == Outcome("stopped")
 
 
 def test_a_launcher_that_ends_with_0_before_its_ranks_have_ended() -> None:

@@ -33,11 +33,12 @@ LAYERS = [
     ["train"],
     ["records"],
     ["rank", "launch", "flags", "show", "checkpoint_commands"],
+    ["doctor"],
     ["cli"],
     ["__init__", "__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-MPI_USERS = {"mpi", "cluster", "comm", "strategy", "server", "train"}
+MPI_USERS = {"mpi", "cluster", "comm", "strategy", "server", "train", "doctor"}
 
 
 def part(path: Path) -> str:

@@ -1,0 +1,1 @@
+"""``mpitrain doctor``: whether this machine can train, found by trying it."""

@@ -1,0 +1,141 @@
+"""``mpitrain doctor``: alone it starts ranks and has them try; under a launcher it tries those that there are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from ..errors import LaunchError
+from .finding import Finding, as_json, exit_status, show
+
+# What launchers set for their ranks.
+_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
+
+
+@click.command("doctor")
+@click.option("-n", "--ranks", type=click.IntRange(min=1), help="Ranks to try.  [default: 2, or an allocation's tasks]")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    metavar="DIR",
+    help="Where runs are to go.",
+)
+@click.option("--json", "json_", is_flag=True, help="Print the findings as JSON.")
+@click.option("--timeout", default=120, show_default=True, metavar="S", help="End a check that takes longer in all.")
+def doctor_command(ranks: int | None, run_dir: Path, json_: bool, timeout: int) -> int:
+    """Say whether this machine can train, by trying it.
+
+    Prints what passes, what to look at, and what fails, each with the mend; the exit status is 1 if anything fails.
+    Start it with mpirun or srun to try those ranks and compare them.
+    """
+    if any(name in os.environ for name in _LAUNCHED):
+        findings = examine(run_dir, timeout)
+        if findings is None:
+            return 0  # rank 0 tells
+    else:
+        findings = _start_ranks(ranks, run_dir, timeout)
+    if json_:
+        click.echo(as_json(findings))
+    else:
+        show(findings, Console(highlight=False))
+    return exit_status(findings)
+
+
+def examine(run_dir: Path, timeout_s: float) -> list[Finding] | None:
+    """Try everything on the ranks there are; None but on rank 0. Collective over all ranks."""
+    from ..cluster import Cluster, report_crash
+    from ..mpi import launched_rank
+    from . import files, gpu, slurm, transfers, world
+
+    findings: list[Finding] = []
+    watchdog = _Watchdog(timeout_s, findings)
+    try:
+        cluster = Cluster()
+    except LaunchError as error:
+        watchdog.cancel()
+        return [world.not_started(error), *slurm.check()] if launched_rank(os.environ) == 0 else None
+    topics: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+        (world.TOPIC, lambda: world.check(cluster)),
+        (transfers.TOPIC, lambda: transfers.check(cluster)),
+        (files.TOPIC, lambda: files.check(cluster, run_dir)),
+        (gpu.TOPIC, lambda: gpu.check(cluster)),
+    ]
+    if cluster.rank == 0:
+        topics.append((slurm.TOPIC, slurm.check))
+    for topic, check in topics:
+        watchdog.topic = topic
+        try:
+            findings += check()
+        except Exception as error:
+            print(report_crash(cluster, error), file=sys.stderr, flush=True)
+            cluster.abort(1)
+    watchdog.cancel()
+    return findings if cluster.rank == 0 else None
+
+
+class _Watchdog(threading.Timer):
+    """Ends this process, and so all ranks, where a check does not return: that, too, is an answer."""
+
+    def __init__(self, timeout_s: float, findings: Sequence[Finding]) -> None:
+        super().__init__(timeout_s, self._end)
+        self.daemon = True
+        self.topic = "the start of MPI"
+        self._timeout_s, self._findings = timeout_s, findings
+        self.start()
+
+    def _end(self) -> None:
+        last = f" after '{self._findings[-1].check}'" if self._findings else ""
+        print(
+            f"mpitrain doctor: no answer within {self._timeout_s:g} s while trying {self.topic.lower()}{last}; "
+            "ranks that cannot reach each other wait like this: look at firewalls and at the network that MPI uses",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
+
+
+def _start_ranks(ranks: int | None, run_dir: Path, timeout_s: float) -> list[Finding]:
+    """Have ranks examine the machine, and read what they found; alone where none can be started."""
+    from ..launch.compose import Machine, Wish, compose
+    from ..launch.makes import find_launcher
+
+    machine = Machine.here()
+    if ranks is None and not machine.allocated:
+        ranks = 2
+    try:
+        launcher = find_launcher()
+        words = ["--json", "--run-dir", str(run_dir), "--timeout", str(timeout_s)]
+        command = compose(launcher, Wish(ranks), machine, words, "doctor")
+    except LaunchError as error:
+        return _alone(run_dir, timeout_s, "no ranks can be started", str(error))
+    try:
+        answer = subprocess.run(
+            command.words,
+            env={**os.environ, **command.environment},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s + 30,
+            check=False,
+        )
+        out, said, status = answer.stdout, answer.stderr, f"ended with status {answer.returncode}"
+    except subprocess.TimeoutExpired as error:
+        out, said, status = "", str(error.stderr or b"", "utf-8", "replace"), f"did not end within {timeout_s + 30} s"
+    start = out.find("[\n")
+    if start >= 0:
+        return [Finding(**finding) for finding in json.loads(out[start:])]
+    why = next((line for line in said.splitlines() if line.strip("- \t")), "it said nothing")
+    return _alone(run_dir, timeout_s, f"{launcher.program} {status}", f"{why.strip()} (try: {command})")
+
+
+def _alone(run_dir: Path, timeout_s: float, found: str, mend: str) -> list[Finding]:
+    return [Finding("Ranks", "start", "failure", found, mend), *(examine(run_dir, timeout_s) or [])]

@@ -1,0 +1,148 @@
+"""What moves between ranks: shared memory, windows, messages; how fast, and how large."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..cluster import Cluster
+from ..comm.shared import sharing_problem
+from ..monitor.console import size_of
+from ..mpi import MPI
+from .finding import Finding
+from .world import available_memory
+
+TOPIC = "Transfers"
+_SHARED_BYTES = 64 << 20
+_MESSAGE_BYTES = 4 << 20
+_LARGE_BYTES = (1 << 31) + 8  # more than a C int counts, in elements of 4 bytes, which are fewer
+_LARGE_S = 15.0
+_AWAY_S = 0.4
+
+
+def check(cluster: Cluster) -> Iterator[Finding]:
+    """Collective over all ranks; only rank 0's findings count."""
+    yield _shared(cluster)
+    partners = _partners(cluster)
+    if not partners:
+        yield Finding(TOPIC, "messages", "none", "one rank: start two or more to try them")
+        return
+    rates = {}
+    for where, rank in partners.items():
+        latency_s, rates[where] = _ping_pong(cluster, rank)
+        found = f"{latency_s * 1e6:.1f} us, {rates[where] / 1e9:.2f} GB/s"
+        yield Finding(TOPIC, where, "pass", found)
+    for where, rank in partners.items():
+        yield _windows(cluster, where, rank)
+    yield _large(cluster, *list(partners.items())[-1], min(rates.values()))
+
+
+def _partners(cluster: Cluster) -> dict[str, int]:
+    """Whom rank 0 tries transfers with: another rank of its host, and the first of each of three other hosts."""
+    found = {}
+    here = [rank for rank in range(1, cluster.size) if cluster.node_of[rank] == 0]
+    if here:
+        found["within a host"] = here[0]
+    for leader in sorted(set(cluster.node_of) - {0})[:3]:
+        found[f"to {cluster.host_of[leader]}"] = leader
+    return found
+
+
+def _shared(cluster: Cluster) -> Finding:
+    problem = sharing_problem(cluster.node, _SHARED_BYTES)
+    problems = [(host, text) for host, text in cluster.comm.allgather((cluster.host, problem)) if text]
+    if problems:
+        host, text = problems[0]
+        mend = "enlarge /dev/shm (docker run --shm-size), or train with --no-shared-memory, which is slower"
+        return Finding(TOPIC, "shared memory", "failure", f"{host}: {text}", mend)
+    if cluster.size == cluster.n_nodes:
+        return Finding(TOPIC, "shared memory", "none", "one rank a host: nothing is shared")
+    return Finding(TOPIC, "shared memory", "pass", f"ranks of a host share windows of {size_of(_SHARED_BYTES)}")
+
+
+def _ping_pong(cluster: Cluster, partner: int) -> tuple[float, float]:
+    """Seconds of an 8-byte message one way, and bytes per second of long ones; all ranks come back together."""
+    comm, found = cluster.comm, (0.0, 1.0)
+    if comm.rank in (0, partner):
+        other = partner if comm.rank == 0 else 0
+        latency_s = _one_way(comm, other, np.zeros(1), 100)
+        found = latency_s, _MESSAGE_BYTES / _one_way(comm, other, np.zeros(_MESSAGE_BYTES, np.uint8), 5)
+    return comm.bcast(found, root=0)
+
+
+def _one_way(comm: MPI.Intracomm, other: int, data: np.ndarray, rounds: int) -> float:
+    """Median seconds of a message one way."""
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        if comm.rank < other:
+            comm.Send(data, dest=other)
+            comm.Recv(data, source=other)
+        else:
+            comm.Recv(data, source=other)
+            comm.Send(data, dest=other)
+        times.append((time.perf_counter() - began) / 2)
+    return float(np.median(times))
+
+
+def _windows(cluster: Cluster, where: str, partner: int) -> Finding:
+    """Whether one-sided transfers end while their target is busy outside MPI."""
+    comm, seconds, wrong = cluster.comm, 0.0, False
+    check = f"windows {where}" if where.startswith("to") else "windows in a host"
+    try:
+        window = MPI.Win.Allocate(8, 1, MPI.INFO_NULL, comm)
+    except MPI.Exception as error:
+        return Finding(TOPIC, check, "warning", f"none: {error}", "servers then use messages: --no-one-sided")
+    window.tomemory()[:] = bytes(8)
+    comm.Barrier()
+    if comm.rank == 0:
+        before, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+        time.sleep(_AWAY_S / 8)  # the target has left MPI by now
+        began = time.perf_counter()
+        window.Lock(partner, MPI.LOCK_SHARED)
+        window.Fetch_and_op(one, before, partner)
+        window.Unlock(partner)
+        seconds, wrong = time.perf_counter() - began, bool(before[0])
+    elif comm.rank == partner:
+        time.sleep(_AWAY_S)
+    comm.Barrier()
+    window.Free()
+    if wrong:
+        return Finding(TOPIC, check, "failure", "Fetch_and_op gave a wrong value", "train with --no-one-sided")
+    told = f"a word in {seconds * 1e3:.2g} ms while its target was busy outside MPI"
+    if seconds < _AWAY_S / 2:
+        return Finding(TOPIC, check, "pass", told)
+    why = "they wait for the target; servers never leave MPI, so that they do not wait"
+    return Finding(TOPIC, check, "pass", f"{told}: {why}")
+
+
+def _large(cluster: Cluster, where: str, partner: int, rate: float) -> Finding:
+    """Whether a message of more than 2 GiB arrives."""
+    comm, check = cluster.comm, "over 2 GiB"
+    free = min(comm.allgather(available_memory()))
+    if free < 3 * _LARGE_BYTES:
+        return Finding(TOPIC, check, "none", f"not tried: {size_of(free)} of memory is free, and it takes 6 GiB")
+    if _LARGE_BYTES / rate > _LARGE_S:
+        return Finding(TOPIC, check, "none", f"not tried: it would take {_LARGE_BYTES / rate:.0f} s")
+    good, seconds, error = True, 0.0, ""
+    try:
+        if comm.rank == 0:
+            data = np.zeros(_LARGE_BYTES // 4, np.float32)
+            data[-1] = 7
+            began = time.perf_counter()
+            comm.Send(data, dest=partner)
+            good = comm.recv(source=partner)
+            seconds = time.perf_counter() - began
+        elif comm.rank == partner:
+            data = np.empty(_LARGE_BYTES // 4, np.float32)
+            comm.Recv(data, source=0)
+            comm.send(bool(data[-1] == 7 and data[0] == 0), dest=0)
+    except MPI.Exception as caught:
+        error = str(caught)
+    comm.Barrier()
+    if error or not good:
+        mend = "parameters of more than 2 GiB cannot travel between hosts: try another version of the library"
+        return Finding(TOPIC, check, "warning", error or "it arrived damaged", mend)
+    return Finding(TOPIC, check, "pass", f"{where}, 2 GiB in {seconds:.1f} s")

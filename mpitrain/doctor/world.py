@@ -1,0 +1,155 @@
+"""The ranks and where they are: library, launcher, hosts, cores, binding, clocks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..cluster import Cluster
+from ..comm.clock import measure_wall
+from ..errors import LaunchError
+from ..launch.makes import find_launcher
+from ..monitor.console import size_of
+from ..mpi import MPI, library_name
+from ..version import __version__
+from .finding import Finding
+
+TOPIC = "Ranks"
+_SKEW_S = 1.0  # file times, time limits and logs of hosts are compared by people, in seconds
+_FILES = 1024
+
+
+def check(cluster: Cluster) -> Iterator[Finding]:
+    """Collective over all ranks; only rank 0's findings count."""
+    yield _versions(cluster)
+    yield _launcher()
+    yield _threads()
+    yield from _hosts(cluster)
+    yield _binding(cluster)
+    yield _clocks(cluster)
+    yield _limits(cluster)
+    yield _fault_tolerance()
+
+
+def not_started(error: LaunchError) -> Finding:
+    """That ranks were started which do not know of each other."""
+    return Finding(TOPIC, "world", "failure", "the launcher's ranks do not see each other", str(error))
+
+
+def _versions(cluster: Cluster) -> Finding:
+    mine = f"{library_name()}, Python {platform.python_version()}, mpitrain {__version__}"
+    everyone = Counter(cluster.comm.allgather(mine))
+    if len(everyone) == 1:
+        ranks = f"{cluster.size} rank{'s' * (cluster.size != 1)}"
+        return Finding(TOPIC, "versions", "pass", f"{mine}, on {ranks}")
+    told = "; ".join(f"{count} with {what}" for what, count in everyone.most_common())
+    return Finding(TOPIC, "versions", "failure", told, "install the same versions on every host")
+
+
+def _launcher() -> Finding:
+    """Local."""
+    try:
+        launcher = find_launcher()
+    except LaunchError as error:
+        return Finding(TOPIC, "mpirun", "failure", "none of the library's make", str(error))
+    return Finding(TOPIC, "mpirun", "pass", launcher.program)
+
+
+def _threads() -> Finding:
+    """Local."""
+    names = {
+        MPI.THREAD_SINGLE: "single",
+        MPI.THREAD_FUNNELED: "funneled",
+        MPI.THREAD_SERIALIZED: "serialized",
+        MPI.THREAD_MULTIPLE: "multiple",
+    }
+    level = MPI.Query_thread()
+    if level >= MPI.THREAD_FUNNELED:
+        return Finding(TOPIC, "threads of MPI", "pass", names[level])
+    mend = "checkpoints and data are read and written by threads: use a library built with thread support"
+    return Finding(TOPIC, "threads of MPI", "failure", names[level], mend)
+
+
+def _hosts(cluster: Cluster) -> Iterator[Finding]:
+    leader = cluster.node.rank == 0
+    mine = (cluster.host, cluster.node.size, cluster.cores, os.cpu_count() or 0, available_memory()) if leader else None
+    nodes = [node for node in cluster.comm.allgather(mine) if node is not None]
+    for host, ranks, usable, cores, free in nodes:
+        of = f"{usable} of {cores}" if usable < cores else f"{cores}"
+        found = f"{ranks} rank{'s' * (ranks != 1)}, {of} cores, {size_of(free)} of memory free"
+        if ranks > usable:
+            mend = f"it works, slowly: start {usable} here, or give the job more cores"
+            yield Finding(TOPIC, f"host {host}", "warning", f"{found}: more ranks than cores", mend)
+        else:
+            yield Finding(TOPIC, f"host {host}", "pass", found)
+    names = Counter(host for host, *_ in nodes)
+    for host, count in names.items():
+        if count > 1:
+            mend = "ranks of one host do not share memory: give containers of one host the same /dev/shm and IPC space"
+            yield Finding(TOPIC, "host names", "warning", f"{count} nodes call themselves {host}", mend)
+
+
+def _binding(cluster: Cluster) -> Finding:
+    """Ranks bound to the same cores, while others are free, slow each other down and nothing else tells."""
+    node = cluster.node
+    sets = node.allgather(frozenset(os.sched_getaffinity(0)))
+    used = len(frozenset().union(*sets))
+    crowded = [cores for cores, count in Counter(sets).items() if count > len(cores)]
+    squeezed = crowded and used < min(node.size, os.cpu_count() or 1)
+    found = f"{cluster.host}: {sum(sets.count(c) for c in crowded)} ranks on {len(crowded[0])} core" if squeezed else ""
+    problems = [text for text in cluster.comm.allgather(found if node.rank == 0 else "") if text]
+    if problems:
+        mend = "mpirun --bind-to none (Open MPI), -bind-to none (MPICH), or srun --cpu-bind=cores; mpitrain run does it"
+        return Finding(TOPIC, "binding", "failure", "; ".join(problems[:4]), mend)
+    each = sorted({len(cores) for cores in sets})
+    told = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
+    return Finding(TOPIC, "binding", "pass", f"each rank may use {told} core{'s' * (each[-1] != 1)} of its host")
+
+
+def _clocks(cluster: Cluster) -> Finding:
+    skew_s, uncertain_s = measure_wall(cluster.comm)
+    hosts = cluster.comm.allgather((abs(skew_s), uncertain_s, cluster.host))
+    worst, uncertain, host = max(hosts)
+    if cluster.n_nodes == 1:
+        return Finding(TOPIC, "clocks", "none", "one host")
+    found = f"{host} is {worst * 1e3:.3g} ms off, give or take {uncertain * 1e3:.2g} ms"
+    if worst < _SKEW_S:
+        return Finding(TOPIC, "clocks", "pass", found)
+    return Finding(TOPIC, "clocks", "warning", found, "run an NTP client on every host; times in logs do not compare")
+
+
+def _limits(cluster: Cluster) -> Finding:
+    files, locked = resource.getrlimit(resource.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    least = min(cluster.comm.allgather(files if files >= 0 else 1 << 60))
+    memory = "unlimited" if locked < 0 else size_of(locked)
+    found = f"{'unlimited' if least >= 1 << 60 else format(least, ',')} open files, {memory} locked memory"
+    if least < _FILES:
+        return Finding(TOPIC, "limits", "warning", found, f"ulimit -n {_FILES} before starting")
+    return Finding(TOPIC, "limits", "pass", found)
+
+
+def _fault_tolerance() -> Finding:
+    """Whether the library can outlive a rank; local. Training does not need it: it starts again from a checkpoint."""
+    told = "the library ends with it"
+    program = Path(sys.prefix) / "bin" / "ompi_info"
+    if "Open MPI" in library_name() and program.exists():
+        answer = subprocess.run([program, "--parsable"], capture_output=True, text=True, timeout=30, check=False)
+        if re.search(r"^option:ft_mpi_support:yes|FT MPI support: yes", answer.stdout, re.MULTILINE):
+            told = "the library has ULFM, off by default"
+    return Finding(TOPIC, "a rank's death", "pass", f"{told}; mpitrain run --max-restarts N goes on from a checkpoint")
+
+
+def available_memory() -> int:
+    """Bytes of memory that programs can still get; local."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,89 @@
+"""``mpitrain doctor``: what it finds is so, and it never hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ..conftest import Mpi, run
+
+Findings = dict[str, dict[str, str]]
+
+
+def read(done: subprocess.CompletedProcess[str]) -> Findings:
+    """Findings by what was checked."""
+    assert done.stdout.startswith("["), done.stdout + done.stderr
+    return {finding["check"]: finding for finding in json.loads(done.stdout)}
+
+
+def examine(mpi: Mpi, n: int, run_dir: Path, *words: str) -> tuple[int, Findings]:
+    done = mpi.run(n, "-m", "mpitrain", "doctor", "--json", "--run-dir", run_dir, *words)
+    return done.returncode, read(done)
+
+
+def test_ranks_are_compared(mpi: Mpi, tmp_path: Path) -> None:
+    status, found = examine(mpi, 3, tmp_path / "runs")
+    assert (status, [f for f in found.values() if f["verdict"] == "failure"]) == (0, [])
+    assert "on 3 ranks" in found["versions"]["found"]
+    host = os.uname().nodename
+    crowded = len(os.sched_getaffinity(0)) < 3
+    assert (found[f"host {host}"]["verdict"] == "warning") == crowded
+    for check in ("mpirun", "shared memory", "within a host", "windows in a host", "save and verify", "locks"):
+        assert found[check]["verdict"] == "pass", found[check]
+    assert found["over 2 GiB"]["verdict"] in ("pass", "none"), found["over 2 GiB"]
+    assert not [*tmp_path.glob("runs/*")]  # what was tried is gone
+
+
+def test_alone_it_starts_ranks_itself(mpi: Mpi, tmp_path: Path) -> None:
+    done = run([str(mpi.python), "-m", "mpitrain", "doctor", "--json", "--run-dir", str(tmp_path)])
+    assert done.returncode == 0
+    assert "on 2 ranks" in read(done)["versions"]["found"]
+
+
+def test_without_a_launcher_the_rest_is_looked_at(openmpi: Mpi, tmp_path: Path) -> None:
+    """The launcher that there is refuses; every other check still runs."""
+    broken = {"PRTE_MCA_prte_default_hostfile": "/nowhere"}
+    done = run([str(openmpi.python), "-m", "mpitrain", "doctor", "--json", "--run-dir", str(tmp_path)], env=broken)
+    found = read(done)
+    assert done.returncode == 1
+    assert found["start"]["verdict"] == "failure"
+    assert found["save and verify"]["verdict"] == "pass"
+
+
+def test_a_launcher_of_another_make_is_told(openmpi: Mpi, mpich: Mpi, tmp_path: Path) -> None:
+    words = [*mpich.command(2), str(openmpi.python), "-m", "mpitrain", "doctor", "--json", "--run-dir", str(tmp_path)]
+    done = run(words)
+    assert done.returncode != 0
+    start = done.stdout.index("[")
+    world = json.loads(done.stdout[start : done.stdout.rindex("]") + 1])[0]
+    assert (world["check"], world["verdict"]) == ("world", "failure")
+    assert "mpitrain run" in world["mend"]
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="missing: a second core")
+def test_ranks_bound_to_one_core_are_told(openmpi: Mpi, tmp_path: Path) -> None:
+    core = str(min(os.sched_getaffinity(0)))
+    words = ["taskset", "-c", core, *openmpi.command(2), str(openmpi.python), "-m", "mpitrain", "doctor", "--json"]
+    done = run([*words, "--run-dir", str(tmp_path)])
+    assert done.returncode == 1
+    assert "2 ranks on 1 core" in read(done)["binding"]["found"]
+
+
+def test_a_folder_that_cannot_be_written_is_told(openmpi: Mpi) -> None:
+    status, found = examine(openmpi, 1, Path("/proc/runs"))
+    assert status == 1
+    assert "/proc/runs cannot be written" in found["run directory"]["found"]
+
+
+def test_a_rank_that_does_not_answer_ends_it(openmpi: Mpi, tmp_path: Path) -> None:
+    """One of two ranks is another program, which takes part in nothing."""
+    sleeper = "from mpi4py import MPI; MPI.COMM_WORLD.Dup(); import time; time.sleep(50)"
+    words = [*openmpi.command(1), str(openmpi.python), "-m", "mpitrain", "doctor", "--timeout", "3"]
+    words += ["--run-dir", str(tmp_path), ":", "-n", "1", str(openmpi.python), "-c", sleeper]
+    done = run(words, timeout=40)
+    assert done.returncode == 1
+    assert "no answer within 3 s" in done.stderr
