@@ -92,6 +92,7 @@ def run_rank(parse: Callable[[], Request]) -> NoReturn:
     presence.is_done(stopped=status == STOPPED_EARLY)
     sys.stdout.flush()
     cluster.comm.Barrier()  # a launcher may end the others as soon as one has ended with a status
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # with this signal, which may come while MPI ends
     sys.exit(status)
 
 

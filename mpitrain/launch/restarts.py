@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -43,7 +44,8 @@ def judge(status: int, said: str, entries: Sequence[Entry], ranks: int, launcher
     # crashes when all is done.
     ended_well = status in (0, os.EX_TEMPFAIL)
     if entries and all(entry.done for entry in entries) and (ended_well or len(entries) >= ranks):
-        deaths = [death for death in noted_deaths(entries) if death.signal]
+        # A launcher ends the other ranks as soon as one has ended with a status, and does not give them long.
+        deaths = [death for death in noted_deaths(entries) if death.signal not in (0, signal.SIGTERM, signal.SIGKILL)]
         what = f"{tell(deaths[0], entries, ranks)}; everything is saved" if deaths else ""
         return Outcome("stopped" if any(entry.stopped for entry in entries) else "finished", what)
     if not entries and ended_well:

@@ -78,6 +78,13 @@ def test_a_crash_when_all_is_done_is_told_and_no_failure() -> None:
     assert ended.what.endswith("was killed by signal 11 (SIGSEGV) after its last step; everything is saved")
 
 
+@pytest.mark.parametrize("number", [9, 15])
+def test_what_a_launcher_ends_when_all_is_done_is_not_told(number: int) -> None:
+    done = [rank(each, done=True, stopped=True) for each in range(2)]
+    ended = judged(75, *done, rank(2, done=True, stopped=True, ended_at=1.0, signal=number))
+    assert ended == Outcome("stopped")
+
+
 def test_a_launcher_that_ends_with_0_before_its_ranks_have_ended() -> None:
     lost = judged(0, rank(0), rank(1), rank(2, done=True), said="Remote host: h1\n  Daemon exit status: 0\n")
     assert lost == Outcome("failed", "mpirun, process 7, has lost host h1, in step 42", 41)
