@@ -53,6 +53,7 @@ def attend(run_dir: Path, rank: int) -> None:
         if killed_by in _PASSED_ON:
             signal.signal(killed_by, signal.SIG_DFL)
         os.kill(os.getpid(), killed_by)
+        os._exit(128 + killed_by)  # after one that is ignored here
     os._exit(status)
 
 

@@ -76,6 +76,10 @@ class Group:
         agreed.everywhere = self.everyone
         raise agreed from error
 
+    def any(self, mine: bool) -> bool:
+        """Whether it is so on any rank; collective over ``comm``."""
+        return self.comm.allreduce(mine, op=MPI.LOR)
+
     def _name_of(self, rank: int) -> str:
         """How messages name a rank of the group; collective over ``comm``."""
         return self.comm.bcast(self.name_of_rank, root=rank)
@@ -213,10 +217,6 @@ class Cluster(Group):
     def table(self, device: str) -> list[tuple[str, ...]]:
         """Rank, host, role, task index and device of every rank; collective over ``comm``."""
         return self.comm.allgather((str(self.rank), self.host, self.role, str(self.task_index), device))
-
-    def any(self, mine: bool) -> bool:
-        """Whether it is so on any rank; collective over ``comm``."""
-        return self.comm.allreduce(mine, op=MPI.LOR)
 
     def abort(self, status: int) -> None:
         """End every rank at once; local."""

@@ -92,7 +92,8 @@ def run_rank(parse: Callable[[], Request]) -> NoReturn:
     presence.is_done(stopped=status == STOPPED_EARLY)
     sys.stdout.flush()
     cluster.comm.Barrier()  # a launcher may end the others as soon as one has ended with a status
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # with this signal, which may come while MPI ends
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # which the launcher may send while MPI ends
     sys.exit(status)
 
 
@@ -197,7 +198,8 @@ def _work(
     loop.run()
     seconds = time.perf_counter() - began
     _account(loop, say, seconds)
-    stopped = stop.asked and loop.step < loop.train_steps
+    # Where workers keep no common pace, another one may have been the first to ask.
+    stopped = cluster.training.any(stop.asked) and loop.step < loop.train_steps
     say(_summary(loop, loop.step - first, seconds, stopped))
     _end_servers(cluster)
     loop.free()

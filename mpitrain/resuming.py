@@ -36,7 +36,7 @@ def find_beginning(config: RunConfig, checkpoints: Path, layout: Layout) -> Begi
     Raises:
         CheckpointError: There is no such checkpoint, or none that is whole, or nothing of it fits the model.
     """
-    resume, notes = _find(config.resume, checkpoints)
+    resume, notes = _find(config.resume, checkpoints, config.keep)
     saved = resume is not None and resume.resolve().parent == checkpoints.resolve()
     if config.init_from is None:
         return Beginning(resume, None, notes, saved)
@@ -49,8 +49,13 @@ def find_beginning(config: RunConfig, checkpoints: Path, layout: Layout) -> Begi
     return Beginning(None, config.init_from, notes, False)
 
 
-def _find(resume: str, checkpoints: Path) -> tuple[Path | None, list[str]]:
+def _find(resume: str, checkpoints: Path, keep: int) -> tuple[Path | None, list[str]]:
     if resume == "never":
+        if keep and checkpoint.newest(checkpoints) is not None:
+            raise CheckpointError(
+                f"{checkpoints} holds checkpoints of another run, and --keep {keep} would remove this one's before "
+                "those of higher steps: give another --run-dir, or leave --keep or --resume never out"
+            )
         return None, []
     if resume != "auto":
         _check("--resume", Path(resume), "auto, never or ")

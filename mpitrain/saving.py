@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -140,10 +141,11 @@ class Parts:
         token = group.comm.bcast(secrets.token_hex(4), root=0)
         self._leaders = leaders = Leaders(group)
         self.saver: Saver | None = None
-        self._host, self._say = group.host, say
+        self._say, self._folder = say, folder
         self._step = -1
         self._awaited = False  # parts are being written, or it is not known yet whether all have been
         if leaders.member:
+            self._hosts = leaders.gather(group.host)
             config, part = plan.config, Part(leaders.rank, leaders.size, token)
             self._writer = PartsWriter(folder, plan.layout, config.seed, about, config.save_compression, part)
             self.saver = Saver(folder, self._writer.write, retention, config.save_background, say, in_parts=True)
@@ -159,7 +161,7 @@ class Parts:
             return
         if not leaders.asked and not saver.busy:
             saver.finish()
-            leaders.ask(failed=saver.failure is not None)
+            leaders.ask(saver.errno)
         if leaders.asked and leaders.answered():
             self._complete(saver)
 
@@ -180,13 +182,14 @@ class Parts:
             self._leaders.free()
 
     def _complete(self, saver: Saver) -> None:
-        """All parts have been written, or some could not be; collective over the nodes' first workers."""
+        """All parts have been written, or some could not be; local, for others may be a step ahead."""
         self._awaited = False
-        if self._leaders.any_failed:
-            failures = [f"{why} ({host})" for why, host in self._leaders.gather((saver.failure, self._host)) if why]
+        number, rank = self._leaders.highest
+        if number:
             if saver.failure is None:  # otherwise it has been told
-                saver.failure = failures[0]
-                self._say(f"{failures[0]}; training goes on, and older checkpoints are as they were")
+                why = f"{os.strerror(number)} ({self._hosts[rank]})"
+                saver.failure = f"the checkpoint of step {self._step:,} could not be saved in {self._folder}: {why}"
+                self._say(f"{saver.failure}; training goes on, and older checkpoints are as they were")
         elif self._leaders.rank == 0:
             saver.complete(self._step, self._writer.write_index)
 

@@ -102,7 +102,7 @@ def end_of_time(
 
 def ask_slurm(job: str) -> float | None:
     """When a Slurm job reaches its limit, in seconds since the epoch; None where it has none, or nobody answers."""
-    words = ["squeue", "--noheader", "--jobs", job, "--format", "%e"]
+    words = ["squeue", "--noheader", "--jobs", job, "--format", "%A %e"]
     try:
         said = subprocess.run(
             words,
@@ -111,8 +111,14 @@ def ask_slurm(job: str) -> float | None:
             text=True,
             check=False,
             timeout=_SLURM_ANSWERS_S,
-        ).stdout.split()
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # A job without a limit ends in a year, or in never.
-    return float(said[0]) if said and said[0].isdigit() else None
+    return end_in(said, job)
+
+
+def end_in(said: str, job: str) -> float | None:
+    """The end of a job among what ``squeue`` says, a line with number and end for each task of an array."""
+    ends = dict(line.split()[:2] for line in said.splitlines() if len(line.split()) >= 2)
+    end = ends.get(job, "")
+    return float(end) if end.isdigit() else None  # one without a limit ends in a year, or in never

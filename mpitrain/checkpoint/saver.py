@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +31,7 @@ class Saver:
         say: Called with a line for the user, by the thread that calls this.
 
     Attributes:
-        failure: Why the last save failed, or None.
+        failure: Why the last save failed, or None; ``errno`` is the system's number for that, or 0.
         longest_s: Seconds that the longest save took.
     """
 
@@ -51,6 +52,7 @@ class Saver:
         self._saving: Future[None] | None = None
         self._told: list[str] = []
         self.failure: str | None = None
+        self.errno = 0
         self.longest_s = 0.0
 
     def save(self, vectors: Mapping[str, Array], step: int, position: int, own: bool = False) -> None:
@@ -123,9 +125,10 @@ class Saver:
         began = time.perf_counter()
         try:
             write()
-            self.failure = None
+            self.failure, self.errno = None, 0
         except (OSError, MemoryError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            self.errno = (error.errno if isinstance(error, OSError) else None) or errno.ENOMEM
             self.failure = f"the checkpoint of step {step:,} could not be saved in {self._folder}: {reason}"
             self._told.append(f"{self.failure}; training goes on, and older checkpoints are as they were")
             return

@@ -24,7 +24,7 @@ class Leaders:
         self.member = group.node.rank == 0
         self._comm = MPI.Intracomm(group.comm.Split(0 if self.member else MPI.UNDEFINED, key=group.comm.rank))
         self.rank, self.size = (self._comm.rank, self._comm.size) if self.member else (-1, 0)
-        self._mine, self._any = np.zeros(1, np.int32), np.zeros(1, np.int32)
+        self._mine, self._highest = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self._reduction: MPI.Request | None = None
 
     @property
@@ -32,10 +32,10 @@ class Leaders:
         """Whether ``ask`` was called, and its answer is not known yet; local."""
         return self._reduction is not None
 
-    def ask(self, failed: bool) -> None:
-        """Say whether this leader failed, and begin to learn whether any did; returns at once."""
-        self._mine[0] = failed
-        self._reduction = self._comm.Iallreduce(self._mine, self._any, op=MPI.MAX)
+    def ask(self, number: int) -> None:
+        """Tell a number, not negative, and begin to learn of the highest that any leader tells; returns at once."""
+        self._mine[0] = number * self.size + self.rank
+        self._reduction = self._comm.Iallreduce(self._mine, self._highest, op=MPI.MAX)
 
     def answered(self, wait: bool = False) -> bool:
         """Whether all leaders have asked; local unless it is to ``wait`` for that."""
@@ -48,9 +48,10 @@ class Leaders:
         return True
 
     @property
-    def any_failed(self) -> bool:
-        """What ``ask`` was answered; local."""
-        return bool(self._any[0])
+    def highest(self) -> tuple[int, int]:
+        """What ``ask`` was answered: the highest number, and the rank of the leader that told it; local."""
+        number, rank = divmod(int(self._highest[0]), self.size)
+        return number, rank
 
     def gather(self, mine: T) -> list[T]:
         """What every leader gives, in the order of their ranks."""

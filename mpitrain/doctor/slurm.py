@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..monitor.table import duration
 from ..mpi import library_name
-from ..stopping import end_of_time
+from ..stopping import ask_slurm, end_of_time
 from .finding import Finding
 
 TOPIC = "Slurm"
@@ -73,7 +73,7 @@ def _allocation() -> Iterator[Finding]:
         return
     nodes, tasks = (os.environ.get(name, "?") for name in ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS"))
     told = f"job {job}: {nodes} node{'s' * (nodes != '1')}, {tasks} task{'s' * (tasks != '1')}"
-    end = end_of_time(None)
+    end = end_of_time(None, ask=ask_slurm)
     if end is None:
         mend = "give --time-limit S, or the run is ended without a checkpoint"
         yield Finding(TOPIC, "allocation", "warning", f"{told}; its end is not told", mend)

@@ -6,9 +6,11 @@ import contextlib
 import ctypes
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,19 +27,28 @@ from .stall import Stall
 
 _GRACE_S = 3.0  # between asking the launcher to end and ending it
 _LOOK_S = 5.0  # between two looks at how far the ranks are
+_OUTSTAYS_S = 30.0  # a launcher whose ranks have all ended, or are about to
+_ONCE_S = 0.5  # a scheduler may signal a job's processes one by one and all together
 _KEPT_BYTES = 200_000  # of what was said last
 
 
 class Interrupts:
-    """The signals that this process has received, in their order; the handler does nothing but note them."""
+    """The signals that this process has received, in their order; the handler does nothing but note them.
+
+    What comes within half a second of the first is the same signal, sent twice.
+    """
 
     def __init__(self) -> None:
         self.received: list[int] = []
+        self._first_at = 0.0
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = {number: signal.signal(number, self._note) for number in numbers}
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+        before = {number: signal.getsignal(number) for number in numbers}
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, self._note)
         try:
             yield
         finally:
@@ -45,6 +56,10 @@ class Interrupts:
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: object) -> None:
+        now = time.monotonic()
+        if self.received and now < self._first_at + _ONCE_S:
+            return
+        self._first_at = self._first_at or now
         self.received.append(number)
 
 
@@ -79,6 +94,7 @@ class Attempt:
         self.withheld = ""
         self._asked_at: float | None = None  # when the launcher was asked to end at once
         self._asked_to_save: float | None = None  # when the ranks were
+        self._ended_since: float | None = None  # when all ranks were first seen to have ended
         self.left: dict[str, str] = {}
         presence.clear(run_dir)
         self.status = self._run(command.words, {**os.environ, **command.environment})
@@ -105,11 +121,9 @@ class Attempt:
             stall, looked = Stall(self._ask_hosts, time.monotonic()), time.monotonic()
             while process.poll() is None:
                 self._heed_signals(process)
-                if self._others and time.monotonic() > looked + _LOOK_S:
+                if self._asked_at is None and time.monotonic() > looked + _LOOK_S:
                     looked = time.monotonic()
-                    steps = [(entry.pid, entry.step) for entry in presence.read(self._run_dir)]
-                    if self._asked_at is None and stall.lost(steps, looked):
-                        self._end(process)
+                    self._look(process, stall, looked)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=0.1)
             stall.close()
@@ -117,16 +131,29 @@ class Attempt:
                 reader.join(timeout=1)  # a process that is left behind may hold the pipe
         return process.returncode
 
+    def _look(self, process: subprocess.Popen[bytes], stall: Stall, now: float) -> None:
+        """End a launcher that waits for what does not come, and tell ranks again that have not heard."""
+        entries = presence.read(self._run_dir)
+        if self._others and stall.lost([(entry.pid, entry.step) for entry in entries], now):
+            self._end(process)
+            return
+        ended = bool(entries) and len(entries) == self._ranks and all(e.done or e.ended_at for e in entries)
+        self._ended_since = (self._ended_since or now) if ended else None
+        if self._ended_since is not None and now > self._ended_since + _OUTSTAYS_S:
+            self._end(process)
+        elif self._asked_to_save is not None and not ended:
+            process.send_signal(signal.SIGUSR1)
+
     def _heed_signals(self, process: subprocess.Popen[bytes]) -> None:
         """Have the ranks save and end when a signal comes, and end them at once at the second."""
-        received = self._interrupts.received
-        if len(received) == 1 and self._asked_to_save is None and self._asked_at is None and self._all_ready():
+        count = len(self._interrupts.received)  # which may grow meanwhile
+        if count == 1 and self._asked_to_save is None and self._asked_at is None and self._all_ready():
             # Launchers hand this one to the ranks and leave it at that; after one that ends themselves they would
             # give the ranks no time to save.
             self._asked_to_save = time.monotonic()
             process.send_signal(signal.SIGUSR1)
             _say("\nmpitrain: saving, then ending; Ctrl-C ends it at once")
-        elif received and self._asked_at is None and (len(received) > 1 or self._asked_to_save is None):
+        elif count and self._asked_at is None and (count > 1 or self._asked_to_save is None):
             self._end(process)
         if self._asked_at is not None and time.monotonic() > self._asked_at + _GRACE_S:
             with contextlib.suppress(ProcessLookupError):
@@ -158,10 +185,14 @@ class Attempt:
                             os.kill(entry.pid, signal.SIGKILL)
                 break
             time.sleep(0.02)
-        if self._asked_at is not None or self.status not in (0, os.EX_TEMPFAIL, 2):
+        # Open MPI's launcher ends with 0 when it has lost a host.
+        well = self.status == 2 or (self.status in (0, os.EX_TEMPFAIL) and all(entry.done for entry in self.entries))
+        if self._asked_at is not None or not well:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # such as an ssh whose other end waits for a launcher that is gone
             self._sweep_others()
+        # Open MPI's, when killed, leaves what a later one with its process number stumbles over.
+        shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{self.pid}", ignore_errors=True)
 
     def _sweep_others(self) -> None:
         """The same on other hosts, where a rank of this run is known by its environment."""
@@ -201,11 +232,12 @@ def _end_with_parent() -> None:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the terminal is gone
+        print(line, file=sys.stderr, flush=True)
 
 
 def _write(stream: IO[bytes], data: bytes) -> None:
     if data:
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):  # the same; what the ranks say must be taken all the same
             stream.write(data)
             stream.flush()

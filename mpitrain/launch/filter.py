@@ -42,6 +42,9 @@ _MARKS = (
 )
 
 
+_LONGEST_BLOCK = 40  # lines; a launcher's comments have fewer
+
+
 class LauncherFilter:
     """Fed the bytes of a stream, returns those to show.
 
@@ -107,7 +110,10 @@ class LauncherFilter:
             return self._drop(block) if _COMMENTS.search(block) else block
         if self._block is not None:
             self._block.append(line)
-            return b""
+            if len(self._block) <= _LONGEST_BLOCK:
+                return b""
+            block, self._block = b"".join(self._block), None
+            return block  # no launcher's: a rule that a rank has printed
         if (warning := _WARNING.match(line)) is not None:
             told = warning[2] in self._warned
             self._warned.add(warning[2])

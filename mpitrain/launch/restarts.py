@@ -48,7 +48,7 @@ def judge(status: int, said: str, entries: Sequence[Entry], ranks: int, launcher
         deaths = [death for death in noted_deaths(entries) if death.signal not in (0, signal.SIGTERM, signal.SIGKILL)]
         what = f"{tell(deaths[0], entries, ranks)}; everything is saved" if deaths else ""
         return Outcome("stopped" if any(entry.stopped for entry in entries) else "finished", what)
-    if not entries and ended_well:
+    if not entries and ended_well and not read_lost(said):
         return Outcome("stopped" if status else "finished")
     if any(entry.mistake for entry in entries):
         return Outcome("mistake")

@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,17 +17,19 @@ from ..config import RunConfig
 from ..errors import ConfigError, LaunchError
 from ..monitor import presence, status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
+from ..monitor.status import is_alive
 from ..rundir import cannot_write, new_run_dir
 from ..stopping import STOPPED_EARLY
 from .allocation import allocated_ranks
 from .attempt import Attempt, Interrupts
 from .compose import Machine, Wish, compose
-from .hosts import Agent, Host, interface_of, network_of, parse_hosts, read_hostfile, spread
+from .hosts import Agent, Host, interface_of, is_here, network_of, parse_hosts, read_hostfile, spread
 from .makes import Launcher, find_launcher
 from .restarts import Outcome, judge, pause_s, why_not_again
 
-# Open MPI's launcher could not begin, which happens at times on a busy machine, and passes.
+# Open MPI's launcher cannot begin: it finds the session folder of one that had the same process number and was killed.
 _PASSES = "listener thread failed to start"
+_OTHERS_S = 20.0  # in which ranks whose launcher has been killed may save and end
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def check_restarts(options: Options, wish: Wish, config: RunConfig) -> None:
 
 
 @contextlib.contextmanager
-def _run_dir(name: str, asked: Path | None):  # type: ignore[no-untyped-def]
+def _run_dir(name: str, asked: Path | None) -> Iterator[Path]:
     """The run directory, absolute; one made here is removed again where nothing came to lie in it."""
     try:
         folder = asked or new_run_dir(name)
@@ -158,6 +160,7 @@ def _run_dir(name: str, asked: Path | None):  # type: ignore[no-untyped-def]
             raise PermissionError(13, "Permission denied")
     except OSError as error:
         raise cannot_write(asked or Path("runs"), error) from error
+    _wait_for_others(folder)
     try:
         yield folder.absolute()
     finally:
@@ -165,6 +168,24 @@ def _run_dir(name: str, asked: Path | None):  # type: ignore[no-untyped-def]
         for path in made if asked is not None else [folder, folder.parent]:
             with contextlib.suppress(OSError):
                 path.rmdir()
+
+
+def _wait_for_others(folder: Path) -> None:
+    """Return when no rank of another run is left here that writes to a run directory.
+
+    Ranks whose launcher has been killed save, which takes them a while; a second chief would write among their files.
+
+    Raises:
+        LaunchError: One stays.
+    """
+    deadline = time.monotonic() + _OTHERS_S
+    while left := [e for e in presence.read(folder) if is_here(e.host) and is_alive(e.pid, e.start)]:
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                f"rank {left[0].rank} of another run, process {left[0].pid}, is at work in {folder}: "
+                "wait for its end, or give another --run-dir"
+            )
+        time.sleep(0.1)
 
 
 class _Supervisor:
@@ -185,6 +206,8 @@ class _Supervisor:
             outcome = self._attempt()
             signals = len(self._interrupts.received)
             if (signals and outcome.kind in ("failed", "not begun")) or (signals > 1 and outcome.kind == "stopped"):
+                if signals == 1 and outcome.kind == "failed" and outcome.step is not None:
+                    _say(outcome.what)  # it was to save, and something else came
                 return self._interrupted()
             if outcome.kind in ("finished", "stopped", "mistake"):
                 if outcome.what:
@@ -327,7 +350,8 @@ def _agent_in(machine: Machine) -> str | None:
 
 
 def _say(line: str) -> None:
-    print(f"mpitrain: {line}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the terminal is gone
+        print(f"mpitrain: {line}", file=sys.stderr, flush=True)
 
 
 def _stopped_early(run_dir: Path) -> bool:

@@ -114,7 +114,9 @@ def note_end(run_dir: Path, rank: int, pid: int, signal: int, status: int) -> No
     """Note how a rank's process ended; by the process that waited for it."""
     path = folder_of(run_dir) / str(rank)
     entry = _read(path)
-    if entry is None or entry.pid != pid:
+    if entry is not None and entry.pid != pid:
+        return  # another attempt's
+    if entry is None:
         entry = _entry(rank, pid, os.getpid())
         with contextlib.suppress(OSError):
             path.write_bytes(_line(entry))
@@ -135,9 +137,9 @@ def read(run_dir: Path) -> list[Entry]:
 def clear(run_dir: Path) -> None:
     """Forget who was there."""
     folder = folder_of(run_dir)
-    for path in folder.glob("[0-9]*"):
-        path.unlink(missing_ok=True)
-    if folder.is_dir():
+    with contextlib.suppress(OSError):  # an attendant may be writing there still
+        for path in folder.glob("[0-9]*"):
+            path.unlink(missing_ok=True)
         folder.rmdir()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -155,10 +156,17 @@ def test_what_a_rank_has_said_is_read(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_ended_before_it_could_say_anything(tmp_path: Path) -> None:
-    Presence(tmp_path, 0)
+    presence.folder_of(tmp_path).mkdir()
     presence.note_end(tmp_path, 0, 99_999_999, 0, 5)
     (found,) = presence.read(tmp_path)
     assert (found.pid, found.status, found.role) == (99_999_999, 5, "")
+
+
+def test_another_attempts_entry_is_left_alone(tmp_path: Path) -> None:
+    Presence(tmp_path, 0)
+    presence.note_end(tmp_path, 0, 99_999_999, 0, 5)
+    (found,) = presence.read(tmp_path)
+    assert (found.pid, found.ended_at) == (os.getpid(), 0.0)
 
 
 def test_nobody_watches() -> None:

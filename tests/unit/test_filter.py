@@ -39,3 +39,8 @@ def test_filter(said: str, shown: str, size: int) -> None:
 
 def test_a_progress_bar_is_not_held_back() -> None:
     assert LauncherFilter().feed(BAR.encode()) == BAR.encode()
+
+
+def test_a_rule_that_a_rank_prints_does_not_swallow_what_follows() -> None:
+    lines = "".join(f"line {number}\n" for number in range(100))
+    assert LauncherFilter().feed((RULE + lines).encode()).decode() == RULE + lines

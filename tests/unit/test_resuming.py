@@ -72,3 +72,10 @@ def test_init_from(folder: Path) -> None:
     assert "--init-from is left out" in notes[0]
     with pytest.raises(CheckpointError, match="none of its parameters fits"):
         begin(folder / "empty", Layout.pack([("c", (7,), "param")]), init_from=five)
+
+
+def test_never_does_not_throw_new_checkpoints_away_for_old_ones(folder: Path) -> None:
+    assert begin(folder, resume="never")[0] is None
+    with pytest.raises(CheckpointError, match="another --run-dir"):
+        begin(folder, resume="never", keep=2)
+    assert begin(folder / "empty", resume="never", keep=2)[0] is None

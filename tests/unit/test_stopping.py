@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mpitrain.stopping import Signals, TimeLimit, end_of_time
+from mpitrain.stopping import Signals, TimeLimit, end_in, end_of_time
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -79,3 +79,9 @@ def test_there_is_time_left_to_save(step_s: float, save_s: float) -> None:
         now += max(step_s, 0.01)
     assert now + step_s + save_s < 3600.0
     assert now > 3600.0 - 60.0 - 2 * step_s - 2 * save_s - 0.02
+
+
+def test_a_task_of_an_array_has_its_own_end() -> None:
+    said = "12 1300\n11 1200\n10 N/A\n"
+    assert [end_in(said, job) for job in ("10", "11", "12", "13")] == [None, 1200.0, 1300.0, None]
+    assert end_in("", "1") is None

@@ -43,6 +43,7 @@ for step in (1, 2, 3):
     parts.begun(step)
     for _ in range(100):  # steps of training
         parts.progress()
+        cluster.comm.Barrier()  # none may wait in ``progress`` for another, who waits here
         time.sleep(1e-3)
 parts.finish()
 parts.saver.close()

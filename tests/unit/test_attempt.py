@@ -1,0 +1,59 @@
+"""What ``mpitrain run`` takes for a signal, and for a run directory that is in use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpitrain.errors import LaunchError
+from mpitrain.launch import run
+from mpitrain.launch.attempt import Interrupts
+from mpitrain.monitor import presence
+
+
+def test_one_signal_sent_twice_at_once_is_one() -> None:
+    interrupts = Interrupts()
+    with interrupts.noted():
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        assert interrupts.received == [signal.SIGTERM]
+        time.sleep(0.6)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.received == [signal.SIGTERM, signal.SIGINT]
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        interrupts = Interrupts()
+        with interrupts.noted():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert interrupts.received == []
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_directory_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_OTHERS_S", 0.3)
+    code = "import sys, time; from pathlib import Path; from mpitrain.monitor.presence import Presence\n"
+    code += "Presence(Path(sys.argv[1]), 3); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with (
+            pytest.raises(LaunchError, match=f"rank 3 of another run, process {other.pid}, is at work"),
+            run._run_dir("job", tmp_path),
+        ):
+            raise AssertionError
+        assert len(presence.read(tmp_path)) == 1, "its entry is as it was"
+        other.kill()
+        other.wait()
+    with run._run_dir("job", tmp_path) as folder:
+        assert folder == tmp_path
