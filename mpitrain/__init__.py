@@ -1,9 +1,28 @@
-"""Training on many MPI ranks: what a job file imports."""
+"""Training on many MPI ranks: what a job file imports.
 
-from . import blas  # isort: skip  # before NumPy is imported
-from . import data, nn, optim
-from .hooks import Hook
-from .job import Job
+Each name is imported when it is first used: the command line answers, and hears signals, before NumPy and Numba
+are loaded.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from . import blas  # before NumPy is imported
 from .version import __version__
 
+if TYPE_CHECKING:
+    from . import data, nn, optim
+    from .hooks import Hook
+    from .job import Job
+
 __all__ = ["Hook", "Job", "__version__", "blas", "data", "nn", "optim"]
+
+_WHERE = {"Hook": "hooks", "Job": "job"}
+
+
+def __getattr__(name: str) -> object:
+    if name in _WHERE:
+        return getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
+    if name in __all__:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,11 @@
-"""``python -m mpitrain``: the same as the ``mpitrain`` command."""
+"""The ``mpitrain`` command, and ``python -m mpitrain``."""
 
+import signal
 import sys
+
+# Ctrl-C while modules are imported ends the program; as an exception it might be lost in one of them.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from .cli import main
 

@@ -291,6 +291,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .rank import run_rank
 
         run_rank(lambda: _invoke(train_command(), arguments[1:]))
+    if arguments[:1] != ["run"] and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' has a handler of its own, when it begins
     commands: list[click.Command] = [run_command(), train_command(), submit_command(), placement_command()]
     commands += [doctor_command, runs_command(), watch_command(), report_command(), *checkpoint_commands.COMMANDS]
     group = click.Group("mpitrain", help=_HELP, commands=commands)

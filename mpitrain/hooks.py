@@ -214,7 +214,7 @@ class Stop(Hook):
             why = "the time limit is near"
         if why is not None:
             self.asked = True
-            loop.say(f"ending after step {loop.step:,}, with a checkpoint: {why}")
+            loop.say(f"ending after step {loop.step:,}, to save: {why}")
             loop.stop()
 
 

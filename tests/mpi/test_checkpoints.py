@@ -61,7 +61,7 @@ def test_every_so_many_seconds(openmpi: Mpi, mode: list[str], tmp_path: Path) ->
     words = [*FOREVER, "--no-normalize", "--save-secs", "1", "--time-limit", "8"]
     done = openmpi.run(3, "-m", "mpitrain", "train", SMALL, "--mode", *mode, *words, "--run-dir", tmp_path)
     assert done.returncode == STOPPED_EARLY, done.stdout + done.stderr
-    assert "with a checkpoint: the time limit is near" in done.stdout
+    assert "to save: the time limit is near" in done.stdout
     assert len(steps(tmp_path)) >= 2
 
 
@@ -80,7 +80,7 @@ def test_a_signal_has_the_run_save_and_end(openmpi: Mpi, n: int, number: signal.
         finally:
             end_all(process, tmp_path)  # type: ignore[arg-type]
     assert process.returncode == STOPPED_EARLY
-    assert f"with a checkpoint: {number.name}" in out
+    assert f"to save: {number.name}" in out
     last = max(steps(tmp_path))
     assert f" at step {last:,}" in out or f"{last:,} steps in" in out
 
@@ -109,7 +109,7 @@ def test_mpitrain_run_has_its_ranks_save(mpi: Mpi, number: signal.Signals, tmp_p
         finally:
             end_all(process, tmp_path)  # type: ignore[arg-type]
     assert process.returncode == STOPPED_EARLY, out + err
-    assert "with a checkpoint: SIGUSR1" in out
+    assert "to save: SIGUSR1" in out
     assert f"--run-dir {tmp_path} goes on from there" in out.splitlines()[-1]
     assert err.split("\n") == ["", "mpitrain: saving, then ending; Ctrl-C ends it at once", ""]
     assert len(steps(tmp_path)) == 1

@@ -200,7 +200,7 @@ def test_a_time_limit_is_met_with_a_checkpoint(site: Site, limited: Submitted) -
     site.cluster.restart_now(limited.number, timeout=100)
     assert site.cluster.wait(limited.number) == "COMPLETED", limited.log()
     log = limited.log()
-    assert "with a checkpoint: the time limit is near" in log
+    assert "to save: the time limit is near" in log
     assert "resumed from" in log
     assert step_of(limited) == 650
 

@@ -16,6 +16,8 @@ from mpitrain.launch import run
 from mpitrain.launch.attempt import Interrupts
 from mpitrain.monitor import presence
 
+from ..conftest import JOBS
+
 
 def test_one_signal_sent_twice_at_once_is_one() -> None:
     interrupts = Interrupts()
@@ -57,3 +59,14 @@ def test_a_run_directory_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.M
         other.wait()
     with run._run_dir("job", tmp_path) as folder:
         assert folder == tmp_path
+
+
+@pytest.mark.parametrize("after_s", [0.15, 0.3, 0.6])
+def test_ctrl_c_while_modules_are_imported_ends_it(after_s: float) -> None:
+    words = [sys.executable, "-m", "mpitrain", "run", "-n", "2", str(JOBS / "small.py"), "--dry-run"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(after_s)
+        process.send_signal(signal.SIGINT)
+        out, told = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT or "mpirun" in out, "or it had come to its end"
+    assert "Traceback" not in told
