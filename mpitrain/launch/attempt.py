@@ -47,7 +47,7 @@ class Interrupts:
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
         before = {number: signal.getsignal(number) for number in numbers}
         for number, handler in before.items():
-            if handler is not signal.SIG_IGN:  # as nohup has it
+            if number != signal.SIGHUP or handler is not signal.SIG_IGN:  # as nohup has it
                 signal.signal(number, self._note)
         try:
             yield
