@@ -28,14 +28,14 @@ from .stall import Stall
 _GRACE_S = 3.0  # between asking the launcher to end and ending it
 _LOOK_S = 5.0  # between two looks at how far the ranks are
 _OUTSTAYS_S = 30.0  # a launcher whose ranks have all ended, or are about to
-_ONCE_S = 0.5  # a scheduler may signal a job's processes one by one and all together
+_ONCE_S = 0.1  # a scheduler may signal a job's processes one by one and all together
 _KEPT_BYTES = 200_000  # of what was said last
 
 
 class Interrupts:
     """The signals that this process has received, in their order; the handler does nothing but note them.
 
-    What comes within half a second of the first is the same signal, sent twice.
+    What comes within a tenth of a second of the first is the same signal, sent twice.
     """
 
     def __init__(self) -> None:

@@ -129,9 +129,10 @@ def test_control_c_leaves_no_process_on_any_host(runs: Start, mpi: Mpi, times: i
     run.wait_for_ranks()
     for _ in range(times):
         run.process.send_signal(signal.SIGINT)
-        time.sleep(0.05)  # two at once are one
+        time.sleep(0.15)  # two at once are one
     status, out, err = run.end()
-    assert status == (STOPPED_EARLY if times == 1 else 128 + signal.SIGINT), out + "\n".join(err)
+    # At the second it may have saved already, and be about to end.
+    assert status == STOPPED_EARLY or (times == 2 and status == 128 + signal.SIGINT), out + "\n".join(err)
     for path in checkpoint.steps(run.run_dir / "checkpoints").values():
         checkpoint.verify(path)
     assert json.loads((run.run_dir / "status.json").read_text())["state"] == "stopped" or times == 2

@@ -25,7 +25,7 @@ def test_one_signal_sent_twice_at_once_is_one() -> None:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1):
             os.kill(os.getpid(), number)
         assert interrupts.received == [signal.SIGTERM]
-        time.sleep(0.6)
+        time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupts.received == [signal.SIGTERM, signal.SIGINT]
 
