@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ..config import flag
 from ..errors import ConfigError
 from .resources import Resources
 from .sweep import Point
@@ -105,6 +106,19 @@ def plain(value: str, prefix: str) -> str:
     if not _PLAIN.fullmatch(value):
         raise ConfigError(f"{value!r} cannot be said in a line of {prefix}: use letters, digits and . _ - / there")
     return value
+
+
+def refuse(asked: Resources, names: Sequence[str], scheduler: str) -> None:
+    """Make sure that nothing is asked for which only Slurm has.
+
+    Raises:
+        ConfigError: One of these options is given.
+    """
+    for name in names:
+        if getattr(asked, name):
+            raise ConfigError(
+                f"{flag(name)} goes with --scheduler slurm: for {scheduler} say it with --sbatch, or leave it out"
+            )
 
 
 def one_line(line: str) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ..errors import ConfigError
 from ..stopping import STOPPED_EARLY
-from .batch import Batch, one_line, plain, shell
+from .batch import Batch, one_line, plain, refuse, shell
 from .resources import seconds_of
 
 PREFIX = "#BSUB"
@@ -20,10 +19,7 @@ def directives(batch: Batch) -> list[str]:
         ConfigError: LSF has nothing of the kind, or cannot be told it in a line.
     """
     asked = batch.resources
-    for name in ("qos", "gres", "ps_nodes"):
-        if getattr(asked, name):
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} goes with --scheduler slurm: for LSF say it with --sbatch, or leave it out")
+    refuse(asked, ("qos", "gres", "ps_nodes"), "LSF")
     ranks = asked.ranks_per_node
     number = "%J_%I" if batch.in_tasks else "%J"
     lines = [f'-J "{_name(batch)}"', f"-o {plain(str(batch.log_dir), PREFIX)}/{number}.log", f"-n {asked.ranks}"]

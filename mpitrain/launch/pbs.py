@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ..errors import ConfigError
-from .batch import Batch, one_line, plain, shell
+from .batch import Batch, one_line, plain, refuse, shell
 from .resources import seconds_of
 
 PREFIX = "#PBS"
@@ -19,10 +19,7 @@ def directives(batch: Batch) -> list[str]:
         ConfigError: PBS has nothing of the kind, or cannot be told it in a line.
     """
     asked = batch.resources
-    for name in ("qos", "constraint", "gres", "ps_nodes"):
-        if getattr(asked, name):
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} goes with --scheduler slurm: for PBS say it with --sbatch, or leave it out")
+    refuse(asked, ("qos", "constraint", "gres", "ps_nodes"), "PBS")
     lines = [
         f"-N {_name(batch.name)}",
         "-j oe",
