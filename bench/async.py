@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+
+from environment import one_thread_and_own_kernels
 
 ROOT = Path(__file__).parent.parent
 OURS = {  # name: (ranks, flags)
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--tensorflow", default=str(ROOT / ".venv-tensorflow" / "bin" / "python"))
     parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
     arguments = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
+    one_thread_and_own_kernels()
     figures: dict[str, list[float]] = defaultdict(list)
     for _ in range(arguments.rounds):
         for name in OURS:

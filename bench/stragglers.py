@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+
+from environment import one_thread_and_own_kernels
 
 ROOT = Path(__file__).parent.parent
 MODES = {
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--compute-ms", type=float, default=20.0)
     arguments = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
+    one_thread_and_own_kernels()
     figures: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for _ in range(arguments.rounds):
         for mode in MODES:

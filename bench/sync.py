@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+
+from environment import one_thread_and_own_kernels
 
 ROOT = Path(__file__).parent.parent
 MODELS = {  # name: (job and flags, steps of a run)
@@ -61,7 +62,7 @@ def main() -> None:
     parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     arguments = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
+    one_thread_and_own_kernels()
     print(f"{'model':8} {'1 rank':>10} {'2 ranks':>10} {'DDP, 2':>10}   {'vs DDP':>7}   of twice 1 rank   (examples/s)")
     for name in arguments.models:
         figures: dict[str, list[float]] = defaultdict(list)

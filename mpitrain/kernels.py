@@ -10,7 +10,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core import event
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils, event
+from numba.extending import intrinsic
 
 from .params import Array
 
@@ -62,6 +65,23 @@ class _Listener(event.Listener):  # type: ignore[misc]
 def _compile(function: F, fastmath: bool | set[str]) -> F:
     compiled: Any = numba.njit(cache=True, nogil=True, fastmath=fastmath, error_model="numpy")(function)
     return cast(F, compiled)
+
+
+@intrinsic
+def prefetch(typing_context: Any, row: Any, index: Any) -> Any:
+    """In a kernel: have the cache line of ``row[index]`` loaded beside other work; ``row``: 1-D, C-contiguous."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        view = context.make_array(signature.args[0])(context, builder, args[0])
+        place = context.cast(builder, args[1], signature.args[1], types.intp)
+        pointer = builder.bitcast(builder.gep(view.data, [place]), cgutils.voidptr_t)
+        number = cgutils.int32_t
+        called = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, called, "llvm.prefetch.p0")
+        builder.call(function, [pointer, number(0), number(3), number(1)])  # to read, to every level, data
+        return context.get_dummy_value()
+
+    return types.void(row, index), generate
 
 
 @kernel

@@ -29,7 +29,10 @@ _PACKAGES = (
 def versions() -> dict[str, str]:
     """Python's, the system's, and those of every package and library that is there, by name; MPI's is left out."""
     packages = {name: found for name in _PACKAGES if (found := _installed(name))}
-    blas = {f"{lib['user_api']}_{lib['internal_api']}": str(lib["version"]) for lib in threadpool_info()}
+    blas = {
+        f"{lib['user_api']}_{lib['internal_api']}": f"{lib['version']} {lib.get('architecture', '')}".strip()
+        for lib in threadpool_info()
+    }
     system = {"python": platform.python_version(), "system": platform.platform()}
     return {**system, **packages, "hdf5": h5py.version.hdf5_version, **blas}
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from ..kernels import kernel
+from ..kernels import kernel, prefetch
 from ..params import Array
 from .permutation import MIXED_BLOCKS, order
 from .split import Split, check_labels
 
+_ROWS_AHEAD = 4  # of those being copied: as measured, 2 to 16 do
 _CACHED_BLOCKS = 2 * MIXED_BLOCKS + 1  # this batch's, and the next one's, which may lie beyond
 
 
@@ -170,7 +171,12 @@ class Loader:
 def _take(stored: Array, numbers: Array, scale: float, out: Array) -> None:
     """out[i] = scale * stored[numbers[i]], row by row, converted to out's type."""
     factor = out.dtype.type(scale)
+    line = max(1, 64 // stored.itemsize)
     for i in range(numbers.size):
+        if i + _ROWS_AHEAD < numbers.size:  # rows lie anywhere in a large memory: waiting for it took half the time
+            ahead = stored[numbers[i + _ROWS_AHEAD]]
+            for j in range(0, ahead.size, line):
+                prefetch(ahead, j)  # type: ignore[call-arg]
         source, target = stored[numbers[i]], out[i]
         for j in range(target.size):
             target[j] = factor * out.dtype.type(source[j])

@@ -12,6 +12,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from threadpoolctl import threadpool_info
+
+from ..blas import CHOSEN
 from ..cluster import Cluster
 from ..comm.clock import measure_wall
 from ..errors import LaunchError
@@ -24,6 +27,15 @@ from .finding import Finding
 TOPIC = "Ranks"
 _SKEW_S = 1.0  # file times, time limits and logs of hosts are compared by people, in seconds
 _FILES = 1024
+_OF_BLAS = ("internal_api", "version", "architecture")
+# What OpenBLAS takes in a new process.
+_ASK_BLAS = """
+import mpitrain.blas, numpy, threadpoolctl
+for library in threadpoolctl.threadpool_info():
+    if library["internal_api"] == "openblas":
+        print(library["architecture"], end="")
+        break
+"""
 
 
 def check(cluster: Cluster) -> Iterator[Finding]:
@@ -31,6 +43,7 @@ def check(cluster: Cluster) -> Iterator[Finding]:
     yield _versions(cluster)
     yield _launcher()
     yield _threads()
+    yield _blas()
     yield from _hosts(cluster)
     yield _binding(cluster)
     yield _clocks(cluster)
@@ -75,6 +88,24 @@ def _threads() -> Finding:
         return Finding(TOPIC, "threads of MPI", "pass", names[level])
     mend = "checkpoints and data are read and written by threads: use a library built with thread support"
     return Finding(TOPIC, "threads of MPI", "failure", names[level], mend)
+
+
+def _blas() -> Finding:
+    """Which matrix kernels this host uses, and whether the environment has chosen slower ones; local."""
+    libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
+    told = ", ".join(" ".join(str(of.get(key, "")) for key in _OF_BLAS).strip() for of in libraries)
+    if not libraries:
+        return Finding(TOPIC, "matrix kernels", "none", "NumPy's BLAS is not one that can be asked")
+    chosen = os.environ.get("OPENBLAS_CORETYPE", "")
+    if not chosen or "OPENBLAS_CORETYPE" in CHOSEN:
+        return Finding(TOPIC, "matrix kernels", "pass", told)
+    free = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
+    own = subprocess.run([sys.executable, "-c", _ASK_BLAS], env=free, capture_output=True, text=True, check=False)
+    if not own.stdout or own.stdout in told:
+        return Finding(TOPIC, "matrix kernels", "pass", told)
+    mend = "unset OPENBLAS_CORETYPE, unless it is meant: on some processors this costs a third of the speed"
+    found = f"{told}, for OPENBLAS_CORETYPE={chosen} is set; here it would be {own.stdout}"
+    return Finding(TOPIC, "matrix kernels", "warning", found, mend)
 
 
 def _hosts(cluster: Cluster) -> Iterator[Finding]:

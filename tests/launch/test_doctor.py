@@ -38,6 +38,16 @@ def test_ranks_are_compared(mpi: Mpi, tmp_path: Path) -> None:
     assert not [*tmp_path.glob("runs/*")]  # what was tried is gone
 
 
+def test_matrix_kernels_forced_by_the_environment_are_told(openmpi: Mpi, tmp_path: Path) -> None:
+    """Sandybridge is no processor's own choice that has AVX2, and every x86 of today has."""
+    if "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("needs a processor with AVX2")
+    words = [str(openmpi.python), "-m", "mpitrain", "doctor", "--json", "--run-dir", str(tmp_path)]
+    found = read(run(words, env={"OPENBLAS_CORETYPE": "Sandybridge"}))["matrix kernels"]
+    assert found["verdict"] == "warning"
+    assert "OPENBLAS_CORETYPE=Sandybridge is set" in found["found"]
+
+
 def test_alone_it_starts_ranks_itself(mpi: Mpi, tmp_path: Path) -> None:
     done = run([str(mpi.python), "-m", "mpitrain", "doctor", "--json", "--run-dir", str(tmp_path)])
     assert done.returncode == 0
