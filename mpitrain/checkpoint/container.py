@@ -25,7 +25,7 @@ Compression = Literal["none", "gzip"]
 Attributes = Mapping[str, Mapping[str, Any]]
 Places = Mapping[str, tuple[int, int]]
 
-_PIECE = 1 << 22
+_PIECE = 1 << 19  # bytes digested and then copied, from the second-level cache
 
 
 def write_container(
