@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from ..kernels import kernel
 from ..params import Array
 from .arguments import within
@@ -27,15 +25,15 @@ class ReLU(Layer):
     def forward(self, x: Array, ctx: Context) -> Array:
         if self.in_place:
             self._y = x
-            _relu_in_place(x.reshape(-1))
+            self.form(_relu_in_place)(x.reshape(-1))
         else:
             self._y = self.buffer("y", x.shape)
-            _relu(x.reshape(-1), self._y.reshape(-1))
+            self.form(_relu)(x.reshape(-1), self._y.reshape(-1))
         return self._y
 
     def backward(self, dy: Array) -> Array:
-        dy = np.ascontiguousarray(dy)
-        _relu_backward(self._y.reshape(-1), dy.reshape(-1))
+        dy = self.device.xp.ascontiguousarray(dy)
+        self.form(_relu_backward)(self._y.reshape(-1), dy.reshape(-1))
         return dy
 
 
@@ -54,12 +52,12 @@ class LeakyReLU(Layer):
     def forward(self, x: Array, ctx: Context) -> Array:
         self._x = x
         y = self.buffer("y", x.shape)
-        _leaky_relu(x.reshape(-1), x.reshape(-1), self.slope, y.reshape(-1))
+        self.form(_leaky_relu)(x.reshape(-1), x.reshape(-1), self.slope, y.reshape(-1))
         return y
 
     def backward(self, dy: Array) -> Array:
         dx = self.buffer("dx", dy.shape)
-        _leaky_relu(self._x.reshape(-1), dy.reshape(-1), self.slope, dx.reshape(-1))
+        self.form(_leaky_relu)(self._x.reshape(-1), dy.reshape(-1), self.slope, dx.reshape(-1))
         return dx
 
 
@@ -72,12 +70,12 @@ class GELU(Layer):
     def forward(self, x: Array, ctx: Context) -> Array:
         self._x, y = x, self.buffer("y", x.shape)
         self._phi = self.buffer("phi", x.shape)
-        _gelu(x.reshape(-1), self._phi.reshape(-1), y.reshape(-1))
+        self.form(_gelu)(x.reshape(-1), self._phi.reshape(-1), y.reshape(-1))
         return y
 
     def backward(self, dy: Array) -> Array:
-        dy = np.ascontiguousarray(dy)
-        _gelu_backward(self._x.reshape(-1), self._phi.reshape(-1), dy.reshape(-1))
+        dy = self.device.xp.ascontiguousarray(dy)
+        self.form(_gelu_backward)(self._x.reshape(-1), self._phi.reshape(-1), dy.reshape(-1))
         return dy
 
 
@@ -85,12 +83,12 @@ class Tanh(Layer):
     """Hyperbolic tangent."""
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        self._y = np.tanh(x, out=self.buffer("y", x.shape))
+        self._y = self.device.xp.tanh(x, out=self.buffer("y", x.shape))
         return self._y
 
     def backward(self, dy: Array) -> Array:
-        dy = np.ascontiguousarray(dy)
-        _tanh_backward(self._y.reshape(-1), dy.reshape(-1))
+        dy = self.device.xp.ascontiguousarray(dy)
+        self.form(_tanh_backward)(self._y.reshape(-1), dy.reshape(-1))
         return dy
 
 
@@ -98,15 +96,15 @@ class Sigmoid(Layer):
     """``1 / (1 + exp(-x))``, accurate in both tails."""
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        self._y = np.abs(x, out=self.buffer("y", x.shape))
-        np.negative(self._y, out=self._y)
-        np.exp(self._y, out=self._y)
-        _sigmoid(x.reshape(-1), self._y.reshape(-1))
+        self._y = self.device.xp.abs(x, out=self.buffer("y", x.shape))
+        self.device.xp.negative(self._y, out=self._y)
+        self.device.xp.exp(self._y, out=self._y)
+        self.form(_sigmoid)(x.reshape(-1), self._y.reshape(-1))
         return self._y
 
     def backward(self, dy: Array) -> Array:
-        dy = np.ascontiguousarray(dy)
-        _sigmoid_backward(self._y.reshape(-1), dy.reshape(-1))
+        dy = self.device.xp.ascontiguousarray(dy)
+        self.form(_sigmoid_backward)(self._y.reshape(-1), dy.reshape(-1))
         return dy
 
 

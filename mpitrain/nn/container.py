@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ..errors import JobError
 from ..params import Array, Shape
 from .activation import ReLU
@@ -91,13 +89,13 @@ class Residual(Sequential):
         return shape
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        return np.add(x, super().forward(x, ctx), out=self.buffer("y", x.shape))
+        return self.device.xp.add(x, super().forward(x, ctx), out=self.buffer("y", x.shape))
 
     def backward(self, dy: Array) -> Array | None:
         around = self.buffer("dx", dy.shape)
         around[...] = dy  # before the layers overwrite it
         dx = super().backward(dy)
-        return None if dx is None else np.add(around, dx, out=around)
+        return None if dx is None else self.device.xp.add(around, dx, out=around)
 
 
 def _has_params(layer: Layer) -> bool:

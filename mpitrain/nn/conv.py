@@ -5,8 +5,6 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
-import numpy as np
-
 from ..errors import JobError
 from ..params import Array, Shape
 from .arguments import positive, wrong_shape
@@ -79,23 +77,23 @@ class Conv2D(Layer):
         self._padded = self._pad(x)
         grid, matrix = self._grid, self._matrix()
         y = self.buffer("y", (len(x), grid.rows.windows, grid.columns.windows, self.filters))
-        for images in grid.image_blocks(len(x), self.dtype.itemsize):
-            for rows in grid.row_blocks(self.dtype.itemsize):
+        for images in grid.image_blocks(len(x), self._block):
+            for rows in grid.row_blocks(self._block):
                 windows = self._windows(images, rows)
                 self._lay_out(images, rows, windows)
-                np.matmul(windows, matrix, out=y[images, rows].reshape(-1, self.filters))
+                self.device.matmul(windows, matrix, out=y[images, rows].reshape(-1, self.filters))
         return y
 
     def backward(self, dy: Array) -> Array | None:
-        dy = np.ascontiguousarray(dy)
+        dy = self.device.xp.ascontiguousarray(dy)
         self.weight_grad[...] = 0
         if self.has_bias:
             self.bias_grad[...] = 0
         grid = self._grid
         dx = self.buffer("dx", grid.images_shape(len(dy))) if self.needs_dx else None
-        for images in grid.image_blocks(len(dy), self.dtype.itemsize):
+        for images in grid.image_blocks(len(dy), self._block):
             padded_grad = None if dx is None else self._zeros(images)
-            for rows in grid.row_blocks(self.dtype.itemsize):
+            for rows in grid.row_blocks(self._block):
                 block = dy[images, rows].reshape(-1, self.filters)
                 windows = self._windows(images, rows)
                 if not self._keeps_windows:
@@ -109,17 +107,17 @@ class Conv2D(Layer):
 
     def _add_gradients(self, windows: Array, dy: Array) -> None:
         grad = self.buffer("grad", (windows.shape[1], self.filters))
-        np.matmul(windows.T, dy, out=grad)
+        self.device.matmul(windows.T, dy, out=grad)
         total = self.weight_grad.reshape(-1, self.filters)
-        np.add(total, grad[: len(total)], out=total)
+        self.device.xp.add(total, grad[: len(total)], out=total)
         if self.has_bias:
-            np.add(self.bias_grad, grad[-1], out=self.bias_grad)
+            self.device.xp.add(self.bias_grad, grad[-1], out=self.bias_grad)
 
     def _add_input_gradient(self, windows: Array, dy: Array, rows: slice, padded_grad: Array) -> None:
         """Overwrites ``windows``, which have been used, with their gradient."""
         weight = self.weight.reshape(-1, self.filters)
-        np.matmul(dy, weight.T, out=windows[:, : len(weight)])
-        self._grid.add(windows, rows, padded_grad)
+        self.device.matmul(dy, weight.T, out=windows[:, : len(weight)])
+        self._grid.add(self.form, windows, rows, padded_grad)
 
     def _matrix(self) -> Array:
         """The weight, shape (window size, filters), and below it the bias."""
@@ -134,7 +132,7 @@ class Conv2D(Layer):
     def _pad(self, x: Array) -> Array:
         """``x`` with its border of zeros."""
         if not self._grid.is_padded:
-            return np.ascontiguousarray(x)
+            return self.device.xp.ascontiguousarray(x)
         padded = self.buffer("padded", self._grid.padded_shape(len(x)))
         padded[...] = 0
         self._grid.inside(padded)[...] = x
@@ -144,6 +142,11 @@ class Conv2D(Layer):
         padded_grad = self.buffer("padded_grad", self._grid.padded_shape(images.stop - images.start))
         padded_grad[...] = 0
         return padded_grad
+
+    @property
+    def _block(self) -> int:
+        """Elements of windows to lay out at a time."""
+        return self.device.block_bytes // self.dtype.itemsize
 
     @property
     def _keeps_windows(self) -> bool:
@@ -159,7 +162,7 @@ class Conv2D(Layer):
         return self.buffer("windows", (all_windows, columns))[span]
 
     def _lay_out(self, images: slice, rows: slice, windows: Array) -> None:
-        self._grid.copy(self._padded[images], rows, windows)
+        self._grid.copy(self.form, self._padded[images], rows, windows)
         if self.has_bias:
             windows[:, -1] = 1
 

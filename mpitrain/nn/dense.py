@@ -54,18 +54,18 @@ class Dense(Layer):
     def forward(self, x: Array, ctx: Context) -> Array:
         self._x = x
         y = self.buffer("y", (len(x), self.out_features))
-        np.matmul(x, self.weight, out=y)
+        self.device.matmul(x, self.weight, out=y)
         if self.has_bias:
-            np.add(y, self.bias, out=y)
+            self.device.xp.add(y, self.bias, out=y)
         return y
 
     def backward(self, dy: Array) -> Array | None:
-        np.matmul(self._x.T, dy, out=self.weight_grad)
+        self.device.matmul(self._x.T, dy, out=self.weight_grad)
         if self.has_bias:
-            np.add.reduce(dy, axis=0, out=self.bias_grad)
+            self.device.xp.add.reduce(dy, axis=0, out=self.bias_grad)
         if not self.needs_dx:
             return None
-        return np.matmul(dy, self.weight.T, out=self.buffer("dx", self._x.shape))
+        return self.device.matmul(dy, self.weight.T, out=self.buffer("dx", self._x.shape))
 
 
 class Embedding(Layer):
@@ -105,11 +105,11 @@ class Embedding(Layer):
     def forward(self, x: Array, ctx: Context) -> Array:
         self._x = x
         y = self.buffer("y", (*x.shape, self.features))
-        _take_rows(self.weight, x.reshape(-1), y.reshape(-1, self.features))
+        self.form(_take_rows)(self.weight, x.reshape(-1), y.reshape(-1, self.features))
         return y
 
     def backward(self, dy: Array) -> None:
-        _add_rows(dy.reshape(-1, self.features), self._x.reshape(-1), self.weight_grad)
+        self.form(_add_rows)(dy.reshape(-1, self.features), self._x.reshape(-1), self.weight_grad)
 
 
 @kernel

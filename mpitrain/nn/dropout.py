@@ -54,7 +54,7 @@ class Dropout(Layer):
     def _mask(self, x: Array, y: Array) -> None:
         rows = (len(x), math.prod(x.shape[1:]))
         keep = 1 - self.rate
-        _drop(
+        self.form(_drop)(
             x.reshape(rows),
             y.reshape(rows),
             np.uint64(self._ctx.seed & _UINT64),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..device import CPU, Device
 from ..params import Array, Kind, Layout, Shape
 
 Initializer = Callable[[np.random.Generator, Shape], Array]
@@ -58,6 +58,7 @@ class Layer:
     overwrite the ``dy`` it is given, but not ``x``.
     """
 
+    device: Device = CPU  # where its arrays are; see ``place``
     output_shape: Shape = ()  # of one example; of a whole model, once it is laid out
     needs_dx = True  # set False by the model where nothing before this layer has parameters
 
@@ -87,6 +88,10 @@ class Layer:
         """
         raise NotImplementedError
 
+    def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """The form of an element kernel that runs where this layer's arrays are."""
+        return self.device.form(kernel)
+
     def children(self) -> list[tuple[str, Layer]]:
         """Named layers inside this one, in the order in which they run forward."""
         return []
@@ -102,17 +107,8 @@ class Layer:
         """
         found = self._buffers.get((tag, shape))
         if found is None:
-            found = self._buffers[tag, shape] = aligned_empty(shape, self.dtype if dtype is None else dtype)
+            found = self._buffers[tag, shape] = self.device.empty(shape, self.dtype if dtype is None else dtype)
         return found
-
-
-def aligned_empty(shape: Shape, dtype: Any) -> Array:
-    """Uninitialized array whose data starts on a cache line of 64 bytes."""
-    dtype = np.dtype(dtype)
-    nbytes = math.prod(shape) * dtype.itemsize
-    raw = np.empty(nbytes + 64, np.uint8)
-    offset = -raw.ctypes.data % 64
-    return raw[offset : offset + nbytes].view(dtype).reshape(shape)
 
 
 def walk(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Layer]]:
@@ -137,6 +133,12 @@ def layout_of(model: Layer, shape: Shape, dtype: Any) -> Layout:
         for path, layer in walk(model)
         for name, spec in layer.declared.items()
     )
+
+
+def place(model: Layer, device: Device) -> None:
+    """Have a model compute on ``device``; before its first forward pass."""
+    for _, layer in walk(model):
+        layer.device = device
 
 
 def bind(model: Layer, layout: Layout, params: Array, grads: Array) -> None:

@@ -6,17 +6,22 @@ import math
 
 import numpy as np
 
+from ..device import CPU, Device
 from ..errors import JobError
 from ..kernels import kernel, reduction
 from ..params import Array, Shape
-from .layer import aligned_empty
 
 
 class Loss:
     """A function of a model's outputs and the labels, summed over the examples of a batch.
 
     An output that is not finite makes the loss NaN, and so does a label that means nothing.
+
+    Attributes:
+        device: Where outputs, labels and gradients are.
     """
+
+    device: Device = CPU
 
     def __init__(self) -> None:
         self._gradients: dict[tuple[Shape, str], Array] = {}
@@ -50,7 +55,7 @@ class Loss:
         key = outputs.shape, outputs.dtype.char
         found = self._gradients.get(key)
         if found is None:
-            found = self._gradients[key] = aligned_empty(outputs.shape, outputs.dtype)
+            found = self._gradients[key] = self.device.empty(outputs.shape, outputs.dtype)
         return found
 
 
@@ -68,11 +73,11 @@ class SoftmaxCrossEntropy(Loss):
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         _check_classes(outputs, labels)
         gradient = self._gradient(outputs)
-        return _softmax_gradient(outputs, labels, weight, gradient), gradient
+        return self.device.form(_softmax_gradient)(outputs, labels, weight, gradient), gradient
 
     def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
         _check_classes(outputs, labels)
-        return _softmax_evaluate(outputs, labels)
+        return self.device.form(_softmax_evaluate)(outputs, labels)
 
 
 class SigmoidCrossEntropy(Loss):
@@ -85,10 +90,10 @@ class SigmoidCrossEntropy(Loss):
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         gradient = self._gradient(outputs)
         pair = _paired(self, outputs, labels)
-        return _sigmoid_gradient(*pair, weight, gradient.reshape(pair[0].shape)), gradient
+        return self.device.form(_sigmoid_gradient)(*pair, weight, gradient.reshape(pair[0].shape)), gradient
 
     def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
-        return _sigmoid_evaluate(*_paired(self, outputs, labels))
+        return self.device.form(_sigmoid_evaluate)(*_paired(self, outputs, labels))
 
 
 class MeanSquaredError(Loss):
@@ -100,10 +105,10 @@ class MeanSquaredError(Loss):
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         gradient = self._gradient(outputs)
         pair = _paired(self, outputs, labels)
-        return _square_gradient(*pair, weight, gradient.reshape(pair[0].shape)), gradient
+        return self.device.form(_square_gradient)(*pair, weight, gradient.reshape(pair[0].shape)), gradient
 
     def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
-        return _square_evaluate(*_paired(self, outputs, labels)), None
+        return self.device.form(_square_evaluate)(*_paired(self, outputs, labels)), None
 
 
 def _check_classes(outputs: Array, labels: Array) -> None:

@@ -72,16 +72,16 @@ class BatchNorm(Layer):
             self._use_batch(ctx, len(x))
         else:
             self._center[...] = self.mean
-            self._inverse[...] = 1 / np.sqrt(self.variance + self.eps)
+            self._inverse[...] = 1 / self.device.xp.sqrt(self.variance + self.eps)
         y = self.buffer("y", x.shape)
-        _normalize(self._x, self._center, self._inverse, self.scale, self.shift, y.reshape(self._x.shape))
+        self.form(_normalize)(self._x, self._center, self._inverse, self.scale, self.shift, y.reshape(self._x.shape))
         return y
 
     def backward(self, dy: Array) -> Array | None:
-        dy = np.ascontiguousarray(dy)
+        dy = self.device.xp.ascontiguousarray(dy)
         rows = dy.reshape(self._x.shape)
         sums = self.buffer("grad_sums", (2, self.features), np.float64)
-        _gradient_sums(self._x, self._center, self._inverse, rows, sums)
+        self.form(_gradient_sums)(self._x, self._center, self._inverse, rows, sums)
         self.shift_grad[...], self.scale_grad[...] = sums
         if not self.needs_dx:
             return None
@@ -90,21 +90,21 @@ class BatchNorm(Layer):
             sums /= self._count
         else:
             sums[...] = 0  # running statistics do not depend on x
-        _normalize_backward(self._x, self._center, self._inverse, self.scale, sums, rows)
+        self.form(_normalize_backward)(self._x, self._center, self._inverse, self.scale, sums, rows)
         return dy
 
     def _use_batch(self, ctx: Context, batch: int) -> None:
         """Take the statistics of this batch, and assign the increments of the running ones."""
         sums = self.buffer("sums", (2 * self.features + 1,), np.float64)
-        _moment_sums(self._x, sums)
+        self.form(_moment_sums)(self._x, sums)
         self._sum_over_workers(sums, ctx)
         self._count = sums[-1]
         sums /= self._count
         mean = sums[: self.features]
         variance = sums[self.features : -1] - mean * mean
-        np.maximum(variance, 0, out=variance)  # rounding; NaN stays
+        self.device.xp.maximum(variance, 0, out=variance)  # rounding; NaN stays
         self._center[...] = mean
-        self._inverse[...] = 1 / np.sqrt(variance + self.eps)
+        self._inverse[...] = 1 / self.device.xp.sqrt(variance + self.eps)
         share = (1 - self.momentum) * batch * ctx.weight
         self.mean_grad[...] = share * (mean - self.mean)
         self.variance_grad[...] = share * (variance - self.variance)
@@ -146,13 +146,15 @@ class LayerNorm(Layer):
         y = self.buffer("y", x.shape)
         self._normal = self.buffer("normal", rows.shape)
         self._inverse = self.buffer("inverse", rows.shape[:1])
-        _layer_norm(rows, self.eps, self.scale, self.shift, self._normal, self._inverse, y.reshape(rows.shape))
+        self.form(_layer_norm)(
+            rows, self.eps, self.scale, self.shift, self._normal, self._inverse, y.reshape(rows.shape)
+        )
         return y
 
     def backward(self, dy: Array) -> Array | None:
-        dy = np.ascontiguousarray(dy)
+        dy = self.device.xp.ascontiguousarray(dy)
         sums = self.buffer("grad_sums", (2, self.features), np.float64)
-        _layer_norm_backward(self._normal, self._inverse, self.scale, dy.reshape(self._normal.shape), sums)
+        self.form(_layer_norm_backward)(self._normal, self._inverse, self.scale, dy.reshape(self._normal.shape), sums)
         self.shift_grad[...], self.scale_grad[...] = sums
         return dy if self.needs_dx else None
 

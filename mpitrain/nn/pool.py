@@ -55,16 +55,16 @@ class MaxPool(_Pool):
         y = self.buffer("y", (len(x), *self._output))
         self._place = self.buffer("place", y.shape, np.uint8)
         if self.size == 2:
-            _max_pool_2(x, self.stride, y, self._place)
+            self.form(_max_pool_2)(x, self.stride, y, self._place)
         else:
-            _max_pool(x, self.size, self.stride, y, self._place)
+            self.form(_max_pool)(x, self.size, self.stride, y, self._place)
         return y
 
     def backward(self, dy: Array) -> Array | None:
         if not self.needs_dx:
             return None
         dx = self.buffer("dx", self._shape)
-        _max_pool_backward(dy, self._place, self.size, self.stride, dx)
+        self.form(_max_pool_backward)(dy, self._place, self.size, self.stride, dx)
         return dx
 
 
@@ -80,14 +80,14 @@ class AveragePool(_Pool):
     def forward(self, x: Array, ctx: Context) -> Array:
         self._shape = x.shape
         y = self.buffer("y", (len(x), *self._output))
-        _average_pool(x, self.size, self.stride, y)
+        self.form(_average_pool)(x, self.size, self.stride, y)
         return y
 
     def backward(self, dy: Array) -> Array | None:
         if not self.needs_dx:
             return None
         dx = self.buffer("dx", self._shape)
-        _average_pool_backward(dy, self.size, self.stride, dx)
+        self.form(_average_pool_backward)(dy, self.size, self.stride, dx)
         return dx
 
 

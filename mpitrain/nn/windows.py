@@ -5,16 +5,13 @@ Chellapilla, Puri and Simard, High performance convolutional neural networks for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
 
 from ..kernels import kernel
 from ..params import Array, Shape
 
-# A block of windows is written and then read by products. Measured with 1 MiB of L2: below this size the calls
-# show, above it nothing is gained.
-BLOCK_BYTES = 1 << 20
-
+Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 Padding = Literal["same", "valid"] | int
 
 
@@ -73,32 +70,33 @@ class Grid(NamedTuple):
         """The images inside their padding."""
         return padded[:, self.rows.inside, self.columns.inside]
 
-    def image_blocks(self, batch: int, itemsize: int) -> Iterator[slice]:
-        """As many whole images as fit a block, at least one."""
-        return _slices(batch, BLOCK_BYTES // (self.rows.windows * self.columns.windows * self.window_size * itemsize))
+    def image_blocks(self, batch: int, block: int) -> Iterator[slice]:
+        """As many whole images as fit a block of so many elements, at least one."""
+        return _slices(batch, block // (self.rows.windows * self.columns.windows * self.window_size))
 
-    def row_blocks(self, itemsize: int) -> Iterator[slice]:
-        """As many rows of an image's windows as fit a block, at least one."""
-        return _slices(self.rows.windows, BLOCK_BYTES // (self.columns.windows * self.window_size * itemsize))
+    def row_blocks(self, block: int) -> Iterator[slice]:
+        """As many rows of an image's windows as fit a block of so many elements, at least one."""
+        return _slices(self.rows.windows, block // (self.columns.windows * self.window_size))
 
     def span(self, images: slice, rows: slice) -> slice:
         """Where a block's windows lie among those of the whole batch; it holds all rows, or one image."""
         start = (images.start * self.rows.windows + rows.start) * self.columns.windows
         return slice(start, start + (images.stop - images.start) * (rows.stop - rows.start) * self.columns.windows)
 
-    def copy(self, padded: Array, rows: slice, matrix: Array) -> None:
+    def copy(self, form: Form, padded: Array, rows: slice, matrix: Array) -> None:
         """Lay out the windows of some rows of images, a window a row of ``matrix``.
 
         Args:
+            form: Gives the form of a kernel that runs where the arrays are.
             padded: Shape ``padded_shape(images)``.
             rows: Which rows of windows, of every image.
             matrix: Shape (windows, at least window_size); what a row has beyond that is left alone.
         """
-        _copy_windows(padded, rows.start, *self._steps, self._by_place(matrix, rows))
+        form(_copy_windows)(padded, rows.start, *self._steps, self._by_place(matrix, rows))
 
-    def add(self, matrix: Array, rows: slice, padded: Array) -> None:
+    def add(self, form: Form, matrix: Array, rows: slice, padded: Array) -> None:
         """Add windows where ``copy`` takes them from: its transpose."""
-        _add_windows(self._by_place(matrix, rows), rows.start, *self._steps, padded)
+        form(_add_windows)(self._by_place(matrix, rows), rows.start, *self._steps, padded)
 
     @property
     def _steps(self) -> tuple[int, int, int, int]:

@@ -14,6 +14,7 @@ LAYERS = [
     ["blas", "errors", "rundir", "stopping", "version", "versions"],
     ["params"],
     ["kernels"],
+    ["device"],
     ["config"],
     ["placement", "roles"],
     ["nn"],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpitrain import nn
-from mpitrain.nn import windows
+from mpitrain.device import Cpu
 
 from .gradients import bound
 
@@ -65,7 +65,7 @@ def test_the_size_of_a_block_does_not_matter(monkeypatch, block_bytes, filters, 
     """Blocks of one row of windows, of some rows of an image, of some images, and of all."""
     outcomes = []
     for nbytes in (1 << 30, block_bytes):
-        monkeypatch.setattr(windows, "BLOCK_BYTES", nbytes)
+        monkeypatch.setattr(Cpu, "block_bytes", nbytes)
         conv = nn.Conv2D(3, filters, 3, padding=padding)
         _, _, grads = bound(conv, (7, 6, 3))
         rng = np.random.default_rng(0)
