@@ -45,12 +45,13 @@ class RunConfig:
         None, "local: pull workers and a center towards each other by this part, in place of averaging.", "RHO"
     )
     one_sided: bool = _option(True, "Reach servers on other nodes by RMA windows; else by messages.")
-    log_device_placement: bool = _option(False, "Print each rank's host, role and device at the start.")
+    log_device_placement: bool = _option(False, "Print where each rank, layer and vector is.")
     batch_size: int | None = _option(None, "Examples a worker takes for one step.", "N")
     train_steps: int | None = _option(None, "Stop after this step.", "N")
     accumulate_steps: int = _option(1, "Compute a worker's batch in this many parts, to save memory.", "N")
     seed: int = _option(0, "Decides initial values, the order of examples and dropout.", "N")
     device: Literal["auto", "cpu"] = _option("auto", "Where to compute.")
+    devices_per_rank: int = _option(1, "Cut a rank's batch over so many devices.", "N")
     dtype: Literal["float32", "float64"] = _option("float32", "Type of parameters and of all arithmetic.")
     run_dir: Path | None = _option(None, "Folder for everything the run leaves.  [default: runs/JOB-TIME]", "DIR")
     resume: str = _option(
@@ -163,6 +164,7 @@ _LEAST = {
     "batch_size": 1,
     "train_steps": 0,
     "accumulate_steps": 1,
+    "devices_per_rank": 1,
     "seed": 0,
     "log_steps": 0,
     "validate_steps": 0,

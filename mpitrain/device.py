@@ -65,3 +65,8 @@ class Cpu:
 
 
 CPU = Cpu()
+
+
+def devices_of(count: int) -> list[Device]:
+    """So many devices for a rank that computes."""
+    return [CPU] if count == 1 else [Cpu(index) for index in range(count)]

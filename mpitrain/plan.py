@@ -116,6 +116,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     taken = config.taken(workers)
     dtype = np.dtype(config.dtype)
     _check_batch(config.batch_size * taken, taken, job)
+    _check_devices(config)
     layout = layout_of(job.model, job.train.shape, dtype)
     if layout.n_params == 0:
         raise JobError("the model has no parameters: give it a layer that has, such as nn.Dense")
@@ -141,6 +142,19 @@ def _check_batch(step_examples: int, taken: int, job: Job) -> None:
         raise DataError(
             f"a batch of {step_examples:,} examples ({taken} workers, {step_examples // taken:,} each) does not fit "
             f"{len(job.train):,} training examples; give --batch-size {each} or less, or fewer workers"
+        )
+
+
+def _check_devices(config: RunConfig) -> None:
+    """Make sure that every device of a rank has a part of every batch."""
+    assert config.batch_size is not None
+    least = min(stop - start for start, stop in split_batch(config.batch_size, config.accumulate_steps))
+    if config.devices_per_rank > least:
+        each = f"{least} example{'s' * (least != 1)}"
+        at_a_time = each if config.accumulate_steps == 1 else f"{each} at a time (--accumulate-steps)"
+        raise ConfigError(
+            f"--devices-per-rank {config.devices_per_rank} has no example for some device: a worker takes {at_a_time}; "
+            "give a larger --batch-size or fewer devices"
         )
 
 

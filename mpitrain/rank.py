@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +18,7 @@ from threadpoolctl import threadpool_limits
 from .attendant import attend
 from .cluster import Cluster, OtherRankFailed, report_crash
 from .config import RunConfig, plain
+from .device import Device, devices_of
 from .errors import UserError
 from .hooks import Present, Stop
 from .job import Job
@@ -31,6 +32,7 @@ from .mpi import launched_rank, library_name
 from .placement import ranges_of
 from .plan import Plan, make_plan
 from .records import Records
+from .replica import replica_of
 from .resuming import Beginning, find_beginning
 from .rundir import cannot_write, new_run_dir
 from .server import Server
@@ -40,6 +42,7 @@ from .strategy.choose import lockstep_strategy, served_strategy
 from .strategy.store import Store
 from .train import Loop, RunFiles
 from .versions import versions
+from .whereabouts import whereabouts
 
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
@@ -117,7 +120,8 @@ def _train(cluster: Cluster, request: Request, presence: Presence) -> bool:
     presence.takes_role(cluster.role, cluster.task_index)
     if RUN_DIR_VARIABLE in os.environ:
         speak_as(None if cluster.chief else cluster.rank)
-    threads = _limit_threads(cluster, config.threads)
+    devices = devices_of(1 if cluster.is_server else config.devices_per_rank)
+    threads = _limit_threads(cluster, config.threads, len(devices))
     with cluster.agree("making the job"):
         job = request.make()
         config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
@@ -137,8 +141,10 @@ def _train(cluster: Cluster, request: Request, presence: Presence) -> bool:
     records = None
     try:
         records = Records(cluster, config, files.folder, files.metrics)
-        _write_ranks(cluster, config, files)
+        table = _write_ranks(cluster, files, " ".join(device.name for device in devices))
         if files.console is not None:
+            if config.log_device_placement:
+                files.console.say(f"{table}\n{whereabouts(job.model, plan, devices, 'each node')}")
             files.console.say(_headline(cluster, request.name, config, threads))
             tell_compiling(files.console.say)
             for note in [*begin.notes, *_notes_on_data(job)]:
@@ -151,7 +157,7 @@ def _train(cluster: Cluster, request: Request, presence: Presence) -> bool:
             end = end_of_time(plan.config.time_limit, ask=ask_slurm) if cluster.chief else None
             limit = TimeLimit(end, time.time())
             stop = Stop(signals, limit)
-            stopped = _work(cluster, job, plan, files, records, begin, stop, presence)
+            stopped = _work(cluster, job, plan, devices, files, records, begin, stop, presence)
         records.write_trace()
     finally:
         if files.console is not None and files.metrics is not None:
@@ -176,6 +182,7 @@ def _work(
     cluster: Cluster,
     job: Job,
     plan: Plan,
+    devices: Sequence[Device],
     files: RunFiles,
     records: Records,
     begin: Beginning,
@@ -191,7 +198,8 @@ def _work(
     else:
         fill = start_values(cluster.training, plan, job.model, *begin[:2])
         strategy = lockstep_strategy(cluster, plan, fill, say)
-    loop = Loop(cluster, job, plan, strategy, files, begin, [stop, Present(presence)])
+    replica = replica_of(job, plan.layout, plan.dtype, devices)
+    loop = Loop(cluster, job, plan, strategy, replica, files, begin, [stop, Present(presence)])
     records.attach(loop)
     say(_describe_job(loop))
     began, first = time.perf_counter(), loop.step
@@ -231,20 +239,22 @@ def _end_servers(cluster: Cluster) -> None:
             time.sleep(100e-6)
 
 
-def _write_ranks(cluster: Cluster, config: RunConfig, files: RunFiles) -> None:
-    """Leave the table of who is what in the run directory, and print it where asked; collective over all ranks."""
-    table = format_table(("rank", "host", "role", "task", "device"), cluster.table("cpu"))
+def _write_ranks(cluster: Cluster, files: RunFiles, device: str) -> str:
+    """Leave the table of who is what in the run directory, and return it; collective over all ranks."""
+    table = format_table(("rank", "host", "role", "task", "device"), cluster.table(device))
     with cluster.agree("writing ranks.txt"):
         if cluster.chief:
             (files.folder / "ranks.txt").write_text(table + "\n", encoding="utf-8")
-    if config.log_device_placement and files.console is not None:
-        files.console.say(table)
+    return table
 
 
-def _limit_threads(cluster: Cluster, asked: int | None) -> int:
-    """Give BLAS its threads: as asked, else as the environment says, else this rank's share of the cores."""
+def _limit_threads(cluster: Cluster, asked: int | None, devices: int) -> int:
+    """Give BLAS its threads: as asked, else as the environment says, else this rank's share of the cores.
+
+    Where several devices of a rank compute at once they share them.
+    """
     told = [int(os.environ[name]) for name in _THREAD_VARIABLES if os.environ.get(name, "").isdigit()]
-    threads = asked or (told[0] if told else cluster.threads)
+    threads = max(1, (asked or (told[0] if told else cluster.threads)) // devices)
     threadpool_limits(threads)
     return threads
 

@@ -23,6 +23,7 @@ from .nn.container import Sequential
 from .nn.layer import Context, bind
 from .params import Array, Layout
 from .plan import Plan, split_batch
+from .replica import Replica
 from .resuming import Beginning
 from .saving import Saving
 from .strategy.base import Strategy, Totals, Turn, Work, Wrap
@@ -70,13 +71,14 @@ class Loop:
         job: Job,
         plan: Plan,
         strategy: Strategy,
+        replica: Replica,
         files: RunFiles,
         begin: Beginning,
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.cluster, self.job, self.plan, self.files = cluster, job, plan, files
         self.resumed, self.saved = begin.resume, begin.saved
-        self._strategy = strategy
+        self._strategy, self._replica = strategy, replica
         self.training_s = 0.0
         self.loss, self.skipped = float("nan"), False
         self.validation: dict[str, float] = {}
@@ -94,8 +96,8 @@ class Loop:
         self._train = self._loader(job.train)
         self._validation = None if job.validation is None else self._loader(job.validation)
         self._beside = self._make_beside()
-        bind(job.model, plan.layout, strategy.params, strategy.grads)
-        self._forward, self._loss_of, self._backward = job.model.forward, job.loss, job.model.backward
+        self._bind()
+        self._forward, self._backward = replica.forward, replica.backward
         self._watch_backward()
         self.saving = Saving(cluster, plan, strategy, files.checkpoints, files.record, self.say)
         self._save = Save(plan.config.save_steps, plan.config.save_secs)
@@ -204,7 +206,6 @@ class Loop:
         for owner, method, kind in (
             (self, "_compute", "step"),
             (self, "_forward", "forward"),
-            (self, "_loss_of", "forward"),
             (self, "_backward", "backward"),
             (self.saving, "save", "save"),
             (self, "validate_now", "validate"),
@@ -290,13 +291,14 @@ class Loop:
         model, layout, grads = self.job.model, self.layout, self._strategy.grads
         bind(model, layout, self._strategy.complete(self._validated), grads)
         sums = validation.measure(model, self.job, self._validation, start, stop, self._most)
-        bind(model, layout, self._strategy.params, grads)
+        self._bind()
         everyone = np.empty((workers.size, 3))
         workers.Allgather(sums, everyone)
         return validation.measured(everyone.sum(axis=0), count)
 
     def free(self) -> None:
         """Give memory back; nothing else may be called after that. Collective over all ranks."""
+        self._replica.close()
         self._train.close()
         if self._validation is not None:
             self._validation.close()
@@ -310,15 +312,13 @@ class Loop:
         for index, (start, stop) in enumerate(self._micro_batches):
             examples, labels = self._train.batch(work.position + start, stop - start)
             self._context.position = work.position + start
-            outputs = self._forward(examples, self._context)
-            part, gradient = self._loss_of(outputs, labels, self._context.weight)
-            loss += part
+            loss += self._forward(examples, labels, self._context)
             last = index == len(self._micro_batches) - 1
             if last:
                 strategy.begin(loss)
                 self._adding, self._complete_from = index > 0, self.layout.size
                 self._watching = True
-            self._backward(gradient)
+            self._backward()
             self._watching = False
             if not last:
                 self._accumulate(first_part=index == 0)
@@ -327,6 +327,12 @@ class Loop:
         self._train.expect(work.position + self.step_examples, self._micro_batches[0][1])
         result = strategy.finish()
         self.loss, self.skipped = result.loss, not result.updated
+
+    def _bind(self) -> None:
+        """Have the model, and what trains it, compute with the strategy's parameters."""
+        params, grads = self._strategy.params, self._strategy.grads
+        bind(self.job.model, self.layout, params, grads)
+        self._replica.bind(params, grads)
 
     def _accumulate(self, first_part: bool) -> None:
         if first_part:

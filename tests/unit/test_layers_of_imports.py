@@ -25,6 +25,7 @@ LAYERS = [
     ["hooks"],
     ["job"],
     ["plan"],
+    ["replica", "whereabouts"],
     ["mpi"],
     ["cluster"],
     ["comm"],
