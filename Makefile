@@ -17,7 +17,7 @@ lint: env
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-env: .venv/.dev .venv-mpich/.dev
+env: .venv/.dev .venv-mpich/.dev .venv-nvcc/.done
 
 .venv/.demo: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -34,8 +34,14 @@ env: .venv/.dev .venv-mpich/.dev
 	.venv-mpich/bin/python -m pip install --quiet --editable '.[mpich,report,tensorboard,dev]'
 	touch $@
 
+# The kernels are compiled for GPUs where there is none: by nvcc, and by NVRTC as CuPy calls it. 270 MB of wheels.
+.venv-nvcc/.done:
+	$(PYTHON) -m venv .venv-nvcc
+	.venv-nvcc/bin/python -m pip install --quiet 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-nvrtc==13.*' 'cupy-cuda13x==14.*'
+	touch $@
+
 clean:
-	rm -rf .venv .venv-mpich build dist *.egg-info
+	rm -rf .venv .venv-mpich .venv-nvcc build dist *.egg-info
 
 # What the benchmarks compare with, each in an environment of its own.
 .PHONY: bench-env

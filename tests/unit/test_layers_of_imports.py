@@ -15,6 +15,7 @@ LAYERS = [
     ["params"],
     ["kernels"],
     ["device"],
+    ["cuda"],
     ["config"],
     ["placement", "roles"],
     ["nn"],
@@ -79,6 +80,15 @@ def test_only_the_edge_knows_mpi(path: Path) -> None:
         assert "mpi4py" not in [name.split(".")[0] for name in absolute_imports(path)]
     if path != PACKAGE / "mpi.py":
         assert "COMM_WORLD" not in [node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_only_one_module_imports_cupy_and_none_needs_it(path: Path) -> None:
+    """A machine without a GPU has no CuPy: who wants ``cuda.cupy_kernels`` imports it in a function."""
+    if path != PACKAGE / "cuda" / "cupy_kernels.py":
+        assert "cupy" not in [name.split(".")[0] for name in absolute_imports(path)]
+    for node in ast.parse(path.read_text()).body:
+        assert not isinstance(node, ast.ImportFrom) or "cupy_kernels" not in ast.unparse(node)
 
 
 def absolute_imports(path: Path) -> list[str]:

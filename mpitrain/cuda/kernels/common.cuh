@@ -1,0 +1,141 @@
+// What the kernels share: packs of values, walks over arrays, and sums in an order that does not depend on timing.
+//
+// Blocks have 256 threads: in a line, or as rows of 32 (a warp). Grids are bounded, and threads loop.
+
+#define KERNEL extern "C" __global__ void __launch_bounds__(256, 3)
+#define FOR_REALS(INSTANCE) INSTANCE(float) INSTANCE(double)
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ __forceinline__ long long thread_number() { return blockIdx.x * (long long)blockDim.x + threadIdx.x; }
+__device__ __forceinline__ long long thread_count() { return gridDim.x * (long long)blockDim.x; }
+
+// N values that lie together, and that one instruction moves: 16 bytes, unless N is given.
+template <typename T, int N = 16 / sizeof(T)>
+struct alignas(N * sizeof(T)) Pack {
+    static constexpr int size = N;
+    T values[N];
+    __device__ __forceinline__ T& operator[](int j) { return values[j]; }
+    __device__ __forceinline__ const T& operator[](int j) const { return values[j]; }
+};
+
+template <typename T, int N>
+__device__ __forceinline__ bool is_aligned(const T* place) {
+    return reinterpret_cast<unsigned long long>(place) % sizeof(Pack<T, N>) == 0;
+}
+
+// x[i], x[i + 1], ...; zeros outside [lo, hi). What is not aligned is read value by value.
+template <typename T, int N = 16 / sizeof(T)>
+__device__ __forceinline__ Pack<T, N> load(const T* x, long long i, long long lo, long long hi) {
+    if (lo <= i && i + N <= hi && is_aligned<T, N>(x + i)) return *reinterpret_cast<const Pack<T, N>*>(x + i);
+    Pack<T, N> pack;
+#pragma unroll
+    for (int j = 0; j < N; ++j) pack[j] = lo <= i + j && i + j < hi ? x[i + j] : T(0);
+    return pack;
+}
+
+// Stores said to be of 16 bytes: nvcc 13.5 makes of a pack's assignment, in some kernels, a store for each value.
+template <typename T, int N>
+__device__ __forceinline__ void store_whole(T* place, const Pack<T, N>& pack) {
+    if constexpr (sizeof(T) == 4) {
+        __stwb(reinterpret_cast<float4*>(place), float4{pack[0], pack[1], pack[2], pack[3]});
+    } else {
+#pragma unroll
+        for (int j = 0; j < N; j += 2) __stwb(reinterpret_cast<double2*>(place + j), double2{pack[j], pack[j + 1]});
+    }
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void store(T* x, long long i, long long lo, long long hi, const Pack<T, N>& pack) {
+    if (lo <= i && i + N <= hi && is_aligned<T, N>(x + i)) {
+        store_whole(x + i, pack);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+        if (lo <= i + j && i + j < hi) x[i + j] = pack[j];
+}
+
+template <typename T, typename F, typename... Packs>
+__device__ __forceinline__ Pack<T> map_pack(F f, const Packs&... packs) {
+    Pack<T> result;
+#pragma unroll
+    for (int j = 0; j < Pack<T>::size; ++j) result[j] = f(packs[j]...);
+    return result;
+}
+
+// out[i] = f(in[i]...); out may be one of the inputs, for a thread reads its values before it writes them.
+template <typename T, typename F, typename... Inputs>
+__device__ __forceinline__ void map(long long n, F f, T* out, const Inputs*... in) {
+    constexpr int size = Pack<T>::size;
+    for (long long i = thread_number() * size; i < n; i += thread_count() * size)
+        store(out, i, 0, n, map_pack<T>(f, load(in, i, 0, n)...));
+}
+
+// f(row, column) for all of a matrix, by rows of 32 threads: the lanes of a warp have neighbouring columns.
+template <typename F>
+__device__ __forceinline__ void each_cell(long long rows, int columns, F f) {
+    for (long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y; row < rows; row += gridDim.x * blockDim.y)
+        for (long long column = blockIdx.y * blockDim.x + threadIdx.x; column < columns; column += gridDim.y * blockDim.x)
+            f(row, (int)column);
+}
+
+// The i-th of an array of any type of number; ``kind`` is the type's place in launch.py's list of them.
+template <typename T>
+__device__ __forceinline__ T number(const void* numbers, int kind, long long i) {
+    switch (kind) {
+        case 0: return (T) static_cast<const signed char*>(numbers)[i];
+        case 1: return (T) static_cast<const unsigned char*>(numbers)[i];
+        case 2: return (T) static_cast<const short*>(numbers)[i];
+        case 3: return (T) static_cast<const unsigned short*>(numbers)[i];
+        case 4: return (T) static_cast<const int*>(numbers)[i];
+        case 5: return (T) static_cast<const unsigned int*>(numbers)[i];
+        case 6: return (T) static_cast<const long long*>(numbers)[i];
+        case 7: return (T) static_cast<const unsigned long long*>(numbers)[i];
+        case 8: return (T) static_cast<const float*>(numbers)[i];
+        default: return (T) static_cast<const double*>(numbers)[i];
+    }
+}
+
+struct Sum {
+    template <typename T>
+    static __device__ __forceinline__ T of(T a, T b) { return a + b; }
+};
+
+struct Largest {
+    template <typename T>
+    static __device__ __forceinline__ T of(T a, T b) { return fmax(a, b); }  // the other one, where one is NaN
+};
+
+// All lanes get the result; all 32 must call.
+template <typename Operation, typename T>
+__device__ __forceinline__ T reduce_warp(T value) {
+#pragma unroll
+    for (int apart = kWarp / 2; apart > 0; apart /= 2)
+        value = Operation::of(value, __shfl_xor_sync(kAllLanes, value, apart));
+    return value;
+}
+
+// All threads get the result; all of the block must call.
+template <typename Operation, typename T>
+__device__ __forceinline__ T reduce_block(T value) {
+    __shared__ T parts[kWarp];
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x, warps = blockDim.x * blockDim.y / kWarp;
+    value = reduce_warp<Operation>(value);
+    __syncthreads();  // an earlier sum may still be read
+    if (thread % kWarp == 0) parts[thread / kWarp] = value;
+    __syncthreads();
+    value = parts[0];
+    for (int warp = 1; warp < warps; ++warp) value = Operation::of(value, parts[warp]);
+    return value;
+}
+
+// The threads of one threadIdx.y are a team that works on a row: a warp each, or the whole block.
+template <typename Operation, typename T>
+__device__ __forceinline__ T reduce_team(T value) {
+    return blockDim.x == kWarp ? reduce_warp<Operation>(value) : reduce_block<Operation>(value);
+}
+
+__device__ __forceinline__ long long team_number() { return blockIdx.x * (long long)blockDim.y + threadIdx.y; }
+__device__ __forceinline__ long long team_count() { return gridDim.x * (long long)blockDim.y; }

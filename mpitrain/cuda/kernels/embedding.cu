@@ -1,0 +1,53 @@
+// Rows by their numbers: the CUDA form of the kernels of Embedding in nn/dense.py. Numbers are of any ``kind``.
+
+#include "common.cuh"
+
+// The row that a number names, or -1.
+__device__ __forceinline__ long long named_row(const void* numbers, int kind, long long i, long long rows) {
+    const double named = number<double>(numbers, kind, i);
+    return named >= 0 && named < rows ? (long long)named : -1;  // NaN has no integer, and no comparison is true of it
+}
+
+template <typename T>
+__device__ void take_rows(const T* weight, const void* numbers, int kind, long long count, long long vocabulary,
+                          int features, T* y) {
+    each_cell(count, features, [=](long long i, int j) {
+        const long long row = named_row(numbers, kind, i, vocabulary);
+        y[i * features + j] = row < 0 ? T(nan("")) : weight[row * features + j];
+    });
+}
+
+// The transpose, as a gather: a warp looks through all numbers, 32 at once, for those that name its row, and adds their
+// gradients in the batch's order. It does so for 32 packs of the row at a time.
+template <typename T>
+__device__ void add_rows(const T* dy, const void* numbers, int kind, long long count, long long vocabulary,
+                         int features, T* weight_grad) {
+    const int lane = threadIdx.x;
+    for (long long row = team_number(); row < vocabulary; row += team_count()) {
+        for (int first = blockIdx.y * kWarp * Pack<T>::size; first < features;
+             first += gridDim.y * kWarp * Pack<T>::size) {
+            const int column = first + lane * Pack<T>::size;
+            Pack<T> total{};
+            for (long long start = 0; start < count; start += kWarp) {
+                const long long i = start + lane;
+                const bool is_hit = i < count && named_row(numbers, kind, i, vocabulary) == row;
+                for (unsigned hits = __ballot_sync(kAllLanes, is_hit); hits != 0; hits &= hits - 1) {
+                    const T* const line = dy + (start + __ffs(hits) - 1) * features;
+                    total = map_pack<T>(Sum::of<T>, total, load(line, column, 0, features));
+                }
+            }
+            store(weight_grad + row * features, column, 0, features, total);
+        }
+    }
+}
+
+#define INSTANCE(T)                                                                                              \
+    KERNEL take_rows_##T(const T* weight, const void* numbers, int kind, long long count, long long vocabulary,  \
+                         int features, T* y) {                                                                   \
+        take_rows(weight, numbers, kind, count, vocabulary, features, y);                                        \
+    }                                                                                                            \
+    KERNEL add_rows_##T(const T* dy, const void* numbers, int kind, long long count, long long vocabulary,       \
+                        int features, T* weight_grad) {                                                          \
+        add_rows(dy, numbers, kind, count, vocabulary, features, weight_grad);                                   \
+    }
+FOR_REALS(INSTANCE)

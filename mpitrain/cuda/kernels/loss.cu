@@ -1,0 +1,162 @@
+// Losses and their gradients: the CUDA form of the kernels in nn/loss.py.
+//
+// Every block leaves the sums of its own rows in ``parts``; add_parts, in sum.cu, adds those. Labels are numbers of any
+// ``kind``. An output that is not finite makes the loss NaN: zero times it is NaN, and is added.
+
+#include "common.cuh"
+
+// Teams leave their sums, those of lane 0, in parts[block]: the loss, and the number right where there is room.
+__device__ __forceinline__ void leave(double loss, double right, int width, double* parts) {
+    const bool counts = threadIdx.x == 0;
+    loss = reduce_block<Sum>(counts ? loss : 0.0);
+    right = reduce_block<Sum>(counts ? right : 0.0);
+    if (threadIdx.x > 0 || threadIdx.y > 0) return;
+    parts[blockIdx.x * width] = loss;
+    if (width == 2) parts[blockIdx.x * width + 1] = right;
+}
+
+template <typename T>
+struct Softmax {
+    T largest, normalizer, loss;
+};
+
+// A team's row; every thread gets the result. The row is read twice: the second time it comes from a cache.
+template <typename T>
+__device__ Softmax<T> softmax_of(const T* row, int classes, long long label) {
+    Softmax<T> result;
+    T largest = row[0], normalizer = 0, nothing = 0;
+    for (int j = threadIdx.x; j < classes; j += blockDim.x) largest = fmax(largest, row[j]);
+    result.largest = reduce_team<Largest>(largest);
+    for (int j = threadIdx.x; j < classes; j += blockDim.x) {
+        normalizer += exp(row[j] - result.largest);
+        nothing += 0 * row[j];
+    }
+    result.normalizer = reduce_team<Sum>(normalizer);
+    nothing = reduce_team<Sum>(nothing);
+    result.loss = log(result.normalizer) - (row[label] - result.largest) + nothing;
+    return result;
+}
+
+template <typename T>
+__device__ void softmax_gradient(const T* outputs, const void* labels, int kind, long long rows, int classes, T scale,
+                                 T* gradient, double* parts) {
+    double total = 0;
+    for (long long i = team_number(); i < rows; i += team_count()) {
+        const T* const row = outputs + i * classes;
+        T* const slopes = gradient + i * classes;
+        const long long label = number<long long>(labels, kind, i);
+        if (label < 0 || label >= classes) {
+            for (int j = threadIdx.x; j < classes; j += blockDim.x) slopes[j] = nan("");
+            total += nan("");
+            continue;
+        }
+        const Softmax<T> softmax = softmax_of(row, classes, label);
+        const T factor = scale / softmax.normalizer;
+        for (int j = threadIdx.x; j < classes; j += blockDim.x) {
+            const T slope = exp(row[j] - softmax.largest) * factor;
+            slopes[j] = j == label ? slope - scale : slope;
+        }
+        total += softmax.loss;
+    }
+    leave(total, 0, 1, parts);
+}
+
+template <typename T>
+__device__ void softmax_evaluate(const T* outputs, const void* labels, int kind, long long rows, int classes,
+                                 double* parts) {
+    double total = 0, right = 0;
+    for (long long i = team_number(); i < rows; i += team_count()) {
+        const T* const row = outputs + i * classes;
+        const long long label = number<long long>(labels, kind, i);
+        if (label < 0 || label >= classes) {
+            total += nan("");
+            continue;
+        }
+        const Softmax<T> softmax = softmax_of(row, classes, label);
+        int earlier = 0;  // of equal ones the first is what the model says
+        for (int j = threadIdx.x; j < label; j += blockDim.x) earlier += row[j] == softmax.largest;
+        earlier = reduce_team<Sum>(earlier);
+        total += softmax.loss;
+        right += !isnan(softmax.loss) && row[label] == softmax.largest && earlier == 0;
+    }
+    leave(total, right, 2, parts);
+}
+
+template <typename T>
+__device__ T sigmoid_loss(T z, T label) {
+    if (!(label >= 0 && label <= 1)) return nan("");
+    return fmax(z, T(0)) - z * label + log1p(exp(-fabs(z))) + 0 * z;
+}
+
+template <typename T>
+__device__ void sigmoid_gradient(const T* outputs, const void* labels, int kind, long long n, T share, T* gradient,
+                                 double* parts) {
+    double total = 0;
+    for (long long i = thread_number(); i < n; i += thread_count()) {
+        const T z = outputs[i], label = number<T>(labels, kind, i);
+        const T tail = exp(-fabs(z));  // of the two exponentials, the one that cannot overflow
+        total += sigmoid_loss(z, label);
+        gradient[i] = ((z >= 0 ? T(1) : tail) / (T(1) + tail) - label) * share;
+    }
+    total = reduce_block<Sum>(total);
+    if (threadIdx.x == 0) parts[blockIdx.x] = total;
+}
+
+template <typename T>
+__device__ void sigmoid_evaluate(const T* outputs, const void* labels, int kind, long long rows, int columns,
+                                 double* parts) {
+    double total = 0, right = 0;
+    for (long long i = team_number(); i < rows; i += team_count()) {
+        double loss = 0;
+        int wrong = 0;
+        for (int j = threadIdx.x; j < columns; j += blockDim.x) {
+            const T z = outputs[i * columns + j], label = number<T>(labels, kind, i * columns + j);
+            const T own = sigmoid_loss(z, label);
+            loss += own;
+            wrong += isnan(own) || (z > 0) != (label > T(0.5));
+        }
+        total += reduce_team<Sum>(loss);
+        right += reduce_team<Sum>(wrong) == 0;
+    }
+    leave(total, right, 2, parts);
+}
+
+// The gradient too, where there is one.
+template <typename T>
+__device__ void square(const T* outputs, const void* labels, int kind, long long n, T slope, T* gradient,
+                       double* parts) {
+    double total = 0;
+    for (long long i = thread_number(); i < n; i += thread_count()) {
+        const T difference = outputs[i] - number<T>(labels, kind, i);
+        total += difference * difference + 0 * outputs[i];
+        if (gradient != nullptr) gradient[i] = slope * difference;
+    }
+    total = reduce_block<Sum>(total);
+    if (threadIdx.x == 0) parts[blockIdx.x] = total;
+}
+
+#define INSTANCE(T)                                                                                              \
+    KERNEL softmax_gradient_##T(const T* outputs, const void* labels, int kind, long long rows, int classes,     \
+                                T scale, T* gradient, double* parts) {                                           \
+        softmax_gradient(outputs, labels, kind, rows, classes, scale, gradient, parts);                          \
+    }                                                                                                            \
+    KERNEL softmax_evaluate_##T(const T* outputs, const void* labels, int kind, long long rows, int classes,     \
+                                double* parts) {                                                                 \
+        softmax_evaluate(outputs, labels, kind, rows, classes, parts);                                           \
+    }                                                                                                            \
+    KERNEL sigmoid_gradient_##T(const T* outputs, const void* labels, int kind, long long n, T share,            \
+                                T* gradient, double* parts) {                                                    \
+        sigmoid_gradient(outputs, labels, kind, n, share, gradient, parts);                                      \
+    }                                                                                                            \
+    KERNEL sigmoid_evaluate_##T(const T* outputs, const void* labels, int kind, long long rows, int columns,     \
+                                double* parts) {                                                                 \
+        sigmoid_evaluate(outputs, labels, kind, rows, columns, parts);                                           \
+    }                                                                                                            \
+    KERNEL square_gradient_##T(const T* outputs, const void* labels, int kind, long long n, T slope,             \
+                               T* gradient, double* parts) {                                                     \
+        square(outputs, labels, kind, n, slope, gradient, parts);                                                \
+    }                                                                                                            \
+    KERNEL square_evaluate_##T(const T* outputs, const void* labels, int kind, long long n, double* parts) {     \
+        square<T>(outputs, labels, kind, n, T(0), nullptr, parts);                                               \
+    }
+FOR_REALS(INSTANCE)

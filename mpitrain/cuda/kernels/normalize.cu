@@ -1,0 +1,182 @@
+// Normalization: the CUDA form of the kernels in nn/normalize.py.
+//
+// Sums over rows are taken by tiles of 32 columns, whose blocks share the rows; add_columns, in sum.cu, adds what the
+// blocks leave. Sums over a row are taken by a team.
+
+#include "common.cuh"
+
+// parts[blockIdx.y] = the sums of first(i, j) and of second(i, j) over this block's rows i, for each column j.
+template <typename F>
+__device__ void sum_columns(long long rows, int columns, double* parts, F terms) {
+    __shared__ double2 lines[8][kWarp];
+    const int column = blockIdx.x * kWarp + threadIdx.x;
+    double2 total = {0, 0};
+    if (column < columns) {
+        for (long long row = blockIdx.y * 8 + threadIdx.y; row < rows; row += gridDim.y * 8) {
+            const double2 more = terms(row * columns + column, column);
+            total.x += more.x;
+            total.y += more.y;
+        }
+    }
+    lines[threadIdx.y][threadIdx.x] = total;
+    __syncthreads();
+    if (threadIdx.y > 0 || column >= columns) return;
+    total = {0, 0};
+    for (int line = 0; line < 8; ++line) {
+        total.x += lines[line][threadIdx.x].x;
+        total.y += lines[line][threadIdx.x].y;
+    }
+    parts[blockIdx.y * 2LL * columns + column] = total.x;
+    parts[(blockIdx.y * 2LL + 1) * columns + column] = total.y;
+}
+
+template <typename T>
+__device__ void moment_sums(const T* x, long long rows, int columns, double* parts) {
+    sum_columns(rows, columns, parts, [=](long long i, int) -> double2 {
+        const double value = x[i];
+        return {value, value * value};
+    });
+}
+
+template <typename T>
+__device__ void gradient_sums(const T* x, const T* center, const T* inverse, const T* dy, long long rows, int columns,
+                              double* parts) {
+    sum_columns(rows, columns, parts, [=](long long i, int j) -> double2 {
+        return {(double)dy[i], (double)(dy[i] * (x[i] - center[j]) * inverse[j])};
+    });
+}
+
+template <typename T>
+__device__ void layer_gradient_sums(const T* normal, const T* dy, long long rows, int columns, double* parts) {
+    sum_columns(rows, columns, parts, [=](long long i, int) -> double2 {
+        return {(double)dy[i], (double)(dy[i] * normal[i])};
+    });
+}
+
+// values[column], values[column + 1], ...; after the last comes the first again.
+template <typename T, typename S>
+__device__ __forceinline__ Pack<T> around(const S* values, int column, int columns) {
+    Pack<T> pack;
+#pragma unroll
+    for (int j = 0; j < Pack<T>::size; ++j) {
+        pack[j] = values[column];
+        column = column + 1 == columns ? 0 : column + 1;
+    }
+    return pack;
+}
+
+// The same, in one load where a pack never reaches beyond the last.
+template <typename T>
+__device__ __forceinline__ Pack<T> of_columns(const T* values, int column, int columns) {
+    return columns % Pack<T>::size == 0 ? load(values, column, 0, columns) : around<T>(values, column, columns);
+}
+
+template <typename T>
+__device__ void normalize(const T* x, const T* center, const T* inverse, const T* scale, const T* shift, long long n,
+                          int columns, T* y) {
+    constexpr int size = Pack<T>::size;
+    for (long long i = thread_number() * size; i < n; i += thread_count() * size) {
+        const int column = i % columns;
+        auto normal = [](T value, T center, T inverse, T scale, T shift) {
+            return (value - center) * inverse * scale + shift;
+        };
+        store(y, i, 0, n,
+              map_pack<T>(normal, load(x, i, 0, n), of_columns(center, column, columns),
+                          of_columns(inverse, column, columns), of_columns(scale, column, columns),
+                          of_columns(shift, column, columns)));
+    }
+}
+
+// means: of dy, then of dy times the normalized x; float64, one for each column.
+template <typename T>
+__device__ void normalize_backward(const T* x, const T* center, const T* inverse, const T* scale, const double* means,
+                                   long long n, int columns, T* dy) {
+    constexpr int size = Pack<T>::size;
+    for (long long i = thread_number() * size; i < n; i += thread_count() * size) {
+        const int column = i % columns;
+        auto slope = [](T value, T gradient, T center, T inverse, T scale, T total, T moment) {
+            return scale * inverse * (gradient - total - (value - center) * inverse * moment);
+        };
+        store(dy, i, 0, n,
+              map_pack<T>(slope, load(x, i, 0, n), load(dy, i, 0, n), of_columns(center, column, columns),
+                          of_columns(inverse, column, columns), of_columns(scale, column, columns),
+                          around<T>(means, column, columns), around<T>(means + columns, column, columns)));
+    }
+}
+
+// A team's row, read from memory once and kept in shared memory where it fits; each thread uses only what it wrote there.
+template <typename T>
+__device__ void layer_norm(const T* x, T eps, const T* scale, const T* shift, long long rows, int columns, T* normal,
+                           T* inverse, T* y) {
+    constexpr int room = 32768 / sizeof(T);
+    __shared__ T kept[room];
+    const bool fits = columns * (int)blockDim.y <= room;
+    for (long long i = team_number(); i < rows; i += team_count()) {
+        const T* const row = x + i * columns;
+        T* const copy = kept + (fits ? threadIdx.y * columns : 0);
+        T total = 0, squares = 0;
+        for (int j = threadIdx.x; j < columns; j += blockDim.x) {
+            const T value = row[j];
+            total += value;
+            if (fits) copy[j] = value;
+        }
+        const T* const values = fits ? copy : row;
+        const T mean = reduce_team<Sum>(total) / columns;
+        for (int j = threadIdx.x; j < columns; j += blockDim.x) squares += (values[j] - mean) * (values[j] - mean);
+        const T factor = 1 / sqrt(reduce_team<Sum>(squares) / columns + eps);
+        for (int j = threadIdx.x; j < columns; j += blockDim.x) {
+            const T value = (values[j] - mean) * factor;
+            normal[i * columns + j] = value;
+            y[i * columns + j] = value * scale[j] + shift[j];
+        }
+        if (threadIdx.x == 0) inverse[i] = factor;
+    }
+}
+
+// A team's row; read twice, the second time from a cache.
+template <typename T>
+__device__ void layer_norm_backward(const T* normal, const T* inverse, const T* scale, long long rows, int columns,
+                                    T* dy) {
+    for (long long i = team_number(); i < rows; i += team_count()) {
+        const T* const own = normal + i * columns;
+        T* const row = dy + i * columns;
+        T total = 0, moment = 0;
+        for (int j = threadIdx.x; j < columns; j += blockDim.x) {
+            const T slope = row[j] * scale[j];
+            total += slope;
+            moment += slope * own[j];
+        }
+        const T mean = reduce_team<Sum>(total) / columns, tilt = reduce_team<Sum>(moment) / columns;
+        for (int j = threadIdx.x; j < columns; j += blockDim.x)
+            row[j] = inverse[i] * (row[j] * scale[j] - mean - own[j] * tilt);
+    }
+}
+
+#define INSTANCE(T)                                                                                              \
+    KERNEL moment_sums_##T(const T* x, long long rows, int columns, double* parts) {                             \
+        moment_sums(x, rows, columns, parts);                                                                    \
+    }                                                                                                            \
+    KERNEL gradient_sums_##T(const T* x, const T* center, const T* inverse, const T* dy, long long rows,         \
+                             int columns, double* parts) {                                                       \
+        gradient_sums(x, center, inverse, dy, rows, columns, parts);                                             \
+    }                                                                                                            \
+    KERNEL layer_gradient_sums_##T(const T* normal, const T* dy, long long rows, int columns, double* parts) {   \
+        layer_gradient_sums(normal, dy, rows, columns, parts);                                                   \
+    }                                                                                                            \
+    KERNEL normalize_##T(const T* x, const T* center, const T* inverse, const T* scale, const T* shift,          \
+                         long long n, int columns, T* y) {                                                       \
+        normalize(x, center, inverse, scale, shift, n, columns, y);                                              \
+    }                                                                                                            \
+    KERNEL normalize_backward_##T(const T* x, const T* center, const T* inverse, const T* scale,                 \
+                                  const double* means, long long n, int columns, T* dy) {                        \
+        normalize_backward(x, center, inverse, scale, means, n, columns, dy);                                    \
+    }                                                                                                            \
+    KERNEL layer_norm_##T(const T* x, T eps, const T* scale, const T* shift, long long rows, int columns,        \
+                          T* normal, T* inverse, T* y) {                                                         \
+        layer_norm(x, eps, scale, shift, rows, columns, normal, inverse, y);                                     \
+    }                                                                                                            \
+    KERNEL layer_norm_backward_##T(const T* normal, const T* inverse, const T* scale, long long rows,            \
+                                   int columns, T* dy) {                                                         \
+        layer_norm_backward(normal, inverse, scale, rows, columns, dy);                                          \
+    }
+FOR_REALS(INSTANCE)

@@ -1,0 +1,296 @@
+// The optimizers' arithmetic: the CUDA form of optim/rules.py, one pass over memory for all that a step does.
+//
+// The vector is cut into chunks, and a block walks over the segments that its chunk meets. Packs lie at multiples of
+// their size from the vector's start, whatever the segments' bounds are: so the same threads load 16 bytes at once
+// wherever a segment is cut, and only its first and last values one by one.
+
+#include "common.cuh"
+
+constexpr int kChunk = 2048;  // elements; launch.py has the same number
+
+// segments: rows of (start, stop, trained), ascending.
+struct Segments {
+    const long long* bounds;
+    int count;
+    __device__ __forceinline__ long long start(int s) const { return bounds[3 * s]; }
+    __device__ __forceinline__ long long stop(int s) const { return bounds[3 * s + 1]; }
+    __device__ __forceinline__ bool is_trained(int s) const { return bounds[3 * s + 2] != 0; }
+
+    // The first that ends after an element.
+    __device__ __forceinline__ int after(long long element) const {
+        int low = 0, high = count;
+        while (low < high) {
+            const int middle = (low + high) / 2;
+            if (stop(middle) > element) high = middle;
+            else low = middle + 1;
+        }
+        return low;
+    }
+};
+
+// f(chunk, segment, lo, hi) with all threads of a block, for all that a chunk and a segment have in common.
+template <typename F>
+__device__ __forceinline__ void each_part(const Segments& segments, long long size, F f) {
+    for (long long chunk = blockIdx.x; chunk * kChunk < size; chunk += gridDim.x) {
+        const long long first = chunk * kChunk, last = first + kChunk;
+        for (int s = segments.after(first); s < segments.count && segments.start(s) < last; ++s)
+            f(chunk, s, max(first, segments.start(s)), min(last, segments.stop(s)));
+    }
+}
+
+// f(i) for the first element of each pack of which some lies in [lo, hi).
+template <typename T, typename F>
+__device__ __forceinline__ void each_pack(long long lo, long long hi, F f) {
+    constexpr int size = Pack<T>::size;
+    for (long long i = lo / size * size + threadIdx.x * size; i < hi; i += blockDim.x * size) f(i);
+}
+
+// Gradients: rows ``stride`` apart, added in an order. The first element of a row belongs to element ``origin``.
+template <typename T>
+struct Rows {
+    const T* first;
+    long long stride;
+    const long long* order;
+    int count;
+    long long origin;
+
+    __device__ __forceinline__ Pack<T> sum(long long i, long long lo, long long hi, T scale) const {
+        Pack<T> total = one(0, i, lo, hi);
+        for (int r = 1; r < count; ++r) total = map_pack<T>(Sum::of<T>, total, one(r, i, lo, hi));
+        return map_pack<T>([scale](T value) { return scale * value; }, total);
+    }
+
+    __device__ __forceinline__ Pack<T> one(int r, long long i, long long lo, long long hi) const {
+        return load(first + order[r] * stride, i - origin, lo - origin, hi - origin);
+    }
+};
+
+// A rule updates a parameter p and its slots by the gradient g. Its constants are those of optim/optimizer.py.
+struct Constants {
+    double c0, c1, c2, c3;
+};
+
+template <typename T>
+struct Sgd {
+    static constexpr int slots = 0;
+    T rate;
+    __device__ explicit Sgd(Constants c) : rate(c.c0) {}
+    __device__ __forceinline__ void operator()(T& p, T g, T&, T&) const { p -= rate * g; }
+};
+
+template <typename T>
+struct Momentum {
+    static constexpr int slots = 1;
+    T rate, keep;
+    __device__ explicit Momentum(Constants c) : rate(c.c0), keep(c.c1) {}
+    __device__ __forceinline__ void operator()(T& p, T g, T& velocity, T&) const {
+        velocity = keep * velocity + g;
+        p -= rate * velocity;
+    }
+};
+
+template <typename T>
+struct Nesterov {
+    static constexpr int slots = 1;
+    T rate, keep;
+    __device__ explicit Nesterov(Constants c) : rate(c.c0), keep(c.c1) {}
+    __device__ __forceinline__ void operator()(T& p, T g, T& velocity, T&) const {
+        velocity = keep * velocity + g;
+        p -= rate * (g + keep * velocity);
+    }
+};
+
+template <typename T>
+struct Adam {
+    static constexpr int slots = 2;
+    T rate, keep1, keep2, take1, take2, eps;
+    __device__ explicit Adam(Constants c)
+        : rate(c.c0), keep1(c.c1), keep2(c.c2), take1(1 - c.c1), take2(1 - c.c2), eps(c.c3) {}
+    __device__ __forceinline__ T direction(T g, T& m, T& v) const {
+        m = keep1 * m + take1 * g;
+        v = keep2 * v + take2 * (g * g);
+        return rate * m / (sqrt(v) + eps);
+    }
+    __device__ __forceinline__ void operator()(T& p, T g, T& m, T& v) const { p -= direction(g, m, v); }
+};
+
+template <typename T>
+struct Adagrad {
+    static constexpr int slots = 1;
+    T rate, eps;
+    __device__ explicit Adagrad(Constants c) : rate(c.c0), eps(c.c1) {}
+    __device__ __forceinline__ void operator()(T& p, T g, T& total, T&) const {
+        total += g * g;
+        p -= rate * g / (sqrt(total) + eps);
+    }
+};
+
+template <typename T>
+struct Rmsprop {
+    static constexpr int slots = 1;
+    T rate, keep, take, eps;
+    __device__ explicit Rmsprop(Constants c) : rate(c.c0), keep(c.c1), take(1 - c.c1), eps(c.c2) {}
+    __device__ __forceinline__ void operator()(T& p, T g, T& square, T&) const {
+        square = keep * square + take * (g * g);
+        p -= rate * g / (sqrt(square) + eps);
+    }
+};
+
+// The vectors that a step changes; average is null where there is none.
+template <typename T>
+struct Vectors {
+    T *params, *slot0, *slot1, *average;
+};
+
+template <typename T>
+__device__ __forceinline__ void follow_params(const Vectors<T>& to, long long i, long long lo, long long hi,
+                                              const Pack<T>& params, T follow) {
+    if (to.average == nullptr) return;
+    auto nearer = [follow](T average, T value) { return average + follow * (value - average); };
+    store(to.average, i, lo, hi, map_pack<T>(nearer, load(to.average, i, lo, hi), params));
+}
+
+// What a segment says of the gradient and of decay.
+template <typename T>
+struct Factors {
+    T scale, l2, keep;
+};
+
+template <typename T, typename Rule>
+__device__ __forceinline__ void train_pack(const Rule& rule, const Factors<T>& factors, const Rows<T>& rows,
+                                           const Vectors<T>& to, T follow, long long i, long long lo, long long hi) {
+    Pack<T> gradient = rows.sum(i, lo, hi, factors.scale), params = load(to.params, i, lo, hi), slot0{}, slot1{};
+    if constexpr (Rule::slots > 0) slot0 = load(to.slot0, i, lo, hi);
+    if constexpr (Rule::slots > 1) slot1 = load(to.slot1, i, lo, hi);
+#pragma unroll
+    for (int j = 0; j < Pack<T>::size; ++j) {
+        if (factors.l2 != 0) gradient[j] += factors.l2 * params[j];
+        params[j] *= factors.keep;
+        rule(params[j], gradient[j], slot0[j], slot1[j]);
+    }
+    store(to.params, i, lo, hi, params);
+    if constexpr (Rule::slots > 0) store(to.slot0, i, lo, hi, slot0);
+    if constexpr (Rule::slots > 1) store(to.slot1, i, lo, hi, slot1);
+    follow_params(to, i, lo, hi, params, follow);
+}
+
+// State is added to, and its average is a copy.
+template <typename T>
+__device__ __forceinline__ void add_pack(T scale, const Rows<T>& rows, const Vectors<T>& to, long long i, long long lo,
+                                         long long hi) {
+    const Pack<T> params = map_pack<T>(Sum::of<T>, load(to.params, i, lo, hi), rows.sum(i, lo, hi, scale));
+    store(to.params, i, lo, hi, params);
+    if (to.average != nullptr) store(to.average, i, lo, hi, params);
+}
+
+template <typename T, typename Rule>
+__device__ __forceinline__ void update_segments(Constants constants, const Segments& segments, const double* scales,
+                                                const double* l2, const double* shrink, const Rows<T>& rows,
+                                                long long size, const Vectors<T>& to, double follow) {
+    const Rule rule(constants);
+    each_part(segments, size, [&](long long, int s, long long lo, long long hi) {
+        if (!segments.is_trained(s)) {
+            each_pack<T>(lo, hi, [&](long long i) { add_pack(T(scales[s]), rows, to, i, lo, hi); });
+            return;
+        }
+        const Factors<T> factors{T(scales[s]), T(l2[s]), T(1 - shrink[s])};
+        each_pack<T>(lo, hi, [&](long long i) { train_pack(rule, factors, rows, to, T(follow), i, lo, hi); });
+    });
+}
+
+// Sums of squares of a segment's parameters and of its gradient.
+struct Squares {
+    double params, gradient;
+};
+
+template <typename T, bool directed>
+__device__ __forceinline__ Squares measure_pack(const Adam<T>& rule, T decay, const Rows<T>& rows, T* own,
+                                                const Vectors<T>& of, long long i, long long lo, long long hi) {
+    Squares squares{0, 0};
+    Pack<T> gradient = rows.sum(i, lo, hi, T(1)), slot0{}, slot1{};
+    const Pack<T> params = load(of.params, i, lo, hi);
+    if constexpr (directed) slot0 = load(of.slot0, i, lo, hi), slot1 = load(of.slot1, i, lo, hi);
+#pragma unroll
+    for (int j = 0; j < Pack<T>::size; ++j) {
+        if (i + j < lo || i + j >= hi) continue;  // there the direction may be 0 / 0
+        if constexpr (directed) gradient[j] = rule.direction(gradient[j], slot0[j], slot1[j]) + decay * params[j];
+        squares.params += (double)params[j] * params[j];
+        squares.gradient += (double)gradient[j] * gradient[j];
+    }
+    if constexpr (directed) store(of.slot0, i, lo, hi, slot0), store(of.slot1, i, lo, hi, slot1);
+    store(own, i, lo, hi, gradient);
+    return squares;
+}
+
+// parts[chunk + s] is the sum of what chunk and segment s have in common: no other pair has the same number, for both
+// only ever grow along the vector.
+template <typename T, bool directed>
+__device__ __forceinline__ void measure_segments(Constants constants, const Segments& segments, const double* decay,
+                                                 const Rows<T>& rows, T* own, long long size, const Vectors<T>& of,
+                                                 Squares* parts) {
+    const Adam<T> rule(constants);
+    each_part(segments, size, [&](long long chunk, int s, long long lo, long long hi) {
+        if (!segments.is_trained(s)) {
+            each_pack<T>(lo, hi, [&](long long i) { store(own, i, lo, hi, rows.sum(i, lo, hi, T(1))); });
+            return;
+        }
+        Squares total{0, 0};
+        each_pack<T>(lo, hi, [&](long long i) {
+            const Squares more = measure_pack<T, directed>(rule, T(decay[s]), rows, own, of, i, lo, hi);
+            total.params += more.params;
+            total.gradient += more.gradient;
+        });
+        total.params = reduce_block<Sum>(total.params);
+        total.gradient = reduce_block<Sum>(total.gradient);
+        if (threadIdx.x == 0) parts[chunk + s] = total;
+    });
+}
+
+// sums[s]: those of the segment's parts, by a block; zeros for state, and for parameters unless ``normed``.
+KERNEL sum_segments(const long long* bounds, int normed, const double* parts, double* sums) {
+    const int s = blockIdx.x;
+    const Segments segments{bounds, (int)gridDim.x};
+    Squares total{0, 0};
+    if (segments.is_trained(s)) {
+        const long long first = segments.start(s) / kChunk, last = (segments.stop(s) + kChunk - 1) / kChunk;
+        for (long long chunk = first + threadIdx.x; chunk < last; chunk += blockDim.x) {
+            total.params += parts[2 * (chunk + s)];
+            total.gradient += parts[2 * (chunk + s) + 1];
+        }
+    }
+    total.params = reduce_block<Sum>(total.params);
+    total.gradient = reduce_block<Sum>(total.gradient);
+    if (threadIdx.x > 0) return;
+    sums[2 * s] = normed ? total.params : 0;
+    sums[2 * s + 1] = total.gradient;
+}
+
+#define UPDATE(name, Rule, T)                                                                                    \
+    KERNEL update_segments_##name##_##T(                                                                         \
+        double c0, double c1, double c2, double c3, const long long* segments, int count, const double* scales,  \
+        const double* l2, const double* shrink, const T* rows, long long stride, const long long* order,         \
+        int row_count, long long origin, long long size, T* params, T* slot0, T* slot1, T* average,              \
+        double follow) {                                                                                         \
+        update_segments<T, Rule<T>>({c0, c1, c2, c3}, {segments, count}, scales, l2, shrink,                     \
+                                    {rows, stride, order, row_count, origin}, size,                              \
+                                    {params, slot0, slot1, average}, follow);                                    \
+    }
+#define MEASURE(name, directed, T)                                                                               \
+    KERNEL measure_##name##_##T(                                                                                 \
+        double c0, double c1, double c2, double c3, const long long* segments, int count, const double* decay,   \
+        const T* rows, long long stride, const long long* order, int row_count, T* own, long long size,          \
+        T* params, T* slot0, T* slot1, double* parts) {                                                          \
+        measure_segments<T, directed>({c0, c1, c2, c3}, {segments, count}, decay,                                \
+                                      {rows, stride, order, row_count, 0}, own, size,                            \
+                                      {params, slot0, slot1, nullptr}, reinterpret_cast<Squares*>(parts));       \
+    }
+#define INSTANCE(T)                                                                                              \
+    UPDATE(sgd, Sgd, T)                                                                                          \
+    UPDATE(momentum, Momentum, T)                                                                                \
+    UPDATE(nesterov, Nesterov, T)                                                                                \
+    UPDATE(adam, Adam, T)                                                                                        \
+    UPDATE(adagrad, Adagrad, T)                                                                                  \
+    UPDATE(rmsprop, Rmsprop, T)                                                                                  \
+    MEASURE(gradients, false, T)                                                                                 \
+    MEASURE(directions, true, T)
+FOR_REALS(INSTANCE)

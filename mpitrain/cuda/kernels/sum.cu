@@ -1,0 +1,48 @@
+// Sums in a fixed order.
+
+#include "common.cuh"
+
+// out[i] = factor * (rows[order[0], i] + rows[order[1], i] + ...), for rows ``stride`` apart; added in that order.
+template <typename T>
+__device__ void sum_rows(long long n, const T* rows, long long stride, const long long* order, int count, T factor,
+                         T* out) {
+    constexpr int size = Pack<T>::size;
+    for (long long i = thread_number() * size; i < n; i += thread_count() * size) {
+        Pack<T> total = load(rows + order[0] * stride, i, 0, n);
+        for (int r = 1; r < count; ++r)
+            total = map_pack<T>(Sum::of<T>, total, load(rows + order[r] * stride, i, 0, n));
+        store(out, i, 0, n, map_pack<T>([factor](T value) { return factor * value; }, total));
+    }
+}
+
+// sums[j] = the sum of parts[:, j], and scale times it for the first; by one block.
+KERNEL add_parts(const double* parts, int count, int width, double scale, double* sums) {
+    for (int j = 0; j < width; ++j) {
+        double total = 0;
+        for (int i = threadIdx.x; i < count; i += blockDim.x) total += parts[i * (long long)width + j];
+        total = reduce_block<Sum>(total);
+        if (threadIdx.x == 0) sums[j] = j == 0 ? scale * total : total;
+    }
+}
+
+// sums[j] = the sum of parts[:, j], by blocks of 8 rows of 32 threads: a block for 32 columns.
+KERNEL add_columns(const double* parts, int count, int columns, double* sums) {
+    __shared__ double lines[8][kWarp];
+    const int column = blockIdx.x * kWarp + threadIdx.x;
+    double total = 0;
+    if (column < columns)
+        for (int i = threadIdx.y; i < count; i += blockDim.y) total += parts[i * (long long)columns + column];
+    lines[threadIdx.y][threadIdx.x] = total;
+    __syncthreads();
+    if (threadIdx.y > 0 || column >= columns) return;
+    total = 0;
+    for (int line = 0; line < 8; ++line) total += lines[line][threadIdx.x];
+    sums[column] = total;
+}
+
+#define INSTANCE(T)                                                                                              \
+    KERNEL sum_rows_##T(long long n, const T* rows, long long stride, const long long* order, int count,         \
+                        T factor, T* out) {                                                                      \
+        sum_rows(n, rows, stride, order, count, factor, out);                                                    \
+    }
+FOR_REALS(INSTANCE)

@@ -1,0 +1,392 @@
+"""Every launch function against its Numba form. Collected twice: emulated, and in tests/gpu on a device.
+
+A module that imports these tests has a fixture ``device``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpitrain import kernels
+from mpitrain.cuda import launch
+from mpitrain.data import loader
+from mpitrain.nn import activation, dense, dropout, loss, normalize, pool, windows
+from mpitrain.optim import rules
+
+RELATIVE = {"float32": 1e-5, "float64": 1e-12}
+DTYPES = [np.float32, np.float64]
+SIZES = [1, 3, 31, 257, 5000]
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])
+
+
+@dataclass
+class Device:
+    """Where the launch functions are to run.
+
+    Attributes:
+        places: Arguments for ``launch.use``; all must give the same bits.
+        put: Copies an array there, to an address that is so many elements after an aligned one.
+        get: Copies one from there.
+    """
+
+    places: Sequence[Any]
+    put: Callable[[np.ndarray, int], Any]
+    get: Callable[[Any], np.ndarray]
+
+    def run(self, name: str, arguments: Sequence[Any], shift: int = 0) -> list[np.ndarray]:
+        """What the function returns, if anything, and then its arrays as it left them.
+
+        Args:
+            shift: Arrays begin so many elements after an aligned address.
+        """
+        runs = [self._run(place, name, arguments, shift) for place in self.places]
+        for other in runs[1:]:
+            for one, two in zip(runs[0], other, strict=True):
+                assert one.tobytes() == two.tobytes(), "two runs differ"
+        return runs[0]
+
+    def _run(self, place: Any, name: str, arguments: Sequence[Any], shift: int) -> list[np.ndarray]:
+        launch.use(place)
+        moved = [self.put(a, shift) if isinstance(a, np.ndarray) else a for a in arguments]
+        result = getattr(launch, name)(*moved)
+        arrays = [a for a, given in zip(moved, arguments, strict=True) if isinstance(given, np.ndarray)]
+        return [self.get(a) for a in ([] if result is None else [result]) + arrays]
+
+    def check(self, name: str, numba_form: Callable[..., Any], *arguments: Any, shift: int = 0) -> None:
+        """Compare all that the Numba form returns and leaves in its arrays."""
+        found = self.run(name, arguments, shift)
+        copies = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+        result = numba_form(*copies)
+        expected = ([] if result is None else [np.array(result, np.float64)]) + [
+            a for a in copies if isinstance(a, np.ndarray)
+        ]
+        dtypes = {a.dtype.name for a in expected}
+        relative = RELATIVE["float32" if any(a.dtype == np.float32 for a in copies if _is_array(a)) else "float64"]
+        assert dtypes
+        for one, two in zip(found, expected, strict=True):
+            assert one.shape == two.shape and one.dtype == two.dtype
+            size = np.abs(two[np.isfinite(two)]).max(initial=0) if two.dtype.kind == "f" else 0
+            np.testing.assert_allclose(one, two, rtol=relative, atol=relative * size)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def draw(shape: Any, dtype: Any, seed: int = 0, special: bool = False) -> np.ndarray:
+    """Normal numbers; with NaN, infinities and zeros among them where ``special``."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(shape).astype(dtype)
+    if special:
+        flat = values.reshape(-1)
+        some = rng.permutation(flat.size)[: flat.size // 10 + 1]
+        flat[some] = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0], len(some))
+    return values
+
+
+# nn/activation.py
+
+
+@each_dtype
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("n", SIZES)
+def test_activations(device: Device, n: int, shift: int, dtype: Any) -> None:
+    x, dy, other = (draw(n, dtype, seed, special=True) for seed in range(3))
+    out, phi = np.zeros(n, dtype), np.zeros(n, dtype)
+    device.check("relu", activation._relu, x, out, shift=shift)
+    device.check("relu_in_place", activation._relu_in_place, x, shift=shift)
+    device.check("relu_backward", activation._relu_backward, x, dy, shift=shift)
+    device.check("leaky_relu", activation._leaky_relu, x, dy, 0.1, out, shift=shift)
+    device.check("gelu", activation._gelu, x, phi, out, shift=shift)
+    device.check("gelu_backward", activation._gelu_backward, x, other, dy, shift=shift)
+    device.check("tanh_backward", activation._tanh_backward, x, dy, shift=shift)
+    device.check("sigmoid", activation._sigmoid, x, np.exp(-np.abs(x)), shift=shift)
+    device.check("sigmoid_backward", activation._sigmoid_backward, x, dy, shift=shift)
+
+
+@each_dtype
+def test_gelu_in_the_left_tail(device: Device, dtype: Any) -> None:
+    x = np.linspace(-12, 5, 100).astype(dtype)
+    _, phi, y = device.run("gelu", (x, np.zeros_like(x), np.zeros_like(x)))
+    expected_phi, expected = np.zeros_like(x), np.zeros_like(x)
+    activation._gelu(x, expected_phi, expected)
+    relative = 20 * RELATIVE[x.dtype.name]  # of each by itself, however small
+    np.testing.assert_allclose(phi, expected_phi, rtol=relative, atol=1e-37)
+    np.testing.assert_allclose(y, expected, rtol=relative, atol=1e-37)
+
+
+# optim/rules.py
+
+SEGMENTS = {
+    "one": [(0, 5000, 1)],
+    "short": [(0, 1, 1), (1, 4, 0)],
+    "several": [(3, 70, 1), (70, 75, 0), (80, 4097, 1), (4101, 4102, 1), (4110, 4999, 0)],
+}
+CONSTANTS = {
+    rules.SGD: (0.1, 0.0, 0.0, 0.0),
+    rules.MOMENTUM: (0.1, 0.9, 0.0, 0.0),
+    rules.NESTEROV: (0.1, 0.9, 0.0, 0.0),
+    rules.ADAM: (0.01, 0.9, 0.99, 1e-3),
+    rules.ADAGRAD: (0.1, 1e-3, 0.0, 0.0),
+    rules.RMSPROP: (0.1, 0.9, 1e-3, 0.0),
+}
+SLOTS = {rules.SGD: 0, rules.ADAM: 2}
+
+
+def vectors(dtype: Any, slots: int, rows: int, origin: int) -> tuple[np.ndarray, ...]:
+    """Rows, parameters and two slots, of which there may be none."""
+    size = 5003
+    none = np.empty(0, dtype)
+    slot = [np.abs(draw(size, dtype, seed)) if seed < slots else none for seed in range(2)]
+    return draw((rows, size - origin + 2), dtype, 5), draw(size, dtype, 6), *slot
+
+
+@each_dtype
+@pytest.mark.parametrize("segments", SEGMENTS)
+@pytest.mark.parametrize("rule", CONSTANTS)
+def test_update_segments(device: Device, rule: int, segments: str, dtype: Any) -> None:
+    bounds = np.array(SEGMENTS[segments], np.int64)
+    # Options go through their combinations together with rules.
+    for rows, origin, averaged, decays, shift in (
+        (1, 0, True, True, 0),
+        (2, 3, False, False, 0),
+        (3, 0, True, False, 1),
+    ):
+        origin = min(origin, int(bounds[0, 0]))
+        gradients, params, slot0, slot1 = vectors(dtype, SLOTS.get(rule, 1), rows, origin)
+        average = draw(len(params), dtype, 8) if averaged else np.empty(0, dtype)
+        factors = [np.random.default_rng(9).random(len(bounds)) * scale for scale in (2, decays, 0.3 * decays)]
+        order = np.roll(np.arange(rows), 1)
+        scratch = np.zeros(rules.BLOCK, dtype)
+        arguments = (rule, CONSTANTS[rule], bounds, *factors, gradients, order, origin, params, slot0, slot1, average)
+        found = device.run("update_segments", (*arguments, 0.25, scratch), shift)
+        copies = [a.copy() if _is_array(a) else a for a in arguments]
+        rules.update_segments(*copies, 0.25, scratch)
+        for one, two in zip(found, [a for a in copies if _is_array(a)], strict=False):
+            relative = RELATIVE[np.dtype(dtype).name]
+            np.testing.assert_allclose(one, two, rtol=relative, atol=relative)
+
+
+@each_dtype
+@pytest.mark.parametrize("segments", SEGMENTS)
+@pytest.mark.parametrize(("directed", "normed"), [(True, True), (False, True), (False, False)])
+def test_measure_segments(device: Device, directed: bool, normed: bool, segments: str, dtype: Any) -> None:
+    bounds = np.array(SEGMENTS[segments], np.int64)
+    for rows, shift in ((1, 0), (3, 1)):
+        gradients, params, slot0, slot1 = vectors(dtype, 2 if directed else 0, rows, 0)
+        gradients[:, 100:120] = 0
+        slot0[100:120] = slot1[100:120] = 0
+        decay, sums = np.random.default_rng(9).random(len(bounds)), np.full((len(bounds), 2), np.nan)
+        constants = 0.01, 0.9, 0.99, 1e-6
+        order, own = np.roll(np.arange(rows), 1), draw(len(params) + 1, dtype, 7)
+        arguments = (bounds, decay, gradients, order, own, params, slot0, slot1, sums)
+        expected = [a.copy() for a in arguments]
+        scratch = np.zeros(rules.BLOCK, dtype)
+        found = device.run("measure_segments", (directed, normed, constants, *arguments), shift)
+        rules.measure_segments(directed, normed, constants, *expected, scratch)
+        for one, two in zip(found, expected, strict=True):
+            relative = RELATIVE[np.dtype(dtype).name]
+            np.testing.assert_allclose(one, two, rtol=relative, atol=relative)
+
+
+def test_rules_have_the_numbers_of_the_numba_form() -> None:
+    assert [getattr(rules, name.upper()) for name in launch._RULES] == list(range(len(launch._RULES)))
+
+
+# nn/loss.py
+
+
+@each_dtype
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(("rows", "classes"), [(1, 1), (3, 2), (257, 10), (33, 100), (5, 1025)])
+def test_softmax(device: Device, rows: int, classes: int, special: bool, dtype: Any) -> None:
+    outputs = 5 * draw((rows, classes), dtype, special=special)
+    labels = np.arange(rows) % classes
+    if special:
+        labels[:: rows // 3 + 1] = classes
+        labels[1 :: rows // 3 + 1] = -1
+    with np.errstate(invalid="ignore"):
+        device.check("softmax_gradient", loss._softmax_gradient, outputs, labels, 0.25, np.zeros_like(outputs))
+        device.check("softmax_evaluate", loss._softmax_evaluate, outputs, labels)
+
+
+@each_dtype
+def test_softmax_finds_the_first_of_equal_outputs(device: Device, dtype: Any) -> None:
+    outputs = np.zeros((4, 1500), dtype)
+    outputs[:, [7, 900, 1200]] = 1
+    for columns in (10, 1500):
+        part = np.ascontiguousarray(outputs[:, :columns])
+        device.check("softmax_evaluate", loss._softmax_evaluate, part, np.array([7, 0, min(900, columns - 1), 7]))
+
+
+@each_dtype
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (300, 1), (70, 33), (2, 1030)])
+def test_losses_of_elements(device: Device, rows: int, columns: int, special: bool, dtype: Any) -> None:
+    outputs, gradient = 3 * draw((rows, columns), dtype), np.zeros((rows, columns), dtype)
+    labels = np.random.default_rng(2).integers(0, 2, (rows, columns)).astype(dtype)
+    if special:
+        outputs[0, 0], labels[rows // 2, columns // 2] = np.inf, 2
+    device.check("sigmoid_gradient", loss._sigmoid_gradient, outputs, labels, 0.25, gradient)
+    device.check("sigmoid_evaluate", loss._sigmoid_evaluate, outputs, labels)
+    device.check("square_gradient", loss._square_gradient, outputs, labels, 0.25, gradient)
+    device.check("square_evaluate", loss._square_evaluate, outputs, labels)
+
+
+@pytest.mark.parametrize("kind", [*launch._KINDS, "bool"])
+def test_labels_of_every_type(device: Device, kind: str) -> None:
+    outputs, labels = draw((40, 3), np.float32), np.random.default_rng(1).integers(0, 2, (40, 3))
+    (found, *_), (expected, *_) = (
+        device.run("sigmoid_gradient", (outputs, of_type, 1.0, np.zeros_like(outputs)))
+        for of_type in (labels.astype(kind), labels.astype(np.float32))
+    )
+    assert found == expected
+    (found, *_), (expected, *_) = (
+        device.run("softmax_evaluate", (outputs, of_type)) for of_type in (labels[:, 0].astype(kind), labels[:, 0] + 0)
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+# data/loader.py
+
+
+@each_dtype
+@pytest.mark.parametrize("stored", [np.uint8, np.float32])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 7), (257, 12), (5, 784), (2, 1025)])
+def test_take(device: Device, rows: int, columns: int, stored: Any, dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    examples = rng.integers(0, 256, (50, columns)).astype(stored)
+    for shift in (0, 1):
+        out = np.zeros((rows, columns), dtype)
+        device.check("take", loader._take, examples, rng.integers(0, 50, rows), 1 / 255, out, shift=shift)
+
+
+@pytest.mark.parametrize("kind", [*launch._KINDS, "bool"])
+def test_examples_of_every_type(device: Device, kind: str) -> None:
+    examples = np.random.default_rng(0).integers(0, 100, (5, 6)).astype(kind)
+    numbers = np.array([4, 0, 0])
+    *_, out = device.run("take", (examples, numbers, 0.5, np.zeros((3, 6), np.float32)))
+    np.testing.assert_array_equal(out, 0.5 * examples[numbers].astype(np.float32))
+
+
+# kernels.py
+
+
+@each_dtype
+@pytest.mark.parametrize("n", SIZES)
+def test_sum_rows(device: Device, n: int, dtype: Any) -> None:
+    rows = draw((4, n + 3), dtype)
+    for order in ([2], [3, 0], [1, 3, 0, 2]):
+        arguments = rows, np.array(order), 2, n + 2, 0.3, np.zeros(n, dtype)
+        device.check("sum_rows", kernels.sum_rows, *arguments)
+
+
+# nn/dense.py
+
+
+@each_dtype
+@pytest.mark.parametrize(("vocabulary", "features"), [(1, 1), (7, 5), (40, 33), (3, 300)])
+def test_embedding(device: Device, vocabulary: int, features: int, dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    weight, grad = draw((vocabulary, features), dtype), np.full((vocabulary, features), np.nan, dtype)
+    for count in (1, 31, 100):
+        numbers = rng.integers(-1, vocabulary + 1, count)
+        as_real = (numbers + 0.5).astype(dtype)
+        as_real[0] = np.nan
+        for rows in (numbers, as_real):
+            device.check("take_rows", dense._take_rows, weight, rows, np.zeros((count, features), dtype))
+            device.check("add_rows", dense._add_rows, draw((count, features), dtype, 1), rows, grad)
+
+
+# nn/pool.py
+
+
+@each_dtype
+@pytest.mark.parametrize("channels", [1, 5, 40])
+@pytest.mark.parametrize(("size", "stride"), [(1, 1), (2, 2), (2, 3), (3, 1), (3, 2), (5, 2)])
+def test_pooling(device: Device, size: int, stride: int, channels: int, dtype: Any) -> None:
+    x = np.round(2 * draw((3, 9, 7, channels), dtype))  # so that some are equal
+    x.reshape(-1)[:: max(7, channels)] = np.nan
+    steps = [(length - size) // stride + 1 for length in x.shape[1:3]]
+    y = np.zeros((3, *steps, channels), dtype)
+    place = np.full(y.shape, 255, np.uint8)
+    device.check("max_pool", pool._max_pool, x, size, stride, y, place)
+    pool._max_pool(x, size, stride, y, place)
+    if size == 2:
+        device.check("max_pool_2", pool._max_pool_2, x, stride, y, place)
+    dy, dx = draw(y.shape, dtype, 1), np.full(x.shape, np.nan, dtype)
+    device.check("max_pool_backward", pool._max_pool_backward, dy, place, size, stride, dx)
+    device.check("average_pool", pool._average_pool, x, size, stride, y)
+    device.check("average_pool_backward", pool._average_pool_backward, dy, size, stride, dx)
+
+
+# nn/windows.py
+
+
+@each_dtype
+@pytest.mark.parametrize("channels", [1, 5, 40])
+@pytest.mark.parametrize(("size", "stride", "start"), [((1, 1), (1, 1), 0), ((3, 3), (1, 1), 1), ((2, 4), (2, 3), 0)])
+def test_windows(
+    device: Device, size: tuple[int, int], stride: tuple[int, int], start: int, channels: int, dtype: Any
+) -> None:
+    x = draw((3, 8, 9, channels), dtype)
+    rows, columns = ((length - of) // by + 1 for length, of, by in zip(x.shape[1:3], size, stride, strict=True))
+    for first, last in ((start, rows), (start, rows - 1)):
+        matrix = draw((3, last - first, columns, size[0] * size[1] * channels + 1), dtype, 1)
+        device.check("copy_windows", windows._copy_windows, x, first, *stride, *size, matrix)
+        device.check("add_windows", windows._add_windows, matrix, first, *stride, *size, x)
+
+
+# nn/dropout.py
+
+
+@each_dtype
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 7), (40, 33), (2, 1025)])
+def test_dropout_is_the_same_bits(device: Device, rows: int, columns: int, dtype: Any) -> None:
+    x = draw((rows, columns), dtype)
+    words = [np.uint64(word) for word in (12345, 3, 2**63 + 7, round(0.7 * 2**32))]
+    *_, found = device.run("drop", (x, np.zeros_like(x), *words, 1 / 0.7))
+    expected = np.zeros_like(x)
+    dropout._drop(x, expected, *words, 1 / 0.7)
+    np.testing.assert_array_equal(found, expected)
+
+
+# nn/normalize.py
+
+
+@each_dtype
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 40), (7, 3), (300, 33), (65, 64), (1000, 10)])
+def test_batch_norm(device: Device, rows: int, columns: int, dtype: Any) -> None:
+    x, dy = 3 + draw((rows, columns), dtype), draw((rows, columns), dtype, 1)
+    center, inverse, scale, shift = (1 + np.abs(draw(columns, dtype, seed)) for seed in range(2, 6))
+    device.check("moment_sums", normalize._moment_sums, x, np.zeros(2 * columns + 1))
+    device.check("normalize", normalize._normalize, x, center, inverse, scale, shift, np.zeros_like(x))
+    sums = np.full((2, columns), np.nan)
+    device.check("gradient_sums", normalize._gradient_sums, x, center, inverse, dy, sums)
+    means = np.random.default_rng(7).standard_normal((2, columns))
+    device.check("normalize_backward", normalize._normalize_backward, x, center, inverse, scale, means, dy)
+
+
+@each_dtype
+@pytest.mark.parametrize(("rows", "columns"), [(1, 7), (3, 5), (100, 33), (9, 1024), (3, 1025), (2, 9000)])
+def test_layer_norm(device: Device, rows: int, columns: int, dtype: Any) -> None:
+    x, dy = 3 + draw((rows, columns), dtype), draw((rows, columns), dtype, 1)
+    scale, shift = draw(columns, dtype, 2), draw(columns, dtype, 3)
+    normal, inverse = np.zeros_like(x), np.zeros(rows, dtype)
+    device.check("layer_norm", normalize._layer_norm, x, 1e-5, scale, shift, normal, inverse, np.zeros_like(x))
+    normalize._layer_norm(x, 1e-5, scale, shift, normal, inverse, np.zeros_like(x))
+    sums = np.full((2, columns), np.nan)
+    device.check("layer_norm_backward", normalize._layer_norm_backward, normal, inverse, scale, dy, sums)
+
+
+def test_nan_in_a_row_stays_in_its_row(device: Device) -> None:
+    x = draw((3, 40), np.float64)
+    x[1, 7] = np.nan
+    scale = np.ones(40)
+    arguments = x, 1e-5, scale, scale, np.zeros_like(x), np.zeros(3), np.zeros_like(x)
+    device.check("layer_norm", normalize._layer_norm, *arguments)

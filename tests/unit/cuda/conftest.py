@@ -1,0 +1,34 @@
+"""The emulated device, built once a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mpitrain.cuda
+
+from .cases import Device
+from .emulated import EmulatedKernels, build
+
+KERNELS = Path(mpitrain.cuda.__file__).parent / "kernels"
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernels, compiled for the CPU."""
+    return build(tmp_path_factory.mktemp("emulated"), sorted(KERNELS.glob("*.cu")))
+
+
+def _put(array: np.ndarray, shift: int) -> np.ndarray:
+    there = np.empty(array.size + shift, array.dtype)[shift:].reshape(array.shape)
+    there[...] = array
+    return there
+
+
+@pytest.fixture(scope="session")
+def device(library: Path) -> Device:
+    """Runs everything in both orders: what depends on one of them is a race."""
+    places = [EmulatedKernels(library), EmulatedKernels(library, is_reversed=True)]
+    return Device(places, _put, np.array)

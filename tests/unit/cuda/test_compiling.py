@@ -1,0 +1,69 @@
+"""nvcc and NVRTC take the kernels' sources, for every generation of GPU from A100 on; no GPU is needed for that."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mpitrain.cuda import sources
+from tests.conftest import ROOT, missing
+
+from .conftest import KERNELS
+
+ENVIRONMENT = ROOT / ".venv-nvcc"
+ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
+LARGEST_FIRST = ("optim", "loss", "normalize", *sorted(set(sources.NAMES) - {"optim", "loss", "normalize"}))
+
+
+@pytest.fixture(scope="module")
+def nvcc() -> str:
+    """The compiler on the path, of $CUDA_HOME, or of the environment that ``make env`` makes."""
+    folders = [os.environ.get("PATH", ""), os.path.join(os.environ.get("CUDA_HOME", ""), "bin")]
+    folders += [str(folder) for folder in ENVIRONMENT.glob("lib/python*/site-packages/nvidia/cu*/bin")]
+    found = shutil.which("nvcc", path=os.pathsep.join(folders))
+    if found is None:
+        missing("nvcc; 'make env' installs it")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nvcc_compiles_without_a_warning_and_spills_nothing(nvcc: str, architecture: str, tmp_path: Path) -> None:
+    def compiled(name: str) -> subprocess.CompletedProcess[str]:
+        words = [nvcc, "-std=c++17", "-Werror", "all-warnings", f"-arch={architecture}", "-Xptxas", "-v"]
+        words += ["-cubin", "-o", str(tmp_path / f"{name}.cubin"), str(KERNELS / f"{name}.cu")]
+        return subprocess.run(words, capture_output=True, text=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        for name, done in zip(LARGEST_FIRST, pool.map(compiled, LARGEST_FIRST), strict=True):
+            said = done.stdout + done.stderr
+            assert done.returncode == 0, said
+            spills = re.findall(r"(\d+) bytes spill stores", said)
+            assert spills and set(spills) == {"0"}, f"{name}: {said}"
+
+
+def test_every_source_is_known() -> None:
+    assert sorted(sources.NAMES) == sorted(path.stem for path in KERNELS.glob("*.cu"))
+    for name in sources.NAMES:
+        text = sources.text(name)
+        assert "#include" not in text
+        number = int(re.search(r'#line (\d+) "', text)[1])  # type: ignore[index]
+        after = text.split(f'#line {number} "{name}.cu"\n')[1].splitlines()
+        assert (KERNELS / f"{name}.cu").read_text().splitlines()[number - 1] == after[0]
+
+
+@pytest.mark.parametrize("architecture", ["sm_90"])
+def test_nvrtc_compiles_and_cupy_has_what_is_asked_of_it(architecture: str) -> None:
+    python = ENVIRONMENT / "bin" / "python"
+    if not python.exists():
+        missing("an environment with CuPy; 'make env' makes it")
+    words = [str(python), str(Path(__file__).parent / "with_cupy.py"), architecture]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(sources.NAMES)
