@@ -50,7 +50,12 @@ class RunConfig:
     train_steps: int | None = _option(None, "Stop after this step.", "N")
     accumulate_steps: int = _option(1, "Compute a worker's batch in this many parts, to save memory.", "N")
     seed: int = _option(0, "Decides initial values, the order of examples and dropout.", "N")
-    device: Literal["auto", "cpu"] = _option("auto", "Where to compute.")
+    device: Literal["auto", "cpu", "gpu"] = _option("auto", "Where workers compute; auto: on GPUs where there are any.")
+    soft_placement: bool = _option(True, "A worker without a GPU computes on its processor, where others have one.")
+    gpu_memory_fraction: float | None = _option(
+        None, "Of a GPU's memory, the part that a worker may take.  [default: a fair share]", "PART"
+    )
+    gpu_memory_growth: bool = _option(True, "Take a GPU's memory as it is needed; else all of the part at once.")
     devices_per_rank: int = _option(1, "Cut a rank's batch over so many devices.", "N")
     dtype: Literal["float32", "float64"] = _option("float32", "Type of parameters and of all arithmetic.")
     run_dir: Path | None = _option(None, "Folder for everything the run leaves.  [default: runs/JOB-TIME]", "DIR")
@@ -92,6 +97,8 @@ class RunConfig:
                 raise ConfigError(f"{flag(name)} is {value}: give {least} or more")
         if self.elastic_rho is not None and not 0 < self.elastic_rho < 1:
             raise ConfigError(f"--elastic-rho is {self.elastic_rho}: give a number between 0 and 1")
+        if self.gpu_memory_fraction is not None and not 0 < self.gpu_memory_fraction <= 1:
+            raise ConfigError(f"--gpu-memory-fraction is {self.gpu_memory_fraction}: give a number above 0, 1 at most")
         if self.histogram_steps and self.tensorboard is False:
             raise ConfigError("--histogram-steps goes with TensorBoard events: leave out --no-tensorboard")
         if self.keep_every and not self.keep:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,11 +17,13 @@ class Device(Protocol):
 
     Attributes:
         name: For people, such as ``cpu``.
+        apart: Whether its arrays lie in a memory of its own, which this process reads and writes by copies alone.
         xp: The module whose functions take this place's arrays: NumPy, or one that is called like it.
         block_bytes: How much of a convolution's windows is best laid out at a time.
     """
 
     name: str
+    apart: bool
     xp: Any
     block_bytes: int
 
@@ -29,6 +32,27 @@ class Device(Protocol):
 
     def empty(self, shape: Shape, dtype: Any) -> Array:
         """Uninitialized memory there."""
+
+    def here(self) -> AbstractContextManager[object]:
+        """A block in which this thread computes there."""
+
+    def owns(self, array: Array) -> bool:
+        """Whether an array lies there."""
+
+    def upload(self, host: Array, out: Array) -> None:
+        """Copy an array of this process to one of the same shape and dtype there, both C-contiguous."""
+
+    def download(self, there: Array, out: Array) -> None:
+        """Copy an array there to one of this process; it has arrived when this returns."""
+
+    def numbers(self, value: Any) -> Any:
+        """A kernel's result as Python numbers, when it is there: one, or as many as the CPU form returns."""
+
+    def pin(self, host: Array) -> None:
+        """Say that ``host`` will be copied from or to, again and again."""
+
+    def free(self) -> None:
+        """Give everything back; nothing may compute there after that."""
 
     def matmul(self, a: Array, b: Array, *, out: Array) -> Array:
         """``out``, which becomes the product of two matrices; each may be transposed, and rows lie further apart."""
@@ -41,6 +65,7 @@ class Cpu:
         index: Which one of several that a rank computes on (``--devices-per-rank``); they differ in name only.
     """
 
+    apart: bool = False
     xp: Any = np
     # A block of windows is written and then read by products. Measured with 1 MiB of L2: below this size the calls
     # show, above it nothing is gained.
@@ -49,8 +74,32 @@ class Cpu:
     def __init__(self, index: int | None = None) -> None:
         self.name = "cpu" if index is None else f"cpu:{index}"
 
+    def __deepcopy__(self, memo: object) -> Cpu:
+        return self  # a copy of a model computes at the same place
+
     def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         return kernel
+
+    def here(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def owns(self, array: Array) -> bool:
+        return True
+
+    def upload(self, host: Array, out: Array) -> None:
+        np.copyto(out, host)
+
+    def download(self, there: Array, out: Array) -> None:
+        np.copyto(out, there)
+
+    def numbers(self, value: Any) -> Any:
+        return value
+
+    def pin(self, host: Array) -> None:
+        """Nothing to do."""
+
+    def free(self) -> None:
+        """Nothing to do."""
 
     def matmul(self, a: Array, b: Array, *, out: Array) -> Array:
         return np.matmul(a, b, out=out)
@@ -65,8 +114,3 @@ class Cpu:
 
 
 CPU = Cpu()
-
-
-def devices_of(count: int) -> list[Device]:
-    """So many devices for a rank that computes."""
-    return [CPU] if count == 1 else [Cpu(index) for index in range(count)]

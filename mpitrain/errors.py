@@ -48,5 +48,11 @@ class RankMismatch(UserError):
     """The ranks disagree on something that must be the same everywhere."""
 
 
+class DeviceError(UserError):
+    """A GPU cannot be used, or its memory has run out."""
+
+    exit_status = 1
+
+
 class NonFiniteLoss(UserError):
     """The loss became NaN or infinite."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .config import RunConfig
+from .device import CPU, Device
 from .errors import ConfigError, DataError, JobError
 from .job import Job
 from .nn.layer import Layer, layout_of, walk
@@ -100,10 +101,10 @@ class Plan:
         """What one example's loss counts for in a gradient."""
         return 1.0 / (self.batch if self.config.mode == "local" else self.step_examples)
 
-    def updater(self, vectors: Mapping[str, Array]) -> Updater:
-        """The optimizer, bound to vectors of shape (layout.size,)."""
-        slots = {name: vectors[name] for name in self.optimizer.slots}
-        return Updater(self.optimizer, self.layout, vectors["params"], slots, vectors.get("average"), self.moving)
+    def updater(self, vectors: Mapping[str, Array], device: Device = CPU) -> Updater:
+        """The optimizer, bound to vectors of shape (layout.size,) on a device."""
+        slots, average = {name: vectors[name] for name in self.optimizer.slots}, vectors.get("average")
+        return Updater(self.optimizer, self.layout, vectors["params"], slots, average, self.moving, device)
 
 
 def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:

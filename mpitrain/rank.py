@@ -18,7 +18,8 @@ from threadpoolctl import threadpool_limits
 from .attendant import attend
 from .cluster import Cluster, OtherRankFailed, report_crash
 from .config import RunConfig, plain
-from .device import Device, devices_of
+from .device import Device
+from .devices import choose
 from .errors import UserError
 from .hooks import Present, Stop
 from .job import Job
@@ -120,7 +121,7 @@ def _train(cluster: Cluster, request: Request, presence: Presence) -> bool:
     presence.takes_role(cluster.role, cluster.task_index)
     if RUN_DIR_VARIABLE in os.environ:
         speak_as(None if cluster.chief else cluster.rank)
-    devices = devices_of(1 if cluster.is_server else config.devices_per_rank)
+    devices, notes = choose(cluster, config)
     threads = _limit_threads(cluster, config.threads, len(devices))
     with cluster.agree("making the job"):
         job = request.make()
@@ -147,7 +148,7 @@ def _train(cluster: Cluster, request: Request, presence: Presence) -> bool:
                 files.console.say(f"{table}\n{whereabouts(job.model, plan, devices, 'each node')}")
             files.console.say(_headline(cluster, request.name, config, threads))
             tell_compiling(files.console.say)
-            for note in [*begin.notes, *_notes_on_data(job)]:
+            for note in [*notes, *begin.notes, *_notes_on_data(job)]:
                 files.console.say(note)
         if cluster.is_server:
             _serve(cluster, job, plan, records, begin)
@@ -197,7 +198,7 @@ def _work(
         strategy = served_strategy(store)
     else:
         fill = start_values(cluster.training, plan, job.model, *begin[:2])
-        strategy = lockstep_strategy(cluster, plan, fill, say)
+        strategy = lockstep_strategy(cluster, plan, devices, fill, say)
     replica = replica_of(job, plan.layout, plan.dtype, devices)
     loop = Loop(cluster, job, plan, strategy, replica, files, begin, [stop, Present(presence)])
     records.attach(loop)

@@ -11,6 +11,7 @@ import copy
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ import numpy as np
 from .device import CPU, Device
 from .job import Job
 from .kernels import sum_rows
+from .nn.container import Sequential
 from .nn.layer import Context, Layer, SumOverWorkers, bind, place
 from .nn.loss import Loss
 from .params import Array, Layout
@@ -33,18 +35,36 @@ class Replica(Protocol):
     def bind(self, params: Array, grads: Array) -> None:
         """Compute with ``params`` and write to ``grads``, shape (layout.size,) each, from now on."""
 
+    def refresh(self) -> None:
+        """Take notice of the parameters as they are now; to be called whenever they have changed."""
+
     def forward(self, examples: Array, labels: Array, context: Context) -> float:
         """The loss of a batch, weighted by ``context.weight``; shapes as ``Loader.batch`` returns them."""
+
+    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
+        """The sum of the losses of some examples, and how many are predicted right; see ``Loss.evaluate``."""
 
     def backward(self) -> None:
         """Assign the gradient of what the last ``forward`` returned."""
 
+    def watch(self, told: Callable[[int], None]) -> None:
+        """Have ``told(i)`` called in ``backward`` when the model's children from the i-th on have their gradients.
+
+        A replica may leave that out: all gradients are there when ``backward`` returns.
+        """
+
+    def here(self) -> AbstractContextManager[object]:
+        """A block in which the vectors that this is bound to may be computed with."""
+
+    def fetched(self, vector: Array) -> Array:
+        """A vector that this is bound to, in this process's memory: itself or a copy."""
+
     def close(self) -> None:
-        """End what runs beside the caller."""
+        """End what runs beside the caller, and give memory back."""
 
 
 class Single:
-    """The job's own model, on one device."""
+    """A model in this process's memory, on one device."""
 
     def __init__(self, model: Layer, loss: Loss, layout: Layout, device: Device) -> None:
         self._model, self._loss, self._layout = model, loss, layout
@@ -55,6 +75,12 @@ class Single:
     def bind(self, params: Array, grads: Array) -> None:
         bind(self._model, self._layout, params, grads)
 
+    def refresh(self) -> None:
+        """Nothing to do: it computes with the parameters themselves."""
+
+    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
+        return self._loss.evaluate(self._model.forward(examples, Context()), labels)
+
     def forward(self, examples: Array, labels: Array, context: Context) -> float:
         outputs = self._model.forward(examples, context)
         loss, self._gradient = self._loss(outputs, labels, context.weight)
@@ -63,15 +89,120 @@ class Single:
     def backward(self) -> None:
         self._model.backward(self._gradient)
 
+    def watch(self, told: Callable[[int], None]) -> None:
+        if isinstance(self._model, Sequential):
+            self._model.after_backward = told
+
+    def here(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def fetched(self, vector: Array) -> Array:
+        return vector
+
     def close(self) -> None:
         """Nothing to do."""
+
+
+class Offloaded:
+    """A model on a device with memory of its own.
+
+    Vectors that it is bound to may lie there already. Where they are this process's, parameters go there when they have
+    changed, and gradients come back.
+    """
+
+    def __init__(self, model: Layer, loss: Loss, layout: Layout, dtype: Any, device: Device) -> None:
+        self._device, self._size, self._dtype = device, layout.size, np.dtype(dtype)
+        self._inner = Single(model, loss, layout, device)
+        self._copies: dict[Any, Array] = {}
+
+    def bind(self, params: Array, grads: Array) -> None:
+        device = self._device
+        self._params, self._grads = params, grads
+        self._is_apart = not device.owns(params)
+        if not self._is_apart:
+            self._inner.bind(params, grads)
+            return
+        device.pin(params)
+        device.pin(grads)
+        with device.here():
+            self._inner.bind(self._copy("params", params), self._copy("grads", grads))
+
+    def refresh(self) -> None:
+        if self._is_apart:
+            with self._device.here():
+                self._sent("params", self._params)
+
+    def forward(self, examples: Array, labels: Array, context: Context) -> float:
+        context = replace(context, sum_over_workers=self._summing(context.sum_over_workers))
+        with self._device.here():
+            loss = self._inner.forward(self._sent("examples", examples), self._sent("labels", labels), context)
+            return float(self._device.numbers(loss))
+
+    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
+        with self._device.here():
+            found = self._inner.evaluate(self._sent("examples", examples), self._sent("labels", labels))
+            loss, correct = found if isinstance(found, tuple) else self._device.numbers(found)
+            return float(self._device.numbers(loss)), None if correct is None else int(correct)
+
+    def backward(self) -> None:
+        with self._device.here():
+            self._inner.backward()
+            if self._is_apart:
+                self._device.download(self._copy("grads", self._grads), self._grads)
+
+    def watch(self, told: Callable[[int], None]) -> None:
+        """Nothing to do: gradients arrive together."""
+
+    def here(self) -> AbstractContextManager[object]:
+        return self._device.here()
+
+    def fetched(self, vector: Array) -> Array:
+        if self._is_apart:
+            return vector
+        host = np.empty(vector.shape, vector.dtype)
+        with self._device.here():
+            self._device.download(vector, host)
+        return host
+
+    def close(self) -> None:
+        self._device.free()
+
+    def _sent(self, name: str, host: Array) -> Array:
+        """What ``host`` holds now, on the device."""
+        there = self._copy(name, host)
+        self._device.upload(np.ascontiguousarray(host), there)
+        return there
+
+    def _copy(self, name: str, host: Array) -> Array:
+        """Memory on the device for arrays of this name, shape and type; zeros at first, as between gradients."""
+        key = name, host.shape, host.dtype.char
+        found = self._copies.get(key)
+        if found is None:
+            found = self._copies[key] = self._device.empty(host.shape, host.dtype)
+            found[...] = 0
+        return found
+
+    def _summing(self, sum_over_workers: SumOverWorkers | None) -> SumOverWorkers | None:
+        """``sum_over_workers`` for arrays on the device."""
+        if sum_over_workers is None:
+            return None
+
+        def sum_by_host(array: Array) -> None:
+            host = np.empty(array.shape, array.dtype)
+            self._device.download(array, host)
+            sum_over_workers(host)
+            self._device.upload(host, array)
+
+        return sum_by_host
 
 
 class Towers:
     """Copies of the model on several devices, each in a thread of its own; the first in the caller's."""
 
     def __init__(self, job: Job, layout: Layout, dtype: Any, devices: Sequence[Device]) -> None:
-        self._towers = [Single(*copy.deepcopy((job.model, job.loss)), layout, device) for device in devices]
+        copies = [copy.deepcopy((job.model, job.loss)) for _ in devices]
+        pairs = zip(copies, devices, strict=True)
+        self._towers: list[Replica] = [_on_one(*of_job, layout, dtype, device) for of_job, device in pairs]
         self._rows = np.zeros((len(devices), layout.size), dtype)
         self._order = np.arange(len(devices))
         self._threads = ThreadPoolExecutor(len(devices) - 1, "tower")
@@ -82,6 +213,12 @@ class Towers:
         self._grads = grads
         for tower, row in zip(self._towers, self._rows, strict=True):
             tower.bind(params, row)
+
+    def refresh(self) -> None:
+        self._on_all(lambda index: self._towers[index].refresh())
+
+    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
+        return self._towers[0].evaluate(examples, labels)
 
     def forward(self, examples: Array, labels: Array, context: Context) -> float:
         parts = split_batch(len(examples), len(self._towers))
@@ -98,8 +235,19 @@ class Towers:
         self._on_all(lambda index: self._towers[index].backward())
         sum_rows(self._rows, self._order, 0, self._rows.shape[1], 1.0, self._grads)
 
+    def watch(self, told: Callable[[int], None]) -> None:
+        """Nothing to do: gradients are summed when all towers have theirs."""
+
+    def here(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def fetched(self, vector: Array) -> Array:
+        return vector
+
     def close(self) -> None:
         self._threads.shutdown()
+        for tower in self._towers:
+            tower.close()
 
     def _on_all(self, work: Callable[[int], T]) -> list[T]:
         """What ``work`` returns for each tower; raises what the first that failed by itself has raised."""
@@ -157,5 +305,9 @@ class Meeting:
 def replica_of(job: Job, layout: Layout, dtype: Any, devices: Sequence[Device] = (CPU,)) -> Replica:
     """The replica of a rank that computes on ``devices``."""
     if len(devices) == 1:
-        return Single(job.model, job.loss, layout, devices[0])
+        return _on_one(job.model, job.loss, layout, dtype, devices[0])
     return Towers(job, layout, dtype, devices)
+
+
+def _on_one(model: Layer, loss: Loss, layout: Layout, dtype: Any, device: Device) -> Replica:
+    return Offloaded(model, loss, layout, dtype, device) if device.apart else Single(model, loss, layout, device)

@@ -19,8 +19,7 @@ from .job import Job
 from .monitor.console import Console
 from .monitor.metrics import MetricsFile
 from .mpi import MPI
-from .nn.container import Sequential
-from .nn.layer import Context, bind
+from .nn.layer import Context
 from .params import Array, Layout
 from .plan import Plan, split_batch
 from .replica import Replica
@@ -91,7 +90,7 @@ class Loop:
             sum_over_workers=_summing(workers) if workers.size > 1 else None,
         )
         self._micro_batches = split_batch(plan.batch, plan.config.accumulate_steps)
-        self._accumulated = np.zeros(plan.layout.size if len(self._micro_batches) > 1 else 0, plan.dtype)
+        self._accumulated: Any = None
         self._data = SharedData(cluster.training, plan.config.shared_memory)
         self._train = self._loader(job.train)
         self._validation = None if job.validation is None else self._loader(job.validation)
@@ -186,12 +185,12 @@ class Loop:
     @property
     def params(self) -> Array:
         """What the model computes with, shape (layout.size,); not to be written."""
-        return self._strategy.params
+        return self._replica.fetched(self._strategy.params)
 
     @property
     def grads(self) -> Array:
         """What this worker's last gradient has become, shape (layout.size,); not to be written."""
-        return self._strategy.grads
+        return self._replica.fetched(self._strategy.grads)
 
     def add_hook(self, hook: Hook) -> None:
         """Have one more hook called, after the others; before ``run``, and where it communicates on every worker."""
@@ -288,9 +287,9 @@ class Loop:
             return {}
         workers, count = self.cluster.workers, len(self._validation)
         start, stop = (count * (workers.rank + i) // workers.size for i in (0, 1))
-        model, layout, grads = self.job.model, self.layout, self._strategy.grads
-        bind(model, layout, self._strategy.complete(self._validated), grads)
-        sums = validation.measure(model, self.job, self._validation, start, stop, self._most)
+        self._replica.bind(self._strategy.computable(self._validated), self._strategy.grads)
+        self._replica.refresh()
+        sums = validation.measure(self._replica.evaluate, self._validation, start, stop, self._most)
         self._bind()
         everyone = np.empty((workers.size, 3))
         workers.Allgather(sums, everyone)
@@ -309,6 +308,8 @@ class Loop:
         """One gradient of this worker, handed in."""
         strategy = self._strategy
         loss = 0.0
+        self._replica.refresh()
+        self._keeps = False
         for index, (start, stop) in enumerate(self._micro_batches):
             examples, labels = self._train.batch(work.position + start, stop - start)
             self._context.position = work.position + start
@@ -316,12 +317,12 @@ class Loop:
             last = index == len(self._micro_batches) - 1
             if last:
                 strategy.begin(loss)
-                self._adding, self._complete_from = index > 0, self.layout.size
+                self._complete_from = self.layout.size
                 self._watching = True
             self._backward()
             self._watching = False
             if not last:
-                self._accumulate(first_part=index == 0)
+                self._accumulate()
         self._backward_reached(0)
         # A guess where workers keep no common pace, and good enough to have the right part of a file read.
         self._train.expect(work.position + self.step_examples, self._micro_batches[0][1])
@@ -329,30 +330,33 @@ class Loop:
         self.loss, self.skipped = result.loss, not result.updated
 
     def _bind(self) -> None:
-        """Have the model, and what trains it, compute with the strategy's parameters."""
-        params, grads = self._strategy.params, self._strategy.grads
-        bind(self.job.model, self.layout, params, grads)
-        self._replica.bind(params, grads)
+        """Have the model compute with the strategy's parameters."""
+        self._replica.bind(self._strategy.params, self._strategy.grads)
 
-    def _accumulate(self, first_part: bool) -> None:
-        if first_part:
-            np.copyto(self._accumulated, self._strategy.grads)
-        else:
-            self._accumulated += self._strategy.grads
+    def _accumulate(self) -> None:
+        """Keep the sum of what the parts of a batch have given, but for the last."""
+        with self._replica.here():
+            if self._accumulated is None:
+                self._accumulated = self._strategy.grads.copy()
+            elif self._keeps:
+                self._accumulated += self._strategy.grads
+            else:
+                self._accumulated[...] = self._strategy.grads
+        self._keeps = True
 
     def _watch_backward(self) -> None:
         """Have the model tell when a layer's gradient is done, so that it can be averaged meanwhile."""
         self._watching = False
-        model, starts = self.job.model, self.plan.starts
-        if isinstance(model, Sequential):
-            model.after_backward = lambda child: self._backward_reached(starts[child]) if self._watching else None
+        starts = self.plan.starts
+        self._replica.watch(lambda child: self._backward_reached(starts[child]) if self._watching else None)
 
     def _backward_reached(self, start: int) -> None:
         """``grads[start:]`` is what backward will give."""
         if start >= self._complete_from:
             return
-        if self._adding:
-            self._strategy.grads[start : self._complete_from] += self._accumulated[start : self._complete_from]
+        if self._keeps:
+            with self._replica.here():
+                self._strategy.grads[start : self._complete_from] += self._accumulated[start : self._complete_from]
         self._complete_from = start
         self.saving.before_update()
         self._strategy.ready(start)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from .data import Loader
+from .device import CPU
 from .job import Job
-from .nn.layer import Context, Layer, bind
+from .nn.layer import Context, bind, place
 from .params import Array
 from .plan import Plan
 
+# Given examples and labels: the sum of their losses, and how many are predicted right; see ``Loss.evaluate``.
+Evaluate = Callable[[Array, Array], tuple[float, "int | None"]]
 
-def measure(model: Layer, job: Job, loader: Loader, start: int, stop: int, most: int) -> Array:
-    """Run a bound model on the examples numbered [start, stop), at most ``most`` at a time; local.
+
+def measure(evaluate: Evaluate, loader: Loader, start: int, stop: int, most: int) -> Array:
+    """Evaluate the examples numbered [start, stop), at most ``most`` at a time; local.
 
     Returns:
         Shape (3,), float64: sums of losses, of right answers, and of batches that know right from wrong.
@@ -24,7 +29,7 @@ def measure(model: Layer, job: Job, loader: Loader, start: int, stop: int, most:
     sums = np.zeros(3)
     for lo in range(start, stop, most):
         examples, labels = loader.sequential(lo, min(lo + most, stop))
-        loss, correct = job.loss.evaluate(model.forward(examples, Context()), labels)
+        loss, correct = evaluate(examples, labels)
         sums += loss, correct or 0, correct is not None
     return sums
 
@@ -46,17 +51,19 @@ class Found:
 
 
 class Beside:
-    """Validates in a thread, with a model of its own on a snapshot of the parameters; local.
+    """Validates in a thread on the processor, with a model of its own on a snapshot of the parameters; local.
 
-    Must be made before the job's model is bound.
+    Must be made before the job's model has computed anything.
 
     Args:
         most: Examples to take at a time.
     """
 
     def __init__(self, plan: Plan, job: Job, loader: Loader, most: int) -> None:
-        self._job, self._loader, self._most = job, loader, most
-        self._model = copy.deepcopy(job.model)
+        self._loader, self._most = loader, most
+        self._model, self._loss = copy.deepcopy((job.model, job.loss))
+        place(self._model, CPU)
+        self._loss.device = CPU
         self._snapshot = np.zeros(plan.layout.size, plan.dtype)
         bind(self._model, plan.layout, self._snapshot, np.zeros_like(self._snapshot))
         self._thread: threading.Thread | None = None
@@ -90,12 +97,15 @@ class Beside:
             self._thread.join()
         return self.found()
 
+    def _evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
+        return self._loss.evaluate(self._model.forward(examples, Context()), labels)
+
     def measure(self, step: int) -> None:
         """Measure the snapshot; what the thread does."""
         try:
             with np.errstate(all="ignore"):  # what overflows shows in the loss
                 count = len(self._loader)
-                sums = measure(self._model, self._job, self._loader, 0, count, self._most)
+                sums = measure(self._evaluate, self._loader, 0, count, self._most)
             self._found = Found(step, measured(sums, count))
         except BaseException as error:
             self._error = error

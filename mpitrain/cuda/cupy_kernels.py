@@ -1,10 +1,11 @@
-"""Kernels on an NVIDIA GPU, by CuPy. The only module that imports it; nothing imports this one where there is none."""
+"""Kernels on NVIDIA GPUs, by CuPy; nothing imports this module where there is none."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import cupy
+from cupy.cuda import runtime
 
 from ..params import Array, Shape
 from .launch import Pair
@@ -14,12 +15,12 @@ from .sources import text
 class CupyKernels:
     """Compiles each source at its first use, with NVRTC for the GPU at hand; CuPy keeps the result in its cache folder.
 
-    Launches go to CuPy's current stream, and return at once.
+    Launches go to the thread's current device and CuPy's current stream there, and return at once.
     """
 
     def __init__(self) -> None:
         self._modules: dict[str, Any] = {}
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[tuple[int, str], Any] = {}  # a compiled function belongs to one device
 
     def empty(self, shape: Shape, dtype: Any) -> Array:
         """Memory of the device."""
@@ -27,9 +28,10 @@ class CupyKernels:
 
     def launch(self, source: str, name: str, grid: Pair, block: Pair, arguments: tuple[Any, ...]) -> None:
         """Start a kernel of ``kernels/<source>.cu``."""
-        function = self._functions.get(name)
+        key = runtime.getDevice(), name
+        function = self._functions.get(key)
         if function is None:
-            function = self._functions[name] = self._module(source).get_function(name)
+            function = self._functions[key] = self._module(source).get_function(name)
         function(grid, block, arguments)
 
     def _module(self, source: str) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..device import CPU, Device
 from ..params import Array, Layout
 from . import rules
 from .average import moving_average
@@ -24,6 +25,7 @@ class _Cut:
         segments: Shape (k, 3), int64: start, stop, trained or not.
         entries: Shape (k,): index of the segment's (first) entry in the layout.
         decayed: Shape (k,), float64: 1 where ``decay_names`` match, else 0.
+        decay: Shape (k,), float64: weight decay where ``decay_names`` match, else 0.
         scales, l2, shrink: Shape (k,), float64: arguments of ``rules.update_segments``, set at every step.
         sums: Shape (k, 2), float64: filled by ``rules.measure_segments``.
         clip: What ``scales`` were set for by ``update``.
@@ -32,6 +34,7 @@ class _Cut:
     segments: Array
     entries: Array
     decayed: Array
+    decay: Array
     scales: Array
     l2: Array
     shrink: Array
@@ -58,6 +61,7 @@ class Updater:
         slots: The optimizer's slots by name, each like ``params``; zeros before the first step.
         average: Like ``params``, and a copy of it before the first step; None without moving average.
         moving: How ``average`` follows.
+        device: Where all vectors are.
     """
 
     def __init__(
@@ -68,16 +72,19 @@ class Updater:
         slots: Mapping[str, Array],
         average: Array | None = None,
         moving: moving_average | None = None,
+        device: Device = CPU,
     ) -> None:
         assert set(slots) == set(optimizer.slots) and (average is None) == (moving is None)
-        none = np.empty(0, params.dtype)
+        none = device.empty((0,), params.dtype)
+        self._device = device
+        self._sent: dict[int, tuple[Array, Array, Array]] = {}
         self.optimizer = optimizer
         self.layout = layout
         self._params = params
         self._slot0, self._slot1 = ([slots[name] for name in optimizer.slots] + [none, none])[:2]
         self._average = none if average is None else average
         self._moving = moving
-        self._scratch = np.empty(rules.BLOCK, params.dtype)
+        self._scratch = device.empty((rules.BLOCK,), params.dtype)
         self._rows_in_order = np.arange(1)
         self._cuts: dict[tuple[int, int], _Cut] = {}
 
@@ -138,21 +145,24 @@ class Updater:
         """
         cut = self._cut(lo, hi)
         direction = self.optimizer.direction(step)
-        rules.measure_segments(
+        sums_there = self._there(cut.sums)
+        self._device.form(rules.measure_segments)(
             direction is not None,
             self.optimizer.layerwise,
             direction or (0.0, 0.0, 0.0, 0.0),
-            cut.segments,
-            self.optimizer.weight_decay * cut.decayed,
+            self._there(cut.segments),
+            self._there(cut.decay),
             rows,
-            self._in_order(len(rows)) if order is None else order,
+            self._there(self._in_order(len(rows)) if order is None else order),
             own,
             self._params,
             self._slot0,
             self._slot1,
-            cut.sums,
+            sums_there,
             self._scratch,
         )
+        if self._device.apart:
+            self._device.download(sums_there, cut.sums)
         if not self.optimizer.layerwise:
             return np.array([cut.sums[:, 1].sum()])
         sums = np.zeros((len(self.layout.entries), 2))
@@ -192,15 +202,15 @@ class Updater:
         optimizer = self.optimizer
         if optimizer.weight_decay and not optimizer.layerwise:
             np.multiply(cut.decayed, rate * optimizer.weight_decay, out=cut.shrink)
-        rules.update_segments(
+        self._device.form(rules.update_segments)(
             optimizer.rule,
             optimizer.constants(rate, step),
-            cut.segments,
-            cut.scales,
-            cut.l2,
-            cut.shrink,
+            self._there(cut.segments),
+            self._there(cut.scales),
+            self._there(cut.l2),
+            self._there(cut.shrink),
             rows,
-            order,
+            self._there(order),
             origin,
             self._params,
             self._slot0,
@@ -209,6 +219,19 @@ class Updater:
             0.0 if self._moving is None else 1.0 - self._moving.decay_at(step),
             self._scratch,
         )
+
+    def _there(self, host: Array) -> Array:
+        """A small array as the device has it: the array itself, or a copy that is made anew when it has changed."""
+        if not self._device.apart:
+            return host
+        known = self._sent.get(id(host))
+        if known is None:
+            known = self._sent[id(host)] = host, host.copy(), self._device.empty(host.shape, host.dtype)
+            self._device.upload(host, known[2])
+        elif not np.array_equal(host, known[1], equal_nan=host.dtype.kind == "f"):
+            np.copyto(known[1], host)
+            self._device.upload(host, known[2])
+        return known[2]
 
     def _in_order(self, rows: int) -> Array:
         """All rows, in their order."""
@@ -245,6 +268,7 @@ class Updater:
             segments=np.array(segments, np.int64).reshape(count, 3),
             entries=np.array(entries, np.int64),
             decayed=factors,
+            decay=self.optimizer.weight_decay * factors,
             scales=np.ones(count),
             l2=self.optimizer.l2 * factors,
             shrink=np.zeros(count),

@@ -142,6 +142,9 @@ class Strategy(Protocol):
     def complete(self, name: str) -> Array:
         """One of ``vectors``, whole. Where ``lockstep`` collective over the workers, else local."""
 
+    def computable(self, name: str) -> Array:
+        """As ``complete``, but where this worker computes: on its device, if the parameters live there."""
+
     def totals(self) -> Totals:
         """What all workers have done; on the chief."""
 

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..cluster import Cluster
 from ..comm.hierarchy import Hierarchy, hierarchy_of
+from ..device import Device
+from ..mpi import MPI
 from ..plan import Plan
 from .asynchronous import Asynchronous
 from .backup import Backup, Team
 from .base import Fill, Strategy
 from .local import Local
+from .resident import Resident
 from .store import Store
 from .sync import Sync
 
 
-def lockstep_strategy(cluster: Cluster, plan: Plan, fill: Fill, say: Callable[[str], None]) -> Strategy:
-    """``sync`` or ``local``; collective over the workers."""
+def lockstep_strategy(
+    cluster: Cluster, plan: Plan, devices: Sequence[Device], fill: Fill, say: Callable[[str], None]
+) -> Strategy:
+    """``sync`` or ``local``; collective over the workers.
+
+    Args:
+        devices: Of this worker.
+    """
     if plan.config.mode == "local":
         return Local(_hierarchy(cluster, plan, say, 2 + cluster.training.node.size), plan, fill)
+    resident = len(devices) == 1 and devices[0].apart
+    if cluster.workers.allreduce(resident, op=MPI.LAND):
+        return Resident(_hierarchy(cluster, plan, say, cluster.training.node.size + 1), plan, devices[0], fill)
     return Sync(_hierarchy(cluster, plan, say, cluster.training.node.size + len(plan.vectors)), plan, fill)
 
 

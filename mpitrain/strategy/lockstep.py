@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..params import Array
 from ..plan import Plan
 from .base import StepResult, Totals, Turn, Work
 
@@ -49,6 +50,12 @@ class Lockstep:
 
     def close(self) -> None:
         """Nothing to do: all have the same parameters."""
+
+    def complete(self, name: str) -> Array:
+        raise NotImplementedError
+
+    def computable(self, name: str) -> Array:
+        return self.complete(name)
 
     def totals(self) -> Totals:
         return Totals(self._loss, self._counted, self._skipped, [])

@@ -148,6 +148,9 @@ class Served:
         for s, far in self._remote:
             self._versions[s] = far.wait_read()
 
+    def computable(self, name: str) -> Array:
+        return self.complete(name)
+
     def complete(self, name: str) -> Array:
         """One of the vectors, as it is now; reading ``params`` makes this worker's the newest."""
         if name == "params":

@@ -7,7 +7,7 @@ import pytest
 
 from mpitrain import Job, data, nn, optim
 from mpitrain.data import Split
-from mpitrain.device import devices_of
+from mpitrain.device import Cpu
 from mpitrain.nn.layer import Layer
 from mpitrain.params import Array
 from mpitrain.replica import replica_of
@@ -56,13 +56,24 @@ def job(*layers: Layer) -> Job:
     )
 
 
-def gradient(devices: int, *layers: Layer, summing: list[Array] | None = None) -> tuple[float, Array]:
+class Apart(Cpu):
+    """The processor, as if it had a memory of its own, like a GPU."""
+
+    apart = True
+
+    def owns(self, array: Array) -> bool:
+        return False
+
+
+def gradient(
+    devices: int, *layers: Layer, summing: list[Array] | None = None, kind: type[Cpu] = Cpu
+) -> tuple[float, Array]:
     """Loss and gradient of one batch on so many devices; ``summing`` collects what is summed over workers."""
     made = job(*layers)
     layout = nn.layout_of(made.model, SHAPE, np.float64)
     params, grads = np.zeros(layout.size), np.full(layout.size, np.nan)
     nn.initialize(made.model, layout, params, 1)
-    replica = replica_of(made, layout, np.float64, devices_of(devices))
+    replica = replica_of(made, layout, np.float64, [kind(i) for i in range(devices)])
     replica.bind(params, grads)
     rng = np.random.default_rng(0)
     examples, labels = rng.standard_normal((BATCH, *SHAPE)), rng.integers(0, 3, BATCH)
@@ -71,6 +82,7 @@ def gradient(devices: int, *layers: Layer, summing: list[Array] | None = None) -
         context.sum_over_workers = lambda array: summing.append(array.copy())
     try:
         for _ in range(2):  # nothing of one batch may stay for the next
+            replica.refresh()
             loss = replica.forward(examples, labels, context)
             replica.backward()
         return loss, grads[: layout.n_trained].copy()
@@ -87,6 +99,37 @@ def test_several_devices_are_one(devices: int) -> None:
     gaps = np.isnan(grads)  # between parameters, where nobody writes
     np.testing.assert_allclose(other[~gaps], grads[~gaps], rtol=1e-10, atol=1e-14)
     assert not np.isnan(other).any()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_device_with_its_own_memory_gives_the_same(devices: int) -> None:
+    loss, grads = gradient(devices)
+    other_loss, other = gradient(devices, kind=Apart)
+    assert other_loss == loss
+    np.testing.assert_array_equal(other[~np.isnan(grads)], grads[~np.isnan(grads)])
+
+
+@pytest.mark.parametrize("device", [Cpu(), Apart()])
+def test_parameters_are_followed(device: Cpu) -> None:
+    """Those that the replica was bound to last, as they were when it was told to look."""
+    made = job()
+    layout = nn.layout_of(made.model, SHAPE, np.float64)
+    params, others, grads = np.zeros(layout.size), np.zeros(layout.size), np.zeros(layout.size)
+    nn.initialize(made.model, layout, params, 1)
+    nn.initialize(made.model, layout, others, 2)
+    rng = np.random.default_rng(0)
+    batch = rng.standard_normal((BATCH, *SHAPE)), rng.integers(0, 3, BATCH)
+    replica = replica_of(made, layout, np.float64, [device])
+
+    def losses(vector: Array) -> float:
+        replica.bind(vector, grads)
+        replica.refresh()
+        return replica.evaluate(*batch)[0]
+
+    first, second = losses(params), losses(others)
+    assert first != second
+    params[:] = others
+    assert losses(params) == second
 
 
 def test_several_devices_twice_are_the_same_bits() -> None:

@@ -1,10 +1,10 @@
-"""Run by an interpreter that has CuPy: what can be known of ``mpitrain.cuda.cupy_kernels`` without a GPU.
+"""Run by an interpreter that has CuPy: what can be known of ``mpitrain.cuda`` without a GPU.
 
 Prints a line for each of the kernels' sources that NVRTC compiles, with the options that CuPy is given.
 """
 
 import ast
-import inspect
+import importlib
 import operator
 import sys
 from pathlib import Path
@@ -16,10 +16,26 @@ ROOT = Path(__file__).parents[3]
 
 
 def check_attributes(path: Path) -> None:
-    """Every ``cupy.<name>...`` in a module is there."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("cupy."):
-            operator.attrgetter(ast.unparse(node).removeprefix("cupy."))(cupy)
+    """Every ``cupy.<name>...`` in a module is there, and every attribute of what it imports from CuPy."""
+    tree = ast.parse(path.read_text())
+    known = {"cupy": "cupy"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cupy"):
+            known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
+            if first in known and "(" not in rest:
+                check(known[first], rest)
+
+
+def check(module: str, attribute: str) -> None:
+    """That a module has an attribute."""
+    if module == "cupy_backends.cuda.libs.cublas":  # imports only where cuBLAS is, a large download
+        (library,) = (Path(cupy.__file__).parents[1] / "cupy_backends" / "cuda" / "libs").glob("cublas.*.so")
+        assert attribute.encode() in library.read_bytes(), attribute
+    else:
+        operator.attrgetter(attribute)(importlib.import_module(module))
 
 
 def compiled(code: str, name: str, options: tuple[str, ...]) -> bytes:
@@ -36,7 +52,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     from mpitrain.cuda import cupy_kernels, sources
 
-    check_attributes(Path(inspect.getfile(cupy_kernels)))
+    for path in (ROOT / "mpitrain" / "cuda").glob("*.py"):
+        check_attributes(path)
     kernels = cupy_kernels.CupyKernels()
     for name in sources.NAMES:
         module = kernels._module(name)  # its arguments are checked; it compiles when a kernel is asked for

@@ -1,0 +1,194 @@
+"""A GPU as a device, by CuPy; nothing imports this module where there is none.
+
+Products are cuBLAS's, element kernels those of ``launch``. Each thread has a current device: whoever computes on a GPU
+enters ``here`` first.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import device as handles
+from cupy.cuda import runtime
+from cupy_backends.cuda.libs import cublas
+
+from ..errors import DeviceError
+from ..params import Array, Shape
+from . import launch
+from .cupy_kernels import CupyKernels
+
+_KERNELS = CupyKernels()
+_WINDOW_BYTES = 1 << 28  # of a convolution at a time: a few launches a layer, and little beside the activations
+
+
+def identify() -> list[str]:
+    """Identifiers of the GPUs that this process may use, by their number; local.
+
+    Raises:
+        DeviceError: The driver is missing or too old, or sees none.
+    """
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        raise DeviceError(str(error)) from error
+    return [bytes(runtime.getDeviceProperties(index)["uuid"]).hex() for index in range(count)]
+
+
+class Gpu:
+    """A CUDA device.
+
+    Args:
+        index: Among those that this process may use.
+        fraction: Of its memory, the most that this process takes.
+        growth: Take memory as it is needed; else all of it at once.
+
+    Raises:
+        DeviceError: The memory cannot be had.
+    """
+
+    apart: bool = True
+    xp: Any = cupy
+    block_bytes: int = _WINDOW_BYTES
+
+    def __init__(self, index: int, fraction: float, growth: bool = True) -> None:
+        self.index = index
+        self._device = cupy.cuda.Device(index)
+        self.name = f"gpu:{index}"
+        with self.here():
+            pool = cupy.get_default_memory_pool()
+            pool.set_limit(fraction=fraction)
+            if not growth:
+                cupy.empty(int(pool.get_limit() * 0.98), np.uint8)  # the pool keeps what is given back to it
+        self._pinned: set[int] = set()
+        launch.use(_KERNELS)
+
+    def here(self) -> AbstractContextManager[object]:
+        """A block in which this thread computes on this GPU.
+
+        Raises:
+            DeviceError: Memory has run out in it.
+        """
+        return _Here(self)
+
+    def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        form: Callable[..., Any] = getattr(launch, kernel.__name__.removeprefix("_"))
+        return form
+
+    def empty(self, shape: Shape, dtype: Any) -> Array:
+        made: Array = cupy.empty(shape, dtype)
+        return made
+
+    def matmul(self, a: Any, b: Any, *, out: Any) -> Array:
+        # Row by row, out is what cuBLAS calls out transposed; so it is given b.T @ a.T.
+        (m, k), n = a.shape, b.shape[1]
+        kind, compute, scalar = _TYPES[out.dtype.char]
+        one, zero = np.ones(1, scalar), np.zeros(1, scalar)
+        left, left_stride = _as_columns(b)
+        right, right_stride = _as_columns(a)
+        # fmt: off
+        cublas.gemmEx(
+            handles.get_cublas_handle(), left, right, n, m, k, one.ctypes.data,
+            b.data.ptr, kind, left_stride, a.data.ptr, kind, right_stride, zero.ctypes.data,
+            out.data.ptr, kind, _row_stride(out), compute, cublas.CUBLAS_GEMM_DEFAULT,
+        )
+        # fmt: on
+        product: Array = out
+        return product
+
+    def owns(self, array: Array) -> bool:
+        return isinstance(array, cupy.ndarray)
+
+    def upload(self, host: Array, out: Array) -> None:
+        out.set(host)  # type: ignore[attr-defined]
+
+    def download(self, there: Array, out: Array) -> None:
+        there.get(out=out)  # type: ignore[attr-defined]
+
+    def numbers(self, value: Any) -> Any:
+        return value.tolist() if isinstance(value, cupy.ndarray) else value
+
+    def pin(self, host: Array) -> None:
+        """Have copies from and to ``host`` pass by no staging buffer, where the driver can; local."""
+        address = host.ctypes.data
+        if address in self._pinned or not host.nbytes:
+            return
+        with self.here(), suppress(runtime.CUDARuntimeError):  # slower, and as right
+            runtime.hostRegister(address, host.nbytes, 0)
+            self._pinned.add(address)
+
+    def free(self) -> None:
+        """Give memory back to the GPU, and let go of the host's; nothing may compute here any more."""
+        with self.here():
+            for address in self._pinned:
+                runtime.hostUnregister(address)
+            self._pinned.clear()
+            cupy.get_default_memory_pool().free_all_blocks()
+
+    def out_of_memory(self, error: MemoryError) -> DeviceError:
+        """What to tell a user whose model does not fit."""
+        free, total = runtime.memGetInfo()
+        others = _users(self.index)
+        use = f", and {others} use it" if others else ""
+        return DeviceError(
+            f"{self.name} is out of memory: {str(error).rstrip('.')}; {free / 2**30:.1f} of {total / 2**30:.1f} GiB "
+            f"are free{use}; lower --batch-size, raise --accumulate-steps or --gpu-memory-fraction, or take more GPUs"
+        )
+
+    def __deepcopy__(self, memo: object) -> Gpu:
+        return self  # a copy of a model computes at the same place
+
+
+class _Here:
+    """Enters a GPU, and tells in words when its memory has run out."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu, self._device = gpu, cupy.cuda.Device(gpu.index)
+
+    def __enter__(self) -> None:
+        self._device.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        told = self._gpu.out_of_memory(error) if isinstance(error, MemoryError) else None
+        self._device.__exit__(kind, error, trace)
+        if told is not None:
+            raise told from error
+
+
+# For each dtype: of the matrices, of the sums, and of the factors in front of them.
+_TYPES = {
+    "f": (runtime.CUDA_R_32F, cublas.CUBLAS_COMPUTE_32F, np.float32),
+    "d": (runtime.CUDA_R_64F, cublas.CUBLAS_COMPUTE_64F, np.float64),
+}
+
+
+def _as_columns(matrix: Array) -> tuple[int, int]:
+    """How cuBLAS, which stores columns, is to read a matrix for its transpose, and how far its rows lie apart."""
+    if _stored_by_rows(matrix):
+        return cublas.CUBLAS_OP_N, _row_stride(matrix)
+    return cublas.CUBLAS_OP_T, _row_stride(matrix.T)
+
+
+def _stored_by_rows(matrix: Array) -> bool:
+    return matrix.strides[1] == matrix.itemsize or matrix.shape[1] == 1
+
+
+def _row_stride(matrix: Array) -> int:
+    """Elements from one row to the next."""
+    rows, columns = matrix.shape
+    return max(columns, matrix.strides[0] // matrix.itemsize) if rows > 1 else columns
+
+
+def _users(index: int) -> str:
+    """Other processes on a GPU, as its driver tells of them; nothing where it does not."""
+    words = ["nvidia-smi", "-i", str(index), "--query-compute-apps=pid,used_memory", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = [line.replace(", ", " with ") for line in answer.stdout.splitlines() if line.strip()]
+    return "processes " + ", ".join(found[:4]) if answer.returncode == 0 and found else ""

@@ -1,0 +1,159 @@
+"""Which devices each worker computes on: the GPUs of its host, shared out fairly, or its processor."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .cluster import Cluster
+from .config import RunConfig
+from .device import CPU, Cpu, Device
+from .errors import ConfigError, DeviceError
+
+
+class Seen(NamedTuple):
+    """What a worker sees on its host.
+
+    Attributes:
+        node: Which node it is on.
+        host: That node's name.
+        gpus: Identifiers of the GPUs that it may use, by their number.
+        why: Why there are none.
+    """
+
+    node: int
+    host: str
+    gpus: list[str]
+    why: str
+
+
+@dataclass(frozen=True)
+class Share:
+    """A GPU for a worker: its number there, and the part of its memory that the worker may take."""
+
+    index: int
+    fraction: float
+
+
+class Choice(NamedTuple):
+    """A rank's devices, and what the chief has to say of everybody's."""
+
+    devices: list[Device]
+    notes: list[str]
+
+
+def choose(cluster: Cluster, config: RunConfig) -> Choice:
+    """The devices of this rank; collective over all ranks.
+
+    Raises:
+        ConfigError: On every rank: GPUs are asked for and are not there.
+    """
+    count = config.devices_per_rank
+    cpus: list[Device] = [CPU] if count == 1 else [Cpu(index) for index in range(count)]
+    if config.device == "cpu":
+        return Choice([CPU] if cluster.is_server else cpus, [])
+    mine = Seen(cluster.node_of[cluster.rank], cluster.host, *(_look() if not cluster.is_server else ([], "")))
+    everyone = cluster.comm.allgather(mine)
+    workers = [everyone[rank] for rank in cluster.worker_ranks]
+    try:
+        check(workers, config)
+    except ConfigError as error:
+        error.everywhere = True
+        raise
+    if cluster.is_server:
+        return Choice([CPU], [])
+    shares = share_out(workers, count, config.gpu_memory_fraction)
+    notes = tell(workers, shares)
+    own = shares[cluster.task_index]
+    if not own:
+        return Choice(cpus, notes)
+    from .cuda.gpu import Gpu
+
+    return Choice([Gpu(share.index, share.fraction, config.gpu_memory_growth) for share in own], notes)
+
+
+def check(workers: Sequence[Seen], config: RunConfig) -> None:
+    """Refuse where GPUs are asked for and are not there.
+
+    Raises:
+        ConfigError: No worker has one under ``--device gpu``, or not every worker has under ``--no-soft-placement``.
+    """
+    without = [index for index, worker in enumerate(workers) if not worker.gpus]
+    if not without or (config.device == "auto" and config.soft_placement):
+        return
+    where = f"worker {without[0]} on {workers[without[0]].host}"
+    why = workers[without[0]].why
+    if len(without) == len(workers):
+        if config.device == "gpu":
+            raise ConfigError(
+                f"--device gpu: no worker has a GPU that CuPy can use ({where}: {why}); "
+                "give --device auto or cpu, or see mpitrain doctor"
+            )
+    elif not config.soft_placement:
+        raise ConfigError(
+            f"--no-soft-placement: {len(without)} of {len(workers)} workers have no GPU ({where}: {why}); "
+            "leave it out to have them compute on their processors"
+        )
+
+
+def share_out(workers: Sequence[Seen], count: int, fraction: float | None) -> list[list[Share]]:
+    """Give each worker ``count`` GPUs of those that it sees, the ones with the fewest takers first.
+
+    GPUs are told apart by their identifiers, so it does not matter whether the scheduler shows all of a node's to every
+    worker or each worker its own.
+
+    Args:
+        fraction: Of a GPU's memory for each worker on it; None for a fair share.
+
+    Returns:
+        For each worker its GPUs; none where it sees none.
+    """
+    takers: Counter[tuple[int, str]] = Counter()
+    taken: list[list[int]] = []
+    for worker in workers:
+        taken.append([])
+        for _ in range(count if worker.gpus else 0):
+            index = min(range(len(worker.gpus)), key=lambda i: (takers[worker.node, worker.gpus[i]], i))
+            takers[worker.node, worker.gpus[index]] += 1
+            taken[-1].append(index)
+    return [
+        [Share(i, fraction or own.count(i) / takers[worker.node, worker.gpus[i]]) for i in own]
+        for worker, own in zip(workers, taken, strict=True)
+    ]
+
+
+def tell(workers: Sequence[Seen], shares: Sequence[Sequence[Share]]) -> list[str]:
+    """What users should know of who computes where."""
+    notes = []
+    without = [index for index, own in enumerate(shares) if not own]
+    if without and len(without) < len(workers):
+        first = workers[without[0]]
+        names = ", ".join(map(str, without[:8])) + (" ..." if len(without) > 8 else "")
+        notes.append(
+            f"no GPU for worker{'s' * (len(without) > 1)} {names} ({first.host}: {first.why}), "
+            f"which compute{'s' * (len(without) == 1)} on the processor"
+        )
+    for node in dict.fromkeys(worker.node for worker in workers):
+        here = [(worker, own) for worker, own in zip(workers, shares, strict=True) if worker.node == node and own]
+        used = {worker.gpus[share.index] for worker, own in here for share in own}
+        if len(here) > len(used):
+            notes.append(
+                f"warning: {len(here)} workers on {here[0][0].host} share {len(used)} GPU{'s' * (len(used) != 1)}, "
+                "and wait for each other there; one worker a GPU is faster"
+            )
+    return notes
+
+
+def _look() -> tuple[list[str], str]:
+    """Identifiers of the GPUs that this process may use, or why there are none; local."""
+    if importlib.util.find_spec("cupy") is None:
+        return [], "CuPy is not installed: pip install 'mpitrain[cuda13]', or cuda12 for an older driver"
+    try:
+        from .cuda.gpu import identify
+
+        return identify(), "no GPU is visible"
+    except (ImportError, DeviceError) as error:
+        return [], str(error).strip().splitlines()[0]

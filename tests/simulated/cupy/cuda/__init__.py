@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import threading
+
+_here = threading.local()
+
+
+def current() -> int:
+    """The device of this thread."""
+    return getattr(_here, "device", 0)
+
+
+class Device:
+    def __init__(self, index: int) -> None:
+        self.id = index
+        self._before: list[int] = []
+
+    def __enter__(self) -> Device:
+        self._before.append(current())
+        _here.device = self.id
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        _here.device = self._before.pop()
+
+
+from . import device, memory, runtime  # noqa: E402
+
+__all__ = ["Device", "current", "device", "memory", "runtime"]

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+
+def get_cublas_handle() -> int:
+    return 1

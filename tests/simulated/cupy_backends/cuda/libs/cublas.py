@@ -1,0 +1,53 @@
+"""cuBLAS's product, by its definition: matrices are stored by columns, ``ld`` elements from one to the next."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
+CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F = 68, 70
+CUBLAS_GEMM_DEFAULT = -1
+
+_TYPES = {0: (np.float32, ctypes.c_float), 1: (np.float64, ctypes.c_double)}
+
+
+def _columns(address: int, kind: int, rows: int, columns: int, ld: int) -> Any:
+    """The matrix (rows, columns) that lies at an address."""
+    assert ld >= max(1, rows), f"ld {ld} of {rows} rows"
+    _, number = _TYPES[kind]
+    size = (columns - 1) * ld + rows
+    flat = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(number)), (size,))
+    return np.lib.stride_tricks.as_strided(flat, (rows, columns), (flat.itemsize, ld * flat.itemsize))
+
+
+def gemmEx(  # noqa: N802
+    handle: int,
+    transa: int,
+    transb: int,
+    m: int,
+    n: int,
+    k: int,
+    alpha: int,
+    a: int,
+    a_type: int,
+    lda: int,
+    b: int,
+    b_type: int,
+    ldb: int,
+    beta: int,
+    c: int,
+    c_type: int,
+    ldc: int,
+    compute: int,
+    algorithm: int,
+) -> None:
+    assert handle == 1 and a_type == b_type == c_type and algorithm == CUBLAS_GEMM_DEFAULT
+    assert compute == {0: CUBLAS_COMPUTE_32F, 1: CUBLAS_COMPUTE_64F}[c_type]
+    _, number = _TYPES[c_type]
+    assert number.from_address(alpha).value == 1 and number.from_address(beta).value == 0
+    left = _columns(a, a_type, m, k, lda) if transa == CUBLAS_OP_N else _columns(a, a_type, k, m, lda).T
+    right = _columns(b, b_type, k, n, ldb) if transb == CUBLAS_OP_N else _columns(b, b_type, n, k, ldb).T
+    _columns(c, c_type, m, n, ldc)[...] = left @ right
