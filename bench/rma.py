@@ -5,7 +5,8 @@
 By default on one host: the worker reads and updates (plain SGD) a shard in shared memory itself; beside it the mail
 that goes between nodes. ``--hosts`` (root, iproute2) puts the two ranks in two network namespaces joined by a bridge,
 where only mail can go; ``--rate`` holds each host's link to that rate. The mail's push waits until the server has the
-gradient (which applies nothing here), its pull brings parameters. All take turns in one run; medians.
+gradient (which applies nothing here), its pull brings parameters; ``bf16`` pushes in half the bytes, with error
+feedback. All take turns in one run; medians.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +44,8 @@ def measure(mib: float, rounds: int) -> None:
     size = int(mib * (1 << 20)) // 4
     roads = Roads(comm, {0: [1]}, {0: [(0, size)]}, size, np.dtype(np.float32), 8)
     grads = np.ones(size, np.float32)
-    times: dict[str, list[float]] = {"put": [], "window": [], "message": []}
+    halved = replace(roads, precision="bfloat16")
+    times: dict[str, list[float]] = {"put": [], "window": [], "message": [], "window, bf16": []}
     if alone:
         times["shared memory"] = []
         shared = SharedArrays(comm)
@@ -51,7 +54,7 @@ def measure(mib: float, rounds: int) -> None:
         updater = Updater(sgd(0.1), layout, params, {})
         shard = Shard(shared, [(0, size)], updater, {"params": params}, Waiting(crowded=False))
         own = np.zeros(size, np.float32)
-    mails = {"window": WindowMail(roads), "message": MessageMail(roads)}
+    mails = {"window": WindowMail(roads), "message": MessageMail(roads), "window, bf16": WindowMail(halved)}
     memory = np.zeros(size, np.float32)
     win = MPI.Win.Create(memory, 4, MPI.INFO_NULL, comm)
     win.Lock_all()
@@ -90,7 +93,8 @@ def measure(mib: float, rounds: int) -> None:
         comm.send(statistics.median(times["put"]), dest=1)
     win.Unlock_all()
     win.Free()
-    mails["window"].free()
+    for name in ("window", "window, bf16"):
+        mails[name].free()
     if alone:
         shared.free()
 
@@ -112,6 +116,8 @@ def put_both_ways(comm, win, grads) -> float:
 def serve(mail, params) -> None:
     while True:
         for client, kind, _ in mail.requests():
+            if kind == PUSH:
+                mail.mailbox(client)
             mail.answer(client, [], params if kind == PULL else None)
             if kind == STOP:
                 return

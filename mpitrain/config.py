@@ -11,6 +11,7 @@ from typing import Any, Literal
 from .errors import ConfigError
 
 Mode = Literal["sync", "async", "ssp", "backup", "local"]
+Precision = Literal["float32", "bfloat16", "float16"]
 SERVED = ("async", "ssp", "backup")  # modes in which parameters live with servers, or in a node's shared memory
 
 
@@ -43,6 +44,9 @@ class RunConfig:
     local_steps: int | None = _option(None, "local: steps between two averages.  [default: 8]", "H")
     elastic_rho: float | None = _option(
         None, "local: pull workers and a center towards each other by this part, in place of averaging.", "RHO"
+    )
+    push_precision: Precision | None = _option(
+        None, "Type that gradients have on their way to servers on other nodes.  [default: that of --dtype]"
     )
     one_sided: bool = _option(True, "Reach servers on other nodes by RMA windows; else by messages.")
     log_device_placement: bool = _option(False, "Print where each rank, layer and vector is.")
@@ -196,6 +200,7 @@ _MODES_OF: dict[str, tuple[Mode, ...]] = {
     "ps_placement": ("async", "ssp", "backup"),
     "placement": ("async", "ssp", "backup"),
     "one_sided": ("async", "ssp", "backup"),
+    "push_precision": ("async", "ssp", "backup"),
     "staleness": ("ssp",),
     "staleness_scaling": ("async", "ssp"),
     "backup_workers": ("backup",),

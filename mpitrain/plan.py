@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .config import RunConfig
+from .config import Precision, RunConfig
 from .device import CPU, Device
 from .errors import ConfigError, DataError, JobError
 from .job import Job
@@ -85,6 +85,12 @@ class Plan:
     def nbytes(self) -> int:
         """Bytes of a vector."""
         return self.layout.size * self.dtype.itemsize
+
+    @property
+    def push_precision(self) -> Precision | None:
+        """Narrower type that gradients have on their way to servers on other nodes; None where they go as they are."""
+        asked = self.config.push_precision
+        return None if asked == self.config.dtype else asked
 
     @property
     def n_servers(self) -> int:

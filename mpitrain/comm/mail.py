@@ -18,9 +18,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..config import Precision
 from ..kernels import kernel
 from ..mpi import MPI, mpi_type
 from ..params import Array
+from .compression import Codec
 from .waiting import Waiting
 
 HEADER = 16  # words: a number, the kind, arguments, a sum
@@ -46,6 +48,7 @@ class Roads:
         size: Length of the vector.
         dtype: Of its elements.
         n_rows: Words that a reply may bring beside a vector, such as accounts.
+        precision: Type that vectors to servers are rounded to on their way; None for ``dtype``.
     """
 
     comm: MPI.Intracomm
@@ -54,6 +57,7 @@ class Roads:
     size: int
     dtype: np.dtype[Any]
     n_rows: int
+    precision: Precision | None = None
 
     def servers(self, worker: int) -> list[int]:
         """Ranks of the servers that a worker writes to."""
@@ -77,6 +81,8 @@ class Mail(Protocol):
 
     def request(self, server: int, kind: int, arguments: Sequence[float], vector: Array | None = None) -> None:
         """Worker: ask a server, sending it its ranges of ``vector``, shape (size,); ``reply`` follows.
+
+        With ``Roads.precision`` they are rounded, and what that leaves out is added to the next vector.
 
         Arguments are integers, or floats that go as their bits (see ``float_of``).
         """
@@ -147,6 +153,28 @@ class _Letters:
         capacity = max((roads.capacity(server) for server in self._servers), default=0)
         yield_s = _YIELD_S + capacity * roads.dtype.itemsize / _SLOW_BYTES_PER_S
         self._waiting = Waiting(crowded=True, yield_s=yield_s)
+        self._codec = None if roads.precision is None else Codec(roads.precision, roads.dtype)
+        self._sent_dtype = roads.dtype if self._codec is None else self._codec.wire
+        coded = self._codec is not None
+        self._wire = np.zeros(roads.size if coded and self._servers else 0, self._sent_dtype)
+        self._left = np.zeros(len(self._wire), roads.dtype)
+        held = roads.capacity(self._rank) if coded and self._clients else 0
+        self._decoded = {client: np.zeros(held, roads.dtype) for client in self._clients}
+
+    def _as_sent(self, vector: Array, server: int) -> Array:
+        """A vector whose ranges of this server's are to be sent, in the type that travels."""
+        if self._codec is None:
+            return vector
+        for lo, hi in self._roads.ranges[server]:
+            self._codec.encode(vector[lo:hi], self._left[lo:hi], self._wire[lo:hi])
+        return self._wire
+
+    def _as_read(self, mailbox: Array, client: int) -> Array:
+        """What has arrived from a client, in the vectors' type."""
+        if self._codec is None:
+            return mailbox
+        self._codec.decode(mailbox, self._decoded[client])
+        return self._decoded[client]
 
     def _wait(self, arrived: Callable[[], bool]) -> None:
         self._waiting.until(lambda spins: arrived(), self._progress)
@@ -168,17 +196,18 @@ class WindowMail(_Letters):
         count = self._header_count(self._rank)
         is_worker = bool(self._servers)
         words = self._vectors_at(self._rank) // 8
+        kept = roads.dtype if is_worker else self._sent_dtype
         elements = roads.size
         if not is_worker:
             elements = len(self._clients) * self._capacity(self._rank) if self._clients else 0
-        raw = np.zeros(words * 8 + elements * self._itemsize + 2 * _LINE, np.uint8)
+        raw = np.zeros(words * 8 + elements * kept.itemsize + 2 * _LINE, np.uint8)
         self._memory = raw[-raw.ctypes.data % _LINE :]  # so that vectors begin on a cache line
         self._headers = self._memory[: count * HEADER * 8].view(np.int64).reshape(count, HEADER)
         # Behind the headers: a worker's rows; and a server's bells, the numbers of requests whose vectors are coming.
         behind = self._memory[count * HEADER * 8 :]
         self.rows = behind[: roads.n_rows * 8 if is_worker else 0].view(np.int64)
         self._bells = behind[: count * 8 if self._clients else 0].view(np.int64)
-        vectors = self._memory[words * 8 : words * 8 + elements * self._itemsize].view(roads.dtype)
+        vectors = self._memory[words * 8 : words * 8 + elements * kept.itemsize].view(kept)
         self.vector = vectors
         self._mailboxes = vectors.reshape(len(self._clients), -1) if self._clients else vectors
         self._probed = np.zeros(8, np.uint8)
@@ -211,10 +240,11 @@ class WindowMail(_Letters):
         self._numbers[index] += 1
         if vector is not None:
             self._put(self._numbers[index : index + 1], server, self._bell_at(server, slot))
-            at = self._vectors_at(server) + slot * self._capacity(server) * self._itemsize
+            sent, itemsize = self._as_sent(vector, server), self._sent_dtype.itemsize
+            at = self._vectors_at(server) + slot * self._capacity(server) * itemsize
             for lo, hi in self._roads.ranges[server]:
-                self._put(vector[lo:hi], server, at)
-                at += (hi - lo) * self._itemsize
+                self._put(sent[lo:hi], server, at)
+                at += (hi - lo) * itemsize
             self._win.Flush(server)  # before the header says that it is there
         self._put_header(_words(int(self._numbers[index]), kind, arguments), server, slot)
 
@@ -238,7 +268,7 @@ class WindowMail(_Letters):
         return bool((self._bells > self._numbers).any())
 
     def mailbox(self, client: int) -> Array:
-        return self._mailboxes[self._clients.index(client)]
+        return self._as_read(self._mailboxes[self._clients.index(client)], client)
 
     def answer(
         self, client: int, arguments: Sequence[float], vector: Array | None = None, rows: Array | None = None
@@ -291,13 +321,13 @@ class MessageMail(_Letters):
         self.vector = np.zeros(roads.size if self._servers else 0, roads.dtype)
         self.rows = np.zeros(roads.n_rows, np.int64)
         capacity = roads.capacity(self._rank) if self._clients else 0
-        self._mailboxes = {client: np.zeros(capacity, roads.dtype) for client in self._clients}
+        self._mailboxes = {client: np.zeros(capacity, self._sent_dtype) for client in self._clients}
         self._sending: list[tuple[MPI.Request, Array]] = []  # what is under way must be kept
 
     def request(self, server: int, kind: int, arguments: Sequence[float], vector: Array | None = None) -> None:
         self._send(_words(int(vector is not None), kind, arguments), server, _REQUEST)
         if vector is not None:
-            self._send(self._compact(vector, server), server, _VECTOR)
+            self._send(self._compact(self._as_sent(vector, server), server), server, _VECTOR)
 
     def reply(self, server: int) -> list[int]:
         self._wait(lambda: self._comm.Iprobe(server, _REPLY))
@@ -328,7 +358,7 @@ class MessageMail(_Letters):
         return False
 
     def mailbox(self, client: int) -> Array:
-        return self._mailboxes[client]
+        return self._as_read(self._mailboxes[client], client)
 
     def answer(
         self, client: int, arguments: Sequence[float], vector: Array | None = None, rows: Array | None = None

@@ -147,6 +147,8 @@ class Store:
         cluster, nodes = self.cluster, self.nodes
         clients = {holder: [w for w in cluster.worker_ranks if not nodes.same(w, holder)] for holder in self.holders}
         if not any(clients.values()):
+            if self.plan.push_precision is not None:
+                say("--push-precision changes nothing: all workers share memory with all servers")
             return None
         plan = self.plan
         roads = Roads(
@@ -156,6 +158,7 @@ class Store:
             size=plan.layout.size,
             dtype=plan.dtype,
             n_rows=plan.workers * ACCOUNT_WORDS,
+            precision=plan.push_precision,
         )
         return open_mail(roads, plan.config.one_sided, say)
 

@@ -106,6 +106,22 @@ def test_with_one_worker_every_mode_is_one_process(
     assert_same_bits(train(openmpi, n, tmp_path, *how, *what), one_process(*what))
 
 
+@pytest.mark.parametrize("road", [(), ("--no-one-sided",)], ids=" ".join)
+@pytest.mark.parametrize(
+    ("flags", "precision", "tolerance"),
+    [(("--dtype", "float64"), "float32", 1e-6), ((), "bfloat16", 3e-2), ((), "float16", 3e-3)],
+    ids=["float32", "bfloat16", "float16"],
+)
+def test_pushes_in_fewer_bits_come_to_nearly_the_same(
+    openmpi: Mpi, road, flags, precision: str, tolerance: float, one_process, tmp_path: Path
+) -> None:
+    flags = ("--optimizer", "momentum", *flags)
+    how = ("--mode", "async", "--ps", "2", "--no-shared-memory", "--push-precision", precision, *road)
+    found, exact = train(openmpi, 3, tmp_path, *how, *flags), one_process(*flags)
+    assert_close(found, exact, tolerance)
+    assert any(found[name].tobytes() != exact[name].tobytes() for name in found), "nothing was rounded"
+
+
 @pytest.mark.parametrize(
     ("how", "what"),
     [

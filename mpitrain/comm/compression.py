@@ -1,0 +1,111 @@
+"""Gradients in fewer bits on their way to a server, with error feedback: what one loses is added to the next.
+
+Seide, Fu, Droppo, Li and Yu, 1-bit stochastic gradient descent, Interspeech 2014, section 3; that it converges like the
+exact method: Karimireddy, Rebjock, Stich and Jaggi, Error feedback fixes SignSGD, ICML 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..config import Precision
+from ..kernels import kernel
+from ..params import Array
+
+_BLOCK = 1 << 14  # elements at a time: what lies between two steps stays in the second-level cache
+
+
+class Codec:
+    """Rounds a vector's elements to a narrower type, and remembers what that left out; local.
+
+    Args:
+        precision: The narrower type.
+        dtype: Of the vectors.
+
+    Attributes:
+        wire: Type of the numbers that travel; bfloat16 travels as uint16.
+    """
+
+    def __init__(self, precision: Precision, dtype: np.dtype[Any]) -> None:
+        self.wire = np.dtype(np.uint16 if precision == "bfloat16" else precision)
+        self._is_bfloat16 = precision == "bfloat16"
+        self._exact, self._back = np.empty(_BLOCK, dtype), np.empty(_BLOCK, dtype)
+        self._single = np.empty(_BLOCK, np.float32)
+
+    def encode(self, vector: Array, left: Array, out: Array) -> None:
+        """Set ``out`` to ``vector + left``, rounded to the nearest, and ``left`` to what that left out.
+
+        Elements too large become the largest there is, and the rest of them is left for the next time. NaN and
+        infinity pass, and leave nothing.
+
+        Args:
+            vector, left: Shape (n,), of the vectors' type.
+            out: Shape (n,), of the type ``wire``.
+        """
+        for part in _blocks(len(vector)):
+            count = part.stop - part.start
+            exact, back = self._exact[:count], self._back[:count]
+            np.add(vector[part], left[part], out=exact)
+            with np.errstate(over="ignore"):
+                self._narrow(exact, out[part])
+            self._widen(out[part], back)
+            _leave(exact, back, left[part])
+
+    def decode(self, wire: Array, out: Array) -> None:
+        """Set ``out``, of the vectors' type, to what ``encode`` has made, each shape (n,)."""
+        for part in _blocks(len(wire)):
+            self._widen(wire[part], out[part])
+
+    def _widen(self, wire: Array, out: Array) -> None:
+        if not self._is_bfloat16:
+            np.copyto(out, wire)
+            return
+        single = self._single[: len(wire)]
+        _widen_bfloat16(wire, single.view(np.uint32))
+        np.copyto(out, single)
+
+    def _narrow(self, exact: Array, out: Array) -> None:
+        if self._is_bfloat16:
+            single = self._single[: len(exact)]
+            np.copyto(single, exact, casting="same_kind")
+            _round_bfloat16(single.view(np.uint32), out)
+            return
+        np.copyto(out, exact, casting="same_kind")
+        too_large = np.isinf(out) & np.isfinite(exact)
+        if too_large.any():  # of float16; nobody's gradient exceeds float32
+            np.copyto(out, np.copysign(float(np.finfo(np.float16).max), exact), where=too_large, casting="same_kind")
+
+
+def _blocks(size: int) -> Iterator[slice]:
+    return (slice(start, min(start + _BLOCK, size)) for start in range(0, size, _BLOCK))
+
+
+@kernel
+def _leave(exact: Array, back: Array, left: Array) -> None:
+    """``left = exact - back``, and nothing where that is not a number."""
+    zero = left.dtype.type(0)
+    for i in range(left.size):
+        rest = exact[i] - back[i]
+        left[i] = rest if rest - rest == zero else zero
+
+
+@kernel
+def _widen_bfloat16(wire: Array, bits: Array) -> None:
+    for i in range(bits.size):
+        bits[i] = np.uint32(wire[i]) << np.uint32(16)
+
+
+@kernel
+def _round_bfloat16(bits: Array, out: Array) -> None:
+    """The upper halves of float32s, given as their bits, rounded to the nearest, of two to the even one."""
+    # NaN becomes this one, for rounding could make infinity of its bits; what is finite stays so.
+    nan, infinite, largest = np.uint32(0x7FC0), np.uint32(0x7F800000), np.uint32(0x7F7F)
+    for i in range(out.size):
+        magnitude = bits[i] & np.uint32(0x7FFFFFFF)
+        sign = (bits[i] >> np.uint32(16)) & np.uint32(0x8000)
+        rounded = (magnitude + np.uint32(0x7FFF) + ((magnitude >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        rounded = min(rounded, largest) if magnitude < infinite else rounded
+        out[i] = np.uint16(sign | (nan if magnitude > infinite else rounded))
