@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,23 +29,27 @@ from .plan import split_batch
 T = TypeVar("T")
 
 
-class Replica(Protocol):
+class Replica:
     """What computes gradients. Every method is local, but for layers that communicate (see ``Context``)."""
 
     def bind(self, params: Array, grads: Array) -> None:
         """Compute with ``params`` and write to ``grads``, shape (layout.size,) each, from now on."""
+        raise NotImplementedError
 
     def refresh(self) -> None:
         """Take notice of the parameters as they are now; to be called whenever they have changed."""
 
     def forward(self, examples: Array, labels: Array, context: Context) -> float:
         """The loss of a batch, weighted by ``context.weight``; shapes as ``Loader.batch`` returns them."""
-
-    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
-        """The sum of the losses of some examples, and how many are predicted right; see ``Loss.evaluate``."""
+        raise NotImplementedError
 
     def backward(self) -> None:
         """Assign the gradient of what the last ``forward`` returned."""
+        raise NotImplementedError
+
+    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
+        """The sum of the losses of some examples, and how many are predicted right; see ``Loss.evaluate``."""
+        raise NotImplementedError
 
     def watch(self, told: Callable[[int], None]) -> None:
         """Have ``told(i)`` called in ``backward`` when the model's children from the i-th on have their gradients.
@@ -55,16 +59,18 @@ class Replica(Protocol):
 
     def here(self) -> AbstractContextManager[object]:
         """A block in which the vectors that this is bound to may be computed with."""
+        return nullcontext()
 
     def fetched(self, vector: Array) -> Array:
         """A vector that this is bound to, in this process's memory: itself or a copy."""
+        return vector
 
     def close(self) -> None:
         """End what runs beside the caller, and give memory back."""
 
 
-class Single:
-    """A model in this process's memory, on one device."""
+class Single(Replica):
+    """A model that computes with the vectors themselves, on one device."""
 
     def __init__(self, model: Layer, loss: Loss, layout: Layout, device: Device) -> None:
         self._model, self._loss, self._layout = model, loss, layout
@@ -75,12 +81,6 @@ class Single:
     def bind(self, params: Array, grads: Array) -> None:
         bind(self._model, self._layout, params, grads)
 
-    def refresh(self) -> None:
-        """Nothing to do: it computes with the parameters themselves."""
-
-    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
-        return self._loss.evaluate(self._model.forward(examples, Context()), labels)
-
     def forward(self, examples: Array, labels: Array, context: Context) -> float:
         outputs = self._model.forward(examples, context)
         loss, self._gradient = self._loss(outputs, labels, context.weight)
@@ -89,29 +89,23 @@ class Single:
     def backward(self) -> None:
         self._model.backward(self._gradient)
 
+    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
+        return self._loss.evaluate(self._model.forward(examples, Context()), labels)
+
     def watch(self, told: Callable[[int], None]) -> None:
         if isinstance(self._model, Sequential):
             self._model.after_backward = told
 
-    def here(self) -> AbstractContextManager[object]:
-        return nullcontext()
 
-    def fetched(self, vector: Array) -> Array:
-        return vector
-
-    def close(self) -> None:
-        """Nothing to do."""
-
-
-class Offloaded:
+class Offloaded(Replica):
     """A model on a device with memory of its own.
 
     Vectors that it is bound to may lie there already. Where they are this process's, parameters go there when they have
     changed, and gradients come back.
     """
 
-    def __init__(self, model: Layer, loss: Loss, layout: Layout, dtype: Any, device: Device) -> None:
-        self._device, self._size, self._dtype = device, layout.size, np.dtype(dtype)
+    def __init__(self, model: Layer, loss: Loss, layout: Layout, device: Device) -> None:
+        self._device = device
         self._inner = Single(model, loss, layout, device)
         self._copies: dict[Any, Array] = {}
 
@@ -138,20 +132,17 @@ class Offloaded:
             loss = self._inner.forward(self._sent("examples", examples), self._sent("labels", labels), context)
             return float(self._device.numbers(loss))
 
-    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
-        with self._device.here():
-            found = self._inner.evaluate(self._sent("examples", examples), self._sent("labels", labels))
-            loss, correct = found if isinstance(found, tuple) else self._device.numbers(found)
-            return float(self._device.numbers(loss)), None if correct is None else int(correct)
-
     def backward(self) -> None:
         with self._device.here():
             self._inner.backward()
             if self._is_apart:
                 self._device.download(self._copy("grads", self._grads), self._grads)
 
-    def watch(self, told: Callable[[int], None]) -> None:
-        """Nothing to do: gradients arrive together."""
+    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
+        with self._device.here():
+            found = self._inner.evaluate(self._sent("examples", examples), self._sent("labels", labels))
+            loss, correct = found if isinstance(found, tuple) else self._device.numbers(found)
+            return float(self._device.numbers(loss)), None if correct is None else int(correct)
 
     def here(self) -> AbstractContextManager[object]:
         return self._device.here()
@@ -196,13 +187,13 @@ class Offloaded:
         return sum_by_host
 
 
-class Towers:
+class Towers(Replica):
     """Copies of the model on several devices, each in a thread of its own; the first in the caller's."""
 
     def __init__(self, job: Job, layout: Layout, dtype: Any, devices: Sequence[Device]) -> None:
         copies = [copy.deepcopy((job.model, job.loss)) for _ in devices]
         pairs = zip(copies, devices, strict=True)
-        self._towers: list[Replica] = [_on_one(*of_job, layout, dtype, device) for of_job, device in pairs]
+        self._towers: list[Replica] = [_on_one(*of_job, layout, device) for of_job, device in pairs]
         self._rows = np.zeros((len(devices), layout.size), dtype)
         self._order = np.arange(len(devices))
         self._threads = ThreadPoolExecutor(len(devices) - 1, "tower")
@@ -234,15 +225,6 @@ class Towers:
     def backward(self) -> None:
         self._on_all(lambda index: self._towers[index].backward())
         sum_rows(self._rows, self._order, 0, self._rows.shape[1], 1.0, self._grads)
-
-    def watch(self, told: Callable[[int], None]) -> None:
-        """Nothing to do: gradients are summed when all towers have theirs."""
-
-    def here(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def fetched(self, vector: Array) -> Array:
-        return vector
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -305,9 +287,9 @@ class Meeting:
 def replica_of(job: Job, layout: Layout, dtype: Any, devices: Sequence[Device] = (CPU,)) -> Replica:
     """The replica of a rank that computes on ``devices``."""
     if len(devices) == 1:
-        return _on_one(job.model, job.loss, layout, dtype, devices[0])
+        return _on_one(job.model, job.loss, layout, devices[0])
     return Towers(job, layout, dtype, devices)
 
 
-def _on_one(model: Layer, loss: Loss, layout: Layout, dtype: Any, device: Device) -> Replica:
-    return Offloaded(model, loss, layout, dtype, device) if device.apart else Single(model, loss, layout, device)
+def _on_one(model: Layer, loss: Loss, layout: Layout, device: Device) -> Replica:
+    return (Offloaded if device.apart else Single)(model, loss, layout, device)
