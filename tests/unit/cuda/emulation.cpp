@@ -132,8 +132,8 @@ bool release(int first, int last, State state) {
         if (fibers[thread].state != state) return false;
     for (int thread = first; thread < last; ++thread) {
         const Fiber &one = fibers[first], &other = fibers[thread];
-        const bool is_there = one.line == other.line && (state == State::at_barrier || one.exchanges == other.exchanges);
-        if (!is_there) report("threads wait for each other at different places");
+        const bool are_even = state == State::at_barrier || one.exchanges == other.exchanges;
+        if (one.line != other.line || !are_even) report("threads wait for each other at different places");
         fibers[thread].state = State::ready;
     }
     return true;

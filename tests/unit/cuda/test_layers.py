@@ -64,32 +64,41 @@ def steps(layers: list[nn.Layer], criterion: nn.Loss, x: np.ndarray, labels: np.
 
 def test_a_model_of_images(same: Compare) -> None:
     x = np.random.default_rng(0).standard_normal((4, 9, 8, 2))
-    same(
-        lambda: steps(
-            [
-                *(nn.Conv2D(2, 4, 3), nn.BatchNorm(4), nn.ReLU(), nn.MaxPool(2)),
-                *(nn.Conv2D(4, 5, (2, 3), 1, 1), nn.LeakyReLU(), nn.MaxPool(3, 1), nn.GELU()),
-                *(nn.Conv2D(5, 3, 1, padding="valid"), nn.Tanh(), nn.Flatten()),
-                *(nn.Dropout(0.3), nn.Dense(18, 6), nn.LayerNorm(6), nn.Sigmoid()),
-            ],
-            nn.SoftmaxCrossEntropy(),
-            x,
-            np.array([0, 5, 3, 3]),
-        )
-    )
+
+    def run() -> list[np.ndarray]:
+        layers = [
+            *(nn.Conv2D(2, 4, 3), nn.BatchNorm(4), nn.ReLU(), nn.MaxPool(2)),
+            *(nn.Conv2D(4, 5, (2, 3), 1, 1), nn.LeakyReLU(), nn.MaxPool(3, 1), nn.GELU()),
+            *(nn.Conv2D(5, 3, 1, padding="valid"), nn.Tanh(), nn.Flatten()),
+            *(nn.Dropout(0.3), nn.Dense(18, 6), nn.LayerNorm(6), nn.Sigmoid()),
+        ]
+        return steps(layers, nn.SoftmaxCrossEntropy(), x, np.array([0, 5, 3, 3]))
+
+    same(run)
 
 
-def test_a_model_of_words(same: Compare) -> None:
+@pytest.mark.parametrize(
+    ("criterion", "labels"),
+    [(nn.SigmoidCrossEntropy(), np.array([0, 1, 1, 0, 1, 0])), (nn.MeanSquaredError(), np.arange(6.0))],
+)
+def test_a_model_of_words(same: Compare, criterion: nn.Loss, labels: np.ndarray) -> None:
     x = np.random.default_rng(0).integers(0, 11, (6, 5)).astype(float)
-    layers = lambda: [nn.Embedding(11, 7), nn.LayerNorm(7), nn.Dropout(0.5), nn.Flatten(), nn.Dense(35, 1)]  # noqa: E731
-    same(lambda: steps(layers(), nn.SigmoidCrossEntropy(), x, np.array([0, 1, 1, 0, 1, 0])))
-    same(lambda: steps(layers(), nn.MeanSquaredError(), x, np.arange(6.0)))
+
+    def run() -> list[np.ndarray]:
+        layers = [nn.Embedding(11, 7), nn.LayerNorm(7), nn.Dropout(0.5), nn.Flatten(), nn.Dense(35, 1)]
+        return steps(layers, criterion, x, labels)
+
+    same(run)
 
 
 def test_average_pooling(same: Compare) -> None:
     x = np.random.default_rng(0).standard_normal((3, 6, 6, 2))
-    layers = lambda: [nn.Conv2D(2, 3, 3), nn.AveragePool(3, 2), nn.Flatten()]  # noqa: E731
-    same(lambda: steps(layers(), nn.MeanSquaredError(), x, np.ones((3, 12))))
+
+    def run() -> list[np.ndarray]:
+        layers = [nn.Conv2D(2, 3, 3), nn.AveragePool(3, 2), nn.Flatten()]
+        return steps(layers, nn.MeanSquaredError(), x, np.ones((3, 12)))
+
+    same(run)
 
 
 @pytest.mark.parametrize(

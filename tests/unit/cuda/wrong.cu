@@ -26,7 +26,7 @@ KERNEL one_value_too_far(float* x, long long n) {
 
 KERNEL a_pack_too_far(float* x, long long n) {
     const long long i = thread_number() * 4;
-    if (i < n) *reinterpret_cast<Pack<float>*>(x + i) = {};
+    if (i < n) *reinterpret_cast<Pack<float, 4>*>(x + i) = {};
 }
 
 KERNEL shared_too_far(float* x, long long n) {
