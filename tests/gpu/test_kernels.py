@@ -4,16 +4,14 @@ import importlib.util
 
 import pytest
 
+if importlib.util.find_spec("cupy") is None:
+    pytest.skip("CuPy is not installed", allow_module_level=True)
+
+import cupy
+
+if not cupy.is_available():
+    pytest.skip("no NVIDIA GPU", allow_module_level=True)
+
 from tests.unit.cuda.cases import *  # noqa: F403
 
-
-def _why_not() -> str:
-    """Why there is no GPU to run on, or nothing."""
-    if importlib.util.find_spec("cupy") is None:
-        return "CuPy is not installed"
-    import cupy
-
-    return "" if cupy.is_available() else "no NVIDIA GPU"
-
-
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "-")]
+pytestmark = pytest.mark.gpu

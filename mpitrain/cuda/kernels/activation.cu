@@ -27,13 +27,13 @@ __device__ T normal_distribution(T x) {
 
 template <typename T>
 __device__ void gelu(long long n, const T* x, T* phi, T* y) {
-    constexpr int size = Pack<T>::size;
-    for (long long i = thread_number() * size; i < n; i += thread_count() * size) {
-        const Pack<T> values = load(x, i, 0, n);
-        const Pack<T> shares = map_pack<T>(normal_distribution<T>, values);
-        store(phi, i, 0, n, shares);
-        store(y, i, 0, n, map_pack<T>([](T value, T share) { return value * share; }, values, shares));
-    }
+    const bool aligned = is_aligned<kPack<T>>(x) && is_aligned<kPack<T>>(phi) && is_aligned<kPack<T>>(y);
+    each_pack<kPack<T>>(n, aligned, [=](auto size, long long i) {
+        const auto values = load<size.value>(x + i);
+        const auto shares = map_pack(normal_distribution<T>, values);
+        store(phi + i, shares);
+        store(y + i, map_pack([](T value, T share) { return value * share; }, values, shares));
+    });
 }
 
 template <typename T>

@@ -6,12 +6,16 @@
 template <typename S, typename T>
 __device__ void take(const S* stored, const long long* numbers, long long count, int columns, T factor, T* out) {
     each_cell(count, (columns + 3) / 4, [=](long long row, int pack) {
-        const Pack<S, 4> source = load<S, 4>(stored + numbers[row] * columns, pack * 4LL, 0, columns);
-        Pack<T, 4> target;
+        const S* const source = stored + numbers[row] * columns;
+        T* const target = out + row * columns;
+        const bool aligned = is_aligned<4>(source) && is_aligned<4>(target);
+        whole_or_single<4>(pack * 4LL, 0, columns, aligned, [=](auto size, long long i) {
+            const auto values = load<size.value>(source + i);
+            Pack<T, size.value> scaled;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) target[j] = factor * (T)source[j];
-        T* const line = out + row * columns;
-        store(line, pack * 4LL, 0, columns, target);
+            for (int j = 0; j < size.value; ++j) scaled[j] = factor * (T)values[j];
+            store(target + i, scaled);
+        });
     });
 }
 

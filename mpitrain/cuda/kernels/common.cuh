@@ -11,34 +11,38 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 __device__ __forceinline__ long long thread_number() { return blockIdx.x * (long long)blockDim.x + threadIdx.x; }
 __device__ __forceinline__ long long thread_count() { return gridDim.x * (long long)blockDim.x; }
 
-// N values that lie together, and that one instruction moves: 16 bytes, unless N is given.
-template <typename T, int N = 16 / sizeof(T)>
+// N values that lie together, and that one instruction moves.
+template <typename T, int N>
 struct alignas(N * sizeof(T)) Pack {
-    static constexpr int size = N;
     T values[N];
     __device__ __forceinline__ T& operator[](int j) { return values[j]; }
     __device__ __forceinline__ const T& operator[](int j) const { return values[j]; }
 };
 
-template <typename T, int N>
+template <int N>
+struct Size {
+    static constexpr int value = N;
+};
+
+template <typename T>
+constexpr int kPack = 16 / sizeof(T);
+
+template <int N, typename T>
 __device__ __forceinline__ bool is_aligned(const T* place) {
-    return reinterpret_cast<unsigned long long>(place) % sizeof(Pack<T, N>) == 0;
+    return reinterpret_cast<unsigned long long>(place) % (N * sizeof(T)) == 0;
 }
 
-// x[i], x[i + 1], ...; zeros outside [lo, hi). What is not aligned is read value by value.
-template <typename T, int N = 16 / sizeof(T)>
-__device__ __forceinline__ Pack<T, N> load(const T* x, long long i, long long lo, long long hi) {
-    if (lo <= i && i + N <= hi && is_aligned<T, N>(x + i)) return *reinterpret_cast<const Pack<T, N>*>(x + i);
-    Pack<T, N> pack;
-#pragma unroll
-    for (int j = 0; j < N; ++j) pack[j] = lo <= i + j && i + j < hi ? x[i + j] : T(0);
-    return pack;
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> load(const T* place) {
+    return *reinterpret_cast<const Pack<T, N>*>(place);
 }
 
-// Stores said to be of 16 bytes: nvcc 13.5 makes of a pack's assignment, in some kernels, a store for each value.
+// Said to be of 16 bytes: nvcc 13.5 makes of a pack's assignment, in some kernels, a store for each value.
 template <typename T, int N>
-__device__ __forceinline__ void store_whole(T* place, const Pack<T, N>& pack) {
-    if constexpr (sizeof(T) == 4) {
+__device__ __forceinline__ void store(T* place, const Pack<T, N>& pack) {
+    if constexpr (N == 1) {
+        *place = pack[0];
+    } else if constexpr (sizeof(T) == 4) {
         __stwb(reinterpret_cast<float4*>(place), float4{pack[0], pack[1], pack[2], pack[3]});
     } else {
 #pragma unroll
@@ -46,38 +50,48 @@ __device__ __forceinline__ void store_whole(T* place, const Pack<T, N>& pack) {
     }
 }
 
-template <typename T, int N>
-__device__ __forceinline__ void store(T* x, long long i, long long lo, long long hi, const Pack<T, N>& pack) {
-    if (lo <= i && i + N <= hi && is_aligned<T, N>(x + i)) {
-        store_whole(x + i, pack);
+// f(Size<N>(), i) where the whole pack may be moved at once; else f(Size<1>(), ...) for those of it in [lo, hi). So all
+// loads of the first case come one after the other, with no branch between them that would wait.
+template <int N, typename F>
+__device__ __forceinline__ void whole_or_single(long long i, long long lo, long long hi, bool aligned, F f) {
+    if (aligned && lo <= i && i + N <= hi) {
+        f(Size<N>(), i);
         return;
     }
-#pragma unroll
+#pragma unroll 1
     for (int j = 0; j < N; ++j)
-        if (lo <= i + j && i + j < hi) x[i + j] = pack[j];
+        if (lo <= i + j && i + j < hi) f(Size<1>(), i + j);
 }
 
-template <typename T, typename F, typename... Packs>
-__device__ __forceinline__ Pack<T> map_pack(F f, const Packs&... packs) {
-    Pack<T> result;
+// The same for all of [0, n), by a line of threads.
+template <int N, typename F>
+__device__ __forceinline__ void each_pack(long long n, bool aligned, F f) {
+    for (long long i = thread_number() * N; i < n; i += thread_count() * N) whole_or_single<N>(i, 0, n, aligned, f);
+}
+
+template <typename F, typename T, int N, typename... Packs>
+__device__ __forceinline__ Pack<T, N> map_pack(F f, const Pack<T, N>& first, const Packs&... others) {
+    Pack<T, N> result;
 #pragma unroll
-    for (int j = 0; j < Pack<T>::size; ++j) result[j] = f(packs[j]...);
+    for (int j = 0; j < N; ++j) result[j] = f(first[j], others[j]...);
     return result;
 }
 
 // out[i] = f(in[i]...); out may be one of the inputs, for a thread reads its values before it writes them.
 template <typename T, typename F, typename... Inputs>
 __device__ __forceinline__ void map(long long n, F f, T* out, const Inputs*... in) {
-    constexpr int size = Pack<T>::size;
-    for (long long i = thread_number() * size; i < n; i += thread_count() * size)
-        store(out, i, 0, n, map_pack<T>(f, load(in, i, 0, n)...));
+    const bool aligned = (is_aligned<kPack<T>>(out) && ... && is_aligned<kPack<T>>(in));
+    each_pack<kPack<T>>(n, aligned, [=](auto size, long long i) {
+        store(out + i, map_pack(f, load<size.value>(in + i)...));
+    });
 }
 
 // f(row, column) for all of a matrix, by rows of 32 threads: the lanes of a warp have neighbouring columns.
 template <typename F>
 __device__ __forceinline__ void each_cell(long long rows, int columns, F f) {
-    for (long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y; row < rows; row += gridDim.x * blockDim.y)
-        for (long long column = blockIdx.y * blockDim.x + threadIdx.x; column < columns; column += gridDim.y * blockDim.x)
+    const int down = gridDim.x * blockDim.y, across = gridDim.y * blockDim.x;
+    for (long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y; row < rows; row += down)
+        for (long long column = blockIdx.y * blockDim.x + threadIdx.x; column < columns; column += across)
             f(row, (int)column);
 }
 

@@ -18,25 +18,32 @@ __device__ void take_rows(const T* weight, const void* numbers, int kind, long l
 }
 
 // The transpose, as a gather: a warp looks through all numbers, 32 at once, for those that name its row, and adds their
-// gradients in the batch's order. It does so for 32 packs of the row at a time.
+// gradients in the batch's order. Each lane keeps four columns, of which a warp's lanes have neighbouring ones.
 template <typename T>
 __device__ void add_rows(const T* dy, const void* numbers, int kind, long long count, long long vocabulary,
                          int features, T* weight_grad) {
+    constexpr int columns = 4;
     const int lane = threadIdx.x;
     for (long long row = team_number(); row < vocabulary; row += team_count()) {
-        for (int first = blockIdx.y * kWarp * Pack<T>::size; first < features;
-             first += gridDim.y * kWarp * Pack<T>::size) {
-            const int column = first + lane * Pack<T>::size;
-            Pack<T> total{};
+        for (int first = blockIdx.y * kWarp * columns; first < features; first += gridDim.y * kWarp * columns) {
+            T total[columns] = {};
             for (long long start = 0; start < count; start += kWarp) {
                 const long long i = start + lane;
                 const bool is_hit = i < count && named_row(numbers, kind, i, vocabulary) == row;
                 for (unsigned hits = __ballot_sync(kAllLanes, is_hit); hits != 0; hits &= hits - 1) {
                     const T* const line = dy + (start + __ffs(hits) - 1) * features;
-                    total = map_pack<T>(Sum::of<T>, total, load(line, column, 0, features));
+#pragma unroll
+                    for (int k = 0; k < columns; ++k) {
+                        const int column = first + k * kWarp + lane;
+                        if (column < features) total[k] += line[column];
+                    }
                 }
             }
-            store(weight_grad + row * features, column, 0, features, total);
+#pragma unroll
+            for (int k = 0; k < columns; ++k) {
+                const int column = first + k * kWarp + lane;
+                if (column < features) weight_grad[row * features + column] = total[k];
+            }
         }
     }
 }

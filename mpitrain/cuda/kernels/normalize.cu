@@ -5,7 +5,7 @@
 
 #include "common.cuh"
 
-// parts[blockIdx.y] = the sums of first(i, j) and of second(i, j) over this block's rows i, for each column j.
+// parts[blockIdx.y] = the sums of the two that terms(element, column) gives, over this block's rows, for each column.
 template <typename F>
 __device__ void sum_columns(long long rows, int columns, double* parts, F terms) {
     __shared__ double2 lines[8][kWarp];
@@ -53,58 +53,60 @@ __device__ void layer_gradient_sums(const T* normal, const T* dy, long long rows
     });
 }
 
-// values[column], values[column + 1], ...; after the last comes the first again.
-template <typename T, typename S>
-__device__ __forceinline__ Pack<T> around(const S* values, int column, int columns) {
-    Pack<T> pack;
+// values[column], values[column + 1], ...; after the last comes the first again. In one load where no pack reaches
+// beyond the last, as ``together`` says.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> around(const T* values, int column, int columns, bool together) {
+    if (together) return load<N>(values + column);
+    Pack<T, N> pack;
 #pragma unroll
-    for (int j = 0; j < Pack<T>::size; ++j) {
+    for (int j = 0; j < N; ++j) {
         pack[j] = values[column];
         column = column + 1 == columns ? 0 : column + 1;
     }
     return pack;
 }
 
-// The same, in one load where a pack never reaches beyond the last.
-template <typename T>
-__device__ __forceinline__ Pack<T> of_columns(const T* values, int column, int columns) {
-    return columns % Pack<T>::size == 0 ? load(values, column, 0, columns) : around<T>(values, column, columns);
-}
-
 template <typename T>
 __device__ void normalize(const T* x, const T* center, const T* inverse, const T* scale, const T* shift, long long n,
                           int columns, T* y) {
-    constexpr int size = Pack<T>::size;
-    for (long long i = thread_number() * size; i < n; i += thread_count() * size) {
+    constexpr int N = kPack<T>;
+    const bool aligned = is_aligned<N>(x) && is_aligned<N>(y);
+    const bool together = columns % N == 0 && is_aligned<N>(center) && is_aligned<N>(inverse) &&
+                          is_aligned<N>(scale) && is_aligned<N>(shift);
+    auto normal = [](T value, T center, T inverse, T scale, T shift) {
+        return (value - center) * inverse * scale + shift;
+    };
+    each_pack<N>(n, aligned, [=](auto size, long long i) {
+        constexpr int width = decltype(size)::value;  // NVRTC takes no size.value in the functions within
         const int column = i % columns;
-        auto normal = [](T value, T center, T inverse, T scale, T shift) {
-            return (value - center) * inverse * scale + shift;
-        };
-        store(y, i, 0, n,
-              map_pack<T>(normal, load(x, i, 0, n), of_columns(center, column, columns),
-                          of_columns(inverse, column, columns), of_columns(scale, column, columns),
-                          of_columns(shift, column, columns)));
-    }
+        auto of = [=](const T* values) { return around<width>(values, column, columns, together); };
+        store(y + i, map_pack(normal, load<width>(x + i), of(center), of(inverse), of(scale), of(shift)));
+    });
 }
 
 // means: of dy, then of dy times the normalized x; float64, one for each column.
 template <typename T>
 __device__ void normalize_backward(const T* x, const T* center, const T* inverse, const T* scale, const double* means,
                                    long long n, int columns, T* dy) {
-    constexpr int size = Pack<T>::size;
-    for (long long i = thread_number() * size; i < n; i += thread_count() * size) {
+    constexpr int N = kPack<T>;
+    const bool aligned = is_aligned<N>(x) && is_aligned<N>(dy);
+    const bool together =
+        columns % N == 0 && is_aligned<N>(center) && is_aligned<N>(inverse) && is_aligned<N>(scale);
+    auto slope = [](T value, T gradient, T center, T inverse, T scale, double total, double moment) {
+        return scale * inverse * (gradient - T(total) - (value - center) * inverse * T(moment));
+    };
+    each_pack<N>(n, aligned, [=](auto size, long long i) {
+        constexpr int width = decltype(size)::value;  // NVRTC takes no size.value in the functions within
         const int column = i % columns;
-        auto slope = [](T value, T gradient, T center, T inverse, T scale, T total, T moment) {
-            return scale * inverse * (gradient - total - (value - center) * inverse * moment);
-        };
-        store(dy, i, 0, n,
-              map_pack<T>(slope, load(x, i, 0, n), load(dy, i, 0, n), of_columns(center, column, columns),
-                          of_columns(inverse, column, columns), of_columns(scale, column, columns),
-                          around<T>(means, column, columns), around<T>(means + columns, column, columns)));
-    }
+        auto of = [=](const T* values) { return around<width>(values, column, columns, together); };
+        auto mean = [=](const double* values) { return around<width>(values, column, columns, false); };
+        store(dy + i, map_pack(slope, load<width>(x + i), load<width>(dy + i), of(center), of(inverse),
+                               of(scale), mean(means), mean(means + columns)));
+    });
 }
 
-// A team's row, read from memory once and kept in shared memory where it fits; each thread uses only what it wrote there.
+// A team's row, read from memory once and kept in shared memory where it fits; a thread uses only what it wrote there.
 template <typename T>
 __device__ void layer_norm(const T* x, T eps, const T* scale, const T* shift, long long rows, int columns, T* normal,
                            T* inverse, T* y) {

@@ -1,8 +1,8 @@
 // The optimizers' arithmetic: the CUDA form of optim/rules.py, one pass over memory for all that a step does.
 //
 // The vector is cut into chunks, and a block walks over the segments that its chunk meets. Packs lie at multiples of
-// their size from the vector's start, whatever the segments' bounds are: so the same threads load 16 bytes at once
-// wherever a segment is cut, and only its first and last values one by one.
+// their size from the vector's start, whatever the segments' bounds are: so 16 bytes are moved at once wherever a
+// segment is cut, and only its first and last values one by one.
 
 #include "common.cuh"
 
@@ -38,11 +38,12 @@ __device__ __forceinline__ void each_part(const Segments& segments, long long si
     }
 }
 
-// f(i) for the first element of each pack of which some lies in [lo, hi).
+// f(size, i) for the packs of [lo, hi), or their elements, by the threads of a block.
 template <typename T, typename F>
-__device__ __forceinline__ void each_pack(long long lo, long long hi, F f) {
-    constexpr int size = Pack<T>::size;
-    for (long long i = lo / size * size + threadIdx.x * size; i < hi; i += blockDim.x * size) f(i);
+__device__ __forceinline__ void each_pack_of(long long lo, long long hi, bool aligned, F f) {
+    constexpr int N = kPack<T>;
+    for (long long i = lo / N * N + threadIdx.x * N; i < hi; i += blockDim.x * N)
+        whole_or_single<N>(i, lo, hi, aligned, f);
 }
 
 // Gradients: rows ``stride`` apart, added in an order. The first element of a row belongs to element ``origin``.
@@ -54,14 +55,17 @@ struct Rows {
     int count;
     long long origin;
 
-    __device__ __forceinline__ Pack<T> sum(long long i, long long lo, long long hi, T scale) const {
-        Pack<T> total = one(0, i, lo, hi);
-        for (int r = 1; r < count; ++r) total = map_pack<T>(Sum::of<T>, total, one(r, i, lo, hi));
-        return map_pack<T>([scale](T value) { return scale * value; }, total);
+    template <int N>
+    __device__ __forceinline__ Pack<T, N> sum(long long i, T scale) const {
+        const T* const place = first + (i - origin);
+        Pack<T, N> total = load<N>(place + order[0] * stride);
+#pragma unroll 1
+        for (int r = 1; r < count; ++r) total = map_pack(Sum::of<T>, total, load<N>(place + order[r] * stride));
+        return map_pack([scale](T value) { return scale * value; }, total);
     }
 
-    __device__ __forceinline__ Pack<T> one(int r, long long i, long long lo, long long hi) const {
-        return load(first + order[r] * stride, i - origin, lo - origin, hi - origin);
+    __device__ __forceinline__ bool are_aligned() const {
+        return is_aligned<kPack<T>>(first - origin) && stride % kPack<T> == 0;
     }
 };
 
@@ -136,19 +140,16 @@ struct Rmsprop {
     }
 };
 
-// The vectors that a step changes; average is null where there is none.
+// The vectors that a step changes; those are null that there are not, which counts as aligned.
 template <typename T>
 struct Vectors {
     T *params, *slot0, *slot1, *average;
-};
 
-template <typename T>
-__device__ __forceinline__ void follow_params(const Vectors<T>& to, long long i, long long lo, long long hi,
-                                              const Pack<T>& params, T follow) {
-    if (to.average == nullptr) return;
-    auto nearer = [follow](T average, T value) { return average + follow * (value - average); };
-    store(to.average, i, lo, hi, map_pack<T>(nearer, load(to.average, i, lo, hi), params));
-}
+    __device__ __forceinline__ bool are_aligned() const {
+        constexpr int N = kPack<T>;
+        return is_aligned<N>(params) && is_aligned<N>(slot0) && is_aligned<N>(slot1) && is_aligned<N>(average);
+    }
+};
 
 // What a segment says of the gradient and of decay.
 template <typename T>
@@ -156,31 +157,33 @@ struct Factors {
     T scale, l2, keep;
 };
 
-template <typename T, typename Rule>
-__device__ __forceinline__ void train_pack(const Rule& rule, const Factors<T>& factors, const Rows<T>& rows,
-                                           const Vectors<T>& to, T follow, long long i, long long lo, long long hi) {
-    Pack<T> gradient = rows.sum(i, lo, hi, factors.scale), params = load(to.params, i, lo, hi), slot0{}, slot1{};
-    if constexpr (Rule::slots > 0) slot0 = load(to.slot0, i, lo, hi);
-    if constexpr (Rule::slots > 1) slot1 = load(to.slot1, i, lo, hi);
+template <int N, typename T, typename Rule>
+__device__ __forceinline__ void train(const Rule& rule, const Factors<T>& factors, const Rows<T>& rows,
+                                      const Vectors<T>& to, T follow, long long i) {
+    Pack<T, N> params = load<N>(to.params + i), slot0{}, slot1{}, average{};
+    if constexpr (Rule::slots > 0) slot0 = load<N>(to.slot0 + i);
+    if constexpr (Rule::slots > 1) slot1 = load<N>(to.slot1 + i);
+    if (to.average != nullptr) average = load<N>(to.average + i);
+    Pack<T, N> gradient = rows.template sum<N>(i, factors.scale);  // last, for it waits where there are several rows
 #pragma unroll
-    for (int j = 0; j < Pack<T>::size; ++j) {
+    for (int j = 0; j < N; ++j) {
         if (factors.l2 != 0) gradient[j] += factors.l2 * params[j];
         params[j] *= factors.keep;
         rule(params[j], gradient[j], slot0[j], slot1[j]);
+        average[j] += follow * (params[j] - average[j]);
     }
-    store(to.params, i, lo, hi, params);
-    if constexpr (Rule::slots > 0) store(to.slot0, i, lo, hi, slot0);
-    if constexpr (Rule::slots > 1) store(to.slot1, i, lo, hi, slot1);
-    follow_params(to, i, lo, hi, params, follow);
+    store(to.params + i, params);
+    if constexpr (Rule::slots > 0) store(to.slot0 + i, slot0);
+    if constexpr (Rule::slots > 1) store(to.slot1 + i, slot1);
+    if (to.average != nullptr) store(to.average + i, average);
 }
 
 // State is added to, and its average is a copy.
-template <typename T>
-__device__ __forceinline__ void add_pack(T scale, const Rows<T>& rows, const Vectors<T>& to, long long i, long long lo,
-                                         long long hi) {
-    const Pack<T> params = map_pack<T>(Sum::of<T>, load(to.params, i, lo, hi), rows.sum(i, lo, hi, scale));
-    store(to.params, i, lo, hi, params);
-    if (to.average != nullptr) store(to.average, i, lo, hi, params);
+template <int N, typename T>
+__device__ __forceinline__ void add(T scale, const Rows<T>& rows, const Vectors<T>& to, long long i) {
+    const Pack<T, N> params = map_pack(Sum::of<T>, load<N>(to.params + i), rows.template sum<N>(i, scale));
+    store(to.params + i, params);
+    if (to.average != nullptr) store(to.average + i, params);
 }
 
 template <typename T, typename Rule>
@@ -188,13 +191,18 @@ __device__ __forceinline__ void update_segments(Constants constants, const Segme
                                                 const double* l2, const double* shrink, const Rows<T>& rows,
                                                 long long size, const Vectors<T>& to, double follow) {
     const Rule rule(constants);
+    const bool aligned = rows.are_aligned() && to.are_aligned();
     each_part(segments, size, [&](long long, int s, long long lo, long long hi) {
-        if (!segments.is_trained(s)) {
-            each_pack<T>(lo, hi, [&](long long i) { add_pack(T(scales[s]), rows, to, i, lo, hi); });
-            return;
-        }
         const Factors<T> factors{T(scales[s]), T(l2[s]), T(1 - shrink[s])};
-        each_pack<T>(lo, hi, [&](long long i) { train_pack(rule, factors, rows, to, T(follow), i, lo, hi); });
+        if (segments.is_trained(s)) {
+            each_pack_of<T>(lo, hi, aligned, [&](auto width, long long i) {
+                train<width.value>(rule, factors, rows, to, T(follow), i);
+            });
+        } else {
+            each_pack_of<T>(lo, hi, aligned, [&](auto width, long long i) {
+                add<width.value>(factors.scale, rows, to, i);
+            });
+        }
     });
 }
 
@@ -203,23 +211,21 @@ struct Squares {
     double params, gradient;
 };
 
-template <typename T, bool directed>
-__device__ __forceinline__ Squares measure_pack(const Adam<T>& rule, T decay, const Rows<T>& rows, T* own,
-                                                const Vectors<T>& of, long long i, long long lo, long long hi) {
-    Squares squares{0, 0};
-    Pack<T> gradient = rows.sum(i, lo, hi, T(1)), slot0{}, slot1{};
-    const Pack<T> params = load(of.params, i, lo, hi);
-    if constexpr (directed) slot0 = load(of.slot0, i, lo, hi), slot1 = load(of.slot1, i, lo, hi);
+template <bool directed, int N, typename T>
+__device__ __forceinline__ void measure(const Adam<T>& rule, T decay, const Rows<T>& rows, T* own,
+                                        const Vectors<T>& of, long long i, Squares& squares) {
+    const Pack<T, N> params = load<N>(of.params + i);
+    Pack<T, N> slot0{}, slot1{};
+    if constexpr (directed) slot0 = load<N>(of.slot0 + i), slot1 = load<N>(of.slot1 + i);
+    Pack<T, N> gradient = rows.template sum<N>(i, T(1));
 #pragma unroll
-    for (int j = 0; j < Pack<T>::size; ++j) {
-        if (i + j < lo || i + j >= hi) continue;  // there the direction may be 0 / 0
+    for (int j = 0; j < N; ++j) {
         if constexpr (directed) gradient[j] = rule.direction(gradient[j], slot0[j], slot1[j]) + decay * params[j];
         squares.params += (double)params[j] * params[j];
         squares.gradient += (double)gradient[j] * gradient[j];
     }
-    if constexpr (directed) store(of.slot0, i, lo, hi, slot0), store(of.slot1, i, lo, hi, slot1);
-    store(own, i, lo, hi, gradient);
-    return squares;
+    if constexpr (directed) store(of.slot0 + i, slot0), store(of.slot1 + i, slot1);
+    store(own + i, gradient);
 }
 
 // parts[chunk + s] is the sum of what chunk and segment s have in common: no other pair has the same number, for both
@@ -229,16 +235,17 @@ __device__ __forceinline__ void measure_segments(Constants constants, const Segm
                                                  const Rows<T>& rows, T* own, long long size, const Vectors<T>& of,
                                                  Squares* parts) {
     const Adam<T> rule(constants);
+    const bool aligned = rows.are_aligned() && of.are_aligned() && is_aligned<kPack<T>>(own);
     each_part(segments, size, [&](long long chunk, int s, long long lo, long long hi) {
         if (!segments.is_trained(s)) {
-            each_pack<T>(lo, hi, [&](long long i) { store(own, i, lo, hi, rows.sum(i, lo, hi, T(1))); });
+            each_pack_of<T>(lo, hi, aligned, [&](auto width, long long i) {
+                store(own + i, rows.template sum<width.value>(i, T(1)));
+            });
             return;
         }
         Squares total{0, 0};
-        each_pack<T>(lo, hi, [&](long long i) {
-            const Squares more = measure_pack<T, directed>(rule, T(decay[s]), rows, own, of, i, lo, hi);
-            total.params += more.params;
-            total.gradient += more.gradient;
+        each_pack_of<T>(lo, hi, aligned, [&](auto width, long long i) {
+            measure<directed, width.value>(rule, T(decay[s]), rows, own, of, i, total);
         });
         total.params = reduce_block<Sum>(total.params);
         total.gradient = reduce_block<Sum>(total.gradient);

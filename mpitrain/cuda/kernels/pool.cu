@@ -5,8 +5,7 @@
 
 #include "common.cuh"
 
-// Windows of ``size`` by ``size``, ``stride`` apart, on images of ``height`` by ``width``, of which there are ``down`` by
-// ``right`` an image.
+// Windows of ``size`` by ``size``, ``stride`` apart: ``down`` by ``right`` of them on an image of ``height`` by ``width``.
 struct Windows {
     int height, width, channels, down, right, size, stride;
 

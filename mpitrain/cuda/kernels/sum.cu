@@ -6,13 +6,13 @@
 template <typename T>
 __device__ void sum_rows(long long n, const T* rows, long long stride, const long long* order, int count, T factor,
                          T* out) {
-    constexpr int size = Pack<T>::size;
-    for (long long i = thread_number() * size; i < n; i += thread_count() * size) {
-        Pack<T> total = load(rows + order[0] * stride, i, 0, n);
+    const bool aligned = is_aligned<kPack<T>>(rows) && stride % kPack<T> == 0 && is_aligned<kPack<T>>(out);
+    each_pack<kPack<T>>(n, aligned, [=](auto size, long long i) {
+        auto total = load<size.value>(rows + order[0] * stride + i);
         for (int r = 1; r < count; ++r)
-            total = map_pack<T>(Sum::of<T>, total, load(rows + order[r] * stride, i, 0, n));
-        store(out, i, 0, n, map_pack<T>([factor](T value) { return factor * value; }, total));
-    }
+            total = map_pack(Sum::of<T>, total, load<size.value>(rows + order[r] * stride + i));
+        store(out + i, map_pack([factor](T value) { return factor * value; }, total));
+    });
 }
 
 // sums[j] = the sum of parts[:, j], and scale times it for the first; by one block.

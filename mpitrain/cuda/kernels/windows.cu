@@ -2,8 +2,8 @@
 
 #include "common.cuh"
 
-// Images (batch, lines, columns, channels); windows (batch, down_count, right_count, at least height * width * channels),
-// the first at line ``start * down``, then ``down`` and ``right`` apart.
+// Images (batch, lines, columns, channels); windows (batch, down_count, right_count, row), where a row has at least
+// height * width * channels values. The first is at line ``start * down``, others ``down`` and ``right`` apart.
 struct Windows {
     int lines, columns, channels, start, down, right, height, width, down_count, right_count, row;
 };

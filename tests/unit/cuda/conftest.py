@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mpitrain.cuda
+from mpitrain.cuda import launch
 
 from .cases import Device
 from .emulated import EmulatedKernels, build
@@ -27,8 +29,13 @@ def _put(array: np.ndarray, shift: int) -> np.ndarray:
     return there
 
 
-@pytest.fixture(scope="session")
-def device(library: Path) -> Device:
-    """Runs everything in both orders: what depends on one of them is a race."""
+@pytest.fixture(scope="session", params=[launch._BLOCKS, 3], ids=["wide", "narrow"])
+def device(library: Path, request: pytest.FixtureRequest) -> Iterator[Device]:
+    """Runs everything in both orders: what depends on one of them is a race.
+
+    On a grid of three blocks threads loop many times, as on a GPU they do only over arrays that are too large here.
+    """
     places = [EmulatedKernels(library), EmulatedKernels(library, is_reversed=True)]
-    return Device(places, _put, np.array)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "_BLOCKS", request.param)
+        yield Device(places, _put, np.array)

@@ -132,30 +132,33 @@ bool release(int first, int last, State state) {
         if (fibers[thread].state != state) return false;
     for (int thread = first; thread < last; ++thread) {
         const Fiber &one = fibers[first], &other = fibers[thread];
-        const bool is_there = one.line == other.line && (state == State::at_barrier || one.exchanges == other.exchanges);
-        if (!is_there) report("threads wait for each other at different places");
+        const bool are_even = state == State::at_barrier || one.exchanges == other.exchanges;
+        if (one.line != other.line || !are_even) report("threads wait for each other at different places");
         fibers[thread].state = State::ready;
     }
     return true;
 }
 
-void run_block(int threads, bool reversed) {
-    for (Fiber& fiber : fibers) fiber.state = State::ready, fiber.exchanges = 0;
-    for (;;) {
-        for (int i = 0; i < threads && error.empty(); ++i) {
-            const int thread = reversed ? threads - 1 - i : i;
+// Runs the threads of a warp until all have ended or are at a barrier, or one waits for another that does not come.
+void run_warp(int first, bool reversed) {
+    do {
+        for (int i = 0; i < 32 && error.empty(); ++i) {
+            const int thread = first + (reversed ? 31 - i : i);
             if (fibers[thread].state == State::ready) go_on(thread);
         }
-        if (!error.empty()) return;
-        int done = 0;
-        for (int thread = 0; thread < threads; ++thread) done += fibers[thread].state == State::done;
-        if (done == threads) return;
-        bool released = false;
-        for (int warp = 0; warp < threads; warp += 32) released |= release(warp, warp + 32, State::in_warp);
-        released |= release(0, threads, State::at_barrier);
-        if (!error.empty()) return;
-        if (!released) report("divergence: some threads wait at a barrier or in a warp's exchange, others do not come");
-    }
+    } while (error.empty() && release(first, first + 32, State::in_warp));
+}
+
+// Each warp goes as far as it can before the next begins: where a barrier is missing, it is far ahead.
+void run_block(int threads, bool reversed) {
+    for (Fiber& fiber : fibers) fiber.state = State::ready, fiber.exchanges = 0;
+    do {
+        for (int i = 0; i < threads; i += 32) run_warp(reversed ? threads - 32 - i : i, reversed);
+    } while (error.empty() && release(0, threads, State::at_barrier));
+    int done = 0;
+    for (const Fiber& fiber : fibers) done += fiber.state == State::done;
+    if (error.empty() && done < threads)
+        report("divergence: some threads wait at a barrier or in a warp's exchange, others do not come");
 }
 
 void check(const void* place, std::size_t size) {

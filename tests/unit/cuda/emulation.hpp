@@ -101,7 +101,8 @@ inline void __syncthreads(int line = __builtin_LINE()) { emulation::wait_for_blo
 
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int apart, int line = __builtin_LINE()) {
-    return emulation::from_bits<T>(emulation::exchange(mask, emulation::bits_of(value), line)[emulation::lane() ^ apart]);
+    const unsigned long long* const words = emulation::exchange(mask, emulation::bits_of(value), line);
+    return emulation::from_bits<T>(words[emulation::lane() ^ apart]);
 }
 
 inline unsigned __ballot_sync(unsigned mask, bool vote, int line = __builtin_LINE()) {

@@ -48,7 +48,7 @@ def test_what_is_wrong_is_told(wrong: Path, name: str, n: int, shift: int, told:
         run(wrong, name, n, shift)
 
 
-@pytest.mark.parametrize("name", ["race", "last_writer"])
+@pytest.mark.parametrize("name", ["race", "last_writer", "one_barrier_too_few"])
 def test_a_race_gives_other_bits_in_the_other_order(wrong: Path, name: str) -> None:
     assert run(wrong, name, 200).tobytes() != run(wrong, name, 200, is_reversed=True).tobytes()
 

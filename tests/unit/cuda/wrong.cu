@@ -26,7 +26,7 @@ KERNEL one_value_too_far(float* x, long long n) {
 
 KERNEL a_pack_too_far(float* x, long long n) {
     const long long i = thread_number() * 4;
-    if (i < n) *reinterpret_cast<Pack<float>*>(x + i) = {};
+    if (i < n) *reinterpret_cast<Pack<float, 4>*>(x + i) = {};
 }
 
 KERNEL shared_too_far(float* x, long long n) {
@@ -43,3 +43,16 @@ KERNEL race(float* x, long long n) {
 }
 
 KERNEL last_writer(float* x, long long n) { x[n - 1] = threadIdx.x; }
+
+KERNEL one_barrier_too_few(float* x, long long n) {
+    __shared__ float shared[8];
+    float total = 0;
+    for (int round = 0; round < n; ++round) {  // a barrier is missing here: a warp may still read
+        const float all = reduce_warp<Sum>(float(threadIdx.x));
+        if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = all + round;
+        __syncthreads();
+        for (int warp = 0; warp < 8; ++warp) total += shared[warp];
+    }
+    if (threadIdx.x == 0) x[0] = total;
+    if (threadIdx.x == 255) x[1] = total;
+}

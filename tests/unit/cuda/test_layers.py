@@ -1,0 +1,149 @@
+"""Layers, losses, optimizers and batches as they call the kernels: with the emulated ones in place of Numba's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from mpitrain import nn, optim
+from mpitrain.cuda import launch
+from mpitrain.data import Resident, loader
+from mpitrain.nn import activation, dense, dropout, loss, normalize, pool, windows
+from mpitrain.optim import rules
+from tests.unit.gradients import bound
+
+from .cases import Device
+
+Compare = Callable[[Callable[[], list[np.ndarray]]], None]
+REPLACED = {
+    activation: "relu relu_in_place relu_backward leaky_relu gelu gelu_backward tanh_backward sigmoid sigmoid_backward",
+    dense: "take_rows add_rows",
+    pool: "max_pool max_pool_2 max_pool_backward average_pool average_pool_backward",
+    windows: "copy_windows add_windows",
+    dropout: "drop",
+    normalize: "moment_sums normalize gradient_sums normalize_backward layer_norm layer_norm_backward",
+    loss: "softmax_gradient softmax_evaluate sigmoid_gradient sigmoid_evaluate square_gradient square_evaluate",
+    loader: "take",
+}
+
+
+@pytest.fixture
+def same(device: Device, monkeypatch: pytest.MonkeyPatch) -> Compare:
+    """Runs a function with the Numba forms and with the emulated kernels, and compares the arrays that it returns."""
+
+    def compare(function: Callable[[], list[np.ndarray]]) -> None:
+        expected = [np.array(array) for array in function()]
+        launch.use(device.places[0])
+        with monkeypatch.context() as patch:
+            for module, names in REPLACED.items():
+                for name in names.split():
+                    patch.setattr(module, f"_{name}", getattr(launch, name))
+            for name in ("update_segments", "measure_segments"):
+                patch.setattr(rules, name, getattr(launch, name))
+            found = function()
+        for one, two in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
+
+    return compare
+
+
+def steps(layers: list[nn.Layer], criterion: nn.Loss, x: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
+    """Outputs, loss and gradients of a step, and what validation says."""
+    model = nn.Sequential(*layers)
+    _, _, grads = bound(model, x.shape[1:])
+    outputs = model.forward(x.copy(), nn.Context(training=True, position=70, seed=3, weight=0.25))
+    total, slope = criterion(outputs, labels, 0.25)
+    seen = [outputs.copy(), np.array(total)]
+    model.backward(slope)
+    outputs = model.forward(x.copy(), nn.Context())
+    evaluated = criterion.evaluate(outputs, labels)
+    return [*seen, np.nan_to_num(grads), outputs, np.array([part for part in np.ravel(evaluated) if part is not None])]
+
+
+def test_a_model_of_images(same: Compare) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 9, 8, 2))
+
+    def run() -> list[np.ndarray]:
+        layers = [
+            *(nn.Conv2D(2, 4, 3), nn.BatchNorm(4), nn.ReLU(), nn.MaxPool(2)),
+            *(nn.Conv2D(4, 5, (2, 3), 1, 1), nn.LeakyReLU(), nn.MaxPool(3, 1), nn.GELU()),
+            *(nn.Conv2D(5, 3, 1, padding="valid"), nn.Tanh(), nn.Flatten()),
+            *(nn.Dropout(0.3), nn.Dense(18, 6), nn.LayerNorm(6), nn.Sigmoid()),
+        ]
+        return steps(layers, nn.SoftmaxCrossEntropy(), x, np.array([0, 5, 3, 3]))
+
+    same(run)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "labels"),
+    [(nn.SigmoidCrossEntropy(), np.array([0, 1, 1, 0, 1, 0])), (nn.MeanSquaredError(), np.arange(6.0))],
+)
+def test_a_model_of_words(same: Compare, criterion: nn.Loss, labels: np.ndarray) -> None:
+    x = np.random.default_rng(0).integers(0, 11, (6, 5)).astype(float)
+
+    def run() -> list[np.ndarray]:
+        layers = [nn.Embedding(11, 7), nn.LayerNorm(7), nn.Dropout(0.5), nn.Flatten(), nn.Dense(35, 1)]
+        return steps(layers, criterion, x, labels)
+
+    same(run)
+
+
+def test_average_pooling(same: Compare) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 6, 6, 2))
+
+    def run() -> list[np.ndarray]:
+        layers = [nn.Conv2D(2, 3, 3), nn.AveragePool(3, 2), nn.Flatten()]
+        return steps(layers, nn.MeanSquaredError(), x, np.ones((3, 12)))
+
+    same(run)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optim.sgd(0.1, l2=0.05),
+        optim.momentum(0.05, clip_norm=0.5),
+        optim.nesterov(0.05, 0.8),
+        optim.adamw(0.01, weight_decay=0.5),
+        optim.adagrad(0.1),
+        optim.rmsprop(0.01, 0.9),
+        optim.lamb(0.01, weight_decay=0.1),
+        optim.lars(0.1, clip_norm=0.5),
+    ],
+    ids=lambda optimizer: type(optimizer).__name__,
+)
+def test_optimizers(same: Compare, optimizer: optim.Optimizer) -> None:
+    model = nn.Sequential(nn.Dense(67, 80), nn.BatchNorm(80), nn.Dense(80, 3))
+    layout = nn.layout_of(model, (67,), np.float64)
+    rows = np.random.default_rng(1).standard_normal((3, layout.size))
+
+    def run() -> list[np.ndarray]:
+        params, average = np.random.default_rng(0).standard_normal((2, layout.size))
+        slots = {name: np.zeros(layout.size) for name in optimizer.slots}
+        updater = optim.Updater(optimizer, layout, params, slots, average, optim.moving_average(0.9))
+        for step in range(3):
+            for lo, hi in ((0, 1001), (1001, layout.size)):
+                if not updater.needs_sums:
+                    updater.update(lo, hi, rows, step)
+            if updater.needs_sums:
+                own = np.zeros(layout.size)
+                sums = updater.prepare(0, layout.size, rows, own, step)
+                updater.finish(0, layout.size, own, sums, step)
+        return [params, average, *slots.values()]
+
+    same(run)
+
+
+def test_batches(same: Compare) -> None:
+    rng = np.random.default_rng(0)
+    resident = Resident(rng.integers(0, 256, (20, 4, 3)).astype(np.uint8), np.arange(20))
+
+    def run() -> list[np.ndarray]:
+        examples, labels = np.zeros((6, 4, 3), np.float32), np.zeros(6, np.int64)
+        resident.take(np.array([3, 19, 0, 3, 7, 8]), 1 / 255, examples, labels)
+        return [examples, labels]
+
+    same(run)
