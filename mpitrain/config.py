@@ -59,6 +59,9 @@ class RunConfig:
     gpu_memory_fraction: float | None = _option(
         None, "Of a GPU's memory, the part that a worker may take.  [default: a fair share]", "PART"
     )
+    precision: Literal["float32", "tf32", "bfloat16"] = _option(
+        "float32", "Of a GPU's products of matrices, whose sums stay float32; tf32 and bfloat16 use its tensor cores."
+    )
     gpu_memory_growth: bool = _option(True, "Take a GPU's memory as it is needed; else all of the part at once.")
     devices_per_rank: int = _option(1, "Cut a rank's batch over so many devices.", "N")
     dtype: Literal["float32", "float64"] = _option("float32", "Type of parameters and of all arithmetic.")
@@ -103,6 +106,9 @@ class RunConfig:
             raise ConfigError(f"--elastic-rho is {self.elastic_rho}: give a number between 0 and 1")
         if self.gpu_memory_fraction is not None and not 0 < self.gpu_memory_fraction <= 1:
             raise ConfigError(f"--gpu-memory-fraction is {self.gpu_memory_fraction}: give a number above 0, 1 at most")
+        if self.precision != "float32" and (self.dtype != "float32" or self.device == "cpu"):
+            other = "--device cpu" if self.device == "cpu" else f"--dtype {self.dtype}"
+            raise ConfigError(f"--precision {self.precision} goes with GPUs and float32: leave it or {other} out")
         if self.histogram_steps and self.tensorboard is False:
             raise ConfigError("--histogram-steps goes with TensorBoard events: leave out --no-tensorboard")
         if self.keep_every and not self.keep:

@@ -72,7 +72,8 @@ def choose(cluster: Cluster, config: RunConfig) -> Choice:
         return Choice(cpus, notes)
     from .cuda.gpu import Gpu
 
-    return Choice([Gpu(share.index, share.fraction, config.gpu_memory_growth) for share in own], notes)
+    gpus: list[Device] = [Gpu(share.index, share.fraction, config.gpu_memory_growth, config.precision) for share in own]
+    return Choice(gpus, notes)
 
 
 def check(workers: Sequence[Seen], config: RunConfig) -> None:
@@ -82,6 +83,8 @@ def check(workers: Sequence[Seen], config: RunConfig) -> None:
         ConfigError: No worker has one under ``--device gpu``, or not every worker has under ``--no-soft-placement``.
     """
     without = [index for index, worker in enumerate(workers) if not worker.gpus]
+    if len(without) == len(workers) and config.precision != "float32":
+        raise ConfigError(f"--precision {config.precision} is for GPUs, and no worker has one: leave it out")
     if not without or (config.device == "auto" and config.soft_placement):
         return
     where = f"worker {without[0]} on {workers[without[0]].host}"

@@ -46,6 +46,8 @@ class Gpu:
         index: Among those that this process may use.
         fraction: Of its memory, the most that this process takes.
         growth: Take memory as it is needed; else all of it at once.
+        precision: ``float32``; or what float32 matrices are rounded to for products on tensor cores, whose sums are
+            float32 all the same: ``tf32`` or ``bfloat16``.
 
     Raises:
         DeviceError: The memory cannot be had.
@@ -55,8 +57,8 @@ class Gpu:
     xp: Any = cupy
     block_bytes: int = _WINDOW_BYTES
 
-    def __init__(self, index: int, fraction: float, growth: bool = True) -> None:
-        self.index = index
+    def __init__(self, index: int, fraction: float, growth: bool = True, precision: str = "float32") -> None:
+        self.index, self._precision = index, precision
         self._device = cupy.cuda.Device(index)
         self.name = f"gpu:{index}"
         with self.here():
@@ -87,6 +89,11 @@ class Gpu:
         # Row by row, out is what cuBLAS calls out transposed; so it is given b.T @ a.T.
         (m, k), n = a.shape, b.shape[1]
         kind, compute, scalar = _TYPES[out.dtype.char]
+        of_out = kind
+        if out.dtype == np.float32 and self._precision == "tf32":
+            compute = cublas.CUBLAS_COMPUTE_32F_FAST_TF32
+        elif out.dtype == np.float32 and self._precision == "bfloat16":
+            a, b, kind = _to_bfloat16(a), _to_bfloat16(b), runtime.CUDA_R_16BF
         one, zero = np.ones(1, scalar), np.zeros(1, scalar)
         left, left_stride = _as_columns(b)
         right, right_stride = _as_columns(a)
@@ -94,7 +101,7 @@ class Gpu:
         cublas.gemmEx(
             handles.get_cublas_handle(), left, right, n, m, k, one.ctypes.data,
             b.data.ptr, kind, left_stride, a.data.ptr, kind, right_stride, zero.ctypes.data,
-            out.data.ptr, kind, _row_stride(out), compute, cublas.CUBLAS_GEMM_DEFAULT,
+            out.data.ptr, of_out, _row_stride(out), compute, cublas.CUBLAS_GEMM_DEFAULT,
         )
         # fmt: on
         product: Array = out
@@ -164,6 +171,16 @@ _TYPES = {
     "f": (runtime.CUDA_R_32F, cublas.CUBLAS_COMPUTE_32F, np.float32),
     "d": (runtime.CUDA_R_64F, cublas.CUBLAS_COMPUTE_64F, np.float64),
 }
+
+
+def _to_bfloat16(matrix: Any) -> Any:
+    """A copy, stored by rows or columns as the matrix is."""
+    if not _stored_by_rows(matrix):
+        return _to_bfloat16(matrix.T).T
+    rows = cupy.ascontiguousarray(matrix)
+    rounded = cupy.empty(rows.shape, np.uint16)
+    launch.to_bfloat16(rows, rounded)
+    return rounded
 
 
 def _as_columns(matrix: Array) -> tuple[int, int]:

@@ -332,6 +332,16 @@ def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out
     _flat("sum", "sum_rows", out, stop - start, arguments)
 
 
+# No Numba form: for products on tensor cores.
+
+
+def to_bfloat16(x: Array, y: Array) -> None:
+    """``y`` is ``x``, float32, rounded to bfloat16, as whose bits it has uint16."""
+    packs = -(-x.size // 4)
+    if packs:
+        _start("cast", "to_bfloat16", (_blocks(packs, THREADS), 1), (THREADS, 1), (_whole(x.size), x, y))
+
+
 # How a grid is laid over what there is to do.
 
 

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from importlib import resources
 
-NAMES = ("activation", "batch", "dropout", "embedding", "loss", "normalize", "optim", "pool", "sum", "windows")
+NAMES = (
+    "activation",
+    "batch",
+    "cast",
+    "dropout",
+    "embedding",
+    "loss",
+    "normalize",
+    "optim",
+    "pool",
+    "sum",
+    "windows",
+)
 
 _INCLUDE = '#include "common.cuh"\n'
 

@@ -39,6 +39,8 @@ def refused(mpi: Mpi, *words: str | Path, n: int = 2, env: dict[str, str] | None
         (["--save-compression", "zip"], ["zip", "gzip"]),
         (["--time-limit", "0"], ["--time-limit", "1 or more"]),
         (["--push-precision", "bfloat16"], ["--push-precision", "--mode async"]),
+        (["--precision", "tf32"], ["--precision tf32", "no worker"]),
+        (["--precision", "tf32", "--dtype", "float64"], ["--precision tf32", "float32"]),
         (["--devices-per-rank", "0"], ["--devices-per-rank", "1 or more"]),
         (["--devices-per-rank", "4", "--batch-size", "3"], ["--devices-per-rank 4", "3 examples", "--batch-size"]),
         (["--batch-size", "5000"], ["10,000", "1,437", "--batch-size 718"]),

@@ -67,6 +67,17 @@ def test_gpus_agree_with_processors(
     assert_close(there, here, 1e-9)
 
 
+@pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 3e-2), ("bfloat16", 0.2)])
+def test_products_of_lower_precision_come_close(
+    openmpi: Mpi, simulated: dict[str, str], precision: str, tolerance: float, tmp_path: Path
+) -> None:
+    flags = ("--dtype", "float32", "--optimizer", "momentum", "--train-steps", "10", "--no-normalize")
+    _, rounded = train(openmpi, 1, tmp_path / "low", *flags, "--precision", precision, SMALL, env=simulated)
+    _, exact = train(openmpi, 1, tmp_path / "full", *flags, SMALL, env=simulated)
+    assert_close(rounded, exact, tolerance)
+    assert any(rounded[name].tobytes() != exact[name].tobytes() for name in exact), "nothing was rounded"
+
+
 def test_a_run_twice_is_the_same_bits(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
     a, b = (train(openmpi, 2, tmp_path / name, SMALL, env=simulated)[1] for name in "ab")
     assert_same_bits(a, b)

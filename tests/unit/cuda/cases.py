@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -284,6 +285,24 @@ def test_sum_rows(device: Device, n: int, dtype: Any) -> None:
     for order in ([2], [3, 0], [1, 3, 0, 2]):
         arguments = rows, np.array(order), 2, n + 2, 0.3, np.zeros(n, dtype)
         device.check("sum_rows", kernels.sum_rows, *arguments)
+
+
+# No Numba form
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("n", SIZES)
+def test_to_bfloat16(device: Device, n: int, shift: int) -> None:
+    """As ``ml_dtypes`` rounds, halfway and beyond the largest, too; NaN becomes the one NaN."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 1 << 32, n, np.uint32).view(np.float32)
+    x[: n // 4] = (x[: n // 4].view(np.uint32) & np.uint32(0xFFFF0000) | np.uint32(0x8000)).view(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = x.astype(ml_dtypes.bfloat16)
+    _, found = device.run("to_bfloat16", [x, np.zeros(n, np.uint16)], shift)
+    is_nan = np.isnan(x)
+    np.testing.assert_array_equal(found[~is_nan], expected.view(np.uint16)[~is_nan])
+    assert np.isnan(found.view(ml_dtypes.bfloat16)[is_nan]).all()
 
 
 # nn/dense.py

@@ -112,6 +112,8 @@ inline unsigned __ballot_sync(unsigned mask, bool vote, int line = __builtin_LIN
     return all;
 }
 
+inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
+
 template <typename T>
 void __stwb(T* place, T value) { *place = value; }
 

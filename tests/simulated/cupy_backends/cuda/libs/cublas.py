@@ -5,22 +5,35 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
-CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F = 68, 70
+CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F, CUBLAS_COMPUTE_32F_FAST_TF32 = 68, 70, 77
 CUBLAS_GEMM_DEFAULT = -1
 
-_TYPES = {0: (np.float32, ctypes.c_float), 1: (np.float64, ctypes.c_double)}
+_TYPES = {
+    0: (np.float32, ctypes.c_float),
+    1: (np.float64, ctypes.c_double),
+    14: (ml_dtypes.bfloat16, ctypes.c_uint16),
+}
+
+
+_SUPPORTED = {
+    (0, 0, 0, CUBLAS_COMPUTE_32F),
+    (0, 0, 0, CUBLAS_COMPUTE_32F_FAST_TF32),
+    (1, 1, 1, CUBLAS_COMPUTE_64F),
+    (14, 14, 0, CUBLAS_COMPUTE_32F),
+}
 
 
 def _columns(address: int, kind: int, rows: int, columns: int, ld: int) -> Any:
     """The matrix (rows, columns) that lies at an address."""
     assert ld >= max(1, rows), f"ld {ld} of {rows} rows"
-    _, number = _TYPES[kind]
+    kept, number = _TYPES[kind]
     size = (columns - 1) * ld + rows
     flat = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(number)), (size,))
-    return np.lib.stride_tricks.as_strided(flat, (rows, columns), (flat.itemsize, ld * flat.itemsize))
+    return np.lib.stride_tricks.as_strided(flat.view(kept), (rows, columns), (flat.itemsize, ld * flat.itemsize))
 
 
 def gemmEx(  # noqa: N802
@@ -44,10 +57,17 @@ def gemmEx(  # noqa: N802
     compute: int,
     algorithm: int,
 ) -> None:
-    assert handle == 1 and a_type == b_type == c_type and algorithm == CUBLAS_GEMM_DEFAULT
-    assert compute == {0: CUBLAS_COMPUTE_32F, 1: CUBLAS_COMPUTE_64F}[c_type]
+    assert handle == 1 and algorithm == CUBLAS_GEMM_DEFAULT
+    assert (a_type, b_type, c_type, compute) in _SUPPORTED
     _, number = _TYPES[c_type]
     assert number.from_address(alpha).value == 1 and number.from_address(beta).value == 0
     left = _columns(a, a_type, m, k, lda) if transa == CUBLAS_OP_N else _columns(a, a_type, k, m, lda).T
     right = _columns(b, b_type, k, n, ldb) if transb == CUBLAS_OP_N else _columns(b, b_type, n, k, ldb).T
+    kind = _TYPES[c_type][0]
+    left, right = (_as_tf32(x) if compute == CUBLAS_COMPUTE_32F_FAST_TF32 else x.astype(kind) for x in (left, right))
     _columns(c, c_type, m, n, ldc)[...] = left @ right
+
+
+def _as_tf32(x: Any) -> Any:
+    """With the last 13 bits cut off."""
+    return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
