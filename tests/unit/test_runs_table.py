@@ -62,6 +62,13 @@ def test_a_run_whose_options_cannot_be_read_does_not_hide_the_others(
     assert "mnist_mlp" in rows["good"]
 
 
+def test_names_that_would_break_the_table_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["a\nb", "\x1b[31m", os.fsdecode(b"\xff")]
+    for name in names:
+        make_run(tmp_path / name)
+    assert table(capsys, tmp_path).keys() == {"a\\nb", "\\x1b[31m", "\\udcff"}
+
+
 def test_a_folder_that_is_none_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
