@@ -18,7 +18,7 @@ from ..errors import ConfigError, LaunchError
 from ..monitor import presence, status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..monitor.status import is_alive
-from ..rundir import cannot_write, new_run_dir
+from ..rundir import cannot_write, missing_folders, new_run_dir, remove_empty
 from ..stopping import STOPPED_EARLY
 from .allocation import allocated_ranks
 from .attempt import Attempt, Interrupts
@@ -154,7 +154,7 @@ def _run_dir(name: str, asked: Path | None) -> Iterator[Path]:
     """The run directory, absolute; one made here is removed again where nothing came to lie in it."""
     try:
         folder = asked or new_run_dir(name)
-        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        made = missing_folders(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
@@ -165,9 +165,7 @@ def _run_dir(name: str, asked: Path | None) -> Iterator[Path]:
         yield folder.absolute()
     finally:
         presence.clear(folder)
-        for path in made if asked is not None else [folder, folder.parent]:
-            with contextlib.suppress(OSError):
-                path.rmdir()
+        remove_empty(made if asked is not None else [folder, folder.parent])
 
 
 def _wait_for_others(folder: Path) -> None:
