@@ -11,6 +11,8 @@ from .errors import LaunchError
 # Open MPI probes UCX when the first window is made and complains where there is no such device. Set before
 # MPI starts, and only where the user has not chosen.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+# Open MPI does not start without one, as in containers and under some schedulers; any will do, there or not.
+os.environ.setdefault("HOME", "/")
 
 import mpi4py
 
