@@ -221,7 +221,8 @@ class _Supervisor:
     def _attempt(self) -> Outcome:
         """One attempt; one more where the launcher itself could not begin."""
         for last in (False, True):
-            attempt = self._start()
+            attempt = self._prepare()
+            attempt.run()
             ranks = self._wish.ranks or len(attempt.entries)
             launcher = f"{Path(self._job.launcher.program).name}, process {attempt.pid}"
             outcome = judge(attempt.status, attempt.said, attempt.entries, ranks, launcher)
@@ -243,7 +244,7 @@ class _Supervisor:
             print(attempt.withheld.strip(), file=sys.stderr)  # nobody else tells why
         return outcome
 
-    def _start(self) -> Attempt:
+    def _prepare(self) -> Attempt:
         job, wish = self._job, self._wish
         ours = {presence.RUN_DIR_VARIABLE: str(job.run_dir)}
         if columns := terminal_columns():
