@@ -95,14 +95,6 @@ def _mend(environ: Mapping[str, str]) -> str:
     )
 
 
-def launched_rank(environ: Mapping[str, str]) -> int:
-    """The rank that the launcher gave this process, for speaking once where MPI does not know it."""
-    for variable in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"):
-        if environ.get(variable, "").isdigit():
-            return int(environ[variable])
-    return 0
-
-
 def library_name() -> str:
     """Make and version of the MPI library, such as ``Open MPI v5.0.11``."""
     text = MPI.Get_library_version().strip("\0 \n")
