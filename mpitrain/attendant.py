@@ -25,11 +25,11 @@ def attend(run_dir: Path, rank: int) -> None:
     To be called before MPI starts. Where the attendant is killed, the kernel kills the rank, and where the launcher is,
     the kernel kills both.
     """
-    _end_with_parent()
+    end_with_parent(signal.SIGKILL)  # a launcher that is killed ends no ranks
     launched = os.getpid()
     child = os.fork()
     if not child:
-        _end_with_parent()
+        end_with_parent(signal.SIGKILL)
         if os.getppid() != launched:  # it has been killed meanwhile
             os._exit(1)
         return
@@ -57,7 +57,7 @@ def attend(run_dir: Path, rank: int) -> None:
     os._exit(status)
 
 
-def _end_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends: a launcher that is killed ends no ranks."""
+def end_with_parent(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when the one that started it ends."""
     pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)

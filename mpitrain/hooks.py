@@ -214,7 +214,8 @@ class Stop(Hook):
             why = "the time limit is near"
         if why is not None:
             self.asked = True
-            loop.say(f"ending after step {loop.step:,}, to save: {why}")
+            # Launchers end ranks with SIGTERM where another one has died, and may leave them no time to save.
+            loop.say(f"ending after step {loop.step:,}{'' if why == 'SIGTERM' else ', to save'}: {why}")
             loop.stop()
 
 

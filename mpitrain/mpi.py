@@ -11,6 +11,8 @@ from .errors import LaunchError
 # Open MPI probes UCX when the first window is made and complains where there is no such device. Set before
 # MPI starts, and only where the user has not chosen.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+# Open MPI does not start without one, as in containers and under some schedulers; any will do, there or not.
+os.environ.setdefault("HOME", "/")
 
 import mpi4py
 
@@ -91,14 +93,6 @@ def _mend(environ: Mapping[str, str]) -> str:
         "Start them with that library's own mpirun ('mpitrain run -n N JOB' finds it), "
         f"or in a Slurm allocation with srun --mpi={plugin}"
     )
-
-
-def launched_rank(environ: Mapping[str, str]) -> int:
-    """The rank that the launcher gave this process, for speaking once where MPI does not know it."""
-    for variable in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"):
-        if environ.get(variable, "").isdigit():
-            return int(environ[variable])
-    return 0
 
 
 def library_name() -> str:

@@ -24,12 +24,13 @@ from .errors import UserError
 from .hooks import Present, Stop
 from .job import Job
 from .kernels import tell_compiling
+from .launched import launched_rank
 from .monitor import accounts
 from .monitor.console import Console, describe, format_table, terminal_columns
 from .monitor.metrics import MetricsFile
 from .monitor.presence import RUN_DIR_VARIABLE, Presence
 from .monitor.voice import speak_as
-from .mpi import launched_rank, library_name
+from .mpi import library_name
 from .placement import ranges_of
 from .plan import Plan, make_plan
 from .records import Records

@@ -1,9 +1,11 @@
-"""The run directory: a new one of a run's own."""
+"""The run directory: a new one of a run's own, and the folders that are made for one."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from .errors import LaunchError
@@ -26,6 +28,18 @@ def new_run_dir(name: str) -> Path:
             raise cannot_write(folder, error) from error
         return folder
     raise AssertionError
+
+
+def missing_folders(folder: Path) -> list[Path]:
+    """A folder and those above it, as far as they are not there: what making it would make, innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, innermost first, but what is not empty."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def cannot_write(folder: Path, error: OSError) -> LaunchError:

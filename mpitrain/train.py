@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from . import validation
 from .cluster import Cluster
 from .comm.dataset import SharedData
 from .data import Loader
+from .errors import CheckpointError, NonFiniteLoss
 from .hooks import Hook, Log, Save, Validate
 from .job import Job
 from .monitor.console import Console
@@ -150,9 +152,15 @@ class Loop:
         self._began = time.perf_counter()
         if self.files.console is not None:
             self.files.console.start(self.step, self.train_steps)
-        # What overflows shows in the loss, for which there is a policy.
-        with np.errstate(all="ignore"):
-            self._run()
+        try:
+            # What overflows shows in the loss, for which there is a policy.
+            with np.errstate(all="ignore"):
+                self._run()
+        except NonFiniteLoss as error:
+            if error.everywhere:  # then all end in order, and nothing may be under way: a save in parts may be
+                with contextlib.suppress(CheckpointError):  # which has been told
+                    self.saving.finish()
+            raise
         if self.files.console is not None:
             self.files.console.stop()
 

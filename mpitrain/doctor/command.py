@@ -14,10 +14,8 @@ import click
 from rich.console import Console
 
 from ..errors import LaunchError
+from ..launched import is_launched, launched_rank
 from .finding import Finding, as_json, exit_status, show
-
-# What launchers set for their ranks.
-_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 
 
 @click.command("doctor")
@@ -38,7 +36,7 @@ def doctor_command(ranks: int | None, run_dir: Path, json_: bool, timeout: int) 
     Prints what passes, what to look at, and what fails, each with the mend; the exit status is 1 if anything fails.
     Start it with mpirun or srun to try those ranks and compare them.
     """
-    if any(name in os.environ for name in _LAUNCHED):
+    if is_launched(os.environ):
         findings = examine(run_dir, timeout)
         if findings is None:
             return 0  # rank 0 tells
@@ -54,7 +52,6 @@ def doctor_command(ranks: int | None, run_dir: Path, json_: bool, timeout: int) 
 def examine(run_dir: Path, timeout_s: float) -> list[Finding] | None:
     """Try everything on the ranks there are; None but on rank 0. Collective over all ranks."""
     from ..cluster import Cluster, report_crash
-    from ..mpi import launched_rank
     from . import files, gpu, slurm, transfers, world
 
     findings: list[Finding] = []

@@ -16,6 +16,7 @@ from ..checkpoint.reader import Checkpoint
 from ..cluster import Cluster
 from ..errors import DamagedCheckpoint
 from ..monitor.console import size_of
+from ..rundir import missing_folders, remove_empty
 from .finding import Finding
 
 TOPIC = "Files"
@@ -31,6 +32,7 @@ def check(cluster: Cluster, run_dir: Path) -> Iterator[Finding]:
         run_dir: Where runs are to go; what is tried is removed again.
     """
     yield Finding(TOPIC, "HDF5", "pass", _hdf5())
+    made = missing_folders(run_dir) if cluster.rank == 0 else []
     folder = run_dir / f".doctor-{secrets.token_hex(4)}" if cluster.rank == 0 else Path()
     folder = cluster.comm.bcast(folder, root=0)
     problem = ""
@@ -39,6 +41,7 @@ def check(cluster: Cluster, run_dir: Path) -> Iterator[Finding]:
             folder.mkdir(parents=True)
         except OSError as error:
             problem = f"{run_dir} cannot be written: {error.strerror}"
+            remove_empty(made)
     problem = cluster.comm.bcast(problem, root=0)
     if problem:
         yield Finding(TOPIC, "run directory", "failure", problem, "give another --run-dir")
@@ -52,7 +55,7 @@ def check(cluster: Cluster, run_dir: Path) -> Iterator[Finding]:
         if cluster.rank == 0:
             for path in folder.iterdir():
                 path.unlink()
-            folder.rmdir()
+            remove_empty([folder, *made])
 
 
 def file_system(path: Path) -> str:

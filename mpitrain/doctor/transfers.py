@@ -19,6 +19,7 @@ _SHARED_BYTES = 64 << 20
 _MESSAGE_BYTES = 4 << 20
 _LARGE_BYTES = (1 << 31) + 8  # more than a C int counts, in elements of 4 bytes, which are fewer
 _LARGE_S = 15.0
+_SENT = 1  # tag of the word that follows a large message
 _AWAY_S = 0.4
 
 
@@ -91,10 +92,14 @@ def _windows(cluster: Cluster, where: str, partner: int) -> Finding:
     """Whether one-sided transfers end while their target is busy outside MPI."""
     comm, seconds, wrong = cluster.comm, 0.0, False
     check = f"windows {where}" if where.startswith("to") else "windows in a host"
+    problem = ""
     try:
         window = MPI.Win.Allocate(8, 1, MPI.INFO_NULL, comm)
     except MPI.Exception as error:
-        return Finding(TOPIC, check, "warning", f"none: {error}", "servers then use messages: --no-one-sided")
+        problem = str(error)
+    problem = next(filter(None, comm.allgather(problem)), "")
+    if problem:  # a window that only some ranks have cannot be freed
+        return Finding(TOPIC, check, "warning", f"none: {problem}", "servers then use messages: --no-one-sided")
     window.tomemory()[:] = bytes(8)
     comm.Barrier()
     if comm.rank == 0:
@@ -126,23 +131,40 @@ def _large(cluster: Cluster, where: str, partner: int, rate: float) -> Finding:
         return Finding(TOPIC, check, "none", f"not tried: {size_of(free)} of memory is free, and it takes 6 GiB")
     if _LARGE_BYTES / rate > _LARGE_S:
         return Finding(TOPIC, check, "none", f"not tried: it would take {_LARGE_BYTES / rate:.0f} s")
-    good, seconds, error = True, 0.0, ""
-    try:
-        if comm.rank == 0:
-            data = np.zeros(_LARGE_BYTES // 4, np.float32)
-            data[-1] = 7
-            began = time.perf_counter()
-            comm.Send(data, dest=partner)
-            good = comm.recv(source=partner)
-            seconds = time.perf_counter() - began
-        elif comm.rank == partner:
-            data = np.empty(_LARGE_BYTES // 4, np.float32)
-            comm.Recv(data, source=0)
-            comm.send(bool(data[-1] == 7 and data[0] == 0), dest=0)
-    except MPI.Exception as caught:
-        error = str(caught)
-    comm.Barrier()
-    if error or not good:
+    began, problem = time.perf_counter(), ""
+    if comm.rank == 0:
+        problem = _send_large(comm, partner)
+    elif comm.rank == partner:
+        problem = _receive_large(comm)
+    seconds = time.perf_counter() - began
+    problem = next(filter(None, comm.allgather(problem)), "")
+    if problem:
         mend = "parameters of more than 2 GiB cannot travel between hosts: try another version of the library"
-        return Finding(TOPIC, check, "warning", error or "it arrived damaged", mend)
+        return Finding(TOPIC, check, "warning", problem, mend)
     return Finding(TOPIC, check, "pass", f"{where}, 2 GiB in {seconds:.1f} s")
+
+
+def _send_large(comm: MPI.Intracomm, partner: int) -> str:
+    """What kept the message from being sent; empty where nothing did."""
+    data, problem = np.zeros(_LARGE_BYTES // 4, np.float32), ""
+    data[-1] = 7
+    try:
+        comm.Send(data, dest=partner)
+    except MPI.Exception as error:
+        problem = str(error)
+    comm.send(problem, dest=partner, tag=_SENT)
+    return problem
+
+
+def _receive_large(comm: MPI.Intracomm) -> str:
+    """What is wrong with the message; empty where it was not sent, too: the sender tells why."""
+    data = np.empty(_LARGE_BYTES // 4, np.float32)
+    try:
+        request = comm.Irecv(data, source=0, tag=0)
+        failed = comm.recv(source=0, tag=_SENT)
+        if failed:
+            request.Cancel()
+        request.Wait()
+    except MPI.Exception as error:
+        return str(error)
+    return "" if failed or (data[-1] == 7 and data[0] == 0) else "it arrived damaged"

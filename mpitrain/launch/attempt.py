@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from ..attendant import end_with_parent
 from ..monitor import presence
 from ..monitor.status import is_alive
 from .compose import Command
@@ -64,13 +64,14 @@ class Interrupts:
 
 
 class Attempt:
-    """Runs the launcher once.
+    """One run of the launcher.
 
     Args:
         ranks: That it starts; None where only the launcher knows.
         hosts: That the user named.
 
     Attributes:
+        pid: The launcher's; this and what follows is known when it has run.
         status: The launcher's, negative where a signal killed it.
         said: What ranks and launcher said last, the launcher's comments included.
         withheld: What of it was not shown.
@@ -87,7 +88,7 @@ class Attempt:
         agent: Agent,
         interrupts: Interrupts,
     ) -> None:
-        self._ranks, self._run_dir = ranks, run_dir
+        self._command, self._ranks, self._run_dir = command, ranks, run_dir
         self._others = [host for host in hosts if not is_here(host)]
         self._agent, self._interrupts = agent, interrupts
         self._said = bytearray()
@@ -95,20 +96,25 @@ class Attempt:
         self._asked_at: float | None = None  # when the launcher was asked to end at once
         self._asked_to_save: float | None = None  # when the ranks were
         self._ended_since: float | None = None  # when all ranks were first seen to have ended
+        self.pid = self.status = 0
+        self.entries: list[presence.Entry] = []
         self.left: dict[str, str] = {}
-        presence.clear(run_dir)
-        self.status = self._run(command.words, {**os.environ, **command.environment})
-        self.entries = presence.read(run_dir)
+
+    def run(self) -> None:
+        """Have the launcher train, return when it has ended, and leave no process."""
+        presence.clear(self._run_dir)
+        self.status = self._launch(self._command.words, {**os.environ, **self._command.environment})
+        self.entries = presence.read(self._run_dir)
         self._sweep()
-        presence.clear(run_dir)
+        presence.clear(self._run_dir)
 
     @property
     def said(self) -> str:
         return self._said.decode(errors="replace")
 
-    def _run(self, words: list[str], environment: dict[str, str]) -> int:
+    def _launch(self, words: list[str], environment: dict[str, str]) -> int:
         with subprocess.Popen(
-            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_end_with_parent
+            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_begin
         ) as process:
             self.pid = process.pid
             assert process.stdout is not None and process.stderr is not None
@@ -224,11 +230,10 @@ def _read(pipe: IO[bytes]) -> bytes:
         return b""
 
 
-def _end_with_parent() -> None:
-    """Have the kernel end the launcher when its parent is killed, in the way that lets it end the ranks."""
+def _begin() -> None:
+    """What the launcher's process does first."""
     os.setpgid(0, 0)  # a terminal's Ctrl-C is for the parent alone, which passes it on in its own way
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)  # which lets the launcher end the ranks
 
 
 def _say(line: str) -> None:

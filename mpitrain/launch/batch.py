@@ -17,6 +17,7 @@ from .sweep import Point
 Starter = Literal["mpirun", "srun"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*-]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
@@ -133,5 +134,12 @@ def one_line(line: str) -> str:
 
 
 def shell(words: Sequence[str | Path]) -> str:
-    """Words as a shell reads them back."""
-    return shlex.join(map(str, words))
+    """Words as bash reads them back, in one line: some schedulers take their own lines wherever these begin so."""
+    return " ".join(_word(str(word)) for word in words)
+
+
+def _word(word: str) -> str:
+    if not _CONTROL.search(word):
+        return shlex.quote(word)
+    text = word.replace("\\", r"\\").replace("'", r"\'")
+    return "$'" + _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text) + "'"

@@ -73,6 +73,17 @@ def noted_deaths(entries: Sequence[Entry]) -> list[Death]:
     return [Death(entry.rank, entry.pid, entry.host, entry.signal, entry.status) for entry in bad]
 
 
+def first_error(entries: Sequence[Entry]) -> Entry | None:
+    """A rank that ended with an exception, rather not one of MPI's own: others meet those when a rank is gone."""
+    failed = sorted((entry for entry in entries if entry.error), key=lambda entry: error_may_follow(entry))
+    return failed[0] if failed else None
+
+
+def error_may_follow(entry: Entry) -> bool:
+    """Whether ranks meet this rank's exception because of another one's end, too."""
+    return entry.error.startswith("mpi4py.MPI.Exception: ")
+
+
 def may_follow(death: Death) -> bool:
     """Whether ranks end so because of another one's end, too."""
     return _may_follow(death.signal)

@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..monitor.presence import Entry
-from .deaths import find, may_follow, noted_deaths, read_deaths, read_lost, tell, tell_error
+from .deaths import (
+    error_may_follow,
+    find,
+    first_error,
+    may_follow,
+    noted_deaths,
+    read_deaths,
+    read_lost,
+    tell,
+    tell_error,
+)
 
 Kind = Literal["finished", "stopped", "mistake", "failed", "not begun"]
 _LONGEST_PAUSE_S = 60.0
@@ -53,10 +63,11 @@ def judge(status: int, said: str, entries: Sequence[Entry], ranks: int, launcher
     if any(entry.mistake for entry in entries):
         return Outcome("mistake")
     step = max((entry.step for entry in entries), default=0) if any(entry.ready for entry in entries) else None
-    failed = next((entry for entry in entries if entry.error), None)
-    if failed is not None:
+    failed, deaths, lost = first_error(entries), noted_deaths(entries), read_lost(said)
+    caused = lost or (deaths and not may_follow(deaths[0]))
+    if failed is not None and not (caused and error_may_follow(failed)):
         return Outcome("failed", tell_error(failed, entries, ranks), failed.step if failed.ready else None)
-    deaths, lost = noted_deaths(entries) or read_deaths(said), read_lost(said)
+    deaths = deaths or read_deaths(said)
     if entries and lost and (not deaths or may_follow(deaths[0])):
         return Outcome("failed", f"{launcher}, has lost {lost}{_at(step)}", step)
     if deaths:

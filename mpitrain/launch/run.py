@@ -18,7 +18,7 @@ from ..errors import ConfigError, LaunchError
 from ..monitor import presence, status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..monitor.status import is_alive
-from ..rundir import cannot_write, new_run_dir
+from ..rundir import cannot_write, missing_folders, new_run_dir, remove_empty
 from ..stopping import STOPPED_EARLY
 from .allocation import allocated_ranks
 from .attempt import Attempt, Interrupts
@@ -154,7 +154,7 @@ def _run_dir(name: str, asked: Path | None) -> Iterator[Path]:
     """The run directory, absolute; one made here is removed again where nothing came to lie in it."""
     try:
         folder = asked or new_run_dir(name)
-        made = [path for path in (folder, *folder.parents) if not path.exists()]
+        made = missing_folders(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
@@ -165,9 +165,7 @@ def _run_dir(name: str, asked: Path | None) -> Iterator[Path]:
         yield folder.absolute()
     finally:
         presence.clear(folder)
-        for path in made if asked is not None else [folder, folder.parent]:
-            with contextlib.suppress(OSError):
-                path.rmdir()
+        remove_empty(made if asked is not None else [folder, folder.parent])
 
 
 def _wait_for_others(folder: Path) -> None:
@@ -223,7 +221,8 @@ class _Supervisor:
     def _attempt(self) -> Outcome:
         """One attempt; one more where the launcher itself could not begin."""
         for last in (False, True):
-            attempt = self._start()
+            attempt = self._prepare()
+            attempt.run()
             ranks = self._wish.ranks or len(attempt.entries)
             launcher = f"{Path(self._job.launcher.program).name}, process {attempt.pid}"
             outcome = judge(attempt.status, attempt.said, attempt.entries, ranks, launcher)
@@ -245,7 +244,7 @@ class _Supervisor:
             print(attempt.withheld.strip(), file=sys.stderr)  # nobody else tells why
         return outcome
 
-    def _start(self) -> Attempt:
+    def _prepare(self) -> Attempt:
         job, wish = self._job, self._wish
         ours = {presence.RUN_DIR_VARIABLE: str(job.run_dir)}
         if columns := terminal_columns():

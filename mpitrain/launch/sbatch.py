@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import LaunchError
+from ..rundir import missing_folders, remove_empty
 from .batch import Batch, Script
 from .script import Scheduler
 
@@ -63,8 +64,7 @@ def submit(scheduler: Scheduler, batch: Batch, script: Script) -> str:
         return _hand_over(scheduler, [program, *script.words], batch, script)
     except LaunchError:
         batch.script.unlink(missing_ok=True)
-        for folder in made:
-            folder.rmdir()
+        remove_empty(made)
         raise
 
 
@@ -119,7 +119,7 @@ def _print_from(log: Path, at: int) -> int:
 
 def _write(batch: Batch, script: Script) -> list[Path]:
     """Write the script; return the folders made for it, innermost first."""
-    made = [folder for folder in (batch.log_dir, *batch.log_dir.parents) if not folder.exists()]
+    made = missing_folders(batch.log_dir)
     try:
         batch.log_dir.mkdir(parents=True, exist_ok=True)
         batch.script.write_text(script.text, encoding="utf-8")

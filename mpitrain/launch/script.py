@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +9,7 @@ import jinja2
 
 from ..version import __version__
 from . import lsf, pbs, slurm
-from .batch import Batch, Script
+from .batch import Batch, Script, shell
 from .resources import seconds_of
 
 Scheduler = Literal["slurm", "pbs", "lsf"]
@@ -44,16 +43,17 @@ def render(scheduler: Scheduler, batch: Batch) -> Script:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         directives=lines,
+        words=shell(words),
         version=__version__,
-        folder=shlex.quote(str(batch.folder)),
+        folder=shell([batch.folder]),
         setup=batch.setup,
         limit_s=0 if scheduler == "slurm" or asked.time is None else seconds_of(asked.time),
-        run_dir=shlex.quote(str(batch.run_dir)),
-        points=[{"name": shlex.quote(f"/{point.name}"), "words": shlex.join(point.words)} for point in batch.points],
+        run_dir=shell([batch.run_dir]),
+        points=[{"name": shell([f"/{point.name}"]), "words": shell(point.words)} for point in batch.points],
         first=1 if scheduler == "lsf" else 0,
         starter=batch.starter,
         answers=slurm.ANSWERS if scheduler == "slurm" else "",
-        script=shlex.quote(str(batch.script)),
+        script=shell([batch.script]),
         seeds=batch.seeds,
         stays=not asked.requeue or scheduler == "pbs",
         **about,

@@ -16,7 +16,7 @@ import click
 from ..config import RunConfig
 from ..errors import ConfigError
 from ..flags import NearestChoice, options_of
-from .batch import Batch, Script, Starter
+from .batch import Batch, Starter
 from .makes import library_make
 from .resources import Resources
 from .sbatch import follow, submit
@@ -102,7 +102,7 @@ def submit_job(own: Mapping[str, Any], asked: Asked) -> int:
     batch = make_batch(own, asked, Path.cwd(), sys.executable)
     script = render(own["scheduler"], batch)
     if own["dry_run"]:
-        _print_script(own["scheduler"], script)
+        print(script.text, end="")
         return 0
     if own["follow"] and (batch.in_tasks or own["scheduler"] != "slurm"):
         raise ConfigError(
@@ -177,13 +177,6 @@ def _new_run_dir(folder: Path, name: str) -> Path:
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
     return next(Path("runs") / name for name in names if not (folder / "runs" / name).exists())
-
-
-def _print_script(scheduler: Scheduler, script: Script) -> None:
-    print(script.text, end="")
-    if script.words:
-        command = {"slurm": "sbatch", "pbs": "qsub", "lsf": "bsub"}[scheduler]
-        print(f"mpitrain: submitted with {command} {shlex.join(script.words)}", file=sys.stderr)
 
 
 def _log(scheduler: Scheduler, batch: Batch, number: str) -> Path:

@@ -102,7 +102,9 @@ class Presence:
 
     def failed(self, error: BaseException, mistake: bool) -> None:
         """Say what ended this rank."""
-        self._say(error=f"{type(error).__name__}: {error}"[:_LONGEST_ERROR], mistake=mistake)
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        self._say(error=f"{name}: {error}"[:_LONGEST_ERROR], mistake=mistake)
 
     def _say(self, **known: object) -> None:
         self._entry = replace(self._entry, **known)  # type: ignore[arg-type]

@@ -79,8 +79,16 @@ def _row(path: Path, folder: Path, state: State, age: float) -> tuple[str, ...]:
     except RecordError:
         return (name, "?", "?", "?", "?", "cannot be read", state, duration(age))
     step = max(run.step, status.step if status is not None else 0)
+    if state == "died":
+        step = max(step, _saved_step(path))  # it may have died before the first line and the second heartbeat
     mode = str(run.option("mode") or "?")
     return (name, run.job, mode, _ranks(status), _progress(step, run), best_validation(run), state, duration(age))
+
+
+def _saved_step(folder: Path) -> int:
+    """The step of the newest checkpoint; 0 where there is none."""
+    numbers = (path.stem.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*.h5"))
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)  # others hold parts
 
 
 def _ranks(status: Status | None) -> str:

@@ -33,12 +33,18 @@ def duration(seconds: float) -> str:
     raise AssertionError
 
 
+def printable(text: str) -> str:
+    """A text with what is no letter, sign or blank escaped, such as a line break or a terminal's controls."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Rows as lines whose columns stand below each other, two spaces apart.
+    """Rows as lines whose columns stand below each other, two spaces apart; what cannot be printed is escaped.
 
     Args:
         right: Indices of columns that are flush right.
     """
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
     lines = []
     for row in rows:

@@ -9,7 +9,7 @@ import pytest
 
 from mpitrain import checkpoint
 
-from ..conftest import run
+from ..conftest import JOBS, one_line, run
 from ..mpi.test_sync import SMALL, alone, assert_close, assert_same_bits, final  # noqa: F401
 from .conftest import Hosts
 
@@ -56,6 +56,15 @@ def test_every_node_writes_its_part_of_a_checkpoint(hosts: Hosts, mode: str, tmp
     checkpoint.verify(last)
     if mode == "sync":  # in local each worker has slots of its own, and a checkpoint has their mean
         assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+
+
+def test_what_is_being_saved_is_saved_where_the_loss_ends_the_run(hosts: Hosts, tmp_path: Path) -> None:
+    done = hosts.start([1, 1], JOBS / "diverging.py", "--save-per-node", "--save-steps", "1", "--run-dir", tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "the loss is nan at step 8" in one_line(done.stderr)
+    path = checkpoint.newest(tmp_path / "checkpoints")
+    assert path == checkpoint.path_for(tmp_path / "checkpoints", 7)
+    checkpoint.verify(path)
 
 
 def test_doctor_compares_hosts(hosts: Hosts, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def examine(mpi: Mpi, n: int, run_dir: Path, *words: str) -> tuple[int, Findings
 
 
 def test_ranks_are_compared(mpi: Mpi, tmp_path: Path) -> None:
-    status, found = examine(mpi, 3, tmp_path / "runs")
+    status, found = examine(mpi, 3, tmp_path / "a" / "runs")
     assert (status, [f for f in found.values() if f["verdict"] == "failure"]) == (0, [])
     assert "on 3 ranks" in found["versions"]["found"]
     host = os.uname().nodename
@@ -35,7 +35,7 @@ def test_ranks_are_compared(mpi: Mpi, tmp_path: Path) -> None:
     for check in ("mpirun", "shared memory", "within a host", "windows in a host", "save and verify", "locks"):
         assert found[check]["verdict"] == "pass", found[check]
     assert found["over 2 GiB"]["verdict"] in ("pass", "none"), found["over 2 GiB"]
-    assert not [*tmp_path.glob("runs/*")]  # what was tried is gone
+    assert not [*tmp_path.iterdir()], "what was tried is gone, and so are the folders made for it"
 
 
 def test_matrix_kernels_forced_by_the_environment_are_told(openmpi: Mpi, tmp_path: Path) -> None:
@@ -51,6 +51,7 @@ def test_matrix_kernels_forced_by_the_environment_are_told(openmpi: Mpi, tmp_pat
 def test_alone_it_starts_ranks_itself(mpi: Mpi, tmp_path: Path) -> None:
     done = run([str(mpi.python), "-m", "mpitrain", "doctor", "--json", "--run-dir", str(tmp_path)])
     assert done.returncode == 0
+    assert tmp_path.exists(), "which was there before"
     assert "on 2 ranks" in read(done)["versions"]["found"]
 
 
@@ -97,3 +98,36 @@ def test_a_rank_that_does_not_answer_ends_it(openmpi: Mpi, tmp_path: Path) -> No
     done = run(words, timeout=40)
     assert done.returncode == 1
     assert "no answer within 3 s" in done.stderr
+
+
+ONE_FAILS = """
+from types import SimpleNamespace
+from mpitrain.cluster import Cluster
+from mpitrain.doctor import transfers
+from mpitrain.mpi import MPI
+
+def fail(*arguments, **named):
+    raise MPI.Exception(MPI.ERR_OTHER)
+
+def allocate(*arguments):
+    windows.append(Win.Allocate(*arguments))
+    return windows[-1] if cluster.rank == 0 else fail()
+
+class Unable:
+    def __getattr__(self, name):
+        return getattr(cluster.comm, name)
+
+cluster, Win, windows = Cluster(), MPI.Win, []
+transfers._LARGE_BYTES, unable = 1 << 22, Unable()
+if cluster.rank == 0:
+    unable.Send = fail
+MPI.Win = SimpleNamespace(Allocate=allocate)
+found = [transfers._windows(cluster, "within a host", 1)]
+found += [transfers._large(SimpleNamespace(comm=comm), "within a host", 1, 1e9) for comm in (unable, cluster.comm)]
+print([finding.verdict for finding in found] == ["warning", "warning", "pass"])
+"""
+
+
+def test_what_fails_on_one_rank_is_found_by_all(openmpi: Mpi) -> None:
+    done = openmpi.run(2, "-c", ONE_FAILS, timeout=20)
+    assert done.stdout.count("True") == 2, done.stdout + done.stderr

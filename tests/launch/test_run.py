@@ -131,6 +131,13 @@ def test_alone_without_a_launcher(mpi: Mpi, tmp_path: Path) -> None:
     assert "1 worker on 1 node" in done.stdout
 
 
+def test_a_run_without_a_home(openmpi: Mpi, tmp_path: Path) -> None:
+    words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(JOBS / "small.py"), "--train-steps", "5"]
+    done = run(["env", "-u", "HOME", *words, "--run-dir", str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+
+
 def test_help_lists_the_jobs_flags_and_the_runs(openmpi: Mpi) -> None:
     said = mpitrain(openmpi, "run", JOBS / "small.py", "--help").stdout
     for part in ("--hidden-units", "Width of the hidden layer", "--train-steps", "--dry-run"):

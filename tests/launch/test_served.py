@@ -84,6 +84,21 @@ def test_an_interrupt_leaves_no_process(mpi: Mpi, flags: tuple[str, ...], tmp_pa
     wait_until(lambda: not ranks_of(tmp_path), 10)
 
 
+def test_a_killed_worker_is_named_and_nobody_claims_to_save(openmpi: Mpi, tmp_path: Path) -> None:
+    words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "3", str(JOBS / "small.py"), "--no-normalize"]
+    words += ["--train-steps", "100000000", "--log-steps", "0", "--run-dir", str(tmp_path), "--mode", "async"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_until(lambda: sum(entry.step > 100 for entry in presence.read(tmp_path)) == 3, 60)
+            os.kill(presence.read(tmp_path)[2].pid, signal.SIGKILL)
+            out, err = process.communicate(timeout=10)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert "rank 2 of 3 (worker 2)" in one_line(err) and "signal 9" in err
+    assert "to save" not in out
+
+
 def cpu_share(pid: str, seconds: float) -> float:
     """Part of a core that a process takes meanwhile."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -25,6 +26,7 @@ from mpitrain.launch.sweep import Point, combinations
 from mpitrain.mpi import speaks_another_language
 
 HOSTILE = ["a b", "it's", 'a"b', "$(touch pwned)", "`touch pwned`", "a'; touch pwned #", "a\nb", "a\\b", "*", "-x", "ü"]
+HOSTILE += ["a\n'\\b\x7fé"]
 
 
 def batch(folder: Path = Path("/work dir"), **changes: object) -> Batch:
@@ -66,6 +68,18 @@ def test_a_shell_reads_every_word_back(scheduler: str, word: str, tmp_path: Path
     assert words[-5:] == ["job.py", "--x", word, "--run-dir", "/r"]
 
 
+@pytest.mark.parametrize(("scheduler", "prefix"), [("pbs", "#PBS"), ("lsf", "#BSUB")])
+def test_no_line_break_adds_a_line_for_the_scheduler(scheduler: str, prefix: str) -> None:
+    hostile = f"a\n{prefix} -q evil\r{prefix} -q evil"
+    made = batch(Path("/w"), name=hostile, arguments=["job.py", hostile], points=[Point("x", (hostile,))])
+    text = render(scheduler, made).text  # type: ignore[arg-type]
+    found = [line for line in re.split("[\r\n]", text) if line.startswith(prefix)]
+    assert len(found) == len(lines(scheduler, prefix, points=[Point("x", ())]))
+    for given in ({"dependency": hostile}, {"partition": hostile}, {"extra": [hostile]}, {"mail_user": hostile}):
+        with pytest.raises(ConfigError):
+            render(scheduler, batch(Path("/w"), **given))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("word", [word for word in HOSTILE if "\\" not in word])
 def test_a_hostile_run_directory_is_a_run_directory(word: str, tmp_path: Path) -> None:
     made = Batch("n", Resources(), tmp_path, tmp_path / word, "", ["job.py"])
@@ -78,11 +92,15 @@ def test_sbatch_is_told_every_name_as_it_reads_it(name: str) -> None:
     assert "\n#SBATCH --output" in made.text  # the name's line is one line
     if "\n" in name:
         assert made.words == [f"--job-name={name}"]
+        (told,) = (line for line in made.text.splitlines() if line.startswith("# Submit it with "))
+        bash = ["bash", "-c", "sbatch() { printf '%s\\0' \"$@\"; }; " + told.removeprefix("# Submit it with ")]
+        said = subprocess.run(bash, capture_output=True, text=True, timeout=30, check=True).stdout
+        assert said.split("\0")[:-1] == [*made.words, "/work dir/run/batch/job.sh"]
     else:
         line = next(line for line in made.text.splitlines() if "--job-name" in line)
         # In what these have, sbatch reads double quotes and backslashes as a shell does without its dollars.
         assert shlex.split(line.removeprefix("#SBATCH "), posix=True) == [f"--job-name={name}"]
-        assert made.words == []
+        assert made.words == [] and "Submit it with" not in made.text
 
 
 def test_slurm_is_told_everything() -> None:

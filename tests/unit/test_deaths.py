@@ -14,6 +14,7 @@ from mpitrain.launch.restarts import Outcome, judge, pause_s, why_not_again
 from mpitrain.monitor import presence
 from mpitrain.monitor.presence import Entry, Presence
 
+LOST = "mpi4py.MPI.Exception: MPI_ERR_OTHER: known error not in list"
 OPEN_MPI = """--------------------------------------------------------------------------
 prterun noticed that process rank 1 with PID 28116 on node vm exited on
 signal 9 (Killed).
@@ -91,6 +92,14 @@ def test_a_launcher_that_ends_with_0_before_its_ranks_have_ended() -> None:
     assert lost == Outcome("failed", "mpirun, process 7, has lost host h1, in step 42", 41)
 
 
+def test_a_lost_host_is_told_before_the_exceptions_that_others_meet() -> None:
+    said, met = "Remote host: h1\n  Daemon exit status: 0\n", {"status": 1, "ended_at": 1.0}
+    assert judged(1, rank(0, error=LOST, **met), rank(1), said=said).what.startswith(
+        "mpirun, process 7, has lost host h1"
+    )
+    assert "ValueError" in judged(1, rank(0, error="ValueError: no", **met), rank(1), said=said).what
+
+
 @pytest.mark.parametrize(
     ("entries", "told"),
     [
@@ -111,10 +120,33 @@ def test_a_launcher_that_ends_with_0_before_its_ranks_have_ended() -> None:
             [rank(0, ended_at=1.0, status=1), rank(1, error="ValueError: no\nmore", ended_at=2.0, status=1)],
             "rank 1 of 3 (worker 1) on h1, process 101, ended with ValueError: no, in step 42",
         ),
+        (
+            [rank(0, error=LOST, ended_at=1.0, status=1), rank(1, 40, ended_at=2.0, signal=9)],
+            "rank 1 of 3 (worker 1) on h1, process 101, was killed by signal 9 "
+            "(SIGKILL; often by the kernel, for want of memory), in step 41",
+        ),
+        (
+            [rank(0, error=LOST, status=1, ended_at=1.0), rank(1, error="ValueError: no", status=1, ended_at=2.0)],
+            "rank 1 of 3 (worker 1) on h1, process 101, ended with ValueError: no, in step 42",
+        ),
+        (
+            [rank(0, error=LOST, status=1, ended_at=1.0), rank(1, signal=15, ended_at=2.0)],
+            f"rank 0 of 3 (worker 0) on h0, process 100, ended with {LOST}, in step 42",
+        ),
         ([rank(0), rank(1)], "mpirun, process 7, ended with status 9, in step 42"),
         ([], "mpirun, process 7, ended with status 9 before any rank had begun"),
     ],
-    ids=["first cause", "earliest", "before", "exception", "no trace", "nobody"],
+    ids=[
+        "first cause",
+        "earliest",
+        "before",
+        "exception",
+        "met by another",
+        "not MPI's",
+        "MPI's",
+        "no trace",
+        "nobody",
+    ],
 )
 def test_the_rank_that_died_is_told(entries: list[Entry], told: str) -> None:
     assert judged(9, *entries).what == told

@@ -38,6 +38,20 @@ def test_a_run_that_has_measured_nothing(tmp_path: Path, capsys: pytest.CaptureF
     assert " -  " in table(capsys, tmp_path)["a"]
 
 
+def test_a_run_that_died_at_once_is_at_its_newest_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, state in (("died", "running"), ("stopped", "stopped")):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "metrics.jsonl").touch()
+        write(tmp_path / name, Status(state, 0, 100, "1 worker", 1, Machine.here(), 1 << 22, "", 0.0))  # type: ignore[arg-type]
+        for checkpoint in ("step-0000000040", "step-0000000030", "step-0000000050-1f-0-of-2"):  # the last holds a part
+            (tmp_path / name / "checkpoints" / f"{checkpoint}.h5").touch()
+    rows = table(capsys, tmp_path)
+    assert rows["died"].split()[5] == "40"
+    assert rows["stopped"].split()[5] == "0", "which says itself how far it came"
+
+
 def test_a_run_whose_options_cannot_be_read_does_not_hide_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,6 +60,13 @@ def test_a_run_whose_options_cannot_be_read_does_not_hide_the_others(
     rows = table(capsys, tmp_path)
     assert "cannot be read" in rows["bad"]
     assert "mnist_mlp" in rows["good"]
+
+
+def test_names_that_would_break_the_table_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["a\nb", "\x1b[31m", os.fsdecode(b"\xff")]
+    for name in names:
+        make_run(tmp_path / name)
+    assert table(capsys, tmp_path).keys() == {"a\\nb", "\\x1b[31m", "\\udcff"}
 
 
 def test_a_folder_that_is_none_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
