@@ -109,6 +109,8 @@ class RunConfig:
         if self.precision != "float32" and (self.dtype != "float32" or self.device == "cpu"):
             other = "--device cpu" if self.device == "cpu" else f"--dtype {self.dtype}"
             raise ConfigError(f"--precision {self.precision} goes with GPUs and float32: leave it or {other} out")
+        if self.device == "cpu" and not self.soft_placement:
+            raise ConfigError("--no-soft-placement insists on GPUs, and --device cpu on none: leave one out")
         if self.histogram_steps and self.tensorboard is False:
             raise ConfigError("--histogram-steps goes with TensorBoard events: leave out --no-tensorboard")
         if self.keep_every and not self.keep:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .cluster import Cluster
 from .config import RunConfig
 from .device import CPU, Cpu, Device
-from .errors import ConfigError, DeviceError
+from .errors import ConfigError
 
 
 class Seen(NamedTuple):
@@ -22,12 +22,14 @@ class Seen(NamedTuple):
         host: That node's name.
         gpus: Identifiers of the GPUs that it may use, by their number.
         why: Why there are none.
+        is_broken: Whether CuPy is there, and cannot use any.
     """
 
     node: int
     host: str
     gpus: list[str]
     why: str
+    is_broken: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def choose(cluster: Cluster, config: RunConfig) -> Choice:
     cpus: list[Device] = [CPU] if count == 1 else [Cpu(index) for index in range(count)]
     if config.device == "cpu":
         return Choice([CPU] if cluster.is_server else cpus, [])
-    mine = Seen(cluster.node_of[cluster.rank], cluster.host, *(_look() if not cluster.is_server else ([], "")))
+    mine = Seen(cluster.node_of[cluster.rank], cluster.host, *(([], "") if cluster.is_server else _look()))
     everyone = cluster.comm.allgather(mine)
     workers = [everyone[rank] for rank in cluster.worker_ranks]
     try:
@@ -87,15 +89,15 @@ def check(workers: Sequence[Seen], config: RunConfig) -> None:
         raise ConfigError(f"--precision {config.precision} is for GPUs, and no worker has one: leave it out")
     if not without or (config.device == "auto" and config.soft_placement):
         return
+    asked = "--device gpu" if config.device == "gpu" else "--no-soft-placement"
     where = f"worker {without[0]} on {workers[without[0]].host}"
     why = workers[without[0]].why
     if len(without) == len(workers):
-        if config.device == "gpu":
-            raise ConfigError(
-                f"--device gpu: no worker has a GPU that CuPy can use ({where}: {why}); "
-                "give --device auto or cpu, or see mpitrain doctor"
-            )
-    elif not config.soft_placement:
+        raise ConfigError(
+            f"{asked}: no worker has a GPU that CuPy can use ({where}: {why}); "
+            "give --device auto or cpu, or see mpitrain doctor"
+        )
+    if not config.soft_placement:
         raise ConfigError(
             f"--no-soft-placement: {len(without)} of {len(workers)} workers have no GPU ({where}: {why}); "
             "leave it out to have them compute on their processors"
@@ -132,6 +134,8 @@ def tell(workers: Sequence[Seen], shares: Sequence[Sequence[Share]]) -> list[str
     """What users should know of who computes where."""
     notes = []
     without = [index for index, own in enumerate(shares) if not own]
+    if len(without) == len(workers) and workers[0].is_broken:
+        notes.append(f"no GPU: {workers[0].why}")
     if without and len(without) < len(workers):
         first = workers[without[0]]
         names = ", ".join(map(str, without[:8])) + (" ..." if len(without) > 8 else "")
@@ -150,13 +154,14 @@ def tell(workers: Sequence[Seen], shares: Sequence[Sequence[Share]]) -> list[str
     return notes
 
 
-def _look() -> tuple[list[str], str]:
-    """Identifiers of the GPUs that this process may use, or why there are none; local."""
+def _look() -> tuple[list[str], str, bool]:
+    """The last three of ``Seen``; local."""
     if importlib.util.find_spec("cupy") is None:
-        return [], "CuPy is not installed: pip install 'mpitrain[cuda13]', or cuda12 for an older driver"
+        return [], "CuPy is not installed: pip install 'mpitrain[cuda13]', or cuda12 for an older driver", False
     try:
         from .cuda.gpu import identify
 
-        return identify(), "no GPU is visible"
-    except (ImportError, DeviceError) as error:
-        return [], str(error).strip().splitlines()[0]
+        return identify(), "", False
+    except Exception as error:  # an installation can be broken in any way, and most runs need none
+        told = str(error).strip() or type(error).__name__
+        return [], f"CuPy is installed, and says: {told.splitlines()[0]}", True

@@ -200,7 +200,8 @@ def _work(
     else:
         fill = start_values(cluster.training, plan, job.model, *begin[:2])
         strategy = lockstep_strategy(cluster, plan, devices, fill, say)
-    replica = replica_of(job, plan.layout, plan.dtype, devices)
+    with cluster.training.agree("copying the model to its devices"):
+        replica = replica_of(job, plan.layout, plan.dtype, devices)
     loop = Loop(cluster, job, plan, strategy, replica, files, begin, [stop, Present(presence)])
     records.attach(loop)
     say(_describe_job(loop))

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .device import CPU, Device
+from .errors import JobError
 from .job import Job
 from .kernels import sum_rows
 from .nn.container import Sequential
@@ -191,8 +192,8 @@ class Towers(Replica):
     """Copies of the model on several devices, each in a thread of its own; the first in the caller's."""
 
     def __init__(self, job: Job, layout: Layout, dtype: Any, devices: Sequence[Device]) -> None:
-        copies = [copy.deepcopy((job.model, job.loss)) for _ in devices]
-        pairs = zip(copies, devices, strict=True)
+        copies = [_copied(job) for _ in devices[1:]]  # the first has the job's own, which hooks may know
+        pairs = zip([(job.model, job.loss), *copies], devices, strict=True)
         self._towers: list[Replica] = [_on_one(*of_job, layout, device) for of_job, device in pairs]
         self._rows = np.zeros((len(devices), layout.size), dtype)
         self._order = np.arange(len(devices))
@@ -289,6 +290,16 @@ def replica_of(job: Job, layout: Layout, dtype: Any, devices: Sequence[Device] =
     if len(devices) == 1:
         return _on_one(job.model, job.loss, layout, devices[0])
     return Towers(job, layout, dtype, devices)
+
+
+def _copied(job: Job) -> tuple[Layer, Loss]:
+    try:
+        return copy.deepcopy((job.model, job.loss))
+    except Exception as error:
+        raise JobError(
+            f"--devices-per-rank: the model cannot be copied for each device ({error}); "
+            "have its layers hold nothing but arrays and values, or give one device a rank"
+        ) from error
 
 
 def _on_one(model: Layer, loss: Loss, layout: Layout, device: Device) -> Replica:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..config import Precision
+from ..errors import ConfigError
 from ..kernels import kernel
 from ..params import Array
 
@@ -31,19 +32,21 @@ class Codec:
 
     def __init__(self, precision: Precision, dtype: np.dtype[Any]) -> None:
         self.wire = np.dtype(np.uint16 if precision == "bfloat16" else precision)
-        self._is_bfloat16 = precision == "bfloat16"
+        self._precision, self._is_bfloat16 = precision, precision == "bfloat16"
         self._exact, self._back = np.empty(_BLOCK, dtype), np.empty(_BLOCK, dtype)
         self._single = np.empty(_BLOCK, np.float32)
 
     def encode(self, vector: Array, left: Array, out: Array) -> None:
         """Set ``out`` to ``vector + left``, rounded to the nearest, and ``left`` to what that left out.
 
-        Elements too large become the largest there is, and the rest of them is left for the next time. NaN and
-        infinity pass, and leave nothing.
+        NaN and infinity pass, and leave nothing.
 
         Args:
             vector, left: Shape (n,), of the vectors' type.
             out: Shape (n,), of the type ``wire``.
+
+        Raises:
+            ConfigError: An element is larger than the narrower type can hold.
         """
         for part in _blocks(len(vector)):
             count = part.stop - part.start
@@ -52,7 +55,12 @@ class Codec:
             with np.errstate(over="ignore"):
                 self._narrow(exact, out[part])
             self._widen(out[part], back)
-            _leave(exact, back, left[part])
+            if _leave(exact, back, left[part]):
+                largest = np.abs(exact[np.isfinite(exact)]).max()
+                raise ConfigError(
+                    f"a gradient has an element of {largest:.3g}, more than --push-precision {self._precision} holds: "
+                    "give bfloat16 or leave it out, or have the optimizer clip (clip_norm)"
+                )
 
     def decode(self, wire: Array, out: Array) -> None:
         """Set ``out``, of the vectors' type, to what ``encode`` has made, each shape (n,)."""
@@ -72,11 +80,8 @@ class Codec:
             single = self._single[: len(exact)]
             np.copyto(single, exact, casting="same_kind")
             _round_bfloat16(single.view(np.uint32), out)
-            return
-        np.copyto(out, exact, casting="same_kind")
-        too_large = np.isinf(out) & np.isfinite(exact)
-        if too_large.any():  # of float16; nobody's gradient exceeds float32
-            np.copyto(out, np.copysign(float(np.finfo(np.float16).max), exact), where=too_large, casting="same_kind")
+        else:
+            np.copyto(out, exact, casting="same_kind")
 
 
 def _blocks(size: int) -> Iterator[slice]:
@@ -84,12 +89,15 @@ def _blocks(size: int) -> Iterator[slice]:
 
 
 @kernel
-def _leave(exact: Array, back: Array, left: Array) -> None:
-    """``left = exact - back``, and nothing where that is not a number."""
-    zero = left.dtype.type(0)
+def _leave(exact: Array, back: Array, left: Array) -> bool:
+    """``left = exact - back``, and nothing where that is not finite; whether ``exact`` is finite in such a place."""
+    zero, too_large = left.dtype.type(0), 0
     for i in range(left.size):
         rest = exact[i] - back[i]
-        left[i] = rest if rest - rest == zero else zero
+        fits = rest - rest == zero
+        left[i] = rest if fits else zero
+        too_large += 0 if fits or exact[i] - exact[i] != zero else 1
+    return too_large > 0
 
 
 @kernel
@@ -101,11 +109,9 @@ def _widen_bfloat16(wire: Array, bits: Array) -> None:
 @kernel
 def _round_bfloat16(bits: Array, out: Array) -> None:
     """The upper halves of float32s, given as their bits, rounded to the nearest, of two to the even one."""
-    # NaN becomes this one, for rounding could make infinity of its bits; what is finite stays so.
-    nan, infinite, largest = np.uint32(0x7FC0), np.uint32(0x7F800000), np.uint32(0x7F7F)
+    nan = np.uint32(0x7FC0)  # rounding could make infinity of another one's bits
     for i in range(out.size):
         magnitude = bits[i] & np.uint32(0x7FFFFFFF)
         sign = (bits[i] >> np.uint32(16)) & np.uint32(0x8000)
         rounded = (magnitude + np.uint32(0x7FFF) + ((magnitude >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        rounded = min(rounded, largest) if magnitude < infinite else rounded
-        out[i] = np.uint16(sign | (nan if magnitude > infinite else rounded))
+        out[i] = np.uint16(sign | (nan if magnitude > np.uint32(0x7F800000) else rounded))

@@ -66,6 +66,11 @@ def test_who_shares_and_who_has_none_is_told() -> None:
     assert "worker 2" in without and "n1" in without and WHY in without
 
 
+def test_a_cupy_that_does_not_work_is_told() -> None:
+    workers = [Seen(0, "n0", [], "CuPy is installed, and says: no", is_broken=True)] * 2
+    assert tell(workers, share_out(workers, 1, None)) == ["no GPU: CuPy is installed, and says: no"]
+
+
 @pytest.mark.parametrize("gpus", [[], ["a"]])
 def test_where_all_are_alike_there_is_nothing_to_tell(gpus: list[str]) -> None:
     workers = [*node(0, gpus), *node(1, gpus)]
@@ -77,6 +82,7 @@ def test_where_all_are_alike_there_is_nothing_to_tell(gpus: list[str]) -> None:
     [
         ("gpu", True, node(0, [], []), ["--device gpu", "n0", WHY, "--device auto or cpu"]),
         ("gpu", False, node(0, ["a"], []), ["--no-soft-placement", "1 of 2", "worker 1 on n0", WHY]),
+        ("auto", False, node(0, [], []), ["--no-soft-placement", "no worker", "n0", WHY]),
         ("auto", False, [*node(0, ["a"]), *node(1, [])], ["--no-soft-placement", "1 of 2", "n1"]),
     ],
 )
@@ -90,7 +96,6 @@ def test_what_is_refused(device, soft: bool, workers: list[Seen], told: list[str
     ("device", "soft", "workers"),
     [
         ("auto", True, node(0, [], [])),
-        ("auto", False, node(0, [], [])),
         ("auto", True, node(0, ["a"], [])),
         ("gpu", True, node(0, ["a"], [])),
         ("gpu", False, node(0, ["a"], ["a"])),
