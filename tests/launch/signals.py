@@ -2,6 +2,9 @@
 
     python -m tests.launch.signals 50
 
+The MPI is that of the environment whose Python this is. Where no kernels have been compiled yet, train once before: a
+signal while they are is answered after it.
+
 Each run ends within ten seconds of its signal, leaves no process, and every checkpoint that it leaves verifies; one
 signal leaves a run that goes on from a checkpoint, unless it came before there was anything to save.
 """
@@ -125,7 +128,7 @@ def main() -> None:
     moments = int(sys.argv[1])
     for mode in MODES:
         with tempfile.TemporaryDirectory() as folder:
-            sender = Sender(Mpi("openmpi", Path(sys.executable)), mode, Path(folder) / "run", seed=moments)
+            sender = Sender(Mpi("the environment's", Path(sys.executable)), mode, Path(folder) / "run", seed=moments)
             sender.send(moments)
             told = ", ".join(f"{count:,} {name}" for name, count in sorted(sender.counts.items()))
             print(f"{mode}: {told}; the longest end took {sender.longest_s:.1f} s", flush=True)
