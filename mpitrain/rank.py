@@ -40,7 +40,7 @@ from .rundir import cannot_write, new_run_dir
 from .server import Server
 from .start import start_values
 from .stopping import STOPPED_EARLY, Signals, TimeLimit, ask_slurm, end_of_time
-from .strategy.choose import lockstep_strategy, served_strategy
+from .strategy.choose import is_resident, lockstep_strategy, served_strategy
 from .strategy.store import Store
 from .train import Loop, RunFiles
 from .versions import versions
@@ -143,10 +143,11 @@ def _train(cluster: Cluster, request: Request, presence: Presence) -> bool:
     records = None
     try:
         records = Records(cluster, config, files.folder, files.metrics)
+        resident = is_resident(cluster, plan, devices)
         table = _write_ranks(cluster, files, " ".join(device.name for device in devices))
         if files.console is not None:
             if config.log_device_placement:
-                files.console.say(f"{table}\n{whereabouts(job.model, plan, devices, 'each node')}")
+                files.console.say(f"{table}\n{whereabouts(job.model, plan, devices, resident)}")
             files.console.say(_headline(cluster, request.name, config, threads))
             tell_compiling(files.console.say)
             for note in [*notes, *begin.notes, *_notes_on_data(job)]:

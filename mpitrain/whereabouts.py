@@ -9,13 +9,15 @@ from .monitor.console import format_table, size_of
 from .nn.layer import Layer, walk
 from .plan import Plan
 
+_ON_DEVICES = "every worker's device"
 
-def whereabouts(model: Layer, plan: Plan, devices: Sequence[Device], host: str) -> str:
+
+def whereabouts(model: Layer, plan: Plan, devices: Sequence[Device], resident: bool) -> str:
     """Tables of layers and of vectors, for ``--log-device-placement``.
 
     Args:
         devices: A worker's.
-        host: Whose memory a node's ranks share, for people.
+        resident: Whether vectors live on every worker's device.
     """
     names = ", ".join(device.name for device in devices)
     layers = [
@@ -23,19 +25,27 @@ def whereabouts(model: Layer, plan: Plan, devices: Sequence[Device], host: str) 
         for path, layer in walk(model)
         if not layer.children()
     ]
-    config = plan.config
-    if config.served:
-        shared = f"{config.ps} servers" if config.ps > 1 else "the server" if config.ps else host
-    else:
-        shared = host if config.mode == "sync" and config.shared_memory else "every worker"
-    vectors = [(name, size_of(plan.nbytes), shared) for name in plan.vectors]
-    vectors.append(("gradients", f"{len(devices)} x {size_of(plan.nbytes)}", "every worker"))
+    holder = _holder(plan, resident)
+    vectors = [(name, size_of(plan.nbytes), holder) for name in plan.vectors]
+    vectors.append(
+        ("gradients", f"{len(devices)} x {size_of(plan.nbytes)}", _ON_DEVICES if resident else "every worker")
+    )
     return "\n".join(
         [
             format_table(("layer", "kind", "parameters", "on each worker's"), layers),
             format_table(("vector", "size", "in the memory of"), vectors),
         ]
     )
+
+
+def _holder(plan: Plan, resident: bool) -> str:
+    """Whose memory has the vectors that training changes."""
+    config = plan.config
+    if resident:
+        return _ON_DEVICES
+    if config.served and config.ps:
+        return f"{config.ps} server{'s' * (config.ps > 1)}"
+    return "each node" if config.mode != "local" and config.shared_memory else "every worker"
 
 
 def _shapes(layer: Layer) -> str:

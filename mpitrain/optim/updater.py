@@ -145,7 +145,8 @@ class Updater:
         """
         cut = self._cut(lo, hi)
         direction = self.optimizer.direction(step)
-        sums_there = self._there(cut.sums)
+        apart = self._device.apart
+        sums = self._device.empty(cut.sums.shape, cut.sums.dtype) if apart else cut.sums
         self._device.form(rules.measure_segments)(
             direction is not None,
             self.optimizer.layerwise,
@@ -158,11 +159,11 @@ class Updater:
             self._params,
             self._slot0,
             self._slot1,
-            sums_there,
+            sums,
             self._scratch,
         )
-        if self._device.apart:
-            self._device.download(sums_there, cut.sums)
+        if apart:
+            self._device.download(sums, cut.sums)
         if not self.optimizer.layerwise:
             return np.array([cut.sums[:, 1].sum()])
         sums = np.zeros((len(self.layout.entries), 2))

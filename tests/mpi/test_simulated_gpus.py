@@ -14,7 +14,7 @@ import pytest
 
 import mpitrain.cuda
 
-from ..conftest import JOBS, ROOT, Mpi
+from ..conftest import JOBS, ROOT, Mpi, run
 from ..unit.cuda.emulated import build
 from .test_sync import assert_close, assert_same_bits, final
 
@@ -93,6 +93,7 @@ def test_a_run_goes_on_from_gpu_to_processor_and_back(openmpi: Mpi, simulated: d
 def test_who_computes_where_is_told(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
     said, _ = train(openmpi, 3, tmp_path, "--log-device-placement", "--batch-size", "4", SMALL, env=simulated)
     assert [f"gpu:{i}" in said for i in range(3)] == [True, True, False]
+    assert "every worker's device" in said and "each node" not in said
     assert "3 workers on" in said and "share 2 GPUs" in said
 
 
@@ -121,6 +122,4 @@ def test_one_without_a_gpu_computes_on_its_processor(openmpi: Mpi, simulated: di
 
 def openmpi_mpmd(mpi: Mpi, words: list[str], env: dict[str, str]):
     """One rank of the first program, and what follows each colon."""
-    from ..conftest import run
-
     return run([*mpi.command(1), *words], env=env)
