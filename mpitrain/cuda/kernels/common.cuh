@@ -95,7 +95,7 @@ __device__ __forceinline__ void each_cell(long long rows, int columns, F f) {
             f(row, (int)column);
 }
 
-// The i-th of an array of any type of number; ``kind`` is the type's place in launch.py's list of them.
+// The i-th of an array of any type of number; ``kind`` is the type's place in launch/grid.py's list of them.
 template <typename T>
 __device__ __forceinline__ T number(const void* numbers, int kind, long long i) {
     switch (kind) {

@@ -196,7 +196,7 @@ def test_measure_segments(device: Device, directed: bool, normed: bool, segments
 
 
 def test_rules_have_the_numbers_of_the_numba_form() -> None:
-    assert [getattr(rules, name.upper()) for name in launch._RULES] == list(range(len(launch._RULES)))
+    assert [getattr(rules, name.upper()) for name in launch.RULES] == list(range(len(launch.RULES)))
 
 
 # nn/loss.py
@@ -239,7 +239,7 @@ def test_losses_of_elements(device: Device, rows: int, columns: int, special: bo
     device.check("square_evaluate", loss._square_evaluate, outputs, labels)
 
 
-@pytest.mark.parametrize("kind", [*launch._KINDS, "bool"])
+@pytest.mark.parametrize("kind", [*launch.KINDS, "bool"])
 def test_labels_of_every_type(device: Device, kind: str) -> None:
     outputs, labels = draw((40, 3), np.float32), np.random.default_rng(1).integers(0, 2, (40, 3))
     (found, *_), (expected, *_) = (
@@ -267,7 +267,7 @@ def test_take(device: Device, rows: int, columns: int, stored: Any, dtype: Any) 
         device.check("take", loader._take, examples, rng.integers(0, 50, rows), 1 / 255, out, shift=shift)
 
 
-@pytest.mark.parametrize("kind", [*launch._KINDS, "bool"])
+@pytest.mark.parametrize("kind", [*launch.KINDS, "bool"])
 def test_examples_of_every_type(device: Device, kind: str) -> None:
     examples = np.random.default_rng(0).integers(0, 100, (5, 6)).astype(kind)
     numbers = np.array([4, 0, 0])

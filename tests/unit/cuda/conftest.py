@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpitrain.cuda
-from mpitrain.cuda import launch
+from mpitrain.cuda.launch import grid
 
 from .cases import Device
 from .emulated import EmulatedKernels, build
@@ -29,7 +29,7 @@ def _put(array: np.ndarray, shift: int) -> np.ndarray:
     return there
 
 
-@pytest.fixture(scope="session", params=[launch._BLOCKS, 3], ids=["wide", "narrow"])
+@pytest.fixture(scope="session", params=[grid.BLOCKS, 3], ids=["wide", "narrow"])
 def device(library: Path, request: pytest.FixtureRequest) -> Iterator[Device]:
     """Runs everything in both orders: what depends on one of them is a race.
 
@@ -37,5 +37,5 @@ def device(library: Path, request: pytest.FixtureRequest) -> Iterator[Device]:
     """
     places = [EmulatedKernels(library), EmulatedKernels(library, is_reversed=True)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "_BLOCKS", request.param)
+        patch.setattr(grid, "BLOCKS", request.param)
         yield Device(places, _put, np.array)

@@ -1,0 +1,70 @@
+"""Those of nn/loss.py.
+
+Where the Numba form returns the loss, or the loss and the number right, these return an array of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...params import Array
+from .grid import THREADS, Pair, begin, blocks, empty, int32, int64, kind, named, team_grid
+
+
+def softmax_gradient(outputs: Array, labels: Array, weight: float, gradient: Array) -> Array:
+    rows, classes = outputs.shape
+    arguments = (outputs, labels, kind(labels), int64(rows), int32(classes), outputs.dtype.type(weight), gradient)
+    return _loss_of_rows("softmax_gradient", outputs, arguments, 1, weight)
+
+
+def softmax_evaluate(outputs: Array, labels: Array) -> Array:
+    rows, classes = outputs.shape
+    arguments = (outputs, labels, kind(labels), int64(rows), int32(classes))
+    return _loss_of_rows("softmax_evaluate", outputs, arguments, 2, 1.0)
+
+
+def sigmoid_gradient(outputs: Array, labels: Array, weight: float, gradient: Array) -> Array:
+    share = weight / outputs.shape[1]
+    factor = outputs.dtype.type(share)
+    arguments = (outputs, labels, kind(labels), int64(outputs.size), factor, gradient)
+    return _loss_of_elements("sigmoid_gradient", outputs, arguments, share)
+
+
+def sigmoid_evaluate(outputs: Array, labels: Array) -> Array:
+    rows, columns = outputs.shape
+    arguments = (outputs, labels, kind(labels), int64(rows), int32(columns))
+    return _loss_of_rows("sigmoid_evaluate", outputs, arguments, 2, 1 / columns)
+
+
+def square_gradient(outputs: Array, labels: Array, weight: float, gradient: Array) -> Array:
+    share = weight / outputs.shape[1]
+    slope = outputs.dtype.type(2 * weight / outputs.shape[1])
+    arguments = (outputs, labels, kind(labels), int64(outputs.size), slope, gradient)
+    return _loss_of_elements("square_gradient", outputs, arguments, share)
+
+
+def square_evaluate(outputs: Array, labels: Array) -> Array:
+    arguments = (outputs, labels, kind(labels), int64(outputs.size))
+    return _loss_of_elements("square_evaluate", outputs, arguments, 1 / outputs.shape[1])
+
+
+def _loss_of_rows(name: str, outputs: Array, arguments: tuple[Any, ...], width: int, scale: float) -> Array:
+    grid, block = team_grid(outputs)
+    return _loss(name, outputs, grid, block, arguments, width, scale)
+
+
+def _loss_of_elements(name: str, outputs: Array, arguments: tuple[Any, ...], scale: float) -> Array:
+    return _loss(name, outputs, (blocks(outputs.size, THREADS), 1), (THREADS, 1), arguments, 1, scale)
+
+
+def _loss(
+    name: str, outputs: Array, grid: Pair, block: Pair, arguments: tuple[Any, ...], width: int, scale: float
+) -> Array:
+    """Blocks leave ``width`` sums each, and one more kernel adds them; the first is multiplied by ``scale``."""
+    parts = empty((grid[0], width), np.float64)
+    begin("loss", named(name, outputs), grid, block, (*arguments, parts))
+    sums = empty((2,) if width == 2 else (), np.float64)
+    begin("sum", "add_parts", (1, 1), (THREADS, 1), (parts, int32(grid[0]), int32(width), np.float64(scale), sums))
+    return sums
