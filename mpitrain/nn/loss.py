@@ -19,9 +19,12 @@ class Loss:
 
     Attributes:
         device: Where outputs, labels and gradients are.
+        scale: What the gradient, and not the loss, is multiplied by: shape (1,), float64, on a device with memory of
+            its own, which reads it as each gradient is computed. None for 1.
     """
 
     device: Device = CPU
+    scale: Array | None = None
 
     def __init__(self) -> None:
         self._gradients: dict[tuple[Shape, str], Array] = {}
@@ -51,6 +54,11 @@ class Loss:
         """
         raise NotImplementedError
 
+    @property
+    def _scaling(self) -> tuple[Array, ...]:
+        """One more argument of the form of a kernel on a device."""
+        return () if self.scale is None else (self.scale,)
+
     def _gradient(self, outputs: Array) -> Array:
         key = outputs.shape, outputs.dtype.char
         found = self._gradients.get(key)
@@ -73,7 +81,7 @@ class SoftmaxCrossEntropy(Loss):
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         _check_classes(outputs, labels)
         gradient = self._gradient(outputs)
-        return self.device.form(_softmax_gradient)(outputs, labels, weight, gradient), gradient
+        return self.device.form(_softmax_gradient)(outputs, labels, weight, gradient, *self._scaling), gradient
 
     def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
         _check_classes(outputs, labels)
@@ -90,7 +98,9 @@ class SigmoidCrossEntropy(Loss):
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         gradient = self._gradient(outputs)
         pair = _paired(self, outputs, labels)
-        return self.device.form(_sigmoid_gradient)(*pair, weight, gradient.reshape(pair[0].shape)), gradient
+        return self.device.form(_sigmoid_gradient)(
+            *pair, weight, gradient.reshape(pair[0].shape), *self._scaling
+        ), gradient
 
     def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
         return self.device.form(_sigmoid_evaluate)(*_paired(self, outputs, labels))
@@ -105,7 +115,9 @@ class MeanSquaredError(Loss):
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         gradient = self._gradient(outputs)
         pair = _paired(self, outputs, labels)
-        return self.device.form(_square_gradient)(*pair, weight, gradient.reshape(pair[0].shape)), gradient
+        return self.device.form(_square_gradient)(
+            *pair, weight, gradient.reshape(pair[0].shape), *self._scaling
+        ), gradient
 
     def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
         return self.device.form(_square_evaluate)(*_paired(self, outputs, labels)), None

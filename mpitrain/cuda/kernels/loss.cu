@@ -1,7 +1,8 @@
 // Losses and their gradients: the CUDA form of the kernels in nn/loss.py.
 //
 // Every block leaves the sums of its own rows in ``parts``; add_parts, in sum.cu, adds those. Labels are numbers of any
-// ``kind``. An output that is not finite makes the loss NaN: zero times it is NaN, and is added.
+// ``kind``. An output that is not finite makes the loss NaN: zero times it is NaN, and is added. Gradients, not losses,
+// are multiplied by what ``factor`` points at, where it is not null.
 
 #include "common.cuh"
 
@@ -13,6 +14,11 @@ __device__ __forceinline__ void leave(double loss, double right, int width, doub
     if (threadIdx.x > 0 || threadIdx.y > 0) return;
     parts[blockIdx.x * width] = loss;
     if (width == 2) parts[blockIdx.x * width + 1] = right;
+}
+
+template <typename T>
+__device__ __forceinline__ T scaled(T scale, const double* factor) {
+    return factor == nullptr ? scale : T(scale * *factor);
 }
 
 template <typename T>
@@ -38,8 +44,9 @@ __device__ Softmax<T> softmax_of(const T* row, int classes, long long label) {
 }
 
 template <typename T>
-__device__ void softmax_gradient(const T* outputs, const void* labels, int kind, long long rows, int classes, T scale,
-                                 T* gradient, double* parts) {
+__device__ void softmax_gradient(const T* outputs, const void* labels, int kind, long long rows, int classes, T weight,
+                                 const double* factor, T* gradient, double* parts) {
+    const T scale = scaled(weight, factor);
     double total = 0;
     for (long long i = team_number(); i < rows; i += team_count()) {
         const T* const row = outputs + i * classes;
@@ -51,9 +58,9 @@ __device__ void softmax_gradient(const T* outputs, const void* labels, int kind,
             continue;
         }
         const Softmax<T> softmax = softmax_of(row, classes, label);
-        const T factor = scale / softmax.normalizer;
+        const T share = scale / softmax.normalizer;
         for (int j = threadIdx.x; j < classes; j += blockDim.x) {
-            const T slope = exp(row[j] - softmax.largest) * factor;
+            const T slope = exp(row[j] - softmax.largest) * share;
             slopes[j] = j == label ? slope - scale : slope;
         }
         total += softmax.loss;
@@ -89,8 +96,9 @@ __device__ T sigmoid_loss(T z, T label) {
 }
 
 template <typename T>
-__device__ void sigmoid_gradient(const T* outputs, const void* labels, int kind, long long n, T share, T* gradient,
-                                 double* parts) {
+__device__ void sigmoid_gradient(const T* outputs, const void* labels, int kind, long long n, T weight,
+                                 const double* factor, T* gradient, double* parts) {
+    const T share = scaled(weight, factor);
     double total = 0;
     for (long long i = thread_number(); i < n; i += thread_count()) {
         const T z = outputs[i], label = number<T>(labels, kind, i);
@@ -123,8 +131,9 @@ __device__ void sigmoid_evaluate(const T* outputs, const void* labels, int kind,
 
 // The gradient too, where there is one.
 template <typename T>
-__device__ void square(const T* outputs, const void* labels, int kind, long long n, T slope, T* gradient,
-                       double* parts) {
+__device__ void square(const T* outputs, const void* labels, int kind, long long n, T weight, const double* factor,
+                       T* gradient, double* parts) {
+    const T slope = scaled(weight, factor);
     double total = 0;
     for (long long i = thread_number(); i < n; i += thread_count()) {
         const T difference = outputs[i] - number<T>(labels, kind, i);
@@ -137,26 +146,26 @@ __device__ void square(const T* outputs, const void* labels, int kind, long long
 
 #define INSTANCE(T)                                                                                              \
     KERNEL softmax_gradient_##T(const T* outputs, const void* labels, int kind, long long rows, int classes,     \
-                                T scale, T* gradient, double* parts) {                                           \
-        softmax_gradient(outputs, labels, kind, rows, classes, scale, gradient, parts);                          \
+                                T weight, const double* factor, T* gradient, double* parts) {                    \
+        softmax_gradient(outputs, labels, kind, rows, classes, weight, factor, gradient, parts);                 \
     }                                                                                                            \
     KERNEL softmax_evaluate_##T(const T* outputs, const void* labels, int kind, long long rows, int classes,     \
                                 double* parts) {                                                                 \
         softmax_evaluate(outputs, labels, kind, rows, classes, parts);                                           \
     }                                                                                                            \
-    KERNEL sigmoid_gradient_##T(const T* outputs, const void* labels, int kind, long long n, T share,            \
-                                T* gradient, double* parts) {                                                    \
-        sigmoid_gradient(outputs, labels, kind, n, share, gradient, parts);                                      \
+    KERNEL sigmoid_gradient_##T(const T* outputs, const void* labels, int kind, long long n, T weight,           \
+                                const double* factor, T* gradient, double* parts) {                              \
+        sigmoid_gradient(outputs, labels, kind, n, weight, factor, gradient, parts);                             \
     }                                                                                                            \
     KERNEL sigmoid_evaluate_##T(const T* outputs, const void* labels, int kind, long long rows, int columns,     \
                                 double* parts) {                                                                 \
         sigmoid_evaluate(outputs, labels, kind, rows, columns, parts);                                           \
     }                                                                                                            \
-    KERNEL square_gradient_##T(const T* outputs, const void* labels, int kind, long long n, T slope,             \
-                               T* gradient, double* parts) {                                                     \
-        square(outputs, labels, kind, n, slope, gradient, parts);                                                \
+    KERNEL square_gradient_##T(const T* outputs, const void* labels, int kind, long long n, T weight,            \
+                               const double* factor, T* gradient, double* parts) {                               \
+        square(outputs, labels, kind, n, weight, factor, gradient, parts);                                       \
     }                                                                                                            \
     KERNEL square_evaluate_##T(const T* outputs, const void* labels, int kind, long long n, double* parts) {     \
-        square<T>(outputs, labels, kind, n, T(0), nullptr, parts);                                               \
+        square<T>(outputs, labels, kind, n, T(0), nullptr, nullptr, parts);                                      \
     }
 FOR_REALS(INSTANCE)

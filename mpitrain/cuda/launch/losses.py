@@ -1,6 +1,7 @@
 """Those of nn/loss.py.
 
 Where the Numba form returns the loss, or the loss and the number right, these return an array of them.
+Gradients, and not losses, are multiplied by ``scale``, shape (1,), float64, where it is given.
 """
 
 from __future__ import annotations
@@ -13,9 +14,20 @@ from ...params import Array
 from .grid import THREADS, Pair, begin, blocks, empty, int32, int64, kind, named, team_grid
 
 
-def softmax_gradient(outputs: Array, labels: Array, weight: float, gradient: Array) -> Array:
+def softmax_gradient(
+    outputs: Array, labels: Array, weight: float, gradient: Array, scale: Array | None = None
+) -> Array:
     rows, classes = outputs.shape
-    arguments = (outputs, labels, kind(labels), int64(rows), int32(classes), outputs.dtype.type(weight), gradient)
+    arguments = (
+        outputs,
+        labels,
+        kind(labels),
+        int64(rows),
+        int32(classes),
+        outputs.dtype.type(weight),
+        _factor(scale),
+        gradient,
+    )
     return _loss_of_rows("softmax_gradient", outputs, arguments, 1, weight)
 
 
@@ -25,10 +37,12 @@ def softmax_evaluate(outputs: Array, labels: Array) -> Array:
     return _loss_of_rows("softmax_evaluate", outputs, arguments, 2, 1.0)
 
 
-def sigmoid_gradient(outputs: Array, labels: Array, weight: float, gradient: Array) -> Array:
+def sigmoid_gradient(
+    outputs: Array, labels: Array, weight: float, gradient: Array, scale: Array | None = None
+) -> Array:
     share = weight / outputs.shape[1]
     factor = outputs.dtype.type(share)
-    arguments = (outputs, labels, kind(labels), int64(outputs.size), factor, gradient)
+    arguments = (outputs, labels, kind(labels), int64(outputs.size), factor, _factor(scale), gradient)
     return _loss_of_elements("sigmoid_gradient", outputs, arguments, share)
 
 
@@ -38,10 +52,10 @@ def sigmoid_evaluate(outputs: Array, labels: Array) -> Array:
     return _loss_of_rows("sigmoid_evaluate", outputs, arguments, 2, 1 / columns)
 
 
-def square_gradient(outputs: Array, labels: Array, weight: float, gradient: Array) -> Array:
+def square_gradient(outputs: Array, labels: Array, weight: float, gradient: Array, scale: Array | None = None) -> Array:
     share = weight / outputs.shape[1]
     slope = outputs.dtype.type(2 * weight / outputs.shape[1])
-    arguments = (outputs, labels, kind(labels), int64(outputs.size), slope, gradient)
+    arguments = (outputs, labels, kind(labels), int64(outputs.size), slope, _factor(scale), gradient)
     return _loss_of_elements("square_gradient", outputs, arguments, share)
 
 
@@ -68,3 +82,7 @@ def _loss(
     sums = empty((2,) if width == 2 else (), np.float64)
     begin("sum", "add_parts", (1, 1), (THREADS, 1), (parts, int32(grid[0]), int32(width), np.float64(scale), sums))
     return sums
+
+
+def _factor(scale: Array | None) -> Array | np.uint64:
+    return np.uint64(0) if scale is None else scale

@@ -239,6 +239,17 @@ def test_losses_of_elements(device: Device, rows: int, columns: int, special: bo
     device.check("square_evaluate", loss._square_evaluate, outputs, labels)
 
 
+@each_dtype
+@pytest.mark.parametrize("name", ["softmax_gradient", "sigmoid_gradient", "square_gradient"])
+def test_the_gradient_is_scaled_and_the_loss_is_not(device: Device, name: str, dtype: Any) -> None:
+    outputs = draw((70, 5), dtype)
+    labels = np.arange(70) % 5 if name == "softmax_gradient" else np.round(np.abs(draw((70, 5), dtype, 1))) % 2
+    arguments = outputs, labels, 0.25, np.zeros_like(outputs)
+    plain, scaled = (device.run(name, (*arguments, *scale)) for scale in ((), [np.array([4096.0])]))
+    assert plain[0] == scaled[0]
+    np.testing.assert_array_equal(scaled[3], 4096 * plain[3])  # a power of two: nothing is rounded anew
+
+
 @pytest.mark.parametrize("kind", [*launch.KINDS, "bool"])
 def test_labels_of_every_type(device: Device, kind: str) -> None:
     outputs, labels = draw((40, 3), np.float32), np.random.default_rng(1).integers(0, 2, (40, 3))

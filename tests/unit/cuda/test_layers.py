@@ -91,6 +91,21 @@ def test_a_model_of_words(same: Compare, criterion: nn.Loss, labels: np.ndarray)
     same(run)
 
 
+@pytest.mark.parametrize("criterion", [nn.SoftmaxCrossEntropy(), nn.SigmoidCrossEntropy(), nn.MeanSquaredError()])
+def test_a_loss_scales_its_gradient(device: Device, criterion: nn.Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = np.random.default_rng(0).standard_normal((6, 3))
+    labels = np.arange(6) % 3 if isinstance(criterion, nn.SoftmaxCrossEntropy) else np.ones((6, 3))
+    loss_of_one, gradient = criterion(outputs, labels, 0.5)
+    expected = 1024 * gradient
+    launch.use(device.places[0])
+    for name in REPLACED[loss].split():
+        monkeypatch.setattr(loss, f"_{name}", getattr(launch, name))
+    monkeypatch.setattr(criterion, "scale", np.array([1024.0]))
+    found, gradient = criterion(outputs, labels, 0.5)
+    np.testing.assert_allclose(found, loss_of_one, rtol=1e-12)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-12)
+
+
 def test_average_pooling(same: Compare) -> None:
     x = np.random.default_rng(0).standard_normal((3, 6, 6, 2))
 
