@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ class Device(Protocol):
 
     Attributes:
         name: For people, such as ``cpu``.
-        apart: Whether its arrays lie in a memory of its own, which this process reads and writes by copies alone.
+        apart: Whether it is a GPU, whose arrays lie in a memory of its own; see ``cuda.gpu.Gpu``.
         xp: The module whose functions take this place's arrays: NumPy, or one that is called like it.
         block_bytes: How much of a convolution's windows is best laid out at a time.
     """
@@ -32,27 +31,6 @@ class Device(Protocol):
 
     def empty(self, shape: Shape, dtype: Any) -> Array:
         """Uninitialized memory there."""
-
-    def here(self) -> AbstractContextManager[object]:
-        """A block in which this thread computes there."""
-
-    def owns(self, array: Array) -> bool:
-        """Whether an array lies there."""
-
-    def upload(self, host: Array, out: Array) -> None:
-        """Copy an array of this process to one of the same shape and dtype there, both C-contiguous."""
-
-    def download(self, there: Array, out: Array) -> None:
-        """Copy an array there to one of this process; it has arrived when this returns."""
-
-    def numbers(self, value: Any) -> Any:
-        """A kernel's result as Python numbers, when it is there: one, or as many as the CPU form returns."""
-
-    def pin(self, host: Array) -> None:
-        """Say that ``host`` will be copied from or to, again and again."""
-
-    def free(self) -> None:
-        """Give everything back; nothing may compute there after that."""
 
     def matmul(self, a: Array, b: Array, *, out: Array) -> Array:
         """``out``, which becomes the product of two matrices; each may be transposed, and rows lie further apart."""
@@ -79,27 +57,6 @@ class Cpu:
 
     def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         return kernel
-
-    def here(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def owns(self, array: Array) -> bool:
-        return True
-
-    def upload(self, host: Array, out: Array) -> None:
-        np.copyto(out, host)
-
-    def download(self, there: Array, out: Array) -> None:
-        np.copyto(out, there)
-
-    def numbers(self, value: Any) -> Any:
-        return value
-
-    def pin(self, host: Array) -> None:
-        """Nothing to do."""
-
-    def free(self) -> None:
-        """Nothing to do."""
 
     def matmul(self, a: Array, b: Array, *, out: Array) -> Array:
         return np.matmul(a, b, out=out)

@@ -87,6 +87,8 @@ def check(workers: Sequence[Seen], config: RunConfig) -> None:
     without = [index for index, worker in enumerate(workers) if not worker.gpus]
     if len(without) == len(workers) and config.precision != "float32":
         raise ConfigError(f"--precision {config.precision} is for GPUs, and no worker has one: leave it out")
+    if len(without) == len(workers) and config.gpu_transport != "auto":
+        raise ConfigError(f"--gpu-transport {config.gpu_transport} is for GPUs, and no worker has one: leave it out")
     if not without or (config.device == "auto" and config.soft_placement):
         return
     asked = "--device gpu" if config.device == "gpu" else "--no-soft-placement"

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .config import Precision, RunConfig
-from .device import CPU, Device
 from .errors import ConfigError, DataError, JobError
 from .job import Job
 from .nn.layer import Layer, layout_of, walk
@@ -107,10 +106,10 @@ class Plan:
         """What one example's loss counts for in a gradient."""
         return 1.0 / (self.batch if self.config.mode == "local" else self.step_examples)
 
-    def updater(self, vectors: Mapping[str, Array], device: Device = CPU) -> Updater:
-        """The optimizer, bound to vectors of shape (layout.size,) on a device."""
+    def updater(self, vectors: Mapping[str, Array]) -> Updater:
+        """The optimizer, bound to vectors of shape (layout.size,)."""
         slots, average = {name: vectors[name] for name in self.optimizer.slots}, vectors.get("average")
-        return Updater(self.optimizer, self.layout, vectors["params"], slots, average, self.moving, device)
+        return Updater(self.optimizer, self.layout, vectors["params"], slots, average, self.moving)
 
 
 def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:

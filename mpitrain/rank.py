@@ -202,7 +202,7 @@ def _work(
         fill = start_values(cluster.training, plan, job.model, *begin[:2])
         strategy = lockstep_strategy(cluster, plan, devices, fill, say)
     with cluster.training.agree("copying the model to its devices"):
-        replica = replica_of(job, plan.layout, plan.dtype, devices)
+        replica = replica_of(job, plan.layout, plan.dtype, devices, say)
     loop = Loop(cluster, job, plan, strategy, replica, files, begin, [stop, Present(presence)])
     records.attach(loop)
     say(_describe_job(loop))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .data.split import Split
 from .device import CPU, Device
 from .errors import JobError
 from .job import Job
@@ -28,10 +29,19 @@ from .params import Array, Layout
 from .plan import split_batch
 
 T = TypeVar("T")
+Say = Callable[[str], None]
 
 
 class Replica:
-    """What computes gradients. Every method is local, but for layers that communicate (see ``Context``)."""
+    """What computes gradients. Every method is local, but for layers that communicate (see ``Context``).
+
+    Attributes:
+        takes_stored: Whether ``forward`` takes examples as they are stored, neither converted nor scaled.
+        memory: Gives the memory that the next batch of so many examples is best put in; None where any will do.
+    """
+
+    takes_stored = False
+    memory: Callable[[int], tuple[Array, Array]] | None = None
 
     def bind(self, params: Array, grads: Array) -> None:
         """Compute with ``params`` and write to ``grads``, shape (layout.size,) each, from now on."""
@@ -40,23 +50,41 @@ class Replica:
     def refresh(self) -> None:
         """Take notice of the parameters as they are now; to be called whenever they have changed."""
 
-    def forward(self, examples: Array, labels: Array, context: Context) -> float:
-        """The loss of a batch, weighted by ``context.weight``; shapes as ``Loader.batch`` returns them."""
+    def forward(self, examples: Array, labels: Array, context: Context) -> Any:
+        """The loss of a batch, weighted by ``context.weight``; shapes as ``Loader.batch`` returns them.
+
+        Returns:
+            A number; or where the model computes on a device, an array there that will hold it when the device has
+            come so far, and until the next call. See ``number``.
+        """
         raise NotImplementedError
 
     def backward(self) -> None:
         """Assign the gradient of what the last ``forward`` returned."""
         raise NotImplementedError
 
+    def number(self, loss: Any) -> float:
+        """What ``forward`` has returned, as a number; waits for it."""
+        return float(loss)
+
     def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
         """The sum of the losses of some examples, and how many are predicted right; see ``Loss.evaluate``."""
         raise NotImplementedError
 
-    def watch(self, told: Callable[[int], None]) -> None:
+    def watch(self, told: Callable[[int], None], cuts: Mapping[int, int]) -> None:
         """Have ``told(i)`` called in ``backward`` when the model's children from the i-th on have their gradients.
 
         A replica may leave that out: all gradients are there when ``backward`` returns.
+
+        Args:
+            cuts: Children for which that is worth an interruption, and where the gradients of each begin.
         """
+
+    def scale_loss(self, scale: Array | None) -> None:
+        """Have the loss's gradient multiplied by a number on the device; see ``Loss.scale``."""
+
+    def trace(self) -> None:
+        """Have ``forward`` and ``backward`` return when they are done, so that their times are those of the work."""
 
     def here(self) -> AbstractContextManager[object]:
         """A block in which the vectors that this is bound to may be computed with."""
@@ -82,7 +110,7 @@ class Single(Replica):
     def bind(self, params: Array, grads: Array) -> None:
         bind(self._model, self._layout, params, grads)
 
-    def forward(self, examples: Array, labels: Array, context: Context) -> float:
+    def forward(self, examples: Array, labels: Array, context: Context) -> Any:
         outputs = self._model.forward(examples, context)
         loss, self._gradient = self._loss(outputs, labels, context.weight)
         return loss
@@ -93,108 +121,19 @@ class Single(Replica):
     def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
         return self._loss.evaluate(self._model.forward(examples, Context()), labels)
 
-    def watch(self, told: Callable[[int], None]) -> None:
+    def watch(self, told: Callable[[int], None], cuts: Mapping[int, int]) -> None:
         if isinstance(self._model, Sequential):
             self._model.after_backward = told
-
-
-class Offloaded(Replica):
-    """A model on a device with memory of its own.
-
-    Vectors that it is bound to may lie there already. Where they are this process's, parameters go there when they have
-    changed, and gradients come back.
-    """
-
-    def __init__(self, model: Layer, loss: Loss, layout: Layout, device: Device) -> None:
-        self._device = device
-        self._inner = Single(model, loss, layout, device)
-        self._copies: dict[Any, Array] = {}
-
-    def bind(self, params: Array, grads: Array) -> None:
-        device = self._device
-        self._params, self._grads = params, grads
-        self._is_apart = not device.owns(params)
-        if not self._is_apart:
-            self._inner.bind(params, grads)
-            return
-        device.pin(params)
-        device.pin(grads)
-        with device.here():
-            self._inner.bind(self._copy("params", params), self._copy("grads", grads))
-
-    def refresh(self) -> None:
-        if self._is_apart:
-            with self._device.here():
-                self._sent("params", self._params)
-
-    def forward(self, examples: Array, labels: Array, context: Context) -> float:
-        context = replace(context, sum_over_workers=self._summing(context.sum_over_workers))
-        with self._device.here():
-            loss = self._inner.forward(self._sent("examples", examples), self._sent("labels", labels), context)
-            return float(self._device.numbers(loss))
-
-    def backward(self) -> None:
-        with self._device.here():
-            self._inner.backward()
-            if self._is_apart:
-                self._device.download(self._copy("grads", self._grads), self._grads)
-
-    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
-        with self._device.here():
-            found = self._inner.evaluate(self._sent("examples", examples), self._sent("labels", labels))
-            loss, correct = found if isinstance(found, tuple) else self._device.numbers(found)
-            return float(self._device.numbers(loss)), None if correct is None else int(correct)
-
-    def here(self) -> AbstractContextManager[object]:
-        return self._device.here()
-
-    def fetched(self, vector: Array) -> Array:
-        if self._is_apart:
-            return vector
-        host = np.empty(vector.shape, vector.dtype)
-        with self._device.here():
-            self._device.download(vector, host)
-        return host
-
-    def close(self) -> None:
-        self._device.free()
-
-    def _sent(self, name: str, host: Array) -> Array:
-        """What ``host`` holds now, on the device."""
-        there = self._copy(name, host)
-        self._device.upload(np.ascontiguousarray(host), there)
-        return there
-
-    def _copy(self, name: str, host: Array) -> Array:
-        """Memory on the device for arrays of this name, shape and type; zeros at first, as between gradients."""
-        key = name, host.shape, host.dtype.char
-        found = self._copies.get(key)
-        if found is None:
-            found = self._copies[key] = self._device.empty(host.shape, host.dtype)
-            found[...] = 0
-        return found
-
-    def _summing(self, sum_over_workers: SumOverWorkers | None) -> SumOverWorkers | None:
-        """``sum_over_workers`` for arrays on the device."""
-        if sum_over_workers is None:
-            return None
-
-        def sum_by_host(array: Array) -> None:
-            host = np.empty(array.shape, array.dtype)
-            self._device.download(array, host)
-            sum_over_workers(host)
-            self._device.upload(host, array)
-
-        return sum_by_host
 
 
 class Towers(Replica):
     """Copies of the model on several devices, each in a thread of its own; the first in the caller's."""
 
-    def __init__(self, job: Job, layout: Layout, dtype: Any, devices: Sequence[Device]) -> None:
+    def __init__(self, job: Job, layout: Layout, dtype: Any, devices: Sequence[Device], say: Say) -> None:
         copies = [_copied(job) for _ in devices[1:]]  # the first has the job's own, which hooks may know
         pairs = zip([(job.model, job.loss), *copies], devices, strict=True)
-        self._towers: list[Replica] = [_on_one(*of_job, layout, device) for of_job, device in pairs]
+        self._towers: list[Replica] = [_on_one(*of_job, layout, device, job.train, say) for of_job, device in pairs]
+        self.takes_stored = self._towers[0].takes_stored
         self._rows = np.zeros((len(devices), layout.size), dtype)
         self._order = np.arange(len(devices))
         self._threads = ThreadPoolExecutor(len(devices) - 1, "tower")
@@ -212,16 +151,21 @@ class Towers(Replica):
     def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
         return self._towers[0].evaluate(examples, labels)
 
-    def forward(self, examples: Array, labels: Array, context: Context) -> float:
+    def forward(self, examples: Array, labels: Array, context: Context) -> Any:
+        losses = self._forward_all(examples, labels, context)
+        return sum(tower.number(loss) for tower, loss in zip(self._towers, losses, strict=True))
+
+    def _forward_all(self, examples: Array, labels: Array, context: Context) -> list[Any]:
+        """What each tower's ``forward`` returns for its part of a batch."""
         parts = split_batch(len(examples), len(self._towers))
 
-        def of_tower(index: int) -> float:
+        def of_tower(index: int) -> Any:
             start, stop = parts[index]
             own = replace(context, position=context.position + start)
             own.sum_over_workers = self._meeting.summing(index, context.sum_over_workers)
             return self._towers[index].forward(examples[start:stop], labels[start:stop], own)
 
-        return sum(self._on_all(of_tower))
+        return self._on_all(of_tower)
 
     def backward(self) -> None:
         self._on_all(lambda index: self._towers[index].backward())
@@ -285,11 +229,21 @@ class Meeting:
         self._barrier.abort()
 
 
-def replica_of(job: Job, layout: Layout, dtype: Any, devices: Sequence[Device] = (CPU,)) -> Replica:
-    """The replica of a rank that computes on ``devices``."""
+def replica_of(
+    job: Job, layout: Layout, dtype: Any, devices: Sequence[Device] = (CPU,), say: Say = lambda line: None
+) -> Replica:
+    """The replica of a rank that computes on ``devices``.
+
+    Args:
+        say: Takes a line for the user.
+    """
     if len(devices) == 1:
-        return _on_one(job.model, job.loss, layout, devices[0])
-    return Towers(job, layout, dtype, devices)
+        return _on_one(job.model, job.loss, layout, devices[0], job.train, say)
+    if devices[0].apart:
+        from .gpu.towers import GpuTowers
+
+        return GpuTowers(job, layout, dtype, devices, say)
+    return Towers(job, layout, dtype, devices, say)
 
 
 def _copied(job: Job) -> tuple[Layer, Loss]:
@@ -302,5 +256,9 @@ def _copied(job: Job) -> tuple[Layer, Loss]:
         ) from error
 
 
-def _on_one(model: Layer, loss: Loss, layout: Layout, device: Device) -> Replica:
-    return (Offloaded if device.apart else Single)(model, loss, layout, device)
+def _on_one(model: Layer, loss: Loss, layout: Layout, device: Any, split: Split, say: Say) -> Replica:
+    if not device.apart:
+        return Single(model, loss, layout, device)
+    from .gpu.replica import OnGpu
+
+    return OnGpu(model, loss, layout, device, split, say)

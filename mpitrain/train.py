@@ -61,8 +61,6 @@ class Loop:
         resumed: The checkpoint that this run goes on from, or None.
         saved: Whether that is one of this run's own, which need not be saved again.
         training_s: Seconds spent in training steps, without validation and saving.
-        loss: The last step's mean loss over its examples, as far as this worker knows it.
-        skipped: Whether the last gradient was left out, since its loss was not finite or it came too late.
         validation: What was last measured on the validation examples.
     """
 
@@ -81,7 +79,6 @@ class Loop:
         self.resumed, self.saved = begin.resume, begin.saved
         self._strategy, self._replica = strategy, replica
         self.training_s = 0.0
-        self.loss, self.skipped = float("nan"), False
         self.validation: dict[str, float] = {}
         self._validated_at = -1
         workers = cluster.workers
@@ -93,11 +90,13 @@ class Loop:
         )
         self._micro_batches = split_batch(plan.batch, plan.config.accumulate_steps)
         self._accumulated: Any = None
+        self._announced: Any = None  # the loss, as long as the strategy does not know it
         self._data = SharedData(cluster.training, plan.config.shared_memory)
-        self._train = self._loader(job.train)
-        self._validation = None if job.validation is None else self._loader(job.validation)
+        self._train = self._loader(job.train, None if replica.takes_stored else plan.dtype, replica.memory)
+        self._validation = None if job.validation is None else self._loader(job.validation, plan.dtype)
         self._beside = self._make_beside()
         self._bind()
+        replica.scale_loss(strategy.loss_scale)
         self._forward, self._backward = replica.forward, replica.backward
         self._watch_backward()
         self.saving = Saving(cluster, plan, strategy, files.checkpoints, files.record, self.say)
@@ -114,6 +113,19 @@ class Loop:
     def position(self) -> int:
         """Examples taken by all workers together from the endless stream of examples."""
         return self._strategy.position
+
+    @property
+    def loss(self) -> float:
+        """The last step's mean loss over its examples, as far as this worker knows it; NaN before the first.
+
+        Where parameters live on a GPU, whoever asks waits for it, and the GPU for what comes then.
+        """
+        return self._strategy.result.loss
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last gradient was left out, since its loss was not finite or it came too late."""
+        return not self._strategy.result.updated
 
     @property
     def train_steps(self) -> int:
@@ -220,6 +232,7 @@ class Loop:
             (self._train, "batch", "load"),
         ):
             wrap(owner, method, kind)
+        self._replica.trace()
         self._strategy.trace(wrap)
         self.saving.trace(beside)
         if self._beside is not None:
@@ -314,19 +327,21 @@ class Loop:
 
     def _compute(self, work: Work) -> None:
         """One gradient of this worker, handed in."""
-        strategy = self._strategy
-        loss = 0.0
+        loss: Any = 0.0
         self._replica.refresh()
         self._keeps = False
         for index, (start, stop) in enumerate(self._micro_batches):
             examples, labels = self._train.batch(work.position + start, stop - start)
             self._context.position = work.position + start
-            loss += self._forward(examples, labels, self._context)
+            part = self._forward(examples, labels, self._context)
+            if len(self._micro_batches) == 1:
+                loss = part
+            else:
+                with self._replica.here():
+                    loss = loss + part  # a copy: what a device has returned is there until the next part
             last = index == len(self._micro_batches) - 1
             if last:
-                strategy.begin(loss)
-                self._complete_from = self.layout.size
-                self._watching = True
+                self._begin(loss)
             self._backward()
             self._watching = False
             if not last:
@@ -334,8 +349,17 @@ class Loop:
         self._backward_reached(0)
         # A guess where workers keep no common pace, and good enough to have the right part of a file read.
         self._train.expect(work.position + self.step_examples, self._micro_batches[0][1])
-        result = strategy.finish()
-        self.loss, self.skipped = result.loss, not result.updated
+        self._strategy.finish()
+
+    def _begin(self, loss: Any) -> None:
+        """Have the strategy know the loss: at once, or if that means to wait, when its gradient is computed, too."""
+        self._complete_from = self.layout.size
+        self._watching = True
+        self._announced = None
+        if self._strategy.on_device or isinstance(loss, float):
+            self._strategy.begin(loss)
+        else:
+            self._announced = loss
 
     def _bind(self) -> None:
         """Have the model compute with the strategy's parameters."""
@@ -356,12 +380,22 @@ class Loop:
         """Have the model tell when a layer's gradient is done, so that it can be averaged meanwhile."""
         self._watching = False
         starts = self.plan.starts
-        self._replica.watch(lambda child: self._backward_reached(starts[child]) if self._watching else None)
+        borders = {bucket.lo for bucket in self.plan.buckets if bucket.lo > 0}
+        latest = {start: child for child, start in enumerate(starts) if start in borders}
+
+        def told(child: int) -> None:
+            if self._watching:
+                self._backward_reached(starts[child])
+
+        self._replica.watch(told, {child: start for start, child in latest.items()})
 
     def _backward_reached(self, start: int) -> None:
         """``grads[start:]`` is what backward will give."""
         if start >= self._complete_from:
             return
+        if self._announced is not None:
+            self._strategy.begin(self._replica.number(self._announced))
+            self._announced = None
         if self._keeps:
             with self._replica.here():
                 self._strategy.grads[start : self._complete_from] += self._accumulated[start : self._complete_from]
@@ -385,8 +419,9 @@ class Loop:
             self.validation = values
             self.report(step, values)
 
-    def _loader(self, split: Any) -> Loader:
-        return Loader(split, self._data.load(split), self.plan.config.seed, self.plan.dtype)
+    def _loader(self, split: Any, dtype: Any, memory: Any = None) -> Loader:
+        """Batches of a split; as they are stored where ``dtype`` is None."""
+        return Loader(split, self._data.load(split), self.plan.config.seed, dtype, memory)
 
     def _make_beside(self) -> validation.Beside | None:
         needed = self.cluster.chief and not self.lockstep and self.plan.config.validate_steps > 0

@@ -31,13 +31,14 @@ class Hierarchy:
         cores: Cores that the node's ranks may use.
 
     Attributes:
+        cores: As given.
         lane: The owners of this rank's slice, one a node, in the order of the nodes; None for a rank that
             owns nothing, since some other node has fewer ranks.
         n_lanes: Slices that a vector is cut into: the ranks of the smallest node.
     """
 
     def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, cores: int) -> None:
-        self.comm, self.node = comm, node
+        self.comm, self.node, self.cores = comm, node, cores
         self.shared = SharedArrays(node)
         self.board = Board(self.shared, cores)
         self.n_lanes = comm.allreduce(node.size, op=MPI.MIN)

@@ -21,6 +21,7 @@ from ..errors import DeviceError
 from ..params import Array, Shape
 from . import launch
 from .cupy_kernels import CupyKernels
+from .stream import Stream
 
 _KERNELS = CupyKernels()
 _WINDOW_BYTES = 1 << 28  # of a convolution at a time: a few launches a layer, and little beside the activations
@@ -40,7 +41,7 @@ def identify() -> list[str]:
 
 
 class Gpu:
-    """A CUDA device.
+    """A CUDA device. What is asked of it goes on its own stream, ``compute``, and is done later, in order.
 
     Args:
         index: Among those that this process may use.
@@ -61,6 +62,8 @@ class Gpu:
         self.index, self._precision = index, precision
         self._device = cupy.cuda.Device(index)
         self.name = f"gpu:{index}"
+        with self._device:
+            self.compute = Stream()
         with self.here():
             pool = cupy.get_default_memory_pool()
             pool.set_limit(fraction=fraction)
@@ -111,10 +114,24 @@ class Gpu:
         return isinstance(array, cupy.ndarray)
 
     def upload(self, host: Array, out: Array) -> None:
-        out.set(host)  # type: ignore[attr-defined]
+        self.compute.send(host, out)
+        self.compute.wait()
 
     def download(self, there: Array, out: Array) -> None:
-        there.get(out=out)  # type: ignore[attr-defined]
+        self.compute.fetch(there, out)
+        self.compute.wait()
+
+    def copy_of(self, host: Array) -> Array:
+        """A copy of an array of this process."""
+        there = self.empty(host.shape, host.dtype)
+        self.upload(host, there)
+        return there
+
+    def zeros(self, shape: Shape, dtype: Any) -> Array:
+        """Memory of this GPU, with zeros in it."""
+        made = self.empty(shape, dtype)
+        made[...] = 0
+        return made
 
     def numbers(self, value: Any) -> Any:
         return value.tolist() if isinstance(value, cupy.ndarray) else value
@@ -131,6 +148,7 @@ class Gpu:
     def free(self) -> None:
         """Give memory back to the GPU, and let go of the host's; nothing may compute here any more."""
         with self.here():
+            self.compute.wait()
             for address in self._pinned:
                 runtime.hostUnregister(address)
             self._pinned.clear()
@@ -158,9 +176,11 @@ class _Here:
 
     def __enter__(self) -> None:
         self._device.__enter__()
+        self._gpu.compute.own.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         told = self._gpu.out_of_memory(error) if isinstance(error, MemoryError) else None
+        self._gpu.compute.own.__exit__(kind, error, trace)
         self._device.__exit__(kind, error, trace)
         if told is not None:
             raise told from error

@@ -14,6 +14,7 @@ NAMES = (
     "normalize",
     "optim",
     "pool",
+    "step",
     "sum",
     "windows",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -32,7 +33,7 @@ class Resident:
     def take(self, numbers: Array, scale: float, examples: Array, labels: Array) -> None:
         """Copy the examples of these numbers, converted and scaled."""
         count = len(numbers)
-        _take(self.examples.reshape(len(self.examples), -1), numbers, scale, examples.reshape(count, -1))
+        _copy(self.examples.reshape(len(self.examples), -1), numbers, scale, examples.reshape(count, -1))
         np.take(self.labels, numbers, axis=0, out=labels, mode="clip")
 
     def expect(self, numbers: Array) -> None:
@@ -68,7 +69,7 @@ class Streaming:
             chosen = np.flatnonzero(of_block == block)
             inside = numbers[chosen] - block * self._rows
             part = np.empty((len(chosen), *examples.shape[1:]), examples.dtype)
-            _take(stored.reshape(len(stored), -1), inside, scale, part.reshape(len(chosen), -1))
+            _copy(stored.reshape(len(stored), -1), inside, scale, part.reshape(len(chosen), -1))
             examples[chosen] = part
             labels[chosen] = stored_labels[inside]
 
@@ -98,6 +99,7 @@ class Streaming:
 
 
 Storage = Resident | Streaming
+Memory = Callable[[int], tuple[Array, Array]]
 
 
 class Loader:
@@ -106,11 +108,15 @@ class Loader:
     Args:
         storage: Where the examples are.
         seed: Decides the order of examples.
-        dtype: Of the examples in a batch.
+        dtype: Of the examples in a batch; None for those that are stored, which are then not scaled, either.
+        memory: Gives arrays for the next batch of so many examples; its own if left out.
     """
 
-    def __init__(self, split: Split, storage: Storage, seed: int, dtype: Any) -> None:
-        self._split, self._storage, self._seed, self._dtype = split, storage, seed, np.dtype(dtype)
+    def __init__(self, split: Split, storage: Storage, seed: int, dtype: Any, memory: Memory | None = None) -> None:
+        self._split, self._storage, self._seed = split, storage, seed
+        self._dtype: np.dtype[Any] = split.dtype if dtype is None else np.dtype(dtype)
+        self._scale = 1.0 if dtype is None else split.scale
+        self._memory = self._next_buffers if memory is None else memory
         # Two sets, so that a batch stays as it is while the next one is made.
         self._buffers: list[tuple[Array, Array]] = [(np.empty(0), np.empty(0))] * 2
         self._turn = 0
@@ -126,7 +132,7 @@ class Loader:
 
         Returns:
             Examples, shape (count, *split.shape), of ``dtype`` and scaled; labels, shape (count,
-            *split.label_shape). Both are overwritten by the second call after this one.
+            *split.label_shape). Both are overwritten by the second call after this one, or as ``memory`` says.
 
         Raises:
             DataError: There are fewer examples than ``count``, or they cannot be read.
@@ -155,16 +161,26 @@ class Loader:
         return order(position, count, len(self._split), self._seed, self._split.block)
 
     def _take(self, numbers: Array) -> tuple[Array, Array]:
-        count = len(numbers)
+        examples, labels = self._memory(len(numbers))
+        self._storage.take(numbers, self._scale, examples, labels)
+        return examples, labels
+
+    def _next_buffers(self, count: int) -> tuple[Array, Array]:
         self._turn = 1 - self._turn
         examples, labels = self._buffers[self._turn]
         if len(examples) < count:
             examples = np.empty((count, *self._split.shape), self._dtype)
             labels = np.empty((count, *self._split.label_shape), self._split.label_dtype)
             self._buffers[self._turn] = examples, labels
-        examples, labels = examples[:count], labels[:count]
-        self._storage.take(numbers, self._split.scale, examples, labels)
-        return examples, labels
+        return examples[:count], labels[:count]
+
+
+def _copy(stored: Array, numbers: Array, scale: float, out: Array) -> None:
+    """out[i] = scale * stored[numbers[i]]; bytes that stay as they are need no kernel."""
+    if out.dtype == stored.dtype and out.dtype.kind != "f":
+        np.take(stored, numbers, axis=0, out=out, mode="clip")
+    else:
+        _take(stored, numbers, scale, out)
 
 
 @kernel

@@ -59,7 +59,7 @@ class Dropout(Layer):
             y.reshape(rows),
             np.uint64(self._ctx.seed & _UINT64),
             np.uint64(self.index),
-            np.uint64(self._ctx.position),
+            self._ctx.position if self.device.apart else np.uint64(self._ctx.position),
             np.uint64(round(keep * 2**32)),
             1 / keep,
         )

@@ -31,7 +31,7 @@ class Context:
         training: False when validating: Dropout passes everything, BatchNorm uses its running statistics.
         position: Place of the batch's first example in the endless stream of examples. Random numbers are
             a function of seed, layer and position, so an example meets the same Dropout mask whichever
-            rank computes it, and a resumed run needs no random state.
+            rank computes it, and a resumed run needs no random state. On a GPU an array there, shape (1,), uint64.
         seed: The run's seed.
         weight: What one example counts for in the global batch: 1 / its number of examples.
         sum_over_workers: Sums a small array over all workers, in place; collective over the workers. None
@@ -39,7 +39,7 @@ class Context:
     """
 
     training: bool = False
-    position: int = 0
+    position: Any = 0
     seed: int = 0
     weight: float = 1.0
     sum_over_workers: SumOverWorkers | None = None
@@ -56,6 +56,10 @@ class Layer:
 
     Arrays returned by ``forward`` and ``backward`` may be buffers that the next call overwrites. A layer may
     overwrite the ``dy`` it is given, but not ``x``.
+
+    A subclass whose ``forward`` and ``backward`` ask the same of a GPU in every training step, but for values in
+    arrays, may say ``static = True``: a model all of whose layers do is recorded as CUDA graphs and replayed. Layers of
+    ``mpitrain.nn`` are static.
     """
 
     device: Device = CPU  # where its arrays are; see ``place``

@@ -98,7 +98,7 @@ class BatchNorm(Layer):
         sums = self.buffer("sums", (2 * self.features + 1,), np.float64)
         self.form(_moment_sums)(self._x, sums)
         self._sum_over_workers(sums, ctx)
-        self._count = sums[-1]
+        self._count = sums[-1:].copy()  # what it divides would otherwise change it
         sums /= self._count
         mean = sums[: self.features]
         variance = sums[self.features : -1] - mean * mean

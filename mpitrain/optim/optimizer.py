@@ -107,14 +107,22 @@ class Optimizer:
         """Adam's numbers, where norms are taken of Adam's direction; None where of the gradient itself."""
         return None
 
+    @property
+    def trust_ratio(self) -> tuple[float, float, bool]:
+        """(above, below, clipped) of a layerwise optimizer: a parameter's step is multiplied by
+        above * |params| / (|gradient| + below * |params|), of the clipped gradient or of the gradient as it is."""
+        raise NotImplementedError
+
     def trust_ratios(self, sums: Array, clip: float) -> Array:
         """What the step of each parameter is multiplied by, shape (k,); of a layerwise optimizer.
 
         Args:
-            sums: Shape (k, 2): squared norms of each parameter and of its direction before clipping.
-            clip: What the direction is multiplied by, so that the whole gradient is within ``clip_norm``.
+            sums: Shape (k, 2): squared norms of each parameter and of its gradient or direction before clipping.
+            clip: What that is multiplied by, so that the whole gradient is within ``clip_norm``.
         """
-        raise NotImplementedError
+        above, below, clipped = self.trust_ratio
+        params_norm, norm = np.sqrt(sums[:, 0]), (clip if clipped else 1.0) * np.sqrt(sums[:, 1])
+        return _ratios(above * params_norm, norm + below * params_norm)
 
 
 @dataclass(frozen=True)
@@ -271,9 +279,9 @@ class lamb(adam):
     def direction(self, step: int) -> Constants:
         return super().constants(1.0, step)
 
-    def trust_ratios(self, sums: Array, clip: float) -> Array:
-        params_norm, norm = np.sqrt(sums[:, 0]), np.sqrt(sums[:, 1])
-        return _ratios(params_norm, norm)
+    @property
+    def trust_ratio(self) -> tuple[float, float, bool]:
+        return 1.0, 0.0, False
 
 
 @dataclass(frozen=True)
@@ -306,9 +314,9 @@ class lars(Optimizer):
     def constants(self, rate: float, step: int) -> Constants:
         return rate, self.momentum, 0.0, 0.0
 
-    def trust_ratios(self, sums: Array, clip: float) -> Array:
-        params_norm, norm = np.sqrt(sums[:, 0]), clip * np.sqrt(sums[:, 1])
-        return _ratios(self.trust * params_norm, norm + self.weight_decay * params_norm)
+    @property
+    def trust_ratio(self) -> tuple[float, float, bool]:
+        return self.trust, self.weight_decay, True
 
 
 def _ratios(above: Array, below: Array) -> Array:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from ..device import CPU, Device
+from ..device import CPU
 from ..params import Array, Layout
 from . import rules
 from .average import moving_average
@@ -17,14 +18,46 @@ from .optimizer import Optimizer
 _FIRST = np.zeros(1, np.int64)
 
 
-@dataclass
-class _Cut:
+class Segments(NamedTuple):
     """A range of the vector, cut where what is to be done changes.
 
     Attributes:
-        segments: Shape (k, 3), int64: start, stop, trained or not.
+        bounds: Shape (k, 3), int64: start, stop, trained or not.
         entries: Shape (k,): index of the segment's (first) entry in the layout.
         decayed: Shape (k,), float64: 1 where ``decay_names`` match, else 0.
+    """
+
+    bounds: Array
+    entries: Array
+    decayed: Array
+
+
+def segments_of(optimizer: Optimizer, layout: Layout, lo: int, hi: int) -> Segments:
+    """[lo, hi) as an optimizer sees it; of a layerwise one, every entry by itself."""
+    bounds: list[list[int]] = []
+    entries: list[int] = []
+    decayed: list[float] = []
+    for index, entry in enumerate(layout.entries):
+        trained, decays = entry.kind == "param", optimizer.decays(entry.name)
+        start, stop = max(entry.start, lo), min(entry.stop, hi)
+        if start >= stop:
+            continue
+        alike = bounds and bounds[-1][2] == trained and decayed[-1] == decays
+        if alike and not optimizer.layerwise:
+            bounds[-1][1] = stop  # over the gap: its zeros stay zeros under every rule
+            continue
+        bounds.append([start, stop, int(trained)])
+        entries.append(index)
+        decayed.append(float(decays))
+    return Segments(np.array(bounds, np.int64).reshape(-1, 3), np.array(entries, np.int64), np.array(decayed))
+
+
+@dataclass
+class _Cut:
+    """The segments of a range, and what is to be done with them.
+
+    Attributes:
+        segments, entries, decayed: As of ``Segments``.
         decay: Shape (k,), float64: weight decay where ``decay_names`` match, else 0.
         scales, l2, shrink: Shape (k,), float64: arguments of ``rules.update_segments``, set at every step.
         sums: Shape (k, 2), float64: filled by ``rules.measure_segments``.
@@ -61,7 +94,6 @@ class Updater:
         slots: The optimizer's slots by name, each like ``params``; zeros before the first step.
         average: Like ``params``, and a copy of it before the first step; None without moving average.
         moving: How ``average`` follows.
-        device: Where all vectors are.
     """
 
     def __init__(
@@ -72,19 +104,16 @@ class Updater:
         slots: Mapping[str, Array],
         average: Array | None = None,
         moving: moving_average | None = None,
-        device: Device = CPU,
     ) -> None:
         assert set(slots) == set(optimizer.slots) and (average is None) == (moving is None)
-        none = device.empty((0,), params.dtype)
-        self._device = device
-        self._sent: dict[int, tuple[Array, Array, Array]] = {}
+        none = np.empty(0, params.dtype)
         self.optimizer = optimizer
         self.layout = layout
         self._params = params
         self._slot0, self._slot1 = ([slots[name] for name in optimizer.slots] + [none, none])[:2]
         self._average = none if average is None else average
         self._moving = moving
-        self._scratch = device.empty((rules.BLOCK,), params.dtype)
+        self._scratch = CPU.empty((rules.BLOCK,), params.dtype)
         self._rows_in_order = np.arange(1)
         self._cuts: dict[tuple[int, int], _Cut] = {}
 
@@ -145,25 +174,21 @@ class Updater:
         """
         cut = self._cut(lo, hi)
         direction = self.optimizer.direction(step)
-        apart = self._device.apart
-        sums = self._device.empty(cut.sums.shape, cut.sums.dtype) if apart else cut.sums
-        self._device.form(rules.measure_segments)(
+        rules.measure_segments(
             direction is not None,
             self.optimizer.layerwise,
             direction or (0.0, 0.0, 0.0, 0.0),
-            self._there(cut.segments),
-            self._there(cut.decay),
+            cut.segments,
+            cut.decay,
             rows,
-            self._there(self._in_order(len(rows)) if order is None else order),
+            self._in_order(len(rows)) if order is None else order,
             own,
             self._params,
             self._slot0,
             self._slot1,
-            sums,
+            cut.sums,
             self._scratch,
         )
-        if apart:
-            self._device.download(sums, cut.sums)
         if not self.optimizer.layerwise:
             return np.array([cut.sums[:, 1].sum()])
         sums = np.zeros((len(self.layout.entries), 2))
@@ -203,15 +228,15 @@ class Updater:
         optimizer = self.optimizer
         if optimizer.weight_decay and not optimizer.layerwise:
             np.multiply(cut.decayed, rate * optimizer.weight_decay, out=cut.shrink)
-        self._device.form(rules.update_segments)(
+        rules.update_segments(
             optimizer.rule,
             optimizer.constants(rate, step),
-            self._there(cut.segments),
-            self._there(cut.scales),
-            self._there(cut.l2),
-            self._there(cut.shrink),
+            cut.segments,
+            cut.scales,
+            cut.l2,
+            cut.shrink,
             rows,
-            self._there(order),
+            order,
             origin,
             self._params,
             self._slot0,
@@ -220,19 +245,6 @@ class Updater:
             0.0 if self._moving is None else 1.0 - self._moving.decay_at(step),
             self._scratch,
         )
-
-    def _there(self, host: Array) -> Array:
-        """A small array as the device has it: the array itself, or a copy that is made anew when it has changed."""
-        if not self._device.apart:
-            return host
-        known = self._sent.get(id(host))
-        if known is None:
-            known = self._sent[id(host)] = host, host.copy(), self._device.empty(host.shape, host.dtype)
-            self._device.upload(host, known[2])
-        elif not np.array_equal(host, known[1], equal_nan=host.dtype.kind == "f"):
-            np.copyto(known[1], host)
-            self._device.upload(host, known[2])
-        return known[2]
 
     def _in_order(self, rows: int) -> Array:
         """All rows, in their order."""
@@ -248,30 +260,15 @@ class Updater:
         return found
 
     def _make_cut(self, lo: int, hi: int) -> _Cut:
-        segments: list[list[int]] = []
-        entries: list[int] = []
-        decayed: list[float] = []
-        for index, entry in enumerate(self.layout.entries):
-            trained, decays = entry.kind == "param", self.optimizer.decays(entry.name)
-            start, stop = max(entry.start, lo), min(entry.stop, hi)
-            if start >= stop:
-                continue
-            alike = segments and segments[-1][2] == trained and decayed[-1] == decays
-            if alike and not self.optimizer.layerwise:
-                segments[-1][1] = stop  # over the gap: its zeros stay zeros under every rule
-                continue
-            segments.append([start, stop, int(trained)])
-            entries.append(index)
-            decayed.append(float(decays))
-        count = len(segments)
-        factors = np.array(decayed)
+        bounds, entries, decayed = segments_of(self.optimizer, self.layout, lo, hi)
+        count = len(bounds)
         return _Cut(
-            segments=np.array(segments, np.int64).reshape(count, 3),
-            entries=np.array(entries, np.int64),
-            decayed=factors,
-            decay=self.optimizer.weight_decay * factors,
+            segments=bounds,
+            entries=entries,
+            decayed=decayed,
+            decay=self.optimizer.weight_decay * decayed,
             scales=np.ones(count),
-            l2=self.optimizer.l2 * factors,
+            l2=self.optimizer.l2 * decayed,
             shrink=np.zeros(count),
             sums=np.zeros((count, 2)),
         )

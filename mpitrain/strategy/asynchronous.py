@@ -29,7 +29,7 @@ class Asynchronous(Served):
             slots = dict.fromkeys(plan.optimizer.slots, np.empty(0, plan.dtype))  # which measuring does not need
             self._measure = Updater(plan.optimizer, plan.layout, self.params, slots)
 
-    def finish(self) -> StepResult:
+    def finish(self) -> None:
         loss = self._step_loss
         updated = math.isfinite(loss) or self._nan == "ignore"
         staleness = self._push() if updated else 0
@@ -39,7 +39,7 @@ class Asynchronous(Served):
             self.step = self._ledger.finish(self._worker, loss, staleness, self._reads_since(), not updated)
         elif self._far is not None:
             self.step = self._far.finish(loss, staleness, self._reads_since(), not updated)
-        return StepResult(loss, updated)
+        self.result = StepResult(loss, updated)
 
     def _push(self) -> int:
         """Have every shard apply the gradient; returns its staleness at the first one."""

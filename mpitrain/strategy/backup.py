@@ -34,7 +34,7 @@ class Backup(Served):
     def _least_version(self, step: int) -> int:
         return step
 
-    def finish(self) -> StepResult:
+    def finish(self) -> None:
         loss = self._step_loss
         step, ticket = self._work.step, self._ticket
         if self._ledger is not None:
@@ -44,9 +44,10 @@ class Backup(Served):
             place = self._far.admit(ticket, step, loss, self._reads_since())
         own = loss * self._plan.taken  # the mean of this worker's examples, all that it knows of the step's
         if place == DROPPED:
-            return StepResult(own, False)
+            self.result = StepResult(own, False)
+            return
         self._hand_in(step, ticket, loss)
-        return StepResult(own, math.isfinite(loss) or self._nan == "ignore")
+        self.result = StepResult(own, math.isfinite(loss) or self._nan == "ignore")
 
     def _hand_in(self, step: int, ticket: int, loss: float) -> None:
         """Give the gradient to all servers, and wait until they have applied the step."""
@@ -96,12 +97,13 @@ class Team(Served):
         for method in ("wait_for_team", "wait_for_sums", "close_step"):
             wrap(self._ledger, method, "wait")
 
-    def finish(self) -> StepResult:
+    def finish(self) -> None:
         step, ledger, waiting = self._work.step, self._ledger, self._store.waiting
         assert ledger is not None
         place = ledger.admit(self._worker, self._ticket, step, self._step_loss, self._reads_since())
         if place == DROPPED:
-            return StepResult(self._step_loss * self._plan.taken, False)
+            self.result = StepResult(self._step_loss * self._plan.taken, False)
+            return
         ledger.wait_for_team(waiting)
         workers, loss = ledger.admitted()
         updated = math.isfinite(loss) or self._nan == "ignore"
@@ -109,7 +111,7 @@ class Team(Served):
             self._update(place, self._row_of[workers], step)
         ledger.close_step(step, loss, not updated, waiting)
         self.step = step + 1
-        return StepResult(loss, updated)
+        self.result = StepResult(loss, updated)
 
     def _update(self, place: int, order: Array, step: int) -> None:
         rows, updater = self._store.rows, self._updater

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -98,8 +98,13 @@ class Strategy(Protocol):
         paused: In lockstep: whether this is the step that ``pause_soon`` asked for, on all workers alike.
         step: Steps done.
         position: Examples taken from the endless stream: where the data goes on.
+        on_device: Whether ``params`` and ``grads`` lie on this worker's device, and ``begin`` takes the loss as the
+            replica's ``forward`` returns it.
+        loss_scale: What the loss's gradient is to be multiplied by, on the device; None for 1.
     """
 
+    on_device: bool
+    loss_scale: Array | None
     params: Array
     grads: Array
     has_average: bool
@@ -124,14 +129,18 @@ class Strategy(Protocol):
     def take(self) -> Work | Turn:
         """What to do next; may wait for others."""
 
-    def begin(self, loss: float) -> None:
-        """Announce this rank's share of the step's loss, before its backward pass; local."""
+    def begin(self, loss: Any) -> None:
+        """Announce this rank's share of the step's loss, before anything is ``ready``; local."""
 
     def ready(self, start: int) -> None:
         """Say that ``grads[start:]`` is complete; called with falling ``start``, at last with 0; local."""
 
-    def finish(self) -> StepResult:
+    def finish(self) -> None:
         """Hand in the gradient; where ``lockstep`` collective over the workers."""
+
+    @property
+    def result(self) -> StepResult:
+        """How the last step ended; waits for it, where its work goes on beside this."""
 
     def stop(self) -> None:
         """Ask all workers to end soon; local, and enough on one rank."""

@@ -29,13 +29,14 @@ def lockstep_strategy(
     if plan.config.mode == "local":
         return Local(_hierarchy(cluster, plan, say, 2 + cluster.training.node.size), plan, fill)
     if is_resident(cluster, plan, devices):
-        return Resident(_hierarchy(cluster, plan, say, cluster.training.node.size + 1), plan, devices[0], fill)
+        vectors = cluster.training.node.size + 1 + len(plan.vectors)
+        return Resident(_hierarchy(cluster, plan, say, vectors), plan, devices[0], fill, say)
     return Sync(_hierarchy(cluster, plan, say, cluster.training.node.size + len(plan.vectors)), plan, fill)
 
 
 def is_resident(cluster: Cluster, plan: Plan, devices: Sequence[Device]) -> bool:
     """Whether training's vectors live on every worker's device; collective over the workers, or the servers."""
-    mine = plan.config.mode == "sync" and len(devices) == 1 and devices[0].apart
+    mine = plan.config.mode == "sync" and devices[0].apart
     return cluster.workers.allreduce(mine, op=MPI.LAND)
 
 

@@ -64,18 +64,17 @@ class Local(Lockstep):
     def ready(self, start: int) -> None:
         """Nothing to do: nobody else needs this gradient."""
 
-    def finish(self) -> StepResult:
+    def finish(self) -> None:
         loss = self._step_loss
         updated = math.isfinite(loss) or self._nan == "ignore"
         if updated:
             self._update()
             self._since[_LOSS] += loss
         self._since[_COUNTED if updated else _SKIPPED] += 1
-        self.step += 1
-        self.position += self._examples
+        self._advance()
         if self.settled:
             self._average()
-        return StepResult(loss, updated)
+        self._result = StepResult(loss, updated)
 
     def close(self) -> None:
         if self._center is not None:

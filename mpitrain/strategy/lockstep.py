@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..params import Array
 from ..plan import Plan
 from .base import StepResult, Totals, Turn, Work
@@ -19,6 +21,8 @@ class Lockstep:
     """
 
     lockstep = True
+    on_device = False
+    loss_scale: Array | None = None
 
     def __init__(self, plan: Plan, rank: int, step: int, position: int) -> None:
         self._first, self._examples = rank * plan.batch, plan.step_examples
@@ -28,6 +32,11 @@ class Lockstep:
         self._stopping = False  # what all have agreed on, like ``paused``
         self.paused = False
         self._loss, self._counted, self._skipped = 0.0, 0, 0
+        self._result = StepResult(math.nan, True)
+
+    @property
+    def result(self) -> StepResult:
+        return self._result
 
     @property
     def settled(self) -> bool:
@@ -66,13 +75,19 @@ class Lockstep:
         if self.paused:
             self._flags &= ~PAUSE
 
-    def _count(self, loss: float, updated: bool) -> StepResult:
+    def _count(self, loss: float, updated: bool) -> None:
         """One more step."""
+        self._advance()
+        self._tally(loss, updated)
+
+    def _advance(self) -> None:
         self.step += 1
         self.position += self._examples
+
+    def _tally(self, loss: float, updated: bool) -> None:
+        self._result = StepResult(loss, updated)
         if updated:
             self._loss += loss
             self._counted += 1
         else:
             self._skipped += 1
-        return StepResult(loss, updated)

@@ -31,6 +31,8 @@ class Served:
     lockstep = False
     settled = True
     paused = False
+    on_device = False
+    loss_scale: Array | None = None
 
     def __init__(self, store: Store) -> None:
         plan, cluster = store.plan, store.cluster
@@ -53,6 +55,7 @@ class Served:
         self._versions = [0] * len(store.holders)
         self._ticket, self._work = 0, Work(0, 0)
         self._step_loss = 0.0
+        self.result = StepResult(math.nan, True)
         self._reads = 0  # that have not been reported yet
 
     def _memory(self) -> tuple[Array, Array]:
@@ -185,7 +188,7 @@ class Served:
     def ready(self, start: int) -> None:
         """Nothing to do: the gradient is handed in whole."""
 
-    def finish(self) -> StepResult:
+    def finish(self) -> None:
         raise NotImplementedError
 
     # The end.

@@ -30,7 +30,7 @@ from ..errors import NonFiniteLoss
 from ..mpi import MPI
 from ..params import Array
 from ..plan import Plan
-from .base import Fill, StepResult, Wrap, not_finite
+from .base import Fill, Wrap, not_finite
 from .lockstep import Lockstep
 
 
@@ -93,7 +93,7 @@ class Sync(Lockstep):
         if start > 0:  # otherwise ``finish`` comes next, and waits
             self._work_ahead()
 
-    def finish(self) -> StepResult:
+    def finish(self) -> None:
         last = self._phase + len(self._buckets)
         if self._several_nodes:
             self._travel_rest()
@@ -113,7 +113,7 @@ class Sync(Lockstep):
         self._board.publish(self._phase)
         self._wait(self._phase)
         self._hear(flags)
-        return self._count(loss, updated)
+        self._count(loss, updated)
 
     def complete(self, name: str) -> Array:
         vector = self._vectors[name]

@@ -26,11 +26,11 @@ LAYERS = [
     ["hooks"],
     ["job"],
     ["plan"],
-    ["replica", "whereabouts"],
     ["mpi"],
     ["cluster"],
     ["devices"],
     ["comm"],
+    ["gpu", "replica", "whereabouts"],
     ["strategy"],
     ["checkpoint"],
     ["resuming", "saving", "server", "start", "validation"],
@@ -42,7 +42,7 @@ LAYERS = [
     ["__init__", "__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-MPI_USERS = {"mpi", "cluster", "comm", "strategy", "server", "train", "doctor"}
+MPI_USERS = {"mpi", "cluster", "comm", "strategy", "gpu", "server", "train", "doctor"}
 
 
 def part(path: Path) -> str:

@@ -56,24 +56,13 @@ def job(*layers: Layer) -> Job:
     )
 
 
-class Apart(Cpu):
-    """The processor, as if it had a memory of its own, like a GPU."""
-
-    apart = True
-
-    def owns(self, array: Array) -> bool:
-        return False
-
-
-def gradient(
-    devices: int, *layers: Layer, summing: list[Array] | None = None, kind: type[Cpu] = Cpu
-) -> tuple[float, Array]:
+def gradient(devices: int, *layers: Layer, summing: list[Array] | None = None) -> tuple[float, Array]:
     """Loss and gradient of one batch on so many devices; ``summing`` collects what is summed over workers."""
     made = job(*layers)
     layout = nn.layout_of(made.model, SHAPE, np.float64)
     params, grads = np.zeros(layout.size), np.full(layout.size, np.nan)
     nn.initialize(made.model, layout, params, 1)
-    replica = replica_of(made, layout, np.float64, [kind(i) for i in range(devices)])
+    replica = replica_of(made, layout, np.float64, [Cpu(i) for i in range(devices)])
     replica.bind(params, grads)
     rng = np.random.default_rng(0)
     examples, labels = rng.standard_normal((BATCH, *SHAPE)), rng.integers(0, 3, BATCH)
@@ -101,16 +90,7 @@ def test_several_devices_are_one(devices: int) -> None:
     assert not np.isnan(other).any()
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_device_with_its_own_memory_gives_the_same(devices: int) -> None:
-    loss, grads = gradient(devices)
-    other_loss, other = gradient(devices, kind=Apart)
-    assert other_loss == loss
-    np.testing.assert_array_equal(other[~np.isnan(grads)], grads[~np.isnan(grads)])
-
-
-@pytest.mark.parametrize("device", [Cpu(), Apart()])
-def test_parameters_are_followed(device: Cpu) -> None:
+def test_parameters_are_followed() -> None:
     """Those that the replica was bound to last, as they were when it was told to look."""
     made = job()
     layout = nn.layout_of(made.model, SHAPE, np.float64)
@@ -119,7 +99,7 @@ def test_parameters_are_followed(device: Cpu) -> None:
     nn.initialize(made.model, layout, others, 2)
     rng = np.random.default_rng(0)
     batch = rng.standard_normal((BATCH, *SHAPE)), rng.integers(0, 3, BATCH)
-    replica = replica_of(made, layout, np.float64, [device])
+    replica = replica_of(made, layout, np.float64)
 
     def losses(vector: Array) -> float:
         replica.bind(vector, grads)

@@ -13,13 +13,14 @@ __device__ __forceinline__ Bits mix(Bits z) {
     return z ^ (z >> 31);
 }
 
-// y = x * scale where an element's 32 random bits are under ``below``, 0 elsewhere.
+// y = x * scale where an element's 32 random bits are under ``below``, 0 elsewhere. The position is read from memory,
+// for it changes from step to step, and a captured step's arguments do not.
 template <typename T>
-__device__ void drop(const T* x, T* y, long long rows, int columns, Bits seed, Bits layer, Bits position, Bits below,
-                     T scale) {
-    const Bits stream = mix(mix(seed + kGamma) + layer + kGamma);
+__device__ void drop(const T* x, T* y, long long rows, int columns, Bits seed, Bits layer, const Bits* position,
+                     Bits below, T scale) {
+    const Bits stream = mix(mix(seed + kGamma) + layer + kGamma) + *position;
     each_cell(rows, columns, [=](long long row, int column) {
-        const Bits start = mix(stream + position + (Bits)row + kGamma);
+        const Bits start = mix(stream + (Bits)row + kGamma);
         const Bits bits = mix(start + (Bits)(column + 1) * kGamma) >> 32;
         const long long i = row * columns + column;
         y[i] = bits < below ? x[i] * scale : T(0);
@@ -27,7 +28,7 @@ __device__ void drop(const T* x, T* y, long long rows, int columns, Bits seed, B
 }
 
 #define INSTANCE(T)                                                                                              \
-    KERNEL drop_##T(const T* x, T* y, long long rows, int columns, Bits seed, Bits layer, Bits position,         \
+    KERNEL drop_##T(const T* x, T* y, long long rows, int columns, Bits seed, Bits layer, const Bits* position,  \
                     Bits below, T scale) {                                                                       \
         drop(x, y, rows, columns, seed, layer, position, below, scale);                                          \
     }

@@ -151,6 +151,13 @@ struct Vectors {
     }
 };
 
+// What the step has decided (see step.cu); a null pointer says nothing.
+struct Decision {
+    const double *is_go, *inverse_scale;
+    __device__ __forceinline__ bool go() const { return is_go == nullptr || *is_go != 0; }
+    __device__ __forceinline__ double factor() const { return inverse_scale == nullptr ? 1.0 : *inverse_scale; }
+};
+
 // What a segment says of the gradient and of decay.
 template <typename T>
 struct Factors {
@@ -188,13 +195,17 @@ __device__ __forceinline__ void add(T scale, const Rows<T>& rows, const Vectors<
 
 template <typename T, typename Rule>
 __device__ __forceinline__ void update_segments(Constants constants, const Segments& segments, const double* scales,
-                                                const double* l2, const double* shrink, const Rows<T>& rows,
-                                                long long size, const Vectors<T>& to, double follow) {
+                                                const double* l2, const double* shrink, double rate,
+                                                const Rows<T>& rows, long long size, const Vectors<T>& to,
+                                                double follow, const Decision& decision) {
+    if (!decision.go()) return;
     const Rule rule(constants);
+    const double factor = decision.factor();
     const bool aligned = rows.are_aligned() && to.are_aligned();
     each_part(segments, size, [&](long long, int s, long long lo, long long hi) {
-        const Factors<T> factors{T(scales[s]), T(l2[s]), T(1 - shrink[s])};
-        if (segments.is_trained(s)) {
+        const bool trained = segments.is_trained(s);
+        const Factors<T> factors{T(scales[s] * (trained ? factor : 1)), T(l2[s]), T(1 - rate * shrink[s])};
+        if (trained) {
             each_pack_of<T>(lo, hi, aligned, [&](auto width, long long i) {
                 train<width.value>(rule, factors, rows, to, T(follow), i);
             });
@@ -213,11 +224,11 @@ struct Squares {
 
 template <bool directed, int N, typename T>
 __device__ __forceinline__ void measure(const Adam<T>& rule, T decay, const Rows<T>& rows, T* own,
-                                        const Vectors<T>& of, long long i, Squares& squares) {
+                                        const Vectors<T>& of, T scale, long long i, Squares& squares) {
     const Pack<T, N> params = load<N>(of.params + i);
     Pack<T, N> slot0{}, slot1{};
     if constexpr (directed) slot0 = load<N>(of.slot0 + i), slot1 = load<N>(of.slot1 + i);
-    Pack<T, N> gradient = rows.template sum<N>(i, T(1));
+    Pack<T, N> gradient = rows.template sum<N>(i, scale);
 #pragma unroll
     for (int j = 0; j < N; ++j) {
         if constexpr (directed) gradient[j] = rule.direction(gradient[j], slot0[j], slot1[j]) + decay * params[j];
@@ -233,8 +244,10 @@ __device__ __forceinline__ void measure(const Adam<T>& rule, T decay, const Rows
 template <typename T, bool directed>
 __device__ __forceinline__ void measure_segments(Constants constants, const Segments& segments, const double* decay,
                                                  const Rows<T>& rows, T* own, long long size, const Vectors<T>& of,
-                                                 Squares* parts) {
+                                                 Squares* parts, const Decision& decision) {
+    if (!decision.go()) return;
     const Adam<T> rule(constants);
+    const T scale = T(decision.factor());
     const bool aligned = rows.are_aligned() && of.are_aligned() && is_aligned<kPack<T>>(own);
     each_part(segments, size, [&](long long chunk, int s, long long lo, long long hi) {
         if (!segments.is_trained(s)) {
@@ -245,7 +258,7 @@ __device__ __forceinline__ void measure_segments(Constants constants, const Segm
         }
         Squares total{0, 0};
         each_pack_of<T>(lo, hi, aligned, [&](auto width, long long i) {
-            measure<directed, width.value>(rule, T(decay[s]), rows, own, of, i, total);
+            measure<directed, width.value>(rule, T(decay[s]), rows, own, of, scale, i, total);
         });
         total.params = reduce_block<Sum>(total.params);
         total.gradient = reduce_block<Sum>(total.gradient);
@@ -275,21 +288,22 @@ KERNEL sum_segments(const long long* bounds, int normed, const double* parts, do
 #define UPDATE(name, Rule, T)                                                                                    \
     KERNEL update_segments_##name##_##T(                                                                         \
         double c0, double c1, double c2, double c3, const long long* segments, int count, const double* scales,  \
-        const double* l2, const double* shrink, const T* rows, long long stride, const long long* order,         \
-        int row_count, long long origin, long long size, T* params, T* slot0, T* slot1, T* average,              \
-        double follow) {                                                                                         \
-        update_segments<T, Rule<T>>({c0, c1, c2, c3}, {segments, count}, scales, l2, shrink,                     \
+        const double* l2, const double* shrink, double rate, const T* rows, long long stride,                    \
+        const long long* order, int row_count, long long origin, long long size, T* params, T* slot0, T* slot1,  \
+        T* average, double follow, const double* go, const double* factor) {                                     \
+        update_segments<T, Rule<T>>({c0, c1, c2, c3}, {segments, count}, scales, l2, shrink, rate,               \
                                     {rows, stride, order, row_count, origin}, size,                              \
-                                    {params, slot0, slot1, average}, follow);                                    \
+                                    {params, slot0, slot1, average}, follow, {go, factor});                      \
     }
 #define MEASURE(name, directed, T)                                                                               \
     KERNEL measure_##name##_##T(                                                                                 \
         double c0, double c1, double c2, double c3, const long long* segments, int count, const double* decay,   \
         const T* rows, long long stride, const long long* order, int row_count, T* own, long long size,          \
-        T* params, T* slot0, T* slot1, double* parts) {                                                          \
+        T* params, T* slot0, T* slot1, double* parts, const double* go, const double* factor) {                  \
         measure_segments<T, directed>({c0, c1, c2, c3}, {segments, count}, decay,                                \
                                       {rows, stride, order, row_count, 0}, own, size,                            \
-                                      {params, slot0, slot1, nullptr}, reinterpret_cast<Squares*>(parts));       \
+                                      {params, slot0, slot1, nullptr}, reinterpret_cast<Squares*>(parts),        \
+                                      {go, factor});                                                             \
     }
 #define INSTANCE(T)                                                                                              \
     UPDATE(sgd, Sgd, T)                                                                                          \

@@ -115,11 +115,15 @@ def add_windows(windows: Array, start: int, down: int, right: int, height: int, 
 # nn/dropout.py
 
 
-def drop(x: Array, y: Array, seed: int, layer: int, position: int, below: int, scale: float) -> None:
-    """``y = x * scale`` where an element's 32 random bits are under ``below``, 0 elsewhere."""
-    bits = tuple(np.uint64(word) for word in (seed, layer, position, below))
+def drop(x: Array, y: Array, seed: int, layer: int, position: Array, below: int, scale: float) -> None:
+    """``y = x * scale`` where an element's 32 random bits are under ``below``, 0 elsewhere.
+
+    Args:
+        position: Shape (1,), uint64.
+    """
     rows, columns = x.shape
-    cells("dropout", "drop", y, rows, columns, (x, y, int64(rows), int32(columns), *bits, x.dtype.type(scale)))
+    words = np.uint64(seed), np.uint64(layer), position, np.uint64(below)
+    cells("dropout", "drop", y, rows, columns, (x, y, int64(rows), int32(columns), *words, x.dtype.type(scale)))
 
 
 # nn/normalize.py

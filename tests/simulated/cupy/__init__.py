@@ -7,20 +7,22 @@ arguments and on which device. Arrays are kept apart from NumPy's as CuPy does: 
     SIMULATED_GPUS: how many there are (CUDA_VISIBLE_DEVICES chooses among them)
     SIMULATED_GPU_BYTES: memory of each
     SIMULATED_CUDA_LIBRARY: the kernels, as tests/unit/cuda/emulated.py builds them
+    SIMULATED_ORDER: seed of the order in which it does what it is asked; see cuda/schedule.py
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
-import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy
 
 from . import cuda
-from .cuda import memory
+from .cuda import memory, stream
 
 __version__ = "14.simulated"
 
@@ -35,6 +37,15 @@ class ndarray(numpy.ndarray):
 
     device_id = -1
 
+    def __new__(cls, shape: Any, dtype: Any = float, memptr: Any = None) -> ndarray:
+        """Memory that is there already."""
+        dtype = numpy.dtype(dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        raw = (ctypes.c_ubyte * nbytes).from_address(memptr.ptr)
+        made = numpy.frombuffer(raw, dtype).reshape(shape).view(cls)
+        made.device_id, made.memptr = cuda.current(), memptr
+        return made
+
     def __array_finalize__(self, source: Any) -> None:
         self.device_id = getattr(source, "device_id", -1)
 
@@ -42,18 +53,41 @@ class ndarray(numpy.ndarray):
     def data(self) -> _Pointer:  # type: ignore[override]
         return _Pointer(self.ctypes.data)
 
+    @property
+    def device(self) -> cuda.Device:
+        return cuda.Device(self.device_id)
+
+    @property
+    def here(self) -> numpy.ndarray:
+        """What is in it, when all that was asked of the current stream has been done."""
+        cuda.get_current_stream().synchronize()
+        return self.view(numpy.ndarray)
+
     def get(self, out: numpy.ndarray | None = None) -> numpy.ndarray:
         _is_host(out)
+        found = self.here
         if out is None:
-            return numpy.array(self.view(numpy.ndarray))
+            return numpy.array(found)
         assert out.shape == self.shape and out.dtype == self.dtype and out.flags.c_contiguous
-        out[...] = self.view(numpy.ndarray)
+        out[...] = found
         return out
+
+    def tolist(self) -> Any:
+        return self.here.tolist()
+
+    def __float__(self) -> float:
+        return float(self.here)
 
     def set(self, host: numpy.ndarray) -> None:
         _is_host(host)
         assert host.shape == self.shape and host.dtype == self.dtype and self.flags.c_contiguous
-        self.view(numpy.ndarray)[...] = host
+        kept = host.copy()
+        stream.submit(lambda: numpy.copyto(self.view(numpy.ndarray), kept))
+
+    def copy(self, order: str = "C") -> ndarray:
+        made = empty(self.shape, self.dtype)
+        made[...] = self
+        return made
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
         for array in (*inputs, *out):
@@ -61,18 +95,39 @@ class ndarray(numpy.ndarray):
         plain = [_plain(array) for array in inputs]
         if out:
             options["out"] = tuple(_plain(array) for array in out)
-        result = getattr(ufunc, method)(*plain, **options)
-        return out[0] if out else _made(result, self)
+            stream.submit(lambda: _quietly(ufunc, method, plain, options))
+            return out[0]
+        like = numpy.asarray(_quietly(ufunc, method, plain, options))
+        made = empty(like.shape, like.dtype)
+        options["out"] = (made.view(numpy.ndarray),)
+        stream.submit(lambda: _quietly(ufunc, method, plain, options))
+        return made
 
     def __array_function__(self, function: Any, kinds: Any, arguments: Any, options: Any) -> Any:
         raise TypeError(f"{function.__name__} of NumPy was given memory of a GPU")
 
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        return (
+            found
+            if isinstance(found, ndarray)
+            else super().__getitem__((*key, ...) if isinstance(key, tuple) else (key, ...))
+        )
+
     def __setitem__(self, key: Any, value: Any) -> None:
         _is_here(value)
-        super().__setitem__(key, value)
+        target, plain = self.view(numpy.ndarray), _plain(value)
+        if isinstance(plain, numpy.ndarray) and not isinstance(value, ndarray):
+            plain = plain.copy()
+        stream.submit(lambda: target.__setitem__(key, plain))
 
     def __array__(self, *arguments: Any, **options: Any) -> Any:
         raise TypeError("Implicit conversion to a NumPy array is not allowed")
+
+
+def _quietly(ufunc: Any, method: str, inputs: Any, options: Any) -> Any:
+    with numpy.errstate(all="ignore"):
+        return getattr(ufunc, method)(*inputs, **options)
 
 
 def _is_host(array: Any) -> None:
@@ -90,30 +145,38 @@ def _plain(array: Any) -> Any:
     return array.view(numpy.ndarray) if isinstance(array, ndarray) else array
 
 
-def _made(result: Any, like: ndarray) -> ndarray:
-    made = numpy.asarray(result).view(ndarray)
-    made.device_id = like.device_id
-    return made
-
-
 def empty(shape: Any, dtype: Any = float) -> ndarray:
+    assert not cuda.get_current_stream().is_capturing() or memory.is_own_pool(), "a graph's memory may be given away"
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     dtype = numpy.dtype(dtype)
     memory.take(math.prod(shape) * dtype.itemsize)
-    made = numpy.empty(shape, dtype)
-    made.reshape(-1).view(numpy.uint8)[...] = 0xFF  # NaN of a float
-    return _made(made, _Like())
+    memory_of_it = bytearray(b"\xff") * (math.prod(shape) * dtype.itemsize)  # NaN of a float
+    raw = numpy.frombuffer(memory_of_it, dtype).reshape(shape) if memory_of_it else numpy.empty(shape, dtype)
+    # What is freed is given away at once, to whom comes next on the stream that it was taken on.
+    owner = stream.get_current_stream()
+    weakref.finalize(raw if raw.base is None else _owner(raw), _poison, memory_of_it, owner).atexit = False
+    made = raw.view(ndarray)
+    made.device_id = cuda.current()
+    return made
 
 
-class _Like:
-    @property
-    def device_id(self) -> int:
-        return cuda.current()
+def _owner(raw: numpy.ndarray) -> Any:
+    """What all views of an array hold on to."""
+    while isinstance(raw.base, numpy.ndarray):
+        raw = raw.base
+    return raw
+
+
+def _poison(memory_of_it: bytearray, owner: Any) -> None:
+    def write() -> None:
+        memory_of_it[:] = b"\xff" * len(memory_of_it)
+
+    owner.queue.put(stream.Operation(write))
 
 
 def ascontiguousarray(array: ndarray) -> ndarray:
     _is_here(array)
-    return array if array.flags.c_contiguous else _made(numpy.ascontiguousarray(_plain(array)), array)
+    return array if array.flags.c_contiguous else array.copy()
 
 
 def _function(name: str) -> Any:
@@ -136,9 +199,6 @@ def get_default_memory_pool() -> memory.MemoryPool:
     return memory.pool()
 
 
-_one_at_a_time = threading.Lock()  # the emulated kernels are no more than that
-
-
 class RawModule:
     def __init__(self, *, code: str, options: tuple[str, ...], backend: str) -> None:
         from tests.unit.cuda.emulated import EmulatedKernels
@@ -151,7 +211,6 @@ class RawModule:
             for argument in arguments:
                 _is_here(argument)
             plain = tuple(map(_plain, arguments))
-            with _one_at_a_time:
-                self._kernels.launch("activation", name, grid, block, plain)
+            stream.submit(lambda: self._kernels.launch("activation", name, grid, block, plain))
 
         return launch

@@ -195,6 +195,96 @@ def test_measure_segments(device: Device, directed: bool, normed: bool, segments
             np.testing.assert_allclose(one, two, rtol=relative, atol=relative)
 
 
+@each_dtype
+def test_an_update_can_be_called_off_and_scaled(device: Device, dtype: Any) -> None:
+    bounds = np.array(SEGMENTS["several"], np.int64)
+    gradients, params, slot0, slot1 = vectors(dtype, 2, 1, 0)
+    ones, zeros, order = np.ones(len(bounds)), np.zeros(len(bounds)), np.arange(1)
+    arguments = (bounds, ones, zeros, 0.5 * ones, gradients, order, 0, params, slot0, slot1, np.empty(0, dtype), 0.0)
+    arguments = (rules.ADAM, CONSTANTS[rules.ADAM], *arguments)
+
+    def changed(**more: Any) -> list[np.ndarray]:
+        launch.use(device.places[0])
+        there = {name: device.put(np.array([value]), 0) if name != "rate" else value for name, value in more.items()}
+        moved = [device.put(a, 0) if _is_array(a) else a for a in arguments]
+        launch.update_segments(*moved, **there)
+        return [device.get(moved[i]) for i in (9, 10, 11)]
+
+    for one, two in zip(changed(go=0.0), (params, slot0, slot1), strict=True):
+        np.testing.assert_array_equal(one, two)
+    halved = [a.copy() if _is_array(a) else a for a in arguments]
+    trained = np.zeros(gradients.shape[1], bool)
+    for start, stop, is_trained in bounds:
+        trained[start:stop] = is_trained
+    halved[6][:, trained] *= 0.5
+    halved[5] *= 0.25
+    rules.update_segments(*halved, np.zeros(rules.BLOCK, dtype))
+    for one, two in zip(changed(go=1.0, factor=0.5, rate=0.25), halved[9:12], strict=True):
+        np.testing.assert_allclose(one, two, rtol=RELATIVE[np.dtype(dtype).name], atol=1e-6)
+
+
+# A step's decisions.
+
+
+def decide(device: Device, total: Any, state: np.ndarray, policy: str, scaled: bool = False) -> np.ndarray:
+    """The state after ``judge``."""
+    return device.run("judge", (np.array([2.0]), total, policy, scaled, state))[2]
+
+
+@each_dtype
+@pytest.mark.parametrize("policy", launch.POLICIES)
+def test_a_step_is_judged_by_its_loss(device: Device, policy: str, dtype: Any) -> None:
+    state = np.zeros(9)
+    state[launch.SCALE] = 4
+    good, bad = np.array([5], dtype), np.array([np.nan], dtype)
+    state = decide(device, good, state, policy)
+    assert [state[i] for i in (launch.GO, launch.UPDATED, launch.OWN, launch.TOTAL)] == [1, 1, 2, 5]
+    assert state[launch.FACTOR] == 0.25 and state[launch.SCALE] == 4
+    state = decide(device, bad, state, policy)
+    assert state[launch.GO] == (policy == "ignore") and np.isnan(state[launch.TOTAL])
+    state = decide(device, good, state, policy)
+    assert state[launch.GO] == (policy != "stop"), "what comes after the step that ends the run changes nothing"
+
+
+def test_the_scale_follows_overflows(device: Device) -> None:
+    state, good = np.zeros(9), np.array([1.0])
+    state[launch.SCALE] = 1024
+    state[launch.OVERFLOW] = 1
+    state = decide(device, good, state, "ignore", scaled=True)
+    assert [state[i] for i in (launch.GO, launch.SCALE, launch.OVERFLOW)] == [0, 512, 0]
+    assert state[launch.FACTOR] == 1 / 1024, "the gradient at hand was made with the scale of before"
+    state[launch.GOOD] = 1999
+    state = decide(device, good, state, "stop", scaled=True)
+    assert [state[i] for i in (launch.GO, launch.SCALE, launch.GOOD)] == [1, 1024, 0]
+
+
+@each_dtype
+def test_overflow_is_found(device: Device, dtype: Any) -> None:
+    for place, value in ((None, 0), (0, np.inf), (4998, np.nan), (17, -np.inf)):
+        values = draw(4999, dtype)
+        if place is not None:
+            values[place] = value
+        assert device.run("find_overflow", (values, np.zeros(1)), 1)[1] == (place is not None)
+    *_, noted = device.run("note_loss", (np.array([0.1]), np.zeros(1, dtype)))
+    assert noted[0] == dtype(0.1)
+
+
+@pytest.mark.parametrize("norm", [0.5, np.inf])
+def test_scales_of_segments(device: Device, norm: float) -> None:
+    """As optim.updater sets them."""
+    bounds = np.array([(0, 5, 1), (8, 9, 0), (9, 20, 1), (20, 30, 1)], np.int64)
+    sums = np.array([[4.0, 9.0], [0.0, 0.0], [1.0, 0.25], [0.0, 1.0]])
+    decayed = np.array([1.0, 0.0, 0.0, 1.0])
+    clip = min(1.0, norm / np.sqrt(10.25))
+    found = device.run("clip_scales", (bounds, sums, norm, np.zeros(4)))[2]
+    np.testing.assert_allclose(found, [clip, 1, clip, clip])
+    arguments = (bounds, sums, decayed, 0.1, (0.5, 0.2, True), norm, 0.3, np.zeros(4), np.zeros(4))
+    *_, scales, l2 = device.run("layer_scales", arguments)
+    ratio = 0.5 * 2 / (clip * 3 + 0.2 * 2)
+    np.testing.assert_allclose(scales, [clip * 0.1 * ratio, 1, clip * 0.1, clip * 0.1])
+    np.testing.assert_allclose(l2, [0.1 * ratio * 0.3, 0, 0, 0.1 * 0.3])
+
+
 def test_rules_have_the_numbers_of_the_numba_form() -> None:
     assert [getattr(rules, name.upper()) for name in launch.RULES] == list(range(len(launch.RULES)))
 
@@ -380,7 +470,8 @@ def test_windows(
 def test_dropout_is_the_same_bits(device: Device, rows: int, columns: int, dtype: Any) -> None:
     x = draw((rows, columns), dtype)
     words = [np.uint64(word) for word in (12345, 3, 2**63 + 7, round(0.7 * 2**32))]
-    *_, found = device.run("drop", (x, np.zeros_like(x), *words, 1 / 0.7))
+    there = [np.array([word]) if place == 2 else word for place, word in enumerate(words)]  # the position
+    found = device.run("drop", (x, np.zeros_like(x), *there, 1 / 0.7))[1]
     expected = np.zeros_like(x)
     dropout._drop(x, expected, *words, 1 / 0.7)
     np.testing.assert_array_equal(found, expected)

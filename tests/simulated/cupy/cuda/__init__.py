@@ -24,6 +24,26 @@ class Device:
         _here.device = self._before.pop()
 
 
-from . import device, memory, runtime  # noqa: E402
+from . import device, graph, memory, nccl, runtime, stream  # noqa: E402
+from .memory import Memory, MemoryPointer, MemoryPool, UnownedMemory, alloc_pinned_memory, using_allocator  # noqa: E402
+from .stream import Event, Stream, get_current_stream  # noqa: E402
 
-__all__ = ["Device", "current", "device", "memory", "runtime"]
+__all__ = [
+    "Device",
+    "Event",
+    "Memory",
+    "MemoryPointer",
+    "MemoryPool",
+    "Stream",
+    "UnownedMemory",
+    "alloc_pinned_memory",
+    "current",
+    "device",
+    "get_current_stream",
+    "graph",
+    "memory",
+    "nccl",
+    "runtime",
+    "stream",
+    "using_allocator",
+]

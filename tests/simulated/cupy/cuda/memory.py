@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import threading
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from . import current
 
@@ -10,6 +16,37 @@ TOTAL = int(os.environ.get("SIMULATED_GPU_BYTES", 1 << 30))
 
 class OutOfMemoryError(MemoryError):
     pass
+
+
+class Memory:
+    """Memory of the device by itself, which other processes can open; see ``runtime.ipcGetMemHandle``."""
+
+    def __init__(self, size: int) -> None:
+        take(size)
+        self.name = f"/dev/shm/simulated-gpu-{os.getpid()}-{len(shared)}"
+        with open(self.name, "w+b") as file:
+            file.truncate(max(1, size))
+            self._map = mmap.mmap(file.fileno(), max(1, size))
+        self.ptr = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.size, self.device_id = size, current()
+        shared[self.ptr] = self
+
+    def __del__(self) -> None:
+        if os.path.exists(self.name):
+            os.unlink(self.name)
+
+
+shared: dict[int, Memory] = {}
+
+
+class UnownedMemory:
+    def __init__(self, ptr: int, size: int, owner: object, device_id: int = -1) -> None:
+        self.ptr, self.size, self.device_id = ptr, size, device_id
+
+
+class MemoryPointer:
+    def __init__(self, mem: Any, offset: int) -> None:
+        self.mem, self.ptr = mem, mem.ptr + offset
 
 
 class MemoryPool:
@@ -22,15 +59,39 @@ class MemoryPool:
     def get_limit(self) -> int:
         return self.limit
 
+    def total_bytes(self) -> int:
+        return self.used
+
+    def used_bytes(self) -> int:
+        return self.used
+
     def free_all_blocks(self) -> None:
         self.used = 0
 
+    def malloc(self, size: int) -> None:
+        self.used += size
+
 
 _pools: dict[int, MemoryPool] = defaultdict(MemoryPool)
+_here = threading.local()
 
 
 def pool() -> MemoryPool:
     return _pools[current()]
+
+
+def is_own_pool() -> bool:
+    """Whether this thread allocates from a pool of its own, which a captured graph can keep."""
+    return getattr(_here, "allocator", None) is not None
+
+
+@contextmanager
+def using_allocator(allocator: Callable[[int], None]) -> Iterator[None]:
+    before, _here.allocator = getattr(_here, "allocator", None), allocator
+    try:
+        yield
+    finally:
+        _here.allocator = before
 
 
 def take(nbytes: int) -> None:
@@ -41,3 +102,7 @@ def take(nbytes: int) -> None:
             f"limit set to: {here.limit:,} bytes)."
         )
     here.used += nbytes
+
+
+def alloc_pinned_memory(size: int) -> Any:
+    return (ctypes.c_char * size)()

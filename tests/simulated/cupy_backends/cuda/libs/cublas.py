@@ -7,6 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from cupy.cuda.stream import submit
 
 CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
 CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F, CUBLAS_COMPUTE_32F_FAST_TF32 = 68, 70, 77
@@ -63,9 +64,13 @@ def gemmEx(  # noqa: N802
     assert number.from_address(alpha).value == 1 and number.from_address(beta).value == 0
     left = _columns(a, a_type, m, k, lda) if transa == CUBLAS_OP_N else _columns(a, a_type, k, m, lda).T
     right = _columns(b, b_type, k, n, ldb) if transb == CUBLAS_OP_N else _columns(b, b_type, n, k, ldb).T
-    kind = _TYPES[c_type][0]
-    left, right = (_as_tf32(x) if compute == CUBLAS_COMPUTE_32F_FAST_TF32 else x.astype(kind) for x in (left, right))
-    _columns(c, c_type, m, n, ldc)[...] = left @ right
+    out, kind = _columns(c, c_type, m, n, ldc), _TYPES[c_type][0]
+
+    def multiply() -> None:
+        low = compute == CUBLAS_COMPUTE_32F_FAST_TF32
+        out[...] = np.matmul(*(_as_tf32(x) if low else x.astype(kind) for x in (left, right)))
+
+    submit(multiply)
 
 
 def _as_tf32(x: Any) -> Any:

@@ -1,0 +1,86 @@
+// What a step decides on the device, so that the host need not wait for it: whether to update, and by how much.
+
+#include "common.cuh"
+
+// Its place in launch's list of them.
+struct State {
+    double go;        // 1 where this step's update is made
+    double factor;    // what gradients of parameters are multiplied by, since the loss's was multiplied by its inverse
+    double scale;     // what the loss's gradient is multiplied by in the next step
+    double good;      // steps since scale was changed
+    double stopped;   // 1 once a loss was not finite, where the run is to stop then
+    double overflow;  // 1 where a gradient was not finite
+    double own, total, updated;  // this step's, for the host
+};
+
+constexpr int kStop = 0, kIgnore = 2;  // of the policies stop, skip, ignore
+
+// After so many steps without overflow the scale is doubled; halved at each overflow. Micikevicius et al., Mixed
+// precision training, 2018, section 3.2, with the numbers that frameworks have settled on.
+constexpr double kGrowAfter = 2000, kLargest = 16777216.0;
+
+KERNEL judge(const double* own, const void* total, int kind, int policy, int scaled, double* numbers) {
+    if (thread_number() > 0) return;
+    State& state = *reinterpret_cast<State*>(numbers);
+    const double loss = number<double>(total, kind, 0);
+    const bool finite = isfinite(loss), overflow = state.overflow != 0;
+    if (!finite && policy == kStop) state.stopped = 1;
+    const bool go = (finite || policy == kIgnore) && state.stopped == 0 && !overflow;
+    state.go = state.updated = go;
+    state.own = *own;
+    state.total = loss;
+    state.factor = 1 / state.scale;
+    state.overflow = 0;
+    if (!scaled) return;
+    if (overflow) {
+        state.scale = fmax(1.0, state.scale / 2);
+        state.good = 0;
+    } else if (++state.good >= kGrowAfter) {
+        state.scale = fmin(kLargest, state.scale * 2);
+        state.good = 0;
+    }
+}
+
+// flag = 1 where a value is not finite; threads write the same, if they write.
+template <typename T>
+__device__ void find_overflow(long long n, const T* values, double* flag) {
+    bool found = false;
+    each_pack<kPack<T>>(n, is_aligned<kPack<T>>(values), [&](auto size, long long i) {
+        const auto pack = load<size.value>(values + i);
+#pragma unroll
+        for (int j = 0; j < size.value; ++j) found = found || !isfinite(pack[j]);
+    });
+    if (found) *flag = 1;
+}
+
+// What the gradient's segments are multiplied by, so that the norm of all is at most ``largest``.
+KERNEL clip_scales(const long long* segments, int count, const double* sums, double largest, double* scales) {
+    if (thread_number() > 0) return;
+    double square = 0;
+    for (int s = 0; s < count; ++s) square += sums[2 * s + 1];
+    const double norm = sqrt(square), clip = norm <= largest ? 1 : largest / norm;
+    for (int s = 0; s < count; ++s) scales[s] = segments[3 * s + 2] ? clip : 1;
+}
+
+// A layerwise optimizer's factors: rate * trust ratio where a segment is decayed, else rate. The ratio is
+// above * |params| / (clip**power * |gradient| + below * |params|), and 1 where either is 0.
+KERNEL layer_scales(const long long* segments, int count, const double* sums, const double* decayed, double rate,
+                    double above, double below, int power, double largest, double decay, double* scales, double* l2) {
+    if (thread_number() > 0) return;
+    double square = 0;
+    for (int s = 0; s < count; ++s) square += sums[2 * s + 1];
+    const double norm = sqrt(square), clip = norm <= largest ? 1 : largest / norm;
+    for (int s = 0; s < count; ++s) {
+        const double params = sqrt(sums[2 * s]), gradient = (power ? clip : 1) * sqrt(sums[2 * s + 1]);
+        const double over = above * params, under = gradient + below * params;
+        const double ratio = over != 0 && under != 0 ? over / under : 1;
+        const double scale = rate * (decayed[s] == 1 ? ratio : 1);
+        l2[s] = scale * decay * decayed[s];
+        scales[s] = segments[3 * s + 2] ? clip * scale : 1;
+    }
+}
+
+#define INSTANCE(T)                                                                                              \
+    KERNEL find_overflow_##T(long long n, const T* values, double* flag) { find_overflow(n, values, flag); }     \
+    KERNEL note_loss_##T(const double* loss, T* place) { if (thread_number() == 0) *place = T(*loss); }
+FOR_REALS(INSTANCE)

@@ -1,0 +1,86 @@
+"""How the gradients of GPUs are summed over the workers: the ways there are, and which one a run takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..comm.hierarchy import Hierarchy
+from ..cuda.gpu import Gpu
+from ..errors import ConfigError
+from ..params import Array
+from ..plan import Bucket
+from .aware import CudaAware
+from .host import Host
+from .ipc import Ipc
+from .nccl import Nccl
+from .way import Unusable, Way
+
+_ROUNDS = 5  # of which the fastest counts; the first ones compile, connect and take memory
+
+
+WAYS: dict[str, type[Way]] = {"nccl": Nccl, "ipc": Ipc, "cuda-aware": CudaAware, "host": Host}
+
+
+def transport_of(
+    hierarchy: Hierarchy,
+    gpu: Gpu,
+    vector: Array,
+    buckets: Sequence[Bucket],
+    asked: str,
+    say: Callable[[str], None],
+) -> Way:
+    """The way that is asked for; under ``auto`` the one that sums this vector in the least time. Collective.
+
+    Args:
+        vector: Zeros, which it still is afterwards.
+
+    Raises:
+        ConfigError: On every worker: what is asked for is not there.
+    """
+    ways, problems = {}, {}
+    for name in WAYS if asked == "auto" else [asked]:
+        try:
+            ways[name] = WAYS[name](hierarchy, gpu, vector, buckets)
+        except Unusable as error:
+            problems[name] = str(error)
+    if not ways:
+        refusal = ConfigError(f"--gpu-transport {asked}: {problems[asked]}; give another way, or auto")
+        refusal.everywhere = True
+        raise refusal
+    if len(ways) == 1:
+        name = next(iter(ways))
+        why = "" if asked != "auto" else " (" + "; ".join(f"{way}: {why}" for way, why in problems.items()) + ")"
+        say(f"gradients travel by {name}{why}")
+        return ways[name]
+    times = {name: _time(hierarchy, gpu, way, len(buckets)) for name, way in ways.items()}
+    chosen = min(times, key=lambda name: times[name])
+    for name, way in ways.items():
+        if name != chosen:
+            way.free()
+    others = ", ".join(f"{name} {_told(seconds)}" for name, seconds in times.items() if name != chosen)
+    say(f"gradients travel by {chosen}: {_told(times[chosen])} a sum ({others})")
+    return ways[chosen]
+
+
+def _time(hierarchy: Hierarchy, gpu: Gpu, way: Way, count: int) -> float:
+    """Seconds for a sum, of the slowest worker in the fastest round; the same on all workers."""
+    seconds = np.empty(_ROUNDS)
+    for i in range(_ROUNDS):
+        hierarchy.comm.Barrier()
+        began = time.perf_counter()
+        with gpu.here():
+            for index in range(count):
+                way.start(index)
+            way.finish()
+            gpu.compute.wait()
+        seconds[i] = time.perf_counter() - began
+    everyone = np.empty((hierarchy.comm.size, _ROUNDS))
+    hierarchy.comm.Allgather(seconds, everyone)
+    return float(everyone.max(axis=0).min())
+
+
+def _told(seconds: float) -> str:
+    return f"{seconds * 1e3:.2g} ms"

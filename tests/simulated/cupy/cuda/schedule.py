@@ -1,0 +1,79 @@
+"""When simulated GPUs do what they are asked: later, in any order that streams and events allow.
+
+Work on a stream is done in its order. Between streams only events keep an order, and when nobody asks for a result a
+random part of what could be done is: what a program forgot to wait for is then not there, or has been overwritten.
+
+    SIMULATED_ORDER: seed of the order
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_random = random.Random(int(os.environ.get("SIMULATED_ORDER", "0")))
+_lock = threading.RLock()
+_queues: list[Queue] = []
+
+
+def _always() -> bool:
+    return True
+
+
+@dataclass
+class Operation:
+    run: Callable[[], object]
+    ready: Callable[[], bool] = _always
+
+
+class Queue:
+    """What a stream has been given and has not done yet."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Operation] = deque()
+        self.captured: list[Operation] | None = None
+        with _lock:
+            _queues.append(self)
+
+    def put(self, operation: Operation) -> None:
+        with _lock:
+            if self.captured is not None:
+                self.captured.append(operation)
+                return
+            self.waiting.append(operation)
+            for _ in range(_random.randrange(3)):
+                _step()
+
+    def drain(self) -> None:
+        assert self.captured is None, "the host waits for a stream that is being captured"
+        until(lambda: not self.waiting)
+
+
+def capturing() -> bool:
+    return any(queue.captured is not None for queue in _queues)
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Let GPUs work until something is done."""
+    began = time.monotonic()
+    while True:
+        with _lock:
+            if done():
+                return
+            if _step():
+                continue
+        assert time.monotonic() - began < 60, "this wait does not end: what it waits for was never asked for"
+        time.sleep(1e-4)
+
+
+def _step() -> bool:
+    able = [queue for queue in _queues if queue.waiting and queue.waiting[0].ready()]
+    if not able:
+        return False
+    _random.choice(able).waiting.popleft().run()
+    return True
