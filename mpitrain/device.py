@@ -20,12 +20,14 @@ class Device(Protocol):
         apart: Whether its arrays lie in a memory of its own, which this process reads and writes by copies alone.
         xp: The module whose functions take this place's arrays: NumPy, or one that is called like it.
         block_bytes: How much of a convolution's windows is best laid out at a time.
+        kernels: Those that have no form for processors, as functions (see ``cuda.launch``); None on a processor.
     """
 
     name: str
     apart: bool
     xp: Any
     block_bytes: int
+    kernels: Any
 
     def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """The form of an element kernel (see ``kernels``) for this place's arrays: same arguments, same result."""
@@ -67,6 +69,7 @@ class Cpu:
 
     apart: bool = False
     xp: Any = np
+    kernels: Any = None
     # A block of windows is written and then read by products. Measured with 1 MiB of L2: below this size the calls
     # show, above it nothing is gained.
     block_bytes: int = 1 << 20

@@ -55,6 +55,7 @@ class Gpu:
 
     apart: bool = True
     xp: Any = cupy
+    kernels: Any = launch
     block_bytes: int = _WINDOW_BYTES
 
     def __init__(self, index: int, fraction: float, growth: bool = True, precision: str = "float32") -> None:
@@ -179,7 +180,7 @@ def _to_bfloat16(matrix: Any) -> Any:
         return _to_bfloat16(matrix.T).T
     rows = cupy.ascontiguousarray(matrix)
     rounded = cupy.empty(rows.shape, np.uint16)
-    launch.to_bfloat16(rows, rounded)
+    launch.cast(rows, rounded)
     return rounded
 
 

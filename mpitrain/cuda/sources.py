@@ -10,6 +10,7 @@ NAMES = (
     "cast",
     "dropout",
     "embedding",
+    "epilogue",
     "loss",
     "normalize",
     "optim",

@@ -9,7 +9,8 @@ from typing import Any
 
 from ..errors import JobError
 from ..params import Array, Shape
-from .activation import ReLU
+from .activation import GELU, Activation, LeakyReLU, ReLU, Sigmoid, Tanh
+from .biased import Biased
 from .conv import Conv2D
 from .dense import Dense
 from .layer import Context, Layer, walk
@@ -17,6 +18,9 @@ from .normalize import BatchNorm, LayerNorm
 
 # Layers whose backward does not read what forward returned: what follows may overwrite it.
 FORGETS_OUTPUT = (Dense, Conv2D, BatchNorm, LayerNorm)
+# Not what a user derives from them, which may do anything.
+_BIASED = (Dense, Conv2D)
+_ACTIVATIONS = (ReLU, LeakyReLU, GELU, Tanh, Sigmoid)
 
 
 class Sequential(Layer):
@@ -54,6 +58,8 @@ class Sequential(Layer):
             layer.needs_dx = needs_dx
             if isinstance(layer, ReLU):
                 layer.in_place = i > 0 and isinstance(self.layers[i - 1], FORGETS_OUTPUT)
+            if i > 0:
+                _join(self.layers[i - 1], layer)
             try:
                 shape = layer.build(shape)
             except JobError as error:
@@ -96,6 +102,14 @@ class Residual(Sequential):
         around[...] = dy  # before the layers overwrite it
         dx = super().backward(dy)
         return None if dx is None else self.device.xp.add(around, dx, out=around)
+
+
+def _join(before: Layer, layer: Layer) -> None:
+    """Have an activation done by the layer before it, where that adds a bias."""
+    if not (isinstance(before, Biased) and isinstance(layer, Activation)):
+        return
+    if type(before) in _BIASED and before.has_bias and type(layer) in _ACTIVATIONS:
+        before.activation, layer.follows_bias = layer, True
 
 
 def _has_params(layer: Layer) -> bool:

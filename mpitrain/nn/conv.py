@@ -8,17 +8,18 @@ from typing import Any
 from ..errors import JobError
 from ..params import Array, Shape
 from .arguments import positive, wrong_shape
+from .biased import Biased
 from .init import he_normal, zeros
 from .layer import Context, Initializer, Layer
 from .windows import Axis, Grid, Padding
 
 
-class Conv2D(Layer):
+class Conv2D(Biased):
     """Cross-correlation of images (height, width, in_channels) with ``filters`` kernels, plus a bias.
 
-    The windows of a few images at a time are laid out as rows of a matrix and multiplied by the weight. The
-    bias is one more row of the weight, and a one at the end of every window. Backward lays the windows out
-    again: that is cheaper than reading them from memory, unless they are smaller than the outputs.
+    The windows of a few images at a time are laid out as rows of a matrix and multiplied by the weight. On a
+    processor the bias is one more row of the weight, and a one at the end of every window. Backward lays the
+    windows out again: that is cheaper than reading them from memory, unless they are smaller than the outputs.
 
     Args:
         in_channels: Channels of an image.
@@ -34,8 +35,6 @@ class Conv2D(Layer):
 
     weight: Array
     weight_grad: Array
-    bias: Array
-    bias_grad: Array
 
     def __init__(
         self,
@@ -82,12 +81,14 @@ class Conv2D(Layer):
                 windows = self._windows(images, rows)
                 self._lay_out(images, rows, windows)
                 self.device.matmul(windows, matrix, out=y[images, rows].reshape(-1, self.filters))
-        return y
+        return self.add_bias(y.reshape(-1, self.filters)).reshape(y.shape) if self._adds_bias else y
 
     def backward(self, dy: Array) -> Array | None:
         dy = self.device.xp.ascontiguousarray(dy)
         self.weight_grad[...] = 0
-        if self.has_bias:
+        if self._adds_bias:
+            self.add_bias_backward(dy.reshape(-1, self.filters))
+        elif self.has_bias:
             self.bias_grad[...] = 0
         grid = self._grid
         dx = self.buffer("dx", grid.images_shape(len(dy))) if self.needs_dx else None
@@ -110,7 +111,7 @@ class Conv2D(Layer):
         self.device.matmul(windows.T, dy, out=grad)
         total = self.weight_grad.reshape(-1, self.filters)
         self.device.xp.add(total, grad[: len(total)], out=total)
-        if self.has_bias:
+        if self._multiplies_bias:
             self.device.xp.add(self.bias_grad, grad[-1], out=self.bias_grad)
 
     def _add_input_gradient(self, windows: Array, dy: Array, rows: slice, padded_grad: Array) -> None:
@@ -120,9 +121,9 @@ class Conv2D(Layer):
         self._grid.add(self.form, windows, rows, padded_grad)
 
     def _matrix(self) -> Array:
-        """The weight, shape (window size, filters), and below it the bias."""
+        """The weight, shape (window size, filters), and below it the bias where that is multiplied by ones."""
         weight = self.weight.reshape(-1, self.filters)
-        if not self.has_bias:
+        if not self._multiplies_bias:
             return weight
         matrix = self.buffer("matrix", (len(weight) + 1, self.filters))
         matrix[:-1] = weight
@@ -149,12 +150,20 @@ class Conv2D(Layer):
         return self.device.block_bytes // self.dtype.itemsize
 
     @property
+    def _adds_bias(self) -> bool:
+        return self.has_bias and self.device.kernels is not None
+
+    @property
+    def _multiplies_bias(self) -> bool:
+        return self.has_bias and self.device.kernels is None
+
+    @property
     def _keeps_windows(self) -> bool:
         return self._grid.window_size < self.filters
 
     def _windows(self, images: slice, rows: slice) -> Array:
-        """Where a block's windows belong, shape (windows, window size and one for the bias)."""
-        columns = self._grid.window_size + self.has_bias
+        """Where a block's windows belong, shape (windows, window size and one for a bias)."""
+        columns = self._grid.window_size + self._multiplies_bias
         span = self._grid.span(images, rows)
         if not self._keeps_windows:
             return self.buffer("windows", (span.stop - span.start, columns))
@@ -163,7 +172,7 @@ class Conv2D(Layer):
 
     def _lay_out(self, images: slice, rows: slice, windows: Array) -> None:
         self._grid.copy(self.form, self._padded[images], rows, windows)
-        if self.has_bias:
+        if self._multiplies_bias:
             windows[:, -1] = 1
 
 

@@ -8,11 +8,12 @@ from ..errors import JobError
 from ..kernels import kernel
 from ..params import Array, Shape
 from .arguments import positive, wrong_shape
+from .biased import Biased
 from .init import glorot_uniform, truncated_normal, zeros
 from .layer import Context, Initializer, Layer
 
 
-class Dense(Layer):
+class Dense(Biased):
     """``y = x @ weight + bias`` for examples of shape (in_features,).
 
     Args:
@@ -25,8 +26,6 @@ class Dense(Layer):
 
     weight: Array
     weight_grad: Array
-    bias: Array
-    bias_grad: Array
 
     def __init__(
         self,
@@ -55,14 +54,12 @@ class Dense(Layer):
         self._x = x
         y = self.buffer("y", (len(x), self.out_features))
         self.device.matmul(x, self.weight, out=y)
-        if self.has_bias:
-            self.device.xp.add(y, self.bias, out=y)
-        return y
+        return self.add_bias(y) if self.has_bias else y
 
     def backward(self, dy: Array) -> Array | None:
-        self.device.matmul(self._x.T, dy, out=self.weight_grad)
         if self.has_bias:
-            self.device.xp.add.reduce(dy, axis=0, out=self.bias_grad)
+            dy = self.add_bias_backward(dy)
+        self.device.matmul(self._x.T, dy, out=self.weight_grad)
         if not self.needs_dx:
             return None
         return self.device.matmul(dy, self.weight.T, out=self.buffer("dx", self._x.shape))

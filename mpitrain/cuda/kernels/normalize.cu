@@ -53,20 +53,6 @@ __device__ void layer_gradient_sums(const T* normal, const T* dy, long long rows
     });
 }
 
-// values[column], values[column + 1], ...; after the last comes the first again. In one load where no pack reaches
-// beyond the last, as ``together`` says.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> around(const T* values, int column, int columns, bool together) {
-    if (together) return load<N>(values + column);
-    Pack<T, N> pack;
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-        pack[j] = values[column];
-        column = column + 1 == columns ? 0 : column + 1;
-    }
-    return pack;
-}
-
 template <typename T>
 __device__ void normalize(const T* x, const T* center, const T* inverse, const T* scale, const T* shift, long long n,
                           int columns, T* y) {

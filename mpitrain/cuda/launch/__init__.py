@@ -7,6 +7,7 @@ A result is the same bits at every run, and on every GPU for which the compiler 
 an order that depends on shapes alone.
 """
 
+from .epilogue import ACTIVATIONS, add_bias, add_bias_backward
 from .grid import KINDS, Kernels, Pair, use
 from .layers import (
     add_rows,
@@ -44,17 +45,21 @@ from .losses import (
     square_gradient,
 )
 from .updates import RULES, measure_segments, update_segments
-from .vectors import sum_rows, take, to_bfloat16
+from .vectors import cast, sum_rows, take
 
 __all__ = [
+    "ACTIVATIONS",
     "KINDS",
     "RULES",
     "Kernels",
     "Pair",
+    "add_bias",
+    "add_bias_backward",
     "add_rows",
     "add_windows",
     "average_pool",
     "average_pool_backward",
+    "cast",
     "copy_windows",
     "drop",
     "gelu",
@@ -85,7 +90,6 @@ __all__ = [
     "take",
     "take_rows",
     "tanh_backward",
-    "to_bfloat16",
     "update_segments",
     "use",
 ]

@@ -121,6 +121,81 @@ def test_gelu_in_the_left_tail(device: Device, dtype: Any) -> None:
     np.testing.assert_allclose(y, expected, rtol=relative, atol=1e-37)
 
 
+# No Numba form: what follows a product.
+
+NARROW = [np.float16, ml_dtypes.bfloat16]
+EPSILON = {"float32": 1e-5, "float64": 1e-12, "float16": 2**-10, "bfloat16": 2**-7}
+
+
+def stored(values: np.ndarray) -> np.ndarray:
+    """An array as a device is given it: bfloat16 as its bits."""
+    return values.view(np.uint16) if values.dtype == ml_dtypes.bfloat16 else values
+
+
+def unstored(bits: np.ndarray, dtype: Any) -> np.ndarray:
+    """Values that a device has left, in float64."""
+    return bits.view(dtype).astype(np.float64)
+
+
+def assert_near(found: np.ndarray, expected: np.ndarray, dtype: Any) -> None:
+    """Within what the type rounds; NaN where NaN is expected."""
+    epsilon = EPSILON[np.dtype(dtype).name]
+    largest = np.abs(expected[np.isfinite(expected)]).max(initial=0)
+    np.testing.assert_allclose(found, expected, rtol=epsilon, atol=min(epsilon, 1e-2) * largest)
+
+
+def activated(name: str, z: np.ndarray) -> np.ndarray:
+    """An activation of z, float64, by the Numba forms."""
+    y = np.exp(-np.abs(z)) if name == "sigmoid" else np.tanh(z) if name == "tanh" else z.copy()
+    if name == "relu":
+        activation._relu_in_place(y.reshape(-1))
+    elif name == "leaky_relu":
+        activation._leaky_relu(z.reshape(-1), z.reshape(-1), 0.1, y.reshape(-1))
+    elif name == "gelu":
+        activation._gelu(z.reshape(-1), np.zeros(z.size), y.reshape(-1))
+    elif name == "sigmoid":
+        activation._sigmoid(z.reshape(-1), y.reshape(-1))
+    return y
+
+
+def slopes_of(name: str, kept: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    """The gradient of z, from what the activation has kept."""
+    dz, phi = dy.copy(), np.zeros(kept.size)
+    if name == "leaky_relu":
+        activation._leaky_relu(kept.reshape(-1), dy.reshape(-1), 0.1, dz.reshape(-1))
+    elif name == "gelu":
+        activation._gelu(kept.reshape(-1), phi, np.zeros(kept.size))
+        activation._gelu_backward(kept.reshape(-1), phi, dz.reshape(-1))
+    elif name != "none":
+        getattr(activation, f"_{name}_backward")(kept.reshape(-1), dz.reshape(-1))
+    return dz
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *NARROW], ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("name", launch.ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("rows", "columns", "shift"), [(1, 1, 0), (3, 5, 0), (70, 33, 1), (33, 64, 0), (9, 1030, 0), (600, 8, 0)]
+)
+def test_bias_and_activation(device: Device, rows: int, columns: int, shift: int, name: str, dtype: Any) -> None:
+    real = np.float64 if dtype == np.float64 else np.float32
+    product, dy = (draw((rows, columns), real, seed).astype(dtype) for seed in (0, 1))
+    bias = draw(columns, real, 2)
+    z = product.astype(np.float64) + bias
+    if name == "gelu":
+        left, _, y = device.run("add_bias", (stored(product), bias, name, 0.1, stored(np.zeros_like(product))), shift)
+        assert_near(unstored(left, dtype), z, dtype)
+    else:
+        y, _ = device.run("add_bias", (stored(product), bias, name, 0.1), shift)
+    assert_near(unstored(y, dtype), activated(name, z), dtype)
+    kept = (z if name == "gelu" else activated(name, z)).astype(dtype)
+    dz = slopes_of(name, kept.astype(np.float64), dy.astype(np.float64))
+    known = None if name == "none" else stored(kept)
+    arguments = known, name, 0.1, stored(dy), np.full(columns, np.nan, real)
+    *_, found, sums = device.run("add_bias_backward", arguments, shift)
+    assert_near(unstored(found, dtype), dz, dtype)
+    assert_near(sums.astype(np.float64), dz.sum(0), real)
+
+
 # optim/rules.py
 
 SEGMENTS = {
@@ -301,19 +376,25 @@ def test_sum_rows(device: Device, n: int, dtype: Any) -> None:
 # No Numba form
 
 
+@pytest.mark.parametrize("narrow", NARROW)
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("n", SIZES)
-def test_to_bfloat16(device: Device, n: int, shift: int) -> None:
-    """As ``ml_dtypes`` rounds, halfway and beyond the largest, too; NaN becomes the one NaN."""
+def test_cast(device: Device, n: int, shift: int, narrow: Any) -> None:
+    """As ``ml_dtypes`` and NumPy round, halfway, beyond the largest and below the smallest, too; NaN stays NaN."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 1 << 32, n, np.uint32).view(np.float32)
-    x[: n // 4] = (x[: n // 4].view(np.uint32) & np.uint32(0xFFFF0000) | np.uint32(0x8000)).view(np.float32)
+    halfway = np.uint32(0xFFFF0000), np.uint32(0x8000)
+    x[: n // 4] = (x[: n // 4].view(np.uint32) & halfway[0] | halfway[1]).view(np.float32)
+    x[n // 4 : n // 2] = rng.standard_normal(n // 2 - n // 4) * 10.0 ** rng.integers(-9, 6, n // 2 - n // 4)
     with np.errstate(over="ignore", invalid="ignore"):
-        expected = x.astype(ml_dtypes.bfloat16)
-    _, found = device.run("to_bfloat16", [x, np.zeros(n, np.uint16)], shift)
+        expected = x.astype(narrow)
+    _, bits = device.run("cast", [x, stored(np.zeros(n, narrow))], shift)
+    found = bits.view(narrow)
     is_nan = np.isnan(x)
-    np.testing.assert_array_equal(found[~is_nan], expected.view(np.uint16)[~is_nan])
-    assert np.isnan(found.view(ml_dtypes.bfloat16)[is_nan]).all()
+    np.testing.assert_array_equal(found[~is_nan].view(np.uint16), expected[~is_nan].view(np.uint16))
+    assert np.isnan(found[is_nan]).all()
+    _, back = device.run("cast", [bits, np.zeros(n, np.float32)], shift)
+    np.testing.assert_array_equal(back, found.astype(np.float32))
 
 
 # nn/dense.py
