@@ -59,8 +59,10 @@ class RunConfig:
     gpu_memory_fraction: float | None = _option(
         None, "Of a GPU's memory, the part that a worker may take.  [default: a fair share]", "PART"
     )
-    precision: Literal["float32", "tf32", "bfloat16"] = _option(
-        "float32", "Of a GPU's products of matrices, whose sums stay float32; tf32 and bfloat16 use its tensor cores."
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = _option(
+        "float32",
+        "What a GPU computes with. tf32: matrices are rounded to it for products; bfloat16, float16: activations and "
+        "copies of the parameters have 16 bits. Parameters, gradients and sums stay float32.",
     )
     gpu_memory_growth: bool = _option(True, "Take a GPU's memory as it is needed; else all of the part at once.")
     devices_per_rank: int = _option(1, "Cut a rank's batch over so many devices.", "N")

@@ -20,6 +20,8 @@ class Device(Protocol):
         apart: Whether its arrays lie in a memory of its own, which this process reads and writes by copies alone.
         xp: The module whose functions take this place's arrays: NumPy, or one that is called like it.
         block_bytes: How much of a convolution's windows is best laid out at a time.
+        narrow: The type that activations have there, if it is one of 16 bits: float16, or uint16, which has the bits
+            of bfloat16. None for that of parameters.
         kernels: Those that have no form for processors, as functions (see ``cuda.launch``); None on a processor.
     """
 
@@ -27,6 +29,7 @@ class Device(Protocol):
     apart: bool
     xp: Any
     block_bytes: int
+    narrow: np.dtype[Any] | None
     kernels: Any
 
     def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,6 +72,7 @@ class Cpu:
 
     apart: bool = False
     xp: Any = np
+    narrow: np.dtype[Any] | None = None
     kernels: Any = None
     # A block of windows is written and then read by products. Measured with 1 MiB of L2: below this size the calls
     # show, above it nothing is gained.

@@ -10,7 +10,6 @@ NAMES = (
     "cast",
     "dropout",
     "embedding",
-    "epilogue",
     "loss",
     "normalize",
     "optim",

@@ -20,21 +20,36 @@ class Activation(Layer):
         kind: Which, as kernels are told of it.
         slope: Where x is not positive; of a leaky ReLU.
         follows_bias: Whether the layer before applies it, on a device that has a kernel for that. A container sets it.
+        in_place: Overwrite ``x``. A container sets it where nobody else reads x.
     """
 
+    mixed = True
     kind: str
     slope = 0.0
     follows_bias = False
+    in_place = False
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        return x if self._is_done else self._activate(x)
+        kernels = self.device.kernels
+        if kernels is None:
+            return self._activate(x)
+        if self.follows_bias:
+            return x
+        x = self.taken(x, "x")
+        y = x if self.in_place else self.activations("y", x.shape)
+        kernels.activate(x, self.kind, self.slope, y)
+        self._kept = x if self.kind == "gelu" else y
+        return y
 
     def backward(self, dy: Array) -> Array:
-        return dy if self._is_done else self._differentiate(self.device.xp.ascontiguousarray(dy))
-
-    @property
-    def _is_done(self) -> bool:
-        return self.follows_bias and self.device.kernels is not None
+        kernels = self.device.kernels
+        if kernels is None:
+            return self._differentiate(self.device.xp.ascontiguousarray(dy))
+        if self.follows_bias:
+            return dy
+        dy = self.taken(dy, "dy")
+        kernels.activate_backward(self._kept, self.kind, self.slope, dy)
+        return dy
 
     def _activate(self, x: Array) -> Array:
         raise NotImplementedError
@@ -45,14 +60,9 @@ class Activation(Layer):
 
 
 class ReLU(Activation):
-    """``max(x, 0)``; NaN stays NaN.
-
-    Attributes:
-        in_place: Overwrite ``x``. A container sets it where nobody else reads x.
-    """
+    """``max(x, 0)``; NaN stays NaN."""
 
     kind = "relu"
-    in_place = False
 
     def _activate(self, x: Array) -> Array:
         if self.in_place:

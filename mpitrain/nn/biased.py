@@ -26,18 +26,21 @@ class Biased(Layer):
         if kernels is None:
             return self.device.xp.add(product, self.bias, out=product)
         kind, slope = self._after
-        y = self.buffer("activated", product.shape) if kind == "gelu" else product
+        y = self.activations("activated", product.shape) if kind == "gelu" else product
         kernels.add_bias(product, self.bias, kind, slope, y)
         self._kept = None if kind == "none" else product
         return y
 
     def add_bias_backward(self, dy: Array) -> Array:
-        """The gradient of the product, from that of what ``add_bias`` returned; assigns that of the bias."""
+        """The gradient of the product, from that of what ``add_bias`` returned; assigns that of the bias.
+
+        Args:
+            dy: C-contiguous; may be overwritten.
+        """
         kernels = self.device.kernels
         if kernels is None:
             self.device.xp.add.reduce(dy, axis=0, out=self.bias_grad)
             return dy
-        dy = self.device.xp.ascontiguousarray(dy)
         kernels.add_bias_backward(self._kept, *self._after, dy, self.bias_grad)
         return dy
 

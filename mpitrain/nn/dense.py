@@ -24,6 +24,7 @@ class Dense(Biased):
         name: Overrides the name that the model would give.
     """
 
+    mixed = True
     weight: Array
     weight_grad: Array
 
@@ -51,18 +52,20 @@ class Dense(Biased):
         return (self.out_features,)
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        self._x = x
-        y = self.buffer("y", (len(x), self.out_features))
-        self.device.matmul(x, self.weight, out=y)
+        self._x = x = self.taken(x, "x")
+        self._weight = self.operand(self.weight, "weight")
+        y = self.activations("y", (len(x), self.out_features))
+        self.device.matmul(x, self._weight, out=y)
         return self.add_bias(y) if self.has_bias else y
 
     def backward(self, dy: Array) -> Array | None:
+        dy = self.taken(dy, "dy")
         if self.has_bias:
             dy = self.add_bias_backward(dy)
         self.device.matmul(self._x.T, dy, out=self.weight_grad)
         if not self.needs_dx:
             return None
-        return self.device.matmul(dy, self.weight.T, out=self.buffer("dx", self._x.shape))
+        return self.device.matmul(dy, self._weight.T, out=self.activations("dx", self._x.shape))
 
 
 class Embedding(Layer):
@@ -79,6 +82,7 @@ class Embedding(Layer):
 
     weight: Array
     weight_grad: Array
+    mixed = True
     needs_dx = False  # integers have no gradient
 
     def __init__(
@@ -101,11 +105,12 @@ class Embedding(Layer):
 
     def forward(self, x: Array, ctx: Context) -> Array:
         self._x = x
-        y = self.buffer("y", (*x.shape, self.features))
+        y = self.activations("y", (*x.shape, self.features))
         self.form(_take_rows)(self.weight, x.reshape(-1), y.reshape(-1, self.features))
         return y
 
     def backward(self, dy: Array) -> None:
+        dy = self.taken(dy, "dy")
         self.form(_add_rows)(dy.reshape(-1, self.features), self._x.reshape(-1), self.weight_grad)
 
 

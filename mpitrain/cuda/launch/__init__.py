@@ -7,7 +7,7 @@ A result is the same bits at every run, and on every GPU for which the compiler 
 an order that depends on shapes alone.
 """
 
-from .epilogue import ACTIVATIONS, add_bias, add_bias_backward
+from .activation import ACTIVATIONS, activate, activate_backward, add, add_bias, add_bias_backward
 from .grid import KINDS, Kernels, Pair, use
 from .layers import (
     add_rows,
@@ -16,25 +16,16 @@ from .layers import (
     average_pool_backward,
     copy_windows,
     drop,
-    gelu,
-    gelu_backward,
     gradient_sums,
     layer_norm,
     layer_norm_backward,
-    leaky_relu,
     max_pool,
     max_pool_2,
     max_pool_backward,
     moment_sums,
     normalize,
     normalize_backward,
-    relu,
-    relu_backward,
-    relu_in_place,
-    sigmoid,
-    sigmoid_backward,
     take_rows,
-    tanh_backward,
 )
 from .losses import (
     sigmoid_evaluate,
@@ -53,6 +44,9 @@ __all__ = [
     "RULES",
     "Kernels",
     "Pair",
+    "activate",
+    "activate_backward",
+    "add",
     "add_bias",
     "add_bias_backward",
     "add_rows",
@@ -62,12 +56,9 @@ __all__ = [
     "cast",
     "copy_windows",
     "drop",
-    "gelu",
-    "gelu_backward",
     "gradient_sums",
     "layer_norm",
     "layer_norm_backward",
-    "leaky_relu",
     "max_pool",
     "max_pool_2",
     "max_pool_backward",
@@ -75,11 +66,6 @@ __all__ = [
     "moment_sums",
     "normalize",
     "normalize_backward",
-    "relu",
-    "relu_backward",
-    "relu_in_place",
-    "sigmoid",
-    "sigmoid_backward",
     "sigmoid_evaluate",
     "sigmoid_gradient",
     "softmax_evaluate",
@@ -89,7 +75,6 @@ __all__ = [
     "sum_rows",
     "take",
     "take_rows",
-    "tanh_backward",
     "update_segments",
     "use",
 ]

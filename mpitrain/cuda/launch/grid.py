@@ -107,6 +107,11 @@ def begin(source: str, name: str, grid: Pair, block: Pair, arguments: tuple[Any,
     _kernels.launch(source, name, grid, block, arguments)
 
 
+def real(stored: Array) -> type[np.floating[Any]]:
+    """The type of the scalars, parameters and gradients of parameters that go with an array of activations."""
+    return np.float64 if stored.dtype == np.float64 else np.float32
+
+
 def named(name: str, typed: Array) -> str:
     return f"{name}_{_STORED[typed.dtype.name]}"
 

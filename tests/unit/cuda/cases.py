@@ -23,6 +23,11 @@ RELATIVE = {"float32": 1e-5, "float64": 1e-12}
 DTYPES = [np.float32, np.float64]
 SIZES = [1, 3, 31, 257, 5000]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])
+NARROW = [np.float16, ml_dtypes.bfloat16]
+each_narrow = pytest.mark.parametrize("dtype", NARROW, ids=["float16", "bfloat16"])
+each_stored = pytest.mark.parametrize("dtype", [*DTYPES, *NARROW], ids=lambda dtype: np.dtype(dtype).name)
+WHOLE = [np.uint8, np.int64]
+EPSILON = {**RELATIVE, "float16": 2**-10, "bfloat16": 2**-7}
 
 
 @dataclass
@@ -74,57 +79,21 @@ class Device:
             size = np.abs(two[np.isfinite(two)]).max(initial=0) if two.dtype.kind == "f" else 0
             np.testing.assert_allclose(one, two, rtol=relative, atol=relative * size)
 
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray)
-
-
-def draw(shape: Any, dtype: Any, seed: int = 0, special: bool = False) -> np.ndarray:
-    """Normal numbers; with NaN, infinities and zeros among them where ``special``."""
-    rng = np.random.default_rng(seed)
-    values = rng.standard_normal(shape).astype(dtype)
-    if special:
-        flat = values.reshape(-1)
-        some = rng.permutation(flat.size)[: flat.size // 10 + 1]
-        flat[some] = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0], len(some))
-    return values
-
-
-# nn/activation.py
-
-
-@each_dtype
-@pytest.mark.parametrize("shift", [0, 1])
-@pytest.mark.parametrize("n", SIZES)
-def test_activations(device: Device, n: int, shift: int, dtype: Any) -> None:
-    x, dy, other = (draw(n, dtype, seed, special=True) for seed in range(3))
-    out, phi = np.zeros(n, dtype), np.zeros(n, dtype)
-    device.check("relu", activation._relu, x, out, shift=shift)
-    device.check("relu_in_place", activation._relu_in_place, x, shift=shift)
-    device.check("relu_backward", activation._relu_backward, x, dy, shift=shift)
-    device.check("leaky_relu", activation._leaky_relu, x, dy, 0.1, out, shift=shift)
-    device.check("gelu", activation._gelu, x, phi, out, shift=shift)
-    device.check("gelu_backward", activation._gelu_backward, x, other, dy, shift=shift)
-    device.check("tanh_backward", activation._tanh_backward, x, dy, shift=shift)
-    device.check("sigmoid", activation._sigmoid, x, np.exp(-np.abs(x)), shift=shift)
-    device.check("sigmoid_backward", activation._sigmoid_backward, x, dy, shift=shift)
-
-
-@each_dtype
-def test_gelu_in_the_left_tail(device: Device, dtype: Any) -> None:
-    x = np.linspace(-12, 5, 100).astype(dtype)
-    _, phi, y = device.run("gelu", (x, np.zeros_like(x), np.zeros_like(x)))
-    expected_phi, expected = np.zeros_like(x), np.zeros_like(x)
-    activation._gelu(x, expected_phi, expected)
-    relative = 20 * RELATIVE[x.dtype.name]  # of each by itself, however small
-    np.testing.assert_allclose(phi, expected_phi, rtol=relative, atol=1e-37)
-    np.testing.assert_allclose(y, expected, rtol=relative, atol=1e-37)
-
-
-# No Numba form: what follows a product.
-
-NARROW = [np.float16, ml_dtypes.bfloat16]
-EPSILON = {"float32": 1e-5, "float64": 1e-12, "float16": 2**-10, "bfloat16": 2**-7}
+    def check_narrow(self, name: str, numba_form: Callable[..., Any], *arguments: Any) -> None:
+        """The same, with arrays of 16 bits among the arguments: the Numba form gets all numbers in float64."""
+        found = self.run(name, [stored(a) if _is_array(a) else a for a in arguments])
+        dtypes = [a.dtype for a in arguments if _is_array(a)]
+        wide = [a.astype(np.float64) if _is_array(a) and a.dtype not in WHOLE else a for a in arguments]
+        result = numba_form(*wide)
+        expected = [a for a in wide if _is_array(a)]
+        if result is not None:
+            dtypes, expected = [np.dtype(np.float32), *dtypes], [np.array(result, np.float64), *expected]
+        for one, two, dtype in zip(found, expected, dtypes, strict=True):
+            if dtype in WHOLE:
+                np.testing.assert_array_equal(one, two)
+            else:
+                values = unstored(one, dtype) if dtype in NARROW else one.astype(np.float64)
+                assert_near(values, two, np.float32 if dtype == np.float64 else dtype)
 
 
 def stored(values: np.ndarray) -> np.ndarray:
@@ -142,6 +111,24 @@ def assert_near(found: np.ndarray, expected: np.ndarray, dtype: Any) -> None:
     epsilon = EPSILON[np.dtype(dtype).name]
     largest = np.abs(expected[np.isfinite(expected)]).max(initial=0)
     np.testing.assert_allclose(found, expected, rtol=epsilon, atol=min(epsilon, 1e-2) * largest)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def draw(shape: Any, dtype: Any, seed: int = 0, special: bool = False) -> np.ndarray:
+    """Normal numbers; with NaN, infinities and zeros among them where ``special``."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(shape).astype(dtype)
+    if special:
+        flat = values.reshape(-1)
+        some = rng.permutation(flat.size)[: flat.size // 10 + 1]
+        flat[some] = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0], len(some))
+    return values
+
+
+# nn/activation.py and nn/biased.py: no Numba form has the same arguments.
 
 
 def activated(name: str, z: np.ndarray) -> np.ndarray:
@@ -171,13 +158,43 @@ def slopes_of(name: str, kept: np.ndarray, dy: np.ndarray) -> np.ndarray:
     return dz
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, *NARROW], ids=lambda dtype: np.dtype(dtype).name)
+def real_of(dtype: Any) -> Any:
+    """The type of scalars and parameters that go with activations of this one."""
+    return np.float64 if dtype == np.float64 else np.float32
+
+
+@each_stored
+@pytest.mark.parametrize("name", launch.ACTIVATIONS)
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("n", SIZES)
+def test_activations(device: Device, n: int, shift: int, name: str, dtype: Any) -> None:
+    x, dy, kept = (draw(n, real_of(dtype), seed, special=True).astype(dtype) for seed in range(3))
+    _, y = device.run("activate", (stored(x), name, 0.1, stored(np.zeros_like(x))), shift)
+    with np.errstate(invalid="ignore"):
+        assert_near(unstored(y, dtype), activated(name, x.astype(np.float64)), dtype)
+        _, dx = device.run("activate_backward", (stored(kept), name, 0.1, stored(dy)), shift)
+        assert_near(unstored(dx, dtype), slopes_of(name, kept.astype(np.float64), dy.astype(np.float64)), dtype)
+        _, _, total = device.run("add", (stored(x), stored(dy), stored(np.zeros_like(x))), shift)
+        assert_near(unstored(total, dtype), x.astype(np.float64) + dy.astype(np.float64), dtype)
+
+
+@each_dtype
+def test_gelu_in_the_left_tail(device: Device, dtype: Any) -> None:
+    x = np.linspace(-12, 5, 100).astype(dtype)
+    _, y = device.run("activate", (x, "gelu", 0.0, np.zeros_like(x)))
+    expected = np.zeros_like(x)
+    activation._gelu(x, np.zeros_like(x), expected)
+    relative = 20 * RELATIVE[x.dtype.name]  # of each by itself, however small
+    np.testing.assert_allclose(y, expected, rtol=relative, atol=1e-37)
+
+
+@each_stored
 @pytest.mark.parametrize("name", launch.ACTIVATIONS)
 @pytest.mark.parametrize(
     ("rows", "columns", "shift"), [(1, 1, 0), (3, 5, 0), (70, 33, 1), (33, 64, 0), (9, 1030, 0), (600, 8, 0)]
 )
 def test_bias_and_activation(device: Device, rows: int, columns: int, shift: int, name: str, dtype: Any) -> None:
-    real = np.float64 if dtype == np.float64 else np.float32
+    real = real_of(dtype)
     product, dy = (draw((rows, columns), real, seed).astype(dtype) for seed in (0, 1))
     bias = draw(columns, real, 2)
     z = product.astype(np.float64) + bias
@@ -339,6 +356,19 @@ def test_labels_of_every_type(device: Device, kind: str) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+@each_narrow
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (257, 10), (5, 1025)])
+def test_losses_of_16_bits(device: Device, rows: int, columns: int, dtype: Any) -> None:
+    outputs, labels = (3 * draw((rows, columns), np.float32)).astype(dtype), np.arange(rows) % columns
+    gradient, targets = np.zeros_like(outputs), (draw((rows, columns), np.float32, 1) > 0).astype(np.float32)
+    device.check_narrow("softmax_gradient", loss._softmax_gradient, outputs, labels, 0.25, gradient)
+    device.check_narrow("softmax_evaluate", loss._softmax_evaluate, outputs, labels)
+    device.check_narrow("sigmoid_gradient", loss._sigmoid_gradient, outputs, targets, 0.25, gradient)
+    device.check_narrow("sigmoid_evaluate", loss._sigmoid_evaluate, outputs, targets)
+    device.check_narrow("square_gradient", loss._square_gradient, outputs, targets, 0.25, gradient)
+    device.check_narrow("square_evaluate", loss._square_evaluate, outputs, targets)
+
+
 # data/loader.py
 
 
@@ -414,6 +444,14 @@ def test_embedding(device: Device, vocabulary: int, features: int, dtype: Any) -
             device.check("add_rows", dense._add_rows, draw((count, features), dtype, 1), rows, grad)
 
 
+@each_narrow
+def test_embedding_of_16_bits(device: Device, dtype: Any) -> None:
+    weight, grad = draw((40, 33), np.float32), np.full((40, 33), np.nan, np.float32)
+    numbers, dy = np.random.default_rng(0).integers(0, 40, 100), draw((100, 33), np.float32, 1).astype(dtype)
+    device.check_narrow("take_rows", dense._take_rows, weight, numbers, np.zeros_like(dy))
+    device.check_narrow("add_rows", dense._add_rows, dy, numbers, grad)
+
+
 # nn/pool.py
 
 
@@ -436,6 +474,18 @@ def test_pooling(device: Device, size: int, stride: int, channels: int, dtype: A
     device.check("average_pool_backward", pool._average_pool_backward, dy, size, stride, dx)
 
 
+@each_narrow
+def test_pooling_of_16_bits(device: Device, dtype: Any) -> None:
+    x = np.round(2 * draw((3, 9, 7, 5), np.float32)).astype(dtype)
+    y, dy = np.zeros((3, 4, 3, 5), dtype), draw((3, 4, 3, 5), np.float32, 1).astype(dtype)
+    place, dx = np.zeros(y.shape, np.uint8), np.zeros_like(x)
+    device.check_narrow("max_pool", pool._max_pool, x, 3, 2, y, place)
+    pool._max_pool(x.astype(np.float64), 3, 2, y.astype(np.float64), place)
+    device.check_narrow("max_pool_backward", pool._max_pool_backward, dy, place, 3, 2, dx)
+    device.check_narrow("average_pool", pool._average_pool, x, 3, 2, y)
+    device.check_narrow("average_pool_backward", pool._average_pool_backward, dy, 3, 2, dx)
+
+
 # nn/windows.py
 
 
@@ -453,6 +503,13 @@ def test_windows(
         device.check("add_windows", windows._add_windows, matrix, first, *stride, *size, x)
 
 
+@each_narrow
+def test_windows_of_16_bits(device: Device, dtype: Any) -> None:
+    x, matrix = (draw(shape, np.float32).astype(dtype) for shape in ((3, 8, 9, 5), (3, 6, 7, 45)))
+    device.check_narrow("copy_windows", windows._copy_windows, x, 0, 1, 1, 3, 3, matrix)
+    device.check_narrow("add_windows", windows._add_windows, matrix, 0, 1, 1, 3, 3, x)
+
+
 # nn/dropout.py
 
 
@@ -465,6 +522,12 @@ def test_dropout_is_the_same_bits(device: Device, rows: int, columns: int, dtype
     expected = np.zeros_like(x)
     dropout._drop(x, expected, *words, 1 / 0.7)
     np.testing.assert_array_equal(found, expected)
+
+
+@each_narrow
+def test_dropout_of_16_bits(device: Device, dtype: Any) -> None:
+    x, words = draw((40, 33), np.float32).astype(dtype), [np.uint64(word) for word in (12345, 3, 7, 2**31)]
+    device.check_narrow("drop", dropout._drop, x, np.zeros_like(x), *words, 2.0)
 
 
 # nn/normalize.py
@@ -501,3 +564,20 @@ def test_nan_in_a_row_stays_in_its_row(device: Device) -> None:
     scale = np.ones(40)
     arguments = x, 1e-5, scale, scale, np.zeros_like(x), np.zeros(3), np.zeros_like(x)
     device.check("layer_norm", normalize._layer_norm, *arguments)
+
+
+@each_narrow
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 3), (65, 64), (3, 1030), (2, 9000)])
+def test_normalization_of_16_bits(device: Device, rows: int, columns: int, dtype: Any) -> None:
+    x, dy = ((mean + draw((rows, columns), np.float32, seed)).astype(dtype) for seed, mean in enumerate((3, 0)))
+    center, inverse, scale, shift = (1 + np.abs(draw(columns, np.float32, seed)) for seed in range(2, 6))
+    device.check_narrow("moment_sums", normalize._moment_sums, x, np.zeros(2 * columns + 1))
+    device.check_narrow("normalize", normalize._normalize, x, center, inverse, scale, shift, np.zeros_like(x))
+    sums, means = np.full((2, columns), np.nan), np.random.default_rng(7).standard_normal((2, columns))
+    device.check_narrow("gradient_sums", normalize._gradient_sums, x, center, inverse, dy, sums)
+    device.check_narrow("normalize_backward", normalize._normalize_backward, x, center, inverse, scale, means, dy)
+    normal, of_rows = draw((rows, columns), np.float32, 8).astype(dtype), 1 + np.abs(draw(rows, np.float32, 9))
+    device.check_narrow("layer_norm_backward", normalize._layer_norm_backward, normal, of_rows, scale, dy, sums)
+    if columns > 1:
+        outs = np.zeros_like(x), np.zeros(rows, np.float32), np.zeros_like(x)
+        device.check_narrow("layer_norm", normalize._layer_norm, x, 1e-5, scale, shift, *outs)

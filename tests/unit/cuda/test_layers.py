@@ -12,7 +12,7 @@ from mpitrain import nn, optim
 from mpitrain.cuda import launch
 from mpitrain.data import Resident, loader
 from mpitrain.device import Cpu
-from mpitrain.nn import activation, dense, dropout, loss, normalize, pool, windows
+from mpitrain.nn import dense, dropout, loss, normalize, pool, windows
 from mpitrain.nn.activation import Activation
 from mpitrain.optim import rules
 from tests.unit.gradients import bound
@@ -21,7 +21,6 @@ from .cases import Device
 
 Compare = Callable[[Callable[[], list[np.ndarray]]], None]
 REPLACED = {
-    activation: "relu relu_in_place relu_backward leaky_relu gelu gelu_backward tanh_backward sigmoid sigmoid_backward",
     dense: "take_rows add_rows",
     pool: "max_pool max_pool_2 max_pool_backward average_pool average_pool_backward",
     windows: "copy_windows add_windows",

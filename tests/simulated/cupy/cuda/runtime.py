@@ -4,7 +4,7 @@ import os
 
 from . import current, memory
 
-CUDA_R_32F, CUDA_R_64F, CUDA_R_16BF = 0, 1, 14
+CUDA_R_32F, CUDA_R_64F, CUDA_R_16F, CUDA_R_16BF = 0, 1, 2, 14
 
 
 class CUDARuntimeError(RuntimeError):
