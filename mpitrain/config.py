@@ -59,8 +59,10 @@ class RunConfig:
     gpu_memory_fraction: float | None = _option(
         None, "Of a GPU's memory, the part that a worker may take.  [default: a fair share]", "PART"
     )
-    precision: Literal["float32", "tf32", "bfloat16"] = _option(
-        "float32", "Of a GPU's products of matrices, whose sums stay float32; tf32 and bfloat16 use its tensor cores."
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = _option(
+        "float32",
+        "What a GPU computes with. tf32: matrices are rounded to it for products; bfloat16, float16: activations and "
+        "copies of the parameters have 16 bits. Parameters, gradients and sums stay float32.",
     )
     gpu_transport: Literal["auto", "nccl", "ipc", "cuda-aware", "host"] = _option(
         "auto", "sync: how GPUs' gradients travel between workers; auto: the fastest way, as measured at the start."
@@ -112,6 +114,11 @@ class RunConfig:
         if self.precision != "float32" and (self.dtype != "float32" or self.device == "cpu"):
             other = "--device cpu" if self.device == "cpu" else f"--dtype {self.dtype}"
             raise ConfigError(f"--precision {self.precision} goes with GPUs and float32: leave it or {other} out")
+        if self.precision == "float16" and self.mode != "sync":
+            raise ConfigError(
+                f"--precision float16 scales the loss as all GPUs agree, which goes with --mode sync, and the mode is "
+                f"{self.mode}: give bfloat16 or change --mode"
+            )
         if self.device == "cpu" and not self.soft_placement:
             raise ConfigError("--no-soft-placement insists on GPUs, and --device cpu on none: leave one out")
         if self.histogram_steps and self.tensorboard is False:

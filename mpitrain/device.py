@@ -19,12 +19,17 @@ class Device(Protocol):
         apart: Whether it is a GPU, whose arrays lie in a memory of its own; see ``cuda.gpu.Gpu``.
         xp: The module whose functions take this place's arrays: NumPy, or one that is called like it.
         block_bytes: How much of a convolution's windows is best laid out at a time.
+        narrow: The type that activations have there, if it is one of 16 bits: float16, or uint16, which has the bits
+            of bfloat16. None for that of parameters.
+        kernels: Those that have no form for processors, as functions (see ``cuda.launch``); None on a processor.
     """
 
     name: str
     apart: bool
     xp: Any
     block_bytes: int
+    narrow: np.dtype[Any] | None
+    kernels: Any
 
     def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """The form of an element kernel (see ``kernels``) for this place's arrays: same arguments, same result."""
@@ -45,6 +50,8 @@ class Cpu:
 
     apart: bool = False
     xp: Any = np
+    narrow: np.dtype[Any] | None = None
+    kernels: Any = None
     # A block of windows is written and then read by products. Measured with 1 MiB of L2: below this size the calls
     # show, above it nothing is gained.
     block_bytes: int = 1 << 20

@@ -47,8 +47,9 @@ class Gpu:
         index: Among those that this process may use.
         fraction: Of its memory, the most that this process takes.
         growth: Take memory as it is needed; else all of it at once.
-        precision: ``float32``; or what float32 matrices are rounded to for products on tensor cores, whose sums are
-            float32 all the same: ``tf32`` or ``bfloat16``.
+        precision: ``float32``; ``tf32``, to which float32 matrices are rounded for products; or ``float16`` or
+            ``bfloat16``, which activations have then, and what parameters are rounded to for products. Sums are float32
+            all the same.
 
     Raises:
         DeviceError: The memory cannot be had.
@@ -56,10 +57,12 @@ class Gpu:
 
     apart: bool = True
     xp: Any = cupy
+    kernels: Any = launch
     block_bytes: int = _WINDOW_BYTES
 
     def __init__(self, index: int, fraction: float, growth: bool = True, precision: str = "float32") -> None:
         self.index, self._precision = index, precision
+        self.narrow = _NARROW.get(precision)
         self._device = cupy.cuda.Device(index)
         self.name = f"gpu:{index}"
         with self._device:
@@ -91,20 +94,19 @@ class Gpu:
     def matmul(self, a: Any, b: Any, *, out: Any) -> Array:
         # Row by row, out is what cuBLAS calls out transposed; so it is given b.T @ a.T.
         (m, k), n = a.shape, b.shape[1]
-        kind, compute, scalar = _TYPES[out.dtype.char]
-        of_out = kind
-        if out.dtype == np.float32 and self._precision == "tf32":
+        is_double = out.dtype == np.float64
+        compute = cublas.CUBLAS_COMPUTE_64F if is_double else cublas.CUBLAS_COMPUTE_32F
+        if a.dtype == np.float32 and self._precision == "tf32":
             compute = cublas.CUBLAS_COMPUTE_32F_FAST_TF32
-        elif out.dtype == np.float32 and self._precision == "bfloat16":
-            a, b, kind = _to_bfloat16(a), _to_bfloat16(b), runtime.CUDA_R_16BF
-        one, zero = np.ones(1, scalar), np.zeros(1, scalar)
+        one, zero = (_ONE, _ZERO) if is_double else (_ONE_SINGLE, _ZERO_SINGLE)
         left, left_stride = _as_columns(b)
         right, right_stride = _as_columns(a)
         # fmt: off
         cublas.gemmEx(
             handles.get_cublas_handle(), left, right, n, m, k, one.ctypes.data,
-            b.data.ptr, kind, left_stride, a.data.ptr, kind, right_stride, zero.ctypes.data,
-            out.data.ptr, of_out, _row_stride(out), compute, cublas.CUBLAS_GEMM_DEFAULT,
+            b.data.ptr, _TYPES[b.dtype.char], left_stride, a.data.ptr, _TYPES[a.dtype.char], right_stride,
+            zero.ctypes.data, out.data.ptr, _TYPES[out.dtype.char], _row_stride(out), compute,
+            cublas.CUBLAS_GEMM_DEFAULT,
         )
         # fmt: on
         product: Array = out
@@ -186,21 +188,11 @@ class _Here:
             raise told from error
 
 
-# For each dtype: of the matrices, of the sums, and of the factors in front of them.
-_TYPES = {
-    "f": (runtime.CUDA_R_32F, cublas.CUBLAS_COMPUTE_32F, np.float32),
-    "d": (runtime.CUDA_R_64F, cublas.CUBLAS_COMPUTE_64F, np.float64),
-}
-
-
-def _to_bfloat16(matrix: Any) -> Any:
-    """A copy, stored by rows or columns as the matrix is."""
-    if not _stored_by_rows(matrix):
-        return _to_bfloat16(matrix.T).T
-    rows = cupy.ascontiguousarray(matrix)
-    rounded = cupy.empty(rows.shape, np.uint16)
-    launch.to_bfloat16(rows, rounded)
-    return rounded
+# What cuBLAS calls types of matrices; those of 16 bits are summed in float32. The bits of bfloat16 come as uint16.
+_TYPES = {"f": runtime.CUDA_R_32F, "d": runtime.CUDA_R_64F, "e": runtime.CUDA_R_16F, "H": runtime.CUDA_R_16BF}
+_ONE, _ZERO = np.ones(1), np.zeros(1)  # factors of the product and of what is there, of the type of the sums
+_ONE_SINGLE, _ZERO_SINGLE = np.ones(1, np.float32), np.zeros(1, np.float32)
+_NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}
 
 
 def _as_columns(matrix: Array) -> tuple[int, int]:

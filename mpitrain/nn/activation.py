@@ -13,16 +13,58 @@ from .arguments import within
 from .layer import Context, Layer
 
 
-class ReLU(Layer):
-    """``max(x, 0)``; NaN stays NaN.
+class Activation(Layer):
+    """A function of each element.
 
     Attributes:
+        kind: Which, as kernels are told of it.
+        slope: Where x is not positive; of a leaky ReLU.
+        follows_bias: Whether the layer before applies it, on a device that has a kernel for that. A container sets it.
         in_place: Overwrite ``x``. A container sets it where nobody else reads x.
     """
 
+    mixed = True
+    kind: str
+    slope = 0.0
+    follows_bias = False
     in_place = False
 
     def forward(self, x: Array, ctx: Context) -> Array:
+        kernels = self.device.kernels
+        if kernels is None:
+            return self._activate(x)
+        if self.follows_bias:
+            return x
+        x = self.taken(x, "x")
+        y = x if self.in_place else self.activations("y", x.shape)
+        kernels.activate(x, self.kind, self.slope, y)
+        self._kept = x if self.kind == "gelu" else y
+        return y
+
+    def backward(self, dy: Array) -> Array:
+        kernels = self.device.kernels
+        if kernels is None:
+            return self._differentiate(self.device.xp.ascontiguousarray(dy))
+        if self.follows_bias:
+            return dy
+        dy = self.taken(dy, "dy")
+        kernels.activate_backward(self._kept, self.kind, self.slope, dy)
+        return dy
+
+    def _activate(self, x: Array) -> Array:
+        raise NotImplementedError
+
+    def _differentiate(self, dy: Array) -> Array:
+        """The gradient of x; it may take the place of ``dy``."""
+        raise NotImplementedError
+
+
+class ReLU(Activation):
+    """``max(x, 0)``; NaN stays NaN."""
+
+    kind = "relu"
+
+    def _activate(self, x: Array) -> Array:
         if self.in_place:
             self._y = x
             self.form(_relu_in_place)(x.reshape(-1))
@@ -31,13 +73,12 @@ class ReLU(Layer):
             self.form(_relu)(x.reshape(-1), self._y.reshape(-1))
         return self._y
 
-    def backward(self, dy: Array) -> Array:
-        dy = self.device.xp.ascontiguousarray(dy)
+    def _differentiate(self, dy: Array) -> Array:
         self.form(_relu_backward)(self._y.reshape(-1), dy.reshape(-1))
         return dy
 
 
-class LeakyReLU(Layer):
+class LeakyReLU(Activation):
     """``x`` where it is positive, ``slope * x`` elsewhere.
 
     Args:
@@ -45,65 +86,70 @@ class LeakyReLU(Layer):
         name: Overrides the name that the model would give.
     """
 
+    kind = "leaky_relu"
+
     def __init__(self, slope: float = 0.01, name: str | None = None) -> None:
         super().__init__(name)
         self.slope = within(self, "slope", slope, 0, 1)
 
-    def forward(self, x: Array, ctx: Context) -> Array:
+    def _activate(self, x: Array) -> Array:
         self._x = x
         y = self.buffer("y", x.shape)
         self.form(_leaky_relu)(x.reshape(-1), x.reshape(-1), self.slope, y.reshape(-1))
         return y
 
-    def backward(self, dy: Array) -> Array:
+    def _differentiate(self, dy: Array) -> Array:
         dx = self.buffer("dx", dy.shape)
         self.form(_leaky_relu)(self._x.reshape(-1), dy.reshape(-1), self.slope, dx.reshape(-1))
         return dx
 
 
-class GELU(Layer):
+class GELU(Activation):
     """``x * Phi(x)``, where Phi is the normal distribution function, by erf and not by the tanh formula.
 
     Hendrycks and Gimpel, Gaussian error linear units, arXiv:1606.08415, section 2.
     """
 
-    def forward(self, x: Array, ctx: Context) -> Array:
+    kind = "gelu"
+
+    def _activate(self, x: Array) -> Array:
         self._x, y = x, self.buffer("y", x.shape)
         self._phi = self.buffer("phi", x.shape)
         self.form(_gelu)(x.reshape(-1), self._phi.reshape(-1), y.reshape(-1))
         return y
 
-    def backward(self, dy: Array) -> Array:
-        dy = self.device.xp.ascontiguousarray(dy)
+    def _differentiate(self, dy: Array) -> Array:
         self.form(_gelu_backward)(self._x.reshape(-1), self._phi.reshape(-1), dy.reshape(-1))
         return dy
 
 
-class Tanh(Layer):
+class Tanh(Activation):
     """Hyperbolic tangent."""
 
-    def forward(self, x: Array, ctx: Context) -> Array:
+    kind = "tanh"
+
+    def _activate(self, x: Array) -> Array:
         self._y = self.device.xp.tanh(x, out=self.buffer("y", x.shape))
         return self._y
 
-    def backward(self, dy: Array) -> Array:
-        dy = self.device.xp.ascontiguousarray(dy)
+    def _differentiate(self, dy: Array) -> Array:
         self.form(_tanh_backward)(self._y.reshape(-1), dy.reshape(-1))
         return dy
 
 
-class Sigmoid(Layer):
+class Sigmoid(Activation):
     """``1 / (1 + exp(-x))``, accurate in both tails."""
 
-    def forward(self, x: Array, ctx: Context) -> Array:
+    kind = "sigmoid"
+
+    def _activate(self, x: Array) -> Array:
         self._y = self.device.xp.abs(x, out=self.buffer("y", x.shape))
         self.device.xp.negative(self._y, out=self._y)
         self.device.xp.exp(self._y, out=self._y)
         self.form(_sigmoid)(x.reshape(-1), self._y.reshape(-1))
         return self._y
 
-    def backward(self, dy: Array) -> Array:
-        dy = self.device.xp.ascontiguousarray(dy)
+    def _differentiate(self, dy: Array) -> Array:
         self.form(_sigmoid_backward)(self._y.reshape(-1), dy.reshape(-1))
         return dy
 

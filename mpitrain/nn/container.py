@@ -9,7 +9,8 @@ from typing import Any
 
 from ..errors import JobError
 from ..params import Array, Shape
-from .activation import ReLU
+from .activation import GELU, Activation, LeakyReLU, ReLU, Sigmoid, Tanh
+from .biased import Biased
 from .conv import Conv2D
 from .dense import Dense
 from .layer import Context, Layer, walk
@@ -17,6 +18,9 @@ from .normalize import BatchNorm, LayerNorm
 
 # Layers whose backward does not read what forward returned: what follows may overwrite it.
 FORGETS_OUTPUT = (Dense, Conv2D, BatchNorm, LayerNorm)
+# Not what a user derives from them, which may do anything.
+_BIASED = (Dense, Conv2D)
+_ACTIVATIONS = (ReLU, LeakyReLU, GELU, Tanh, Sigmoid)
 
 
 class Sequential(Layer):
@@ -33,6 +37,7 @@ class Sequential(Layer):
         JobError: No layer, something that is no layer, the same layer or the same name twice.
     """
 
+    mixed = True
     # A model's input needs no gradient; a container that holds this one sets it as its own case is.
     needs_dx = False
 
@@ -54,6 +59,8 @@ class Sequential(Layer):
             layer.needs_dx = needs_dx
             if isinstance(layer, ReLU):
                 layer.in_place = i > 0 and isinstance(self.layers[i - 1], FORGETS_OUTPUT)
+            if i > 0:
+                _join(self.layers[i - 1], layer)
             try:
                 shape = layer.build(shape)
             except JobError as error:
@@ -63,14 +70,15 @@ class Sequential(Layer):
         return shape
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        for layer in self.layers:
-            x = layer.forward(x, ctx)
+        for i, layer in enumerate(self.layers):
+            x = layer.forward(x if layer.mixed else self.widened(x, f"x{i}"), ctx)
         return x
 
     def backward(self, dy: Array) -> Array | None:
         gradient: Any = dy
         for i in range(len(self.layers) - 1, self._first - 1, -1):
-            gradient = self.layers[i].backward(gradient)
+            layer = self.layers[i]
+            gradient = layer.backward(gradient if layer.mixed else self.widened(gradient, f"dy{i}"))
             if self.after_backward is not None:
                 self.after_backward(i)
         return gradient if self.needs_dx else None
@@ -82,6 +90,8 @@ class Residual(Sequential):
     He, Zhang, Ren and Sun, Deep residual learning for image recognition, CVPR 2016, equation 1.
     """
 
+    mixed = True
+
     def build(self, shape: Shape) -> Shape:
         made = super().build(shape)
         if made != shape:
@@ -89,13 +99,30 @@ class Residual(Sequential):
         return shape
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        return self.device.xp.add(x, super().forward(x, ctx), out=self.buffer("y", x.shape))
+        x = self.taken(x, "x")
+        made = self.taken(super().forward(x, ctx), "made")
+        return self._sum(x, made, self.activations("y", x.shape))
 
     def backward(self, dy: Array) -> Array | None:
-        around = self.buffer("dx", dy.shape)
+        dy = self.taken(dy, "dy")
+        around = self.activations("dx", dy.shape)
         around[...] = dy  # before the layers overwrite it
         dx = super().backward(dy)
-        return None if dx is None else self.device.xp.add(around, dx, out=around)
+        return None if dx is None else self._sum(around, self.taken(dx, "slope"), around)
+
+    def _sum(self, a: Array, b: Array, out: Array) -> Array:
+        if self.device.kernels is None:
+            return self.device.xp.add(a, b, out=out)
+        self.device.kernels.add(a, b, out)
+        return out
+
+
+def _join(before: Layer, layer: Layer) -> None:
+    """Have an activation done by the layer before it, where that adds a bias."""
+    if not (isinstance(before, Biased) and isinstance(layer, Activation)):
+        return
+    if type(before) in _BIASED and before.has_bias and type(layer) in _ACTIVATIONS:
+        before.activation, layer.follows_bias = layer, True
 
 
 def _has_params(layer: Layer) -> bool:

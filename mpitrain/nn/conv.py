@@ -8,17 +8,18 @@ from typing import Any
 from ..errors import JobError
 from ..params import Array, Shape
 from .arguments import positive, wrong_shape
+from .biased import Biased
 from .init import he_normal, zeros
 from .layer import Context, Initializer, Layer
 from .windows import Axis, Grid, Padding
 
 
-class Conv2D(Layer):
+class Conv2D(Biased):
     """Cross-correlation of images (height, width, in_channels) with ``filters`` kernels, plus a bias.
 
-    The windows of a few images at a time are laid out as rows of a matrix and multiplied by the weight. The
-    bias is one more row of the weight, and a one at the end of every window. Backward lays the windows out
-    again: that is cheaper than reading them from memory, unless they are smaller than the outputs.
+    The windows of a few images at a time are laid out as rows of a matrix and multiplied by the weight. On a
+    processor the bias is one more row of the weight, and a one at the end of every window. Backward lays the
+    windows out again: that is cheaper than reading them from memory, unless they are smaller than the outputs.
 
     Args:
         in_channels: Channels of an image.
@@ -32,10 +33,9 @@ class Conv2D(Layer):
         name: Overrides the name that the model would give.
     """
 
+    mixed = True
     weight: Array
     weight_grad: Array
-    bias: Array
-    bias_grad: Array
 
     def __init__(
         self,
@@ -74,23 +74,26 @@ class Conv2D(Layer):
         return (rows.windows, columns.windows, self.filters)
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        self._padded = self._pad(x)
-        grid, matrix = self._grid, self._matrix()
-        y = self.buffer("y", (len(x), grid.rows.windows, grid.columns.windows, self.filters))
+        self._padded = self._pad(self.taken(x, "x"))
+        grid = self._grid
+        self._weight = matrix = self._matrix()
+        y = self.activations("y", (len(x), grid.rows.windows, grid.columns.windows, self.filters))
         for images in grid.image_blocks(len(x), self._block):
             for rows in grid.row_blocks(self._block):
                 windows = self._windows(images, rows)
                 self._lay_out(images, rows, windows)
                 self.device.matmul(windows, matrix, out=y[images, rows].reshape(-1, self.filters))
-        return y
+        return self.add_bias(y.reshape(-1, self.filters)).reshape(y.shape) if self._adds_bias else y
 
     def backward(self, dy: Array) -> Array | None:
-        dy = self.device.xp.ascontiguousarray(dy)
+        dy = self.taken(dy, "dy")
         self.weight_grad[...] = 0
-        if self.has_bias:
+        if self._adds_bias:
+            self.add_bias_backward(dy.reshape(-1, self.filters))
+        elif self.has_bias:
             self.bias_grad[...] = 0
         grid = self._grid
-        dx = self.buffer("dx", grid.images_shape(len(dy))) if self.needs_dx else None
+        dx = self.activations("dx", grid.images_shape(len(dy))) if self.needs_dx else None
         for images in grid.image_blocks(len(dy), self._block):
             padded_grad = None if dx is None else self._zeros(images)
             for rows in grid.row_blocks(self._block):
@@ -110,20 +113,20 @@ class Conv2D(Layer):
         self.device.matmul(windows.T, dy, out=grad)
         total = self.weight_grad.reshape(-1, self.filters)
         self.device.xp.add(total, grad[: len(total)], out=total)
-        if self.has_bias:
+        if self._multiplies_bias:
             self.device.xp.add(self.bias_grad, grad[-1], out=self.bias_grad)
 
     def _add_input_gradient(self, windows: Array, dy: Array, rows: slice, padded_grad: Array) -> None:
         """Overwrites ``windows``, which have been used, with their gradient."""
-        weight = self.weight.reshape(-1, self.filters)
+        weight = self._weight[: self._grid.window_size]
         self.device.matmul(dy, weight.T, out=windows[:, : len(weight)])
         self._grid.add(self.form, windows, rows, padded_grad)
 
     def _matrix(self) -> Array:
-        """The weight, shape (window size, filters), and below it the bias."""
+        """The weight, shape (window size, filters), and below it the bias where that is multiplied by ones."""
         weight = self.weight.reshape(-1, self.filters)
-        if not self.has_bias:
-            return weight
+        if not self._multiplies_bias:
+            return self.operand(weight, "weight")
         matrix = self.buffer("matrix", (len(weight) + 1, self.filters))
         matrix[:-1] = weight
         matrix[-1] = self.bias
@@ -133,37 +136,45 @@ class Conv2D(Layer):
         """``x`` with its border of zeros."""
         if not self._grid.is_padded:
             return self.device.xp.ascontiguousarray(x)
-        padded = self.buffer("padded", self._grid.padded_shape(len(x)))
+        padded = self.activations("padded", self._grid.padded_shape(len(x)))
         padded[...] = 0
         self._grid.inside(padded)[...] = x
         return padded
 
     def _zeros(self, images: slice) -> Array:
-        padded_grad = self.buffer("padded_grad", self._grid.padded_shape(images.stop - images.start))
+        padded_grad = self.activations("padded_grad", self._grid.padded_shape(images.stop - images.start))
         padded_grad[...] = 0
         return padded_grad
 
     @property
     def _block(self) -> int:
         """Elements of windows to lay out at a time."""
-        return self.device.block_bytes // self.dtype.itemsize
+        return self.device.block_bytes // (self.narrow or self.dtype).itemsize
+
+    @property
+    def _adds_bias(self) -> bool:
+        return self.has_bias and self.device.kernels is not None
+
+    @property
+    def _multiplies_bias(self) -> bool:
+        return self.has_bias and self.device.kernels is None
 
     @property
     def _keeps_windows(self) -> bool:
         return self._grid.window_size < self.filters
 
     def _windows(self, images: slice, rows: slice) -> Array:
-        """Where a block's windows belong, shape (windows, window size and one for the bias)."""
-        columns = self._grid.window_size + self.has_bias
+        """Where a block's windows belong, shape (windows, window size and one for a bias)."""
+        columns = self._grid.window_size + self._multiplies_bias
         span = self._grid.span(images, rows)
         if not self._keeps_windows:
-            return self.buffer("windows", (span.stop - span.start, columns))
+            return self.activations("windows", (span.stop - span.start, columns))
         all_windows = len(self._padded) * self._grid.rows.windows * self._grid.columns.windows
-        return self.buffer("windows", (all_windows, columns))[span]
+        return self.activations("windows", (all_windows, columns))[span]
 
     def _lay_out(self, images: slice, rows: slice, windows: Array) -> None:
         self._grid.copy(self.form, self._padded[images], rows, windows)
-        if self.has_bias:
+        if self._multiplies_bias:
             windows[:, -1] = 1
 
 

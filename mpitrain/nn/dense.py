@@ -8,11 +8,12 @@ from ..errors import JobError
 from ..kernels import kernel
 from ..params import Array, Shape
 from .arguments import positive, wrong_shape
+from .biased import Biased
 from .init import glorot_uniform, truncated_normal, zeros
 from .layer import Context, Initializer, Layer
 
 
-class Dense(Layer):
+class Dense(Biased):
     """``y = x @ weight + bias`` for examples of shape (in_features,).
 
     Args:
@@ -23,10 +24,9 @@ class Dense(Layer):
         name: Overrides the name that the model would give.
     """
 
+    mixed = True
     weight: Array
     weight_grad: Array
-    bias: Array
-    bias_grad: Array
 
     def __init__(
         self,
@@ -52,20 +52,20 @@ class Dense(Layer):
         return (self.out_features,)
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        self._x = x
-        y = self.buffer("y", (len(x), self.out_features))
-        self.device.matmul(x, self.weight, out=y)
-        if self.has_bias:
-            self.device.xp.add(y, self.bias, out=y)
-        return y
+        self._x = x = self.taken(x, "x")
+        self._weight = self.operand(self.weight, "weight")
+        y = self.activations("y", (len(x), self.out_features))
+        self.device.matmul(x, self._weight, out=y)
+        return self.add_bias(y) if self.has_bias else y
 
     def backward(self, dy: Array) -> Array | None:
-        self.device.matmul(self._x.T, dy, out=self.weight_grad)
+        dy = self.taken(dy, "dy")
         if self.has_bias:
-            self.device.xp.add.reduce(dy, axis=0, out=self.bias_grad)
+            dy = self.add_bias_backward(dy)
+        self.device.matmul(self._x.T, dy, out=self.weight_grad)
         if not self.needs_dx:
             return None
-        return self.device.matmul(dy, self.weight.T, out=self.buffer("dx", self._x.shape))
+        return self.device.matmul(dy, self._weight.T, out=self.activations("dx", self._x.shape))
 
 
 class Embedding(Layer):
@@ -82,6 +82,7 @@ class Embedding(Layer):
 
     weight: Array
     weight_grad: Array
+    mixed = True
     needs_dx = False  # integers have no gradient
 
     def __init__(
@@ -104,11 +105,12 @@ class Embedding(Layer):
 
     def forward(self, x: Array, ctx: Context) -> Array:
         self._x = x
-        y = self.buffer("y", (*x.shape, self.features))
+        y = self.activations("y", (*x.shape, self.features))
         self.form(_take_rows)(self.weight, x.reshape(-1), y.reshape(-1, self.features))
         return y
 
     def backward(self, dy: Array) -> None:
+        dy = self.taken(dy, "dy")
         self.form(_add_rows)(dy.reshape(-1, self.features), self._x.reshape(-1), self.weight_grad)
 
 

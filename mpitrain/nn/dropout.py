@@ -28,6 +28,8 @@ class Dropout(Layer):
         name: Overrides the name that the model would give.
     """
 
+    mixed = True
+
     def __init__(self, rate: float, name: str | None = None) -> None:
         super().__init__(name)
         self.rate = within(self, "rate", rate, 0, 1)
@@ -37,14 +39,16 @@ class Dropout(Layer):
         self._ctx = ctx
         if not self._drops(ctx):
             return x
-        y = self.buffer("y", x.shape)
+        x = self.taken(x, "x")
+        y = self.activations("y", x.shape)
         self._mask(x, y)
         return y
 
     def backward(self, dy: Array) -> Array:
         if not self._drops(self._ctx):
             return dy
-        dx = self.buffer("dx", dy.shape)  # and not dy itself, with which the loop would not vectorize
+        dy = self.taken(dy, "dy")
+        dx = self.activations("dx", dy.shape)  # and not dy itself, with which the loop would not vectorize
         self._mask(dy, dx)
         return dx
 

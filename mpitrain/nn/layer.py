@@ -57,12 +57,17 @@ class Layer:
     Arrays returned by ``forward`` and ``backward`` may be buffers that the next call overwrites. A layer may
     overwrite the ``dy`` it is given, but not ``x``.
 
+    A subclass may say ``mixed = True``: then ``x`` and ``dy`` can be of 16 bits or of the parameters' type, ``taken``
+    gives them in the one that is right, and it returns arrays that ``activations`` makes.
+
     A subclass whose ``forward`` and ``backward`` ask the same of a GPU in every training step, but for values in
     arrays, may say ``static = True``: a model all of whose layers do is recorded as CUDA graphs and replayed. Layers of
     ``mpitrain.nn`` are static.
     """
 
     device: Device = CPU  # where its arrays are; see ``place``
+    mixed = False  # whether it may be given activations and gradients of 16 bits, and returns them; see ``place``
+    narrow: np.dtype[Any] | None = None  # the type that it returns them in, where that is not the parameters'
     output_shape: Shape = ()  # of one example; of a whole model, once it is laid out
     needs_dx = True  # set False by the model where nothing before this layer has parameters
 
@@ -72,6 +77,11 @@ class Layer:
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
         self.index = 0  # place in the model: keeps the random numbers of two layers apart
         self._buffers: dict[tuple[str, Shape], Array] = {}
+
+    def __init_subclass__(cls) -> None:
+        """A class that overrides what one for activations of 16 bits does need not be for them."""
+        if not {"forward", "backward", "mixed"}.isdisjoint(vars(cls)):
+            cls.mixed = vars(cls).get("mixed", False)
 
     def build(self, shape: Shape) -> Shape:
         """Declare parameters for inputs of ``shape`` (of one example); return the output's shape.
@@ -103,6 +113,30 @@ class Layer:
     def declare(self, name: str, shape: Shape, init: Initializer, kind: Kind = "param") -> None:
         """Ask for a parameter; to be called in ``build``."""
         self.declared[name] = Declared(shape, init, kind)
+
+    def taken(self, array: Array, tag: str) -> Array:
+        """Activations or their gradients, C-contiguous, in the type that this layer's have."""
+        array = self.device.xp.ascontiguousarray(array)
+        return array if self.narrow is None or array.dtype == self.narrow else self._cast(array, tag, self.narrow)
+
+    def widened(self, array: Array, tag: str) -> Array:
+        """Activations or their gradients in the type of parameters."""
+        if self.narrow is None or array.dtype == self.dtype:
+            return array
+        return self._cast(self.device.xp.ascontiguousarray(array), tag, self.dtype)
+
+    def operand(self, parameter: Array, tag: str) -> Array:
+        """A parameter as it takes part in products: rounded to the type of activations. To be called in ``forward``."""
+        return parameter if self.narrow is None else self._cast(parameter, tag, self.narrow)
+
+    def activations(self, tag: str, shape: Shape) -> Array:
+        """A ``buffer`` of the type that this layer's activations have."""
+        return self.buffer(tag, shape, self.narrow)
+
+    def _cast(self, array: Array, tag: str, dtype: Any) -> Array:
+        out = self.buffer(tag, array.shape, dtype)
+        self.device.kernels.cast(array, out)
+        return out
 
     def buffer(self, tag: str, shape: Shape, dtype: Any = None) -> Array:
         """Uninitialized memory kept for this layer, the same at every call with this tag and shape.
@@ -140,9 +174,19 @@ def layout_of(model: Layer, shape: Shape, dtype: Any) -> Layout:
 
 
 def place(model: Layer, device: Device) -> None:
-    """Have a model compute on ``device``; before its first forward pass."""
-    for _, layer in walk(model):
-        layer.device = device
+    """Have a model compute on ``device``; before its first forward pass.
+
+    Where activations have 16 bits, layers that are not ``mixed`` are given those of the parameters' type all the same,
+    and so are all layers within them.
+    """
+    _place(model, device, device.narrow)
+
+
+def _place(layer: Layer, device: Device, narrow: np.dtype[Any] | None) -> None:
+    layer.device = device
+    layer.narrow = narrow if layer.mixed else None
+    for _, child in layer.children():
+        _place(child, device, layer.narrow)
 
 
 def bind(model: Layer, layout: Layout, params: Array, grads: Array) -> None:

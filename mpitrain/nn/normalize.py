@@ -30,6 +30,7 @@ class BatchNorm(Layer):
         name: Overrides the name that the model would give.
     """
 
+    mixed = True
     scale: Array
     scale_grad: Array
     shift: Array
@@ -63,6 +64,7 @@ class BatchNorm(Layer):
         return shape
 
     def forward(self, x: Array, ctx: Context) -> Array:
+        x = self.taken(x, "x")
         self._ctx, self._x = ctx, x.reshape(-1, self.features)
         self._center, self._inverse = (
             self.buffer("center", self.mean.shape),
@@ -73,12 +75,12 @@ class BatchNorm(Layer):
         else:
             self._center[...] = self.mean
             self._inverse[...] = 1 / self.device.xp.sqrt(self.variance + self.eps)
-        y = self.buffer("y", x.shape)
+        y = self.activations("y", x.shape)
         self.form(_normalize)(self._x, self._center, self._inverse, self.scale, self.shift, y.reshape(self._x.shape))
         return y
 
     def backward(self, dy: Array) -> Array | None:
-        dy = self.device.xp.ascontiguousarray(dy)
+        dy = self.taken(dy, "dy")
         rows = dy.reshape(self._x.shape)
         sums = self.buffer("grad_sums", (2, self.features), np.float64)
         self.form(_gradient_sums)(self._x, self._center, self._inverse, rows, sums)
@@ -125,6 +127,7 @@ class LayerNorm(Layer):
         name: Overrides the name that the model would give.
     """
 
+    mixed = True
     scale: Array
     scale_grad: Array
     shift: Array
@@ -142,9 +145,9 @@ class LayerNorm(Layer):
         return shape
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        rows = x.reshape(-1, self.features)
-        y = self.buffer("y", x.shape)
-        self._normal = self.buffer("normal", rows.shape)
+        rows = self.taken(x, "x").reshape(-1, self.features)
+        y = self.activations("y", x.shape)
+        self._normal = self.activations("normal", rows.shape)
         self._inverse = self.buffer("inverse", rows.shape[:1])
         self.form(_layer_norm)(
             rows, self.eps, self.scale, self.shift, self._normal, self._inverse, y.reshape(rows.shape)
@@ -152,7 +155,7 @@ class LayerNorm(Layer):
         return y
 
     def backward(self, dy: Array) -> Array | None:
-        dy = self.device.xp.ascontiguousarray(dy)
+        dy = self.taken(dy, "dy")
         sums = self.buffer("grad_sums", (2, self.features), np.float64)
         self.form(_layer_norm_backward)(self._normal, self._inverse, self.scale, dy.reshape(self._normal.shape), sums)
         self.shift_grad[...], self.scale_grad[...] = sums

@@ -45,14 +45,17 @@ class MaxPool(_Pool):
         name: Overrides the name that the model would give.
     """
 
+    mixed = True
+
     def __init__(self, size: int, stride: int | None = None, name: str | None = None) -> None:
         super().__init__(size, stride, name)
         if self.size > 16:
             raise JobError(f"MaxPool: size is {size}; give at most 16")
 
     def forward(self, x: Array, ctx: Context) -> Array:
+        x = self.taken(x, "x")
         self._shape = x.shape
-        y = self.buffer("y", (len(x), *self._output))
+        y = self.activations("y", (len(x), *self._output))
         self._place = self.buffer("place", y.shape, np.uint8)
         if self.size == 2:
             self.form(_max_pool_2)(x, self.stride, y, self._place)
@@ -63,7 +66,8 @@ class MaxPool(_Pool):
     def backward(self, dy: Array) -> Array | None:
         if not self.needs_dx:
             return None
-        dx = self.buffer("dx", self._shape)
+        dy = self.taken(dy, "dy")
+        dx = self.activations("dx", self._shape)
         self.form(_max_pool_backward)(dy, self._place, self.size, self.stride, dx)
         return dx
 
@@ -77,16 +81,20 @@ class AveragePool(_Pool):
         name: Overrides the name that the model would give.
     """
 
+    mixed = True
+
     def forward(self, x: Array, ctx: Context) -> Array:
+        x = self.taken(x, "x")
         self._shape = x.shape
-        y = self.buffer("y", (len(x), *self._output))
+        y = self.activations("y", (len(x), *self._output))
         self.form(_average_pool)(x, self.size, self.stride, y)
         return y
 
     def backward(self, dy: Array) -> Array | None:
         if not self.needs_dx:
             return None
-        dx = self.buffer("dx", self._shape)
+        dy = self.taken(dy, "dy")
+        dx = self.activations("dx", self._shape)
         self.form(_average_pool_backward)(dy, self.size, self.stride, dx)
         return dx
 

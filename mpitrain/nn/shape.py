@@ -12,6 +12,8 @@ from .layer import Context, Layer
 class Flatten(Layer):
     """An example of any shape as one axis."""
 
+    mixed = True
+
     def build(self, shape: Shape) -> Shape:
         return (math.prod(shape),)
 
@@ -30,6 +32,8 @@ class Reshape(Layer):
         *shape: Shape of one output example.
         name: Overrides the name that the model would give.
     """
+
+    mixed = True
 
     def __init__(self, *shape: int, name: str | None = None) -> None:
         super().__init__(name)

@@ -67,8 +67,8 @@ def test_gpus_agree_with_processors(
     assert_close(there, here, 1e-9)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 3e-2), ("bfloat16", 0.2)])
-def test_products_of_lower_precision_come_close(
+@pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 3e-2), ("bfloat16", 0.2), ("float16", 3e-2)])
+def test_runs_of_lower_precision_come_close(
     openmpi: Mpi, simulated: dict[str, str], precision: str, tolerance: float, tmp_path: Path
 ) -> None:
     flags = ("--dtype", "float32", "--optimizer", "momentum", "--train-steps", "10", "--no-normalize")

@@ -1,75 +1,162 @@
-// Functions of each element: the CUDA form of the kernels in nn/activation.py. Each reads and writes memory once.
+// Functions of each element, and what follows a product: its bias and such a function, in one pass; and back.
+//
+// A bias and its gradient are of the type that values are computed with.
 
 #include "common.cuh"
 
-// Compared with "not greater than zero" in mind: NaN is neither, and stays.
-template <typename T>
-__device__ void relu(long long n, const T* x, T* y) {
-    map(n, [](T value) { return value <= 0 ? T(0) : value; }, y, x);
-}
+// As launch/activation.py counts them.
+enum Activation { kNone, kRelu, kLeakyRelu, kGelu, kTanh, kSigmoid };
 
-template <typename T>
-__device__ void relu_backward(long long n, const T* y, T* dy) {
-    map(n, [](T value, T gradient) { return value <= 0 ? T(0) : gradient; }, dy, y, dy);
-}
-
-template <typename T>
-__device__ void leaky_relu(long long n, const T* x, const T* values, T slope, T* out) {
-    map(n, [slope](T side, T value) { return side <= 0 ? slope * value : value; }, out, x, values);
-}
-
-template <typename T>
-__device__ T normal_distribution(T x) {
-    const T root = T(0.70710678118654752440);
+template <typename R>
+__device__ __forceinline__ R normal_distribution(R x) {
+    const R root = R(0.70710678118654752440);
     // erfc and not 1 + erf, which would cancel in the left tail.
-    return x < 0 ? T(0.5) * erfc(-x * root) : T(0.5) * (T(1) + erf(x * root));
+    return x < 0 ? R(0.5) * erfc(-x * root) : R(0.5) * (R(1) + erf(x * root));
+}
+
+template <typename R>
+__device__ __forceinline__ R logistic(R x) {
+    const R tail = exp(-fabs(x));  // of the two exponentials, the one that cannot overflow
+    return (x < 0 ? tail : R(1)) / (R(1) + tail);
+}
+
+template <typename R, int N>
+__device__ __forceinline__ Pack<R, N> activated(const Pack<R, N>& z, int kind, R slope) {
+    switch (kind) {  // NaN is not "not greater than zero", and stays
+        case kRelu: return map_pack([](R value) { return value <= 0 ? R(0) : value; }, z);
+        case kLeakyRelu: return map_pack([slope](R value) { return value <= 0 ? slope * value : value; }, z);
+        case kGelu: return map_pack([](R value) { return value * normal_distribution(value); }, z);
+        case kTanh: return map_pack([](R value) { return tanh(value); }, z);
+        case kSigmoid: return map_pack(logistic<R>, z);
+        default: return z;
+    }
+}
+
+// dy times the derivative, which is known from what was returned; for GELU from what it was given.
+template <typename R, int N>
+__device__ __forceinline__ Pack<R, N> sloped(const Pack<R, N>& kept, const Pack<R, N>& dy, int kind, R slope) {
+    switch (kind) {
+        case kRelu: return map_pack([](R y, R gradient) { return y <= 0 ? R(0) : gradient; }, kept, dy);
+        case kLeakyRelu:
+            return map_pack([slope](R y, R gradient) { return y <= 0 ? slope * gradient : gradient; }, kept, dy);
+        case kGelu: {
+            const R peak = R(0.39894228040143267794);
+            auto derivative = [peak](R z, R gradient) {
+                return gradient * (normal_distribution(z) + z * peak * exp(R(-0.5) * z * z));
+            };
+            return map_pack(derivative, kept, dy);
+        }
+        case kTanh: return map_pack([](R y, R gradient) { return gradient * (R(1) - y * y); }, kept, dy);
+        case kSigmoid: return map_pack([](R y, R gradient) { return gradient * (y * (R(1) - y)); }, kept, dy);
+        default: return dy;
+    }
 }
 
 template <typename T>
-__device__ void gelu(long long n, const T* x, T* phi, T* y) {
-    const bool aligned = is_aligned<kPack<T>>(x) && is_aligned<kPack<T>>(phi) && is_aligned<kPack<T>>(y);
-    each_pack<kPack<T>>(n, aligned, [=](auto size, long long i) {
-        const auto values = load<size.value>(x + i);
-        const auto shares = map_pack(normal_distribution<T>, values);
-        store(phi + i, shares);
-        store(y + i, map_pack([](T value, T share) { return value * share; }, values, shares));
+__device__ void add(const T* a, const T* b, long long n, T* sum) {
+    map(n, Sum::of<Real<T>>, sum, a, b);
+}
+
+// y = the activation of x; they may be one array.
+template <typename T>
+__device__ void activate(const T* x, int kind, Real<T> slope, long long n, T* y) {
+    constexpr int N = kPack<T>;
+    each_pack<N>(n, is_aligned<N>(x) && is_aligned<N>(y), [=](auto size, long long i) {
+        store(y + i, activated(load<decltype(size)::value>(x + i), kind, slope));
     });
 }
 
 template <typename T>
-__device__ void gelu_backward(long long n, const T* x, const T* phi, T* dy) {
-    const T peak = T(0.39894228040143267794);
-    auto derivative = [peak](T value, T share, T gradient) {
-        return gradient * (share + value * peak * exp(T(-0.5) * value * value));
-    };
-    map(n, derivative, dy, x, phi, dy);
+__device__ void activate_backward(const T* kept, int kind, Real<T> slope, long long n, T* dy) {
+    constexpr int N = kPack<T>;
+    each_pack<N>(n, is_aligned<N>(kept) && is_aligned<N>(dy), [=](auto size, long long i) {
+        constexpr int width = decltype(size)::value;
+        store(dy + i, sloped(load<width>(kept + i), load<width>(dy + i), kind, slope));
+    });
 }
 
+// y = the activation of product + bias, which is left in the product's place too where that is elsewhere.
 template <typename T>
-__device__ void tanh_backward(long long n, const T* y, T* dy) {
-    map(n, [](T value, T gradient) { return gradient * (T(1) - value * value); }, dy, y, dy);
+__device__ void add_bias(T* product, const Real<T>* bias, int kind, Real<T> slope, long long n, int columns, T* y) {
+    constexpr int N = kPack<T>;
+    const bool aligned = is_aligned<N>(product) && is_aligned<N>(y);
+    const bool together = columns % N == 0 && is_aligned<N>(bias);
+    each_pack<N>(n, aligned, [=](auto size, long long i) {
+        constexpr int width = decltype(size)::value;  // NVRTC takes no size.value in the functions within
+        const auto biases = around<width>(bias, column_of(i, columns), columns, together);
+        const auto z = map_pack(Sum::of<Real<T>>, load<width>(product + i), biases);
+        if (y != product) store(product + i, z);
+        store(y + i, activated(z, kind, slope));
+    });
 }
 
-// y holds exp(-abs(x)) and becomes the sigmoid of x.
+// A thread has N neighbouring columns; a block blockDim.x such threads side by side, on blockDim.y rows at a time.
+// parts[blockIdx.y] = the columns' sums of what dy becomes over this block's rows.
 template <typename T>
-__device__ void sigmoid(long long n, const T* x, T* y) {
-    map(n, [](T value, T tail) { return (value < 0 ? tail : T(1)) / (T(1) + tail); }, y, x, y);
-}
-
-template <typename T>
-__device__ void sigmoid_backward(long long n, const T* y, T* dy) {
-    map(n, [](T value, T gradient) { return gradient * (value * (T(1) - value)); }, dy, y, dy);
+__device__ void add_bias_backward(const T* kept, int kind, Real<T> slope, long long rows, int columns, T* dy,
+                                  double* parts) {
+    typedef Real<T> R;
+    constexpr int N = kPack<T>;
+    __shared__ Pack<double, N> sums[256];
+    const int first = (blockIdx.x * blockDim.x + threadIdx.x) * N;
+    const bool together = columns % N == 0 && is_aligned<N>(dy) && is_aligned<N>(kept);
+    Pack<double, N> total = {};
+    if (first < columns) {
+        for (long long row = blockIdx.y * (long long)blockDim.y + threadIdx.y; row < rows;
+             row += gridDim.y * (long long)blockDim.y) {
+            const long long i = row * columns + first;
+            Pack<R, N> slopes = {}, values = {};
+            if (together) {
+                slopes = load<N>(dy + i);
+                if (kind != kNone) values = load<N>(kept + i);
+            } else {
+#pragma unroll
+                for (int j = 0; j < N; ++j) {
+                    if (first + j >= columns) continue;
+                    slopes[j] = dy[i + j];
+                    if (kind != kNone) values[j] = kept[i + j];
+                }
+            }
+            slopes = sloped(values, slopes, kind, slope);
+            if (kind != kNone && together) {
+                store(dy + i, slopes);
+            } else if (kind != kNone) {
+#pragma unroll
+                for (int j = 0; j < N; ++j)
+                    if (first + j < columns) dy[i + j] = slopes[j];
+            }
+#pragma unroll
+            for (int j = 0; j < N; ++j) total[j] += slopes[j];
+        }
+    }
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    sums[thread] = total;
+    for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.y < half)
+#pragma unroll
+            for (int j = 0; j < N; ++j) sums[thread][j] += sums[thread + half * blockDim.x][j];
+    }
+    if (threadIdx.y > 0) return;
+#pragma unroll
+    for (int j = 0; j < N; ++j)
+        if (first + j < columns) parts[blockIdx.y * (long long)columns + first + j] = sums[thread][j];
 }
 
 #define INSTANCE(T)                                                                                              \
-    KERNEL relu_##T(long long n, const T* x, T* y) { relu(n, x, y); }                                            \
-    KERNEL relu_backward_##T(long long n, const T* y, T* dy) { relu_backward(n, y, dy); }                        \
-    KERNEL leaky_relu_##T(long long n, const T* x, const T* values, T slope, T* out) {                           \
-        leaky_relu(n, x, values, slope, out);                                                                    \
+    KERNEL activate_##T(const T* x, int kind, Real<T> slope, long long n, T* y) {                                \
+        activate(x, kind, slope, n, y);                                                                          \
     }                                                                                                            \
-    KERNEL gelu_##T(long long n, const T* x, T* phi, T* y) { gelu(n, x, phi, y); }                               \
-    KERNEL gelu_backward_##T(long long n, const T* x, const T* phi, T* dy) { gelu_backward(n, x, phi, dy); }     \
-    KERNEL tanh_backward_##T(long long n, const T* y, T* dy) { tanh_backward(n, y, dy); }                        \
-    KERNEL sigmoid_##T(long long n, const T* x, T* y) { sigmoid(n, x, y); }                                      \
-    KERNEL sigmoid_backward_##T(long long n, const T* y, T* dy) { sigmoid_backward(n, y, dy); }
-FOR_REALS(INSTANCE)
+    KERNEL activate_backward_##T(const T* kept, int kind, Real<T> slope, long long n, T* dy) {                   \
+        activate_backward(kept, kind, slope, n, dy);                                                             \
+    }                                                                                                            \
+    KERNEL add_##T(const T* a, const T* b, long long n, T* sum) { add(a, b, n, sum); }                           \
+    KERNEL add_bias_##T(T* product, const Real<T>* bias, int kind, Real<T> slope, long long n, int columns,      \
+                           T* y) {                                                                               \
+        add_bias(product, bias, kind, slope, n, columns, y);                                                     \
+    }                                                                                                            \
+    KERNEL add_bias_backward_##T(const T* kept, int kind, Real<T> slope, long long rows, int columns, T* dy,     \
+                                 double* parts) {                                                                \
+        add_bias_backward(kept, kind, slope, rows, columns, dy, parts);                                          \
+    }
+FOR_STORED(INSTANCE)

@@ -1,22 +1,17 @@
-// Narrower types for products on tensor cores.
+// From the type of parameters to those of 16 bits, and back.
 
 #include "common.cuh"
 
-// The upper half of a float, rounded to the nearest, of two to the even one; NaN stays NaN, what is too large is infinite.
-__device__ __forceinline__ unsigned short bfloat16(float value) {
-    const unsigned bits = __float_as_uint(value), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
-    const unsigned rounded = (magnitude + 0x7fffu + (magnitude >> 16 & 1u)) >> 16;
-    return (unsigned short)(sign | (magnitude > 0x7f800000u ? 0x7fc0u : rounded));
+template <typename S, typename T>
+__device__ void cast(long long n, const S* x, T* y) {
+    constexpr int N = 8;
+    const bool aligned = is_aligned<N>(x) && is_aligned<N>(y);
+    each_pack<N>(n, aligned, [=](auto size, long long i) { store(y + i, load<decltype(size)::value>(x + i)); });
 }
 
-KERNEL to_bfloat16(long long n, const float* x, unsigned short* y) {
-    constexpr int kFloats = kPack<float>;
-    const bool aligned = is_aligned<kFloats>(x) && is_aligned<kFloats>(y);
-    each_pack<kFloats>(n, aligned, [=](auto size, long long i) {
-        const auto values = load<size.value>(x + i);
-        Pack<unsigned short, size.value> halves;
-#pragma unroll
-        for (int j = 0; j < size.value; ++j) halves[j] = bfloat16(values[j]);
-        *reinterpret_cast<Pack<unsigned short, size.value>*>(y + i) = halves;
-    });
-}
+#define INSTANCE(S, T) \
+    KERNEL cast_##S##_##T(long long n, const S* x, T* y) { cast(n, x, y); }
+INSTANCE(float, Float16)
+INSTANCE(float, Bfloat16)
+INSTANCE(Float16, float)
+INSTANCE(Bfloat16, float)

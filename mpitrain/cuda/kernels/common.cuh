@@ -4,12 +4,74 @@
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(256, 3)
 #define FOR_REALS(INSTANCE) INSTANCE(float) INSTANCE(double)
+#define FOR_STORED(INSTANCE) FOR_REALS(INSTANCE) INSTANCE(Float16) INSTANCE(Bfloat16)
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 __device__ __forceinline__ long long thread_number() { return blockIdx.x * (long long)blockDim.x + threadIdx.x; }
 __device__ __forceinline__ long long thread_count() { return gridDim.x * (long long)blockDim.x; }
+
+// Conversions to 16 bits round to the nearest, of two to the even one; NaN stays NaN. They are written out, for NVRTC
+// finds no header; tests have their own.
+#ifndef EMULATED
+__device__ __forceinline__ float from_float16(unsigned short bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+__device__ __forceinline__ unsigned short to_float16(float value) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+#endif
+
+__device__ __forceinline__ float from_bfloat16(unsigned short bits) { return __uint_as_float((unsigned)bits << 16); }
+
+__device__ __forceinline__ unsigned short to_bfloat16(float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    unsigned short bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+#else
+    const unsigned bits = __float_as_uint(value), magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
+    const unsigned rounded = (magnitude + 0x7fffu + (magnitude >> 16 & 1u)) >> 16;
+    return (unsigned short)(sign | (magnitude > 0x7f800000u ? 0x7fc0u : rounded));
+#endif
+}
+
+// What activations are stored as where they have 16 bits. Arithmetic is that of float.
+struct Float16 {
+    unsigned short bits;
+    Float16() = default;
+    __device__ __forceinline__ Float16(float value) : bits(to_float16(value)) {}
+    __device__ __forceinline__ operator float() const { return from_float16(bits); }
+};
+
+struct Bfloat16 {
+    unsigned short bits;
+    Bfloat16() = default;
+    __device__ __forceinline__ Bfloat16(float value) : bits(to_bfloat16(value)) {}
+    __device__ __forceinline__ operator float() const { return from_bfloat16(bits); }
+};
+
+// The type that values stored as T are computed with; parameters and their gradients have it too.
+template <typename T>
+struct Computed {
+    typedef T type;
+};
+template <>
+struct Computed<Float16> {
+    typedef float type;
+};
+template <>
+struct Computed<Bfloat16> {
+    typedef float type;
+};
+template <typename T>
+using Real = typename Computed<T>::type;
 
 // N values that lie together, and that one instruction moves.
 template <typename T, int N>
@@ -33,17 +95,39 @@ __device__ __forceinline__ bool is_aligned(const T* place) {
 }
 
 template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> load(const T* place) {
-    return *reinterpret_cast<const Pack<T, N>*>(place);
+__device__ __forceinline__ Pack<Real<T>, N> load(const T* place) {
+    if constexpr (sizeof(Real<T>) == sizeof(T)) {
+        return *reinterpret_cast<const Pack<T, N>*>(place);
+    } else {
+        const Pack<T, N> stored = *reinterpret_cast<const Pack<T, N>*>(place);
+        Pack<Real<T>, N> values;
+#pragma unroll
+        for (int j = 0; j < N; ++j) values[j] = stored[j];
+        return values;
+    }
+}
+
+// Two values as they are stored together, the first in the lower bits.
+template <typename T>
+__device__ __forceinline__ unsigned two(float first, float second) {
+    return T(first).bits | (unsigned)T(second).bits << 16;
 }
 
 // Said to be of 16 bytes: nvcc 13.5 makes of a pack's assignment, in some kernels, a store for each value.
 template <typename T, int N>
-__device__ __forceinline__ void store(T* place, const Pack<T, N>& pack) {
+__device__ __forceinline__ void store(T* place, const Pack<Real<T>, N>& pack) {
     if constexpr (N == 1) {
         *place = pack[0];
+    } else if constexpr (sizeof(T) == 2) {
+#pragma unroll
+        for (int j = 0; j < N; j += 8)
+            __stwb(reinterpret_cast<uint4*>(place + j),
+                   uint4{two<T>(pack[j], pack[j + 1]), two<T>(pack[j + 2], pack[j + 3]),
+                         two<T>(pack[j + 4], pack[j + 5]), two<T>(pack[j + 6], pack[j + 7])});
     } else if constexpr (sizeof(T) == 4) {
-        __stwb(reinterpret_cast<float4*>(place), float4{pack[0], pack[1], pack[2], pack[3]});
+#pragma unroll
+        for (int j = 0; j < N; j += 4)
+            __stwb(reinterpret_cast<float4*>(place + j), float4{pack[j], pack[j + 1], pack[j + 2], pack[j + 3]});
     } else {
 #pragma unroll
         for (int j = 0; j < N; j += 2) __stwb(reinterpret_cast<double2*>(place + j), double2{pack[j], pack[j + 1]});
@@ -84,6 +168,25 @@ __device__ __forceinline__ void map(long long n, F f, T* out, const Inputs*... i
     each_pack<kPack<T>>(n, aligned, [=](auto size, long long i) {
         store(out + i, map_pack(f, load<size.value>(in + i)...));
     });
+}
+
+// values[column], values[column + 1], ...; after the last comes the first again. In one load where no pack reaches
+// beyond the last, as ``together`` says.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> around(const T* values, int column, int columns, bool together) {
+    if (together) return load<N>(values + column);
+    Pack<T, N> pack;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+        pack[j] = values[column];
+        column = column + 1 == columns ? 0 : column + 1;
+    }
+    return pack;
+}
+
+// i % columns; a division of 64 bits takes several times as long as one of 32.
+__device__ __forceinline__ int column_of(long long i, int columns) {
+    return i < 1LL << 32 ? (int)((unsigned)i % (unsigned)columns) : (int)(i % columns);
 }
 
 // f(row, column) for all of a matrix, by rows of 32 threads: the lanes of a warp have neighbouring columns.

@@ -17,19 +17,19 @@ __device__ __forceinline__ Bits mix(Bits z) {
 // for it changes from step to step, and a captured step's arguments do not.
 template <typename T>
 __device__ void drop(const T* x, T* y, long long rows, int columns, Bits seed, Bits layer, const Bits* position,
-                     Bits below, T scale) {
+                     Bits below, Real<T> scale) {
     const Bits stream = mix(mix(seed + kGamma) + layer + kGamma) + *position;
     each_cell(rows, columns, [=](long long row, int column) {
         const Bits start = mix(stream + (Bits)row + kGamma);
         const Bits bits = mix(start + (Bits)(column + 1) * kGamma) >> 32;
         const long long i = row * columns + column;
-        y[i] = bits < below ? x[i] * scale : T(0);
+        y[i] = bits < below ? x[i] * scale : Real<T>(0);
     });
 }
 
 #define INSTANCE(T)                                                                                              \
     KERNEL drop_##T(const T* x, T* y, long long rows, int columns, Bits seed, Bits layer, const Bits* position,  \
-                    Bits below, T scale) {                                                                       \
+                    Bits below, Real<T> scale) {                                                                 \
         drop(x, y, rows, columns, seed, layer, position, below, scale);                                          \
     }
-FOR_REALS(INSTANCE)
+FOR_STORED(INSTANCE)

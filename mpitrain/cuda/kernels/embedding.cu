@@ -9,11 +9,11 @@ __device__ __forceinline__ long long named_row(const void* numbers, int kind, lo
 }
 
 template <typename T>
-__device__ void take_rows(const T* weight, const void* numbers, int kind, long long count, long long vocabulary,
+__device__ void take_rows(const Real<T>* weight, const void* numbers, int kind, long long count, long long vocabulary,
                           int features, T* y) {
     each_cell(count, features, [=](long long i, int j) {
         const long long row = named_row(numbers, kind, i, vocabulary);
-        y[i * features + j] = row < 0 ? T(nan("")) : weight[row * features + j];
+        y[i * features + j] = row < 0 ? Real<T>(nan("")) : weight[row * features + j];
     });
 }
 
@@ -21,12 +21,12 @@ __device__ void take_rows(const T* weight, const void* numbers, int kind, long l
 // gradients in the batch's order. Each lane keeps four columns, of which a warp's lanes have neighbouring ones.
 template <typename T>
 __device__ void add_rows(const T* dy, const void* numbers, int kind, long long count, long long vocabulary,
-                         int features, T* weight_grad) {
+                         int features, Real<T>* weight_grad) {
     constexpr int columns = 4;
     const int lane = threadIdx.x;
     for (long long row = team_number(); row < vocabulary; row += team_count()) {
         for (int first = blockIdx.y * kWarp * columns; first < features; first += gridDim.y * kWarp * columns) {
-            T total[columns] = {};
+            Real<T> total[columns] = {};
             for (long long start = 0; start < count; start += kWarp) {
                 const long long i = start + lane;
                 const bool is_hit = i < count && named_row(numbers, kind, i, vocabulary) == row;
@@ -49,12 +49,12 @@ __device__ void add_rows(const T* dy, const void* numbers, int kind, long long c
 }
 
 #define INSTANCE(T)                                                                                              \
-    KERNEL take_rows_##T(const T* weight, const void* numbers, int kind, long long count, long long vocabulary,  \
+    KERNEL take_rows_##T(const Real<T>* weight, const void* numbers, int kind, long long count, long long vocabulary,\
                          int features, T* y) {                                                                   \
         take_rows(weight, numbers, kind, count, vocabulary, features, y);                                        \
     }                                                                                                            \
     KERNEL add_rows_##T(const T* dy, const void* numbers, int kind, long long count, long long vocabulary,       \
-                        int features, T* weight_grad) {                                                          \
+                        int features, Real<T>* weight_grad) {                                                    \
         add_rows(dy, numbers, kind, count, vocabulary, features, weight_grad);                                   \
     }
-FOR_REALS(INSTANCE)
+FOR_STORED(INSTANCE)

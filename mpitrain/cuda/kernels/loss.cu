@@ -28,39 +28,39 @@ struct Softmax {
 
 // A team's row; every thread gets the result. The row is read twice: the second time it comes from a cache.
 template <typename T>
-__device__ Softmax<T> softmax_of(const T* row, int classes, long long label) {
-    Softmax<T> result;
-    T largest = row[0], normalizer = 0, nothing = 0;
-    for (int j = threadIdx.x; j < classes; j += blockDim.x) largest = fmax(largest, row[j]);
+__device__ Softmax<Real<T>> softmax_of(const T* row, int classes, long long label) {
+    Softmax<Real<T>> result;
+    Real<T> largest = row[0], normalizer = 0, nothing = 0;
+    for (int j = threadIdx.x; j < classes; j += blockDim.x) largest = fmax(largest, Real<T>(row[j]));
     result.largest = reduce_team<Largest>(largest);
     for (int j = threadIdx.x; j < classes; j += blockDim.x) {
-        normalizer += exp(row[j] - result.largest);
-        nothing += 0 * row[j];
+        normalizer += exp(Real<T>(row[j]) - result.largest);
+        nothing += 0 * Real<T>(row[j]);
     }
     result.normalizer = reduce_team<Sum>(normalizer);
     nothing = reduce_team<Sum>(nothing);
-    result.loss = log(result.normalizer) - (row[label] - result.largest) + nothing;
+    result.loss = log(result.normalizer) - (Real<T>(row[label]) - result.largest) + nothing;
     return result;
 }
 
 template <typename T>
-__device__ void softmax_gradient(const T* outputs, const void* labels, int kind, long long rows, int classes, T weight,
-                                 const double* factor, T* gradient, double* parts) {
-    const T scale = scaled(weight, factor);
+__device__ void softmax_gradient(const T* outputs, const void* labels, int kind, long long rows, int classes,
+                                 Real<T> weight, const double* factor, T* gradient, double* parts) {
+    const Real<T> scale = scaled(weight, factor);
     double total = 0;
     for (long long i = team_number(); i < rows; i += team_count()) {
         const T* const row = outputs + i * classes;
         T* const slopes = gradient + i * classes;
         const long long label = number<long long>(labels, kind, i);
         if (label < 0 || label >= classes) {
-            for (int j = threadIdx.x; j < classes; j += blockDim.x) slopes[j] = nan("");
+            for (int j = threadIdx.x; j < classes; j += blockDim.x) slopes[j] = Real<T>(nan(""));
             total += nan("");
             continue;
         }
-        const Softmax<T> softmax = softmax_of(row, classes, label);
-        const T share = scale / softmax.normalizer;
+        const Softmax<Real<T>> softmax = softmax_of(row, classes, label);
+        const Real<T> share = scale / softmax.normalizer;
         for (int j = threadIdx.x; j < classes; j += blockDim.x) {
-            const T slope = exp(row[j] - softmax.largest) * share;
+            const Real<T> slope = exp(Real<T>(row[j]) - softmax.largest) * share;
             slopes[j] = j == label ? slope - scale : slope;
         }
         total += softmax.loss;
@@ -79,12 +79,12 @@ __device__ void softmax_evaluate(const T* outputs, const void* labels, int kind,
             total += nan("");
             continue;
         }
-        const Softmax<T> softmax = softmax_of(row, classes, label);
+        const Softmax<Real<T>> softmax = softmax_of(row, classes, label);
         int earlier = 0;  // of equal ones the first is what the model says
-        for (int j = threadIdx.x; j < label; j += blockDim.x) earlier += row[j] == softmax.largest;
+        for (int j = threadIdx.x; j < label; j += blockDim.x) earlier += Real<T>(row[j]) == softmax.largest;
         earlier = reduce_team<Sum>(earlier);
         total += softmax.loss;
-        right += !isnan(softmax.loss) && row[label] == softmax.largest && earlier == 0;
+        right += !isnan(softmax.loss) && Real<T>(row[label]) == softmax.largest && earlier == 0;
     }
     leave(total, right, 2, parts);
 }
@@ -96,15 +96,15 @@ __device__ T sigmoid_loss(T z, T label) {
 }
 
 template <typename T>
-__device__ void sigmoid_gradient(const T* outputs, const void* labels, int kind, long long n, T weight,
+__device__ void sigmoid_gradient(const T* outputs, const void* labels, int kind, long long n, Real<T> weight,
                                  const double* factor, T* gradient, double* parts) {
-    const T share = scaled(weight, factor);
+    const Real<T> share = scaled(weight, factor);
     double total = 0;
     for (long long i = thread_number(); i < n; i += thread_count()) {
-        const T z = outputs[i], label = number<T>(labels, kind, i);
-        const T tail = exp(-fabs(z));  // of the two exponentials, the one that cannot overflow
+        const Real<T> z = outputs[i], label = number<Real<T>>(labels, kind, i);
+        const Real<T> tail = exp(-fabs(z));  // of the two exponentials, the one that cannot overflow
         total += sigmoid_loss(z, label);
-        gradient[i] = ((z >= 0 ? T(1) : tail) / (T(1) + tail) - label) * share;
+        gradient[i] = ((z >= 0 ? Real<T>(1) : tail) / (Real<T>(1) + tail) - label) * share;
     }
     total = reduce_block<Sum>(total);
     if (threadIdx.x == 0) parts[blockIdx.x] = total;
@@ -118,10 +118,10 @@ __device__ void sigmoid_evaluate(const T* outputs, const void* labels, int kind,
         double loss = 0;
         int wrong = 0;
         for (int j = threadIdx.x; j < columns; j += blockDim.x) {
-            const T z = outputs[i * columns + j], label = number<T>(labels, kind, i * columns + j);
-            const T own = sigmoid_loss(z, label);
+            const Real<T> z = outputs[i * columns + j], label = number<Real<T>>(labels, kind, i * columns + j);
+            const Real<T> own = sigmoid_loss(z, label);
             loss += own;
-            wrong += isnan(own) || (z > 0) != (label > T(0.5));
+            wrong += isnan(own) || (z > 0) != (label > Real<T>(0.5));
         }
         total += reduce_team<Sum>(loss);
         right += reduce_team<Sum>(wrong) == 0;
@@ -131,13 +131,13 @@ __device__ void sigmoid_evaluate(const T* outputs, const void* labels, int kind,
 
 // The gradient too, where there is one.
 template <typename T>
-__device__ void square(const T* outputs, const void* labels, int kind, long long n, T weight, const double* factor,
+__device__ void square(const T* outputs, const void* labels, int kind, long long n, Real<T> weight, const double* factor,
                        T* gradient, double* parts) {
-    const T slope = scaled(weight, factor);
+    const Real<T> slope = scaled(weight, factor);
     double total = 0;
     for (long long i = thread_number(); i < n; i += thread_count()) {
-        const T difference = outputs[i] - number<T>(labels, kind, i);
-        total += difference * difference + 0 * outputs[i];
+        const Real<T> output = outputs[i], difference = output - number<Real<T>>(labels, kind, i);
+        total += difference * difference + 0 * output;
         if (gradient != nullptr) gradient[i] = slope * difference;
     }
     total = reduce_block<Sum>(total);
@@ -146,14 +146,14 @@ __device__ void square(const T* outputs, const void* labels, int kind, long long
 
 #define INSTANCE(T)                                                                                              \
     KERNEL softmax_gradient_##T(const T* outputs, const void* labels, int kind, long long rows, int classes,     \
-                                T weight, const double* factor, T* gradient, double* parts) {                    \
+                                Real<T> weight, const double* factor, T* gradient, double* parts) {              \
         softmax_gradient(outputs, labels, kind, rows, classes, weight, factor, gradient, parts);                 \
     }                                                                                                            \
     KERNEL softmax_evaluate_##T(const T* outputs, const void* labels, int kind, long long rows, int classes,     \
                                 double* parts) {                                                                 \
         softmax_evaluate(outputs, labels, kind, rows, classes, parts);                                           \
     }                                                                                                            \
-    KERNEL sigmoid_gradient_##T(const T* outputs, const void* labels, int kind, long long n, T weight,           \
+    KERNEL sigmoid_gradient_##T(const T* outputs, const void* labels, int kind, long long n, Real<T> weight,     \
                                 const double* factor, T* gradient, double* parts) {                              \
         sigmoid_gradient(outputs, labels, kind, n, weight, factor, gradient, parts);                             \
     }                                                                                                            \
@@ -161,11 +161,11 @@ __device__ void square(const T* outputs, const void* labels, int kind, long long
                                 double* parts) {                                                                 \
         sigmoid_evaluate(outputs, labels, kind, rows, columns, parts);                                           \
     }                                                                                                            \
-    KERNEL square_gradient_##T(const T* outputs, const void* labels, int kind, long long n, T weight,            \
+    KERNEL square_gradient_##T(const T* outputs, const void* labels, int kind, long long n, Real<T> weight,      \
                                const double* factor, T* gradient, double* parts) {                               \
         square(outputs, labels, kind, n, weight, factor, gradient, parts);                                       \
     }                                                                                                            \
     KERNEL square_evaluate_##T(const T* outputs, const void* labels, int kind, long long n, double* parts) {     \
-        square<T>(outputs, labels, kind, n, T(0), nullptr, nullptr, parts);                                      \
+        square<T>(outputs, labels, kind, n, 0, nullptr, nullptr, parts);                                         \
     }
-FOR_REALS(INSTANCE)
+FOR_STORED(INSTANCE)

@@ -33,73 +33,63 @@ __device__ void sum_columns(long long rows, int columns, double* parts, F terms)
 template <typename T>
 __device__ void moment_sums(const T* x, long long rows, int columns, double* parts) {
     sum_columns(rows, columns, parts, [=](long long i, int) -> double2 {
-        const double value = x[i];
+        const double value = Real<T>(x[i]);
         return {value, value * value};
     });
 }
 
 template <typename T>
-__device__ void gradient_sums(const T* x, const T* center, const T* inverse, const T* dy, long long rows, int columns,
-                              double* parts) {
+__device__ void gradient_sums(const T* x, const Real<T>* center, const Real<T>* inverse, const T* dy, long long rows,
+                              int columns, double* parts) {
     sum_columns(rows, columns, parts, [=](long long i, int j) -> double2 {
-        return {(double)dy[i], (double)(dy[i] * (x[i] - center[j]) * inverse[j])};
+        const Real<T> slope = dy[i], value = x[i];
+        return {(double)slope, (double)(slope * (value - center[j]) * inverse[j])};
     });
 }
 
 template <typename T>
 __device__ void layer_gradient_sums(const T* normal, const T* dy, long long rows, int columns, double* parts) {
     sum_columns(rows, columns, parts, [=](long long i, int) -> double2 {
-        return {(double)dy[i], (double)(dy[i] * normal[i])};
+        const Real<T> slope = dy[i], value = normal[i];
+        return {(double)slope, (double)(slope * value)};
     });
 }
 
-// values[column], values[column + 1], ...; after the last comes the first again. In one load where no pack reaches
-// beyond the last, as ``together`` says.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> around(const T* values, int column, int columns, bool together) {
-    if (together) return load<N>(values + column);
-    Pack<T, N> pack;
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-        pack[j] = values[column];
-        column = column + 1 == columns ? 0 : column + 1;
-    }
-    return pack;
-}
-
 template <typename T>
-__device__ void normalize(const T* x, const T* center, const T* inverse, const T* scale, const T* shift, long long n,
-                          int columns, T* y) {
+__device__ void normalize(const T* x, const Real<T>* center, const Real<T>* inverse, const Real<T>* scale,
+                          const Real<T>* shift, long long n, int columns, T* y) {
+    typedef Real<T> R;
     constexpr int N = kPack<T>;
     const bool aligned = is_aligned<N>(x) && is_aligned<N>(y);
     const bool together = columns % N == 0 && is_aligned<N>(center) && is_aligned<N>(inverse) &&
                           is_aligned<N>(scale) && is_aligned<N>(shift);
-    auto normal = [](T value, T center, T inverse, T scale, T shift) {
+    auto normal = [](R value, R center, R inverse, R scale, R shift) {
         return (value - center) * inverse * scale + shift;
     };
     each_pack<N>(n, aligned, [=](auto size, long long i) {
         constexpr int width = decltype(size)::value;  // NVRTC takes no size.value in the functions within
-        const int column = i % columns;
-        auto of = [=](const T* values) { return around<width>(values, column, columns, together); };
+        const int column = column_of(i, columns);
+        auto of = [=](const R* values) { return around<width>(values, column, columns, together); };
         store(y + i, map_pack(normal, load<width>(x + i), of(center), of(inverse), of(scale), of(shift)));
     });
 }
 
 // means: of dy, then of dy times the normalized x; float64, one for each column.
 template <typename T>
-__device__ void normalize_backward(const T* x, const T* center, const T* inverse, const T* scale, const double* means,
-                                   long long n, int columns, T* dy) {
+__device__ void normalize_backward(const T* x, const Real<T>* center, const Real<T>* inverse, const Real<T>* scale,
+                                   const double* means, long long n, int columns, T* dy) {
+    typedef Real<T> R;
     constexpr int N = kPack<T>;
     const bool aligned = is_aligned<N>(x) && is_aligned<N>(dy);
     const bool together =
         columns % N == 0 && is_aligned<N>(center) && is_aligned<N>(inverse) && is_aligned<N>(scale);
-    auto slope = [](T value, T gradient, T center, T inverse, T scale, double total, double moment) {
-        return scale * inverse * (gradient - T(total) - (value - center) * inverse * T(moment));
+    auto slope = [](R value, R gradient, R center, R inverse, R scale, double total, double moment) {
+        return scale * inverse * (gradient - R(total) - (value - center) * inverse * R(moment));
     };
     each_pack<N>(n, aligned, [=](auto size, long long i) {
         constexpr int width = decltype(size)::value;  // NVRTC takes no size.value in the functions within
-        const int column = i % columns;
-        auto of = [=](const T* values) { return around<width>(values, column, columns, together); };
+        const int column = column_of(i, columns);
+        auto of = [=](const R* values) { return around<width>(values, column, columns, together); };
         auto mean = [=](const double* values) { return around<width>(values, column, columns, false); };
         store(dy + i, map_pack(slope, load<width>(x + i), load<width>(dy + i), of(center), of(inverse),
                                of(scale), mean(means), mean(means + columns)));
@@ -108,26 +98,28 @@ __device__ void normalize_backward(const T* x, const T* center, const T* inverse
 
 // A team's row, read from memory once and kept in shared memory where it fits; a thread uses only what it wrote there.
 template <typename T>
-__device__ void layer_norm(const T* x, T eps, const T* scale, const T* shift, long long rows, int columns, T* normal,
-                           T* inverse, T* y) {
-    constexpr int room = 32768 / sizeof(T);
-    __shared__ T kept[room];
+__device__ void layer_norm(const T* x, Real<T> eps, const Real<T>* scale, const Real<T>* shift, long long rows,
+                           int columns, T* normal, Real<T>* inverse, T* y) {
+    typedef Real<T> R;
+    constexpr int room = 32768 / sizeof(R);
+    __shared__ R kept[room];
     const bool fits = columns * (int)blockDim.y <= room;
     for (long long i = team_number(); i < rows; i += team_count()) {
         const T* const row = x + i * columns;
-        T* const copy = kept + (fits ? threadIdx.y * columns : 0);
-        T total = 0, squares = 0;
+        R* const copy = kept + (fits ? threadIdx.y * columns : 0);
+        auto value_at = [=](int j) -> R { return fits ? copy[j] : R(row[j]); };
+        R total = 0, squares = 0;
         for (int j = threadIdx.x; j < columns; j += blockDim.x) {
-            const T value = row[j];
+            const R value = row[j];
             total += value;
             if (fits) copy[j] = value;
         }
-        const T* const values = fits ? copy : row;
-        const T mean = reduce_team<Sum>(total) / columns;
-        for (int j = threadIdx.x; j < columns; j += blockDim.x) squares += (values[j] - mean) * (values[j] - mean);
-        const T factor = 1 / sqrt(reduce_team<Sum>(squares) / columns + eps);
+        const R mean = reduce_team<Sum>(total) / columns;
+        for (int j = threadIdx.x; j < columns; j += blockDim.x)
+            squares += (value_at(j) - mean) * (value_at(j) - mean);
+        const R factor = 1 / sqrt(reduce_team<Sum>(squares) / columns + eps);
         for (int j = threadIdx.x; j < columns; j += blockDim.x) {
-            const T value = (values[j] - mean) * factor;
+            const R value = (value_at(j) - mean) * factor;
             normal[i * columns + j] = value;
             y[i * columns + j] = value * scale[j] + shift[j];
         }
@@ -135,22 +127,31 @@ __device__ void layer_norm(const T* x, T eps, const T* scale, const T* shift, lo
     }
 }
 
-// A team's row; read twice, the second time from a cache.
+// A team's row, and that of its gradient; kept as in layer_norm.
 template <typename T>
-__device__ void layer_norm_backward(const T* normal, const T* inverse, const T* scale, long long rows, int columns,
-                                    T* dy) {
+__device__ void layer_norm_backward(const T* normal, const Real<T>* inverse, const Real<T>* scale, long long rows,
+                                    int columns, T* dy) {
+    typedef Real<T> R;
+    constexpr int room = 16384 / sizeof(R);
+    __shared__ R kept_slopes[room], kept_normals[room];
+    const bool fits = columns * (int)blockDim.y <= room;
     for (long long i = team_number(); i < rows; i += team_count()) {
         const T* const own = normal + i * columns;
         T* const row = dy + i * columns;
-        T total = 0, moment = 0;
+        const int start = fits ? threadIdx.y * columns : 0;
+        R *const slopes = kept_slopes + start, *const normals = kept_normals + start;
+        R total = 0, moment = 0;
         for (int j = threadIdx.x; j < columns; j += blockDim.x) {
-            const T slope = row[j] * scale[j];
+            const R slope = row[j] * scale[j], value = own[j];
             total += slope;
-            moment += slope * own[j];
+            moment += slope * value;
+            if (fits) slopes[j] = slope, normals[j] = value;
         }
-        const T mean = reduce_team<Sum>(total) / columns, tilt = reduce_team<Sum>(moment) / columns;
-        for (int j = threadIdx.x; j < columns; j += blockDim.x)
-            row[j] = inverse[i] * (row[j] * scale[j] - mean - own[j] * tilt);
+        const R mean = reduce_team<Sum>(total) / columns, tilt = reduce_team<Sum>(moment) / columns;
+        for (int j = threadIdx.x; j < columns; j += blockDim.x) {
+            const R slope = fits ? slopes[j] : row[j] * scale[j], value = fits ? normals[j] : R(own[j]);
+            row[j] = inverse[i] * (slope - mean - value * tilt);
+        }
     }
 }
 
@@ -158,27 +159,27 @@ __device__ void layer_norm_backward(const T* normal, const T* inverse, const T* 
     KERNEL moment_sums_##T(const T* x, long long rows, int columns, double* parts) {                             \
         moment_sums(x, rows, columns, parts);                                                                    \
     }                                                                                                            \
-    KERNEL gradient_sums_##T(const T* x, const T* center, const T* inverse, const T* dy, long long rows,         \
-                             int columns, double* parts) {                                                       \
+    KERNEL gradient_sums_##T(const T* x, const Real<T>* center, const Real<T>* inverse, const T* dy,             \
+                             long long rows, int columns, double* parts) {                                       \
         gradient_sums(x, center, inverse, dy, rows, columns, parts);                                             \
     }                                                                                                            \
     KERNEL layer_gradient_sums_##T(const T* normal, const T* dy, long long rows, int columns, double* parts) {   \
         layer_gradient_sums(normal, dy, rows, columns, parts);                                                   \
     }                                                                                                            \
-    KERNEL normalize_##T(const T* x, const T* center, const T* inverse, const T* scale, const T* shift,          \
-                         long long n, int columns, T* y) {                                                       \
+    KERNEL normalize_##T(const T* x, const Real<T>* center, const Real<T>* inverse, const Real<T>* scale,        \
+                         const Real<T>* shift, long long n, int columns, T* y) {                                 \
         normalize(x, center, inverse, scale, shift, n, columns, y);                                              \
     }                                                                                                            \
-    KERNEL normalize_backward_##T(const T* x, const T* center, const T* inverse, const T* scale,                 \
-                                  const double* means, long long n, int columns, T* dy) {                        \
+    KERNEL normalize_backward_##T(const T* x, const Real<T>* center, const Real<T>* inverse,                     \
+                                  const Real<T>* scale, const double* means, long long n, int columns, T* dy) {  \
         normalize_backward(x, center, inverse, scale, means, n, columns, dy);                                    \
     }                                                                                                            \
-    KERNEL layer_norm_##T(const T* x, T eps, const T* scale, const T* shift, long long rows, int columns,        \
-                          T* normal, T* inverse, T* y) {                                                         \
+    KERNEL layer_norm_##T(const T* x, Real<T> eps, const Real<T>* scale, const Real<T>* shift,                   \
+                          long long rows, int columns, T* normal, Real<T>* inverse, T* y) {                      \
         layer_norm(x, eps, scale, shift, rows, columns, normal, inverse, y);                                     \
     }                                                                                                            \
-    KERNEL layer_norm_backward_##T(const T* normal, const T* inverse, const T* scale, long long rows,            \
-                                   int columns, T* dy) {                                                         \
+    KERNEL layer_norm_backward_##T(const T* normal, const Real<T>* inverse, const Real<T>* scale,                \
+                                   long long rows, int columns, T* dy) {                                         \
         layer_norm_backward(normal, inverse, scale, rows, columns, dy);                                          \
     }
-FOR_REALS(INSTANCE)
+FOR_STORED(INSTANCE)

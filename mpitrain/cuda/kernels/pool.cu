@@ -23,10 +23,10 @@ __device__ void max_pool(const T* x, Windows w, long long batch, T* y, unsigned 
         const int i = line % w.down, j = cell / w.channels, channel = cell % w.channels;
         const T* const corner =
             x + ((image * w.height + i * w.stride) * w.width + j * w.stride) * w.channels + channel;
-        T largest = corner[0];
+        Real<T> largest = corner[0];
         int source = 0;
         for (int k = 1; k < w.size * w.size; ++k) {
-            const T value = corner[((long long)(k / w.size) * w.width + k % w.size) * w.channels];
+            const Real<T> value = corner[((long long)(k / w.size) * w.width + k % w.size) * w.channels];
             // Not "greater", which no NaN is; and a NaN that is there already stays.
             if (!(value <= largest) && largest == largest) largest = value, source = k;
         }
@@ -42,7 +42,7 @@ __device__ void gather(Windows w, long long batch, T* dx, F gradient) {
     each_cell(batch * w.height, w.width * w.channels, [=](long long line, int cell) {
         const long long image = line / w.height;
         const int a = line % w.height, b = cell / w.channels, channel = cell % w.channels;
-        T total = 0;
+        Real<T> total = 0;
         for (int i = w.first(a); i < w.last(a, w.down); ++i)
             for (int j = w.first(b); j < w.last(b, w.right); ++j) {
                 const long long window = ((image * w.down + i) * w.right + j) * w.channels + channel;
@@ -54,17 +54,17 @@ __device__ void gather(Windows w, long long batch, T* dx, F gradient) {
 
 template <typename T>
 __device__ void max_pool_backward(const T* dy, const unsigned char* place, Windows w, long long batch, T* dx) {
-    gather(w, batch, dx, [=](long long window, int k) { return place[window] == k ? dy[window] : T(0); });
+    gather(w, batch, dx, [=](long long window, int k) { return place[window] == k ? Real<T>(dy[window]) : Real<T>(0); });
 }
 
 template <typename T>
-__device__ void average_pool(const T* x, Windows w, long long batch, T share, T* y) {
+__device__ void average_pool(const T* x, Windows w, long long batch, Real<T> share, T* y) {
     each_cell(batch * w.down, w.right * w.channels, [=](long long line, int cell) {
         const long long image = line / w.down;
         const int i = line % w.down, j = cell / w.channels, channel = cell % w.channels;
         const T* const corner =
             x + ((image * w.height + i * w.stride) * w.width + j * w.stride) * w.channels + channel;
-        T total = 0;
+        Real<T> total = 0;
         for (int k = 0; k < w.size * w.size; ++k)
             total += corner[((long long)(k / w.size) * w.width + k % w.size) * w.channels];
         y[line * w.right * w.channels + cell] = total * share;
@@ -72,7 +72,7 @@ __device__ void average_pool(const T* x, Windows w, long long batch, T share, T*
 }
 
 template <typename T>
-__device__ void average_pool_backward(const T* dy, Windows w, long long batch, T share, T* dx) {
+__device__ void average_pool_backward(const T* dy, Windows w, long long batch, Real<T> share, T* dx) {
     gather(w, batch, dx, [=](long long window, int) { return dy[window] * share; });
 }
 
@@ -85,10 +85,10 @@ __device__ void average_pool_backward(const T* dy, Windows w, long long batch, T
     KERNEL max_pool_backward_##T(const T* dy, const unsigned char* place, WINDOWS, long long batch, T* dx) {     \
         max_pool_backward(dy, place, THESE, batch, dx);                                                          \
     }                                                                                                            \
-    KERNEL average_pool_##T(const T* x, WINDOWS, long long batch, T share, T* y) {                               \
+    KERNEL average_pool_##T(const T* x, WINDOWS, long long batch, Real<T> share, T* y) {                         \
         average_pool(x, THESE, batch, share, y);                                                                 \
     }                                                                                                            \
-    KERNEL average_pool_backward_##T(const T* dy, WINDOWS, long long batch, T share, T* dx) {                    \
+    KERNEL average_pool_backward_##T(const T* dy, WINDOWS, long long batch, Real<T> share, T* dx) {              \
         average_pool_backward(dy, THESE, batch, share, dx);                                                      \
     }
-FOR_REALS(INSTANCE)
+FOR_STORED(INSTANCE)

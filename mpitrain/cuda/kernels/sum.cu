@@ -26,7 +26,8 @@ KERNEL add_parts(const double* parts, int count, int width, double scale, double
 }
 
 // sums[j] = the sum of parts[:, j], by blocks of 8 rows of 32 threads: a block for 32 columns.
-KERNEL add_columns(const double* parts, int count, int columns, double* sums) {
+template <typename T>
+__device__ void add_columns(const double* parts, int count, int columns, T* sums) {
     __shared__ double lines[8][kWarp];
     const int column = blockIdx.x * kWarp + threadIdx.x;
     double total = 0;
@@ -44,5 +45,8 @@ KERNEL add_columns(const double* parts, int count, int columns, double* sums) {
     KERNEL sum_rows_##T(long long n, const T* rows, long long stride, const long long* order, int count,         \
                         T factor, T* out) {                                                                      \
         sum_rows(n, rows, stride, order, count, factor, out);                                                    \
+    }                                                                                                            \
+    KERNEL add_columns_##T(const double* parts, int count, int columns, T* sums) {                               \
+        add_columns(parts, count, columns, sums);                                                                \
     }
 FOR_REALS(INSTANCE)

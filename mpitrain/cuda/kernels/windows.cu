@@ -32,7 +32,7 @@ __device__ void add_windows(const T* windows, Windows w, long long batch, T* x) 
         const int a = line % w.lines - w.start * w.down, b = cell / w.channels, channel = cell % w.channels;
         if (a < 0) return;
         const long long image = line / w.lines;
-        T total = x[line * w.columns * w.channels + cell];
+        Real<T> total = x[line * w.columns * w.channels + cell];
         for (int i = first_window(a, w.height, w.down); i <= a / w.down && i < w.down_count; ++i)
             for (int j = first_window(b, w.width, w.right); j <= b / w.right && j < w.right_count; ++j) {
                 const long long window = (image * w.down_count + i) * w.right_count + j;
@@ -54,4 +54,4 @@ __device__ void add_windows(const T* windows, Windows w, long long batch, T* x) 
     KERNEL add_windows_##T(const T* windows, WINDOWS, long long batch, T* x) {                                   \
         add_windows(windows, THESE, batch, x);                                                                   \
     }
-FOR_REALS(INSTANCE)
+FOR_STORED(INSTANCE)

@@ -7,6 +7,7 @@ A result is the same bits at every run, and on every GPU for which the compiler 
 an order that depends on shapes alone.
 """
 
+from .activation import ACTIVATIONS, activate, activate_backward, add, add_bias, add_bias_backward
 from .grid import KINDS, Kernels, Pair, use
 from .layers import (
     add_rows,
@@ -15,25 +16,16 @@ from .layers import (
     average_pool_backward,
     copy_windows,
     drop,
-    gelu,
-    gelu_backward,
     gradient_sums,
     layer_norm,
     layer_norm_backward,
-    leaky_relu,
     max_pool,
     max_pool_2,
     max_pool_backward,
     moment_sums,
     normalize,
     normalize_backward,
-    relu,
-    relu_backward,
-    relu_in_place,
-    sigmoid,
-    sigmoid_backward,
     take_rows,
-    tanh_backward,
 )
 from .losses import (
     sigmoid_evaluate,
@@ -63,9 +55,10 @@ from .updates import (
     note_loss,
     update_segments,
 )
-from .vectors import sum_rows, take, to_bfloat16
+from .vectors import cast, sum_rows, take
 
 __all__ = [
+    "ACTIVATIONS",
     "FACTOR",
     "GO",
     "GOOD",
@@ -80,22 +73,25 @@ __all__ = [
     "UPDATED",
     "Kernels",
     "Pair",
+    "activate",
+    "activate_backward",
+    "add",
+    "add_bias",
+    "add_bias_backward",
     "add_rows",
     "add_windows",
     "average_pool",
     "average_pool_backward",
+    "cast",
     "clip_scales",
     "copy_windows",
     "drop",
     "find_overflow",
-    "gelu",
-    "gelu_backward",
     "gradient_sums",
     "judge",
     "layer_norm",
     "layer_norm_backward",
     "layer_scales",
-    "leaky_relu",
     "max_pool",
     "max_pool_2",
     "max_pool_backward",
@@ -104,11 +100,6 @@ __all__ = [
     "normalize",
     "normalize_backward",
     "note_loss",
-    "relu",
-    "relu_backward",
-    "relu_in_place",
-    "sigmoid",
-    "sigmoid_backward",
     "sigmoid_evaluate",
     "sigmoid_gradient",
     "softmax_evaluate",
@@ -118,8 +109,6 @@ __all__ = [
     "sum_rows",
     "take",
     "take_rows",
-    "tanh_backward",
-    "to_bfloat16",
     "update_segments",
     "use",
 ]

@@ -18,7 +18,7 @@ _PARTS = 264  # blocks that share a sum over rows: each leaves a part, which one
 _TEAM_COLUMNS = 1024  # longer rows are worked on by a whole block
 
 KINDS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64")
-_REALS = {"float32": "float", "float64": "double"}
+_STORED = {"float32": "float", "float64": "double", "float16": "Float16", "uint16": "Bfloat16"}
 
 
 class Kernels(Protocol):
@@ -82,12 +82,23 @@ def sum_columns(name: str, matrix: Array, inputs: tuple[Array, ...], sums: Array
     """Two sums for each column, in ``sums``: blocks leave those of their rows, and one more kernel adds them."""
     rows, columns = matrix.shape
     tiles = -(-columns // WARP)
-    shares = max(1, min(_PARTS, BLOCKS // tiles, -(-rows // (4 * LINES))))
-    parts = empty((shares, 2 * columns), np.float64)
+    shared = shares(rows, LINES, tiles)
+    parts = empty((shared, 2 * columns), np.float64)
     sizes = int64(rows), int32(columns)
-    begin("normalize", named(name, matrix), (tiles, shares), (WARP, LINES), (*inputs, *sizes, parts))
-    counts = int32(shares), int32(2 * columns)
-    begin("sum", "add_columns", (-(-2 * columns // WARP), 1), (WARP, LINES), (parts, *counts, sums))
+    begin("normalize", named(name, matrix), (tiles, shared), (WARP, LINES), (*inputs, *sizes, parts))
+    add_columns(parts, sums)
+
+
+def shares(rows: int, at_once: int, tiles: int) -> int:
+    """How many blocks, which work on ``at_once`` rows each, share the rows of each of so many tiles of columns."""
+    return max(1, min(_PARTS, BLOCKS // tiles, -(-rows // (4 * at_once))))
+
+
+def add_columns(parts: Array, sums: Array) -> None:
+    """``sums``, of any shape, are those of the columns of ``parts``, float64."""
+    count, columns = parts.shape
+    arguments = (parts, int32(count), int32(columns), sums)
+    begin("sum", named("add_columns", sums), (-(-columns // WARP), 1), (WARP, LINES), arguments)
 
 
 def begin(source: str, name: str, grid: Pair, block: Pair, arguments: tuple[Any, ...]) -> None:
@@ -96,8 +107,13 @@ def begin(source: str, name: str, grid: Pair, block: Pair, arguments: tuple[Any,
     _kernels.launch(source, name, grid, block, arguments)
 
 
+def real(stored: Array) -> type[np.floating[Any]]:
+    """The type of the scalars, parameters and gradients of parameters that go with an array of activations."""
+    return np.float64 if stored.dtype == np.float64 else np.float32
+
+
 def named(name: str, typed: Array) -> str:
-    return f"{name}_{_REALS[typed.dtype.name]}"
+    return f"{name}_{_STORED[typed.dtype.name]}"
 
 
 def kind(numbers: Array) -> np.int32:

@@ -7,48 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...params import Array
-from .grid import cells, flat, int32, int64, kind, sum_columns, teams
-
-# nn/activation.py
-
-
-def relu(x: Array, y: Array) -> None:
-    _elements("relu", x, y)
-
-
-def relu_in_place(x: Array) -> None:
-    _elements("relu", x, x)
-
-
-def relu_backward(y: Array, dy: Array) -> None:
-    _elements("relu_backward", y, dy)
-
-
-def leaky_relu(x: Array, values: Array, slope: float, out: Array) -> None:
-    """``values``, times ``slope`` where ``x`` is not positive."""
-    _elements("leaky_relu", x, values, out.dtype.type(slope), out)
-
-
-def gelu(x: Array, phi: Array, y: Array) -> None:
-    _elements("gelu", x, phi, y)
-
-
-def gelu_backward(x: Array, phi: Array, dy: Array) -> None:
-    _elements("gelu_backward", x, phi, dy)
-
-
-def tanh_backward(y: Array, dy: Array) -> None:
-    _elements("tanh_backward", y, dy)
-
-
-def sigmoid(x: Array, y: Array) -> None:
-    """``y`` holds ``exp(-abs(x))`` and becomes the sigmoid of x."""
-    _elements("sigmoid", x, y)
-
-
-def sigmoid_backward(y: Array, dy: Array) -> None:
-    _elements("sigmoid_backward", y, dy)
-
+from .grid import cells, flat, int32, int64, kind, real, sum_columns, teams
 
 # nn/dense.py
 
@@ -64,7 +23,7 @@ def add_rows(dy: Array, rows: Array, weight_grad: Array) -> None:
     vocabulary, features = weight_grad.shape
     sizes = int64(rows.size), int64(vocabulary), int32(features)
     packs = -(-features * weight_grad.itemsize // 16)
-    cells("embedding", "add_rows", weight_grad, vocabulary, packs, (dy, rows, kind(rows), *sizes, weight_grad))
+    cells("embedding", "add_rows", dy, vocabulary, packs, (dy, rows, kind(rows), *sizes, weight_grad))
 
 
 # nn/pool.py
@@ -85,12 +44,12 @@ def max_pool_backward(dy: Array, place: Array, size: int, stride: int, dx: Array
 
 
 def average_pool(x: Array, size: int, stride: int, y: Array) -> None:
-    share = y.dtype.type(1 / (size * size))
+    share = real(y)(1 / (size * size))
     _pool("average_pool", x, y, y, (x, *_pooled(x, size, stride, y), int64(len(x)), share, y))
 
 
 def average_pool_backward(dy: Array, size: int, stride: int, dx: Array) -> None:
-    share = dx.dtype.type(1 / (size * size))
+    share = real(dx)(1 / (size * size))
     _pool("average_pool_backward", dx, dy, dx, (dy, *_pooled(dx, size, stride, dy), int64(len(dx)), share, dx))
 
 
@@ -123,7 +82,7 @@ def drop(x: Array, y: Array, seed: int, layer: int, position: Array, below: int,
     """
     rows, columns = x.shape
     words = np.uint64(seed), np.uint64(layer), position, np.uint64(below)
-    cells("dropout", "drop", y, rows, columns, (x, y, int64(rows), int32(columns), *words, x.dtype.type(scale)))
+    cells("dropout", "drop", y, rows, columns, (x, y, int64(rows), int32(columns), *words, real(x)(scale)))
 
 
 # nn/normalize.py
@@ -155,7 +114,7 @@ def normalize_backward(x: Array, center: Array, inverse: Array, scale: Array, me
 def layer_norm(x: Array, eps: float, scale: Array, shift: Array, normal: Array, inverse: Array, y: Array) -> None:
     rows, columns = x.shape
     sizes = int64(rows), int32(columns)
-    teams("normalize", "layer_norm", y, (x, y.dtype.type(eps), scale, shift, *sizes, normal, inverse, y))
+    teams("normalize", "layer_norm", y, (x, real(y)(eps), scale, shift, *sizes, normal, inverse, y))
 
 
 def layer_norm_backward(normal: Array, inverse: Array, scale: Array, dy: Array, sums: Array) -> None:
@@ -163,12 +122,6 @@ def layer_norm_backward(normal: Array, inverse: Array, scale: Array, dy: Array, 
     rows, columns = dy.shape
     sum_columns("layer_gradient_sums", dy, (normal, dy), sums)
     teams("normalize", "layer_norm_backward", dy, (normal, inverse, scale, int64(rows), int32(columns), dy))
-
-
-def _elements(name: str, *arguments: Any) -> None:
-    """One thread for a pack of elements; the last of ``arguments`` is written."""
-    out = arguments[-1]
-    flat("activation", name, out, out.size, (int64(out.size), *arguments))
 
 
 def _pool(name: str, images: Array, pooled: Array, target: Array, arguments: tuple[Any, ...]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...params import Array
-from .grid import THREADS, Pair, begin, blocks, empty, int32, int64, kind, named, team_grid
+from .grid import THREADS, Pair, begin, blocks, empty, int32, int64, kind, named, real, team_grid
 
 
 def softmax_gradient(
@@ -24,7 +24,7 @@ def softmax_gradient(
         kind(labels),
         int64(rows),
         int32(classes),
-        outputs.dtype.type(weight),
+        real(outputs)(weight),
         _factor(scale),
         gradient,
     )
@@ -41,7 +41,7 @@ def sigmoid_gradient(
     outputs: Array, labels: Array, weight: float, gradient: Array, scale: Array | None = None
 ) -> Array:
     share = weight / outputs.shape[1]
-    factor = outputs.dtype.type(share)
+    factor = real(outputs)(share)
     arguments = (outputs, labels, kind(labels), int64(outputs.size), factor, _factor(scale), gradient)
     return _loss_of_elements("sigmoid_gradient", outputs, arguments, share)
 
@@ -54,7 +54,7 @@ def sigmoid_evaluate(outputs: Array, labels: Array) -> Array:
 
 def square_gradient(outputs: Array, labels: Array, weight: float, gradient: Array, scale: Array | None = None) -> Array:
     share = weight / outputs.shape[1]
-    slope = outputs.dtype.type(2 * weight / outputs.shape[1])
+    slope = real(outputs)(2 * weight / outputs.shape[1])
     arguments = (outputs, labels, kind(labels), int64(outputs.size), slope, _factor(scale), gradient)
     return _loss_of_elements("square_gradient", outputs, arguments, share)
 

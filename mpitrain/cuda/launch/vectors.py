@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...params import Array
-from .grid import THREADS, begin, blocks, cells, flat, int32, int64
+from .grid import THREADS, begin, blocks, cells, flat, int32, int64, named
 
 # data/loader.py
 
@@ -30,11 +30,12 @@ def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out
     flat("sum", "sum_rows", out, stop - start, arguments)
 
 
-# No Numba form: for products on tensor cores.
+# No Numba form: between float32 and the types of 16 bits.
 
 
-def to_bfloat16(x: Array, y: Array) -> None:
-    """``y`` is ``x``, float32, rounded to bfloat16, as whose bits it has uint16."""
-    packs = -(-x.size // 4)
+def cast(x: Array, y: Array) -> None:
+    """``y`` is ``x``, rounded to the nearest where it has fewer bits; one of them is float32. Bfloat16 is uint16."""
+    packs = -(-x.size // 8)
     if packs:
-        begin("cast", "to_bfloat16", (blocks(packs, THREADS), 1), (THREADS, 1), (int64(x.size), x, y))
+        name = named(named("cast", x), y)
+        begin("cast", name, (blocks(packs, THREADS), 1), (THREADS, 1), (int64(x.size), x, y))

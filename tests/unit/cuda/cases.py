@@ -23,6 +23,11 @@ RELATIVE = {"float32": 1e-5, "float64": 1e-12}
 DTYPES = [np.float32, np.float64]
 SIZES = [1, 3, 31, 257, 5000]
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float64"])
+NARROW = [np.float16, ml_dtypes.bfloat16]
+each_narrow = pytest.mark.parametrize("dtype", NARROW, ids=["float16", "bfloat16"])
+each_stored = pytest.mark.parametrize("dtype", [*DTYPES, *NARROW], ids=lambda dtype: np.dtype(dtype).name)
+WHOLE = [np.uint8, np.int64, np.uint64]
+EPSILON = {**RELATIVE, "float16": 2**-10, "bfloat16": 2**-7}
 
 
 @dataclass
@@ -74,6 +79,39 @@ class Device:
             size = np.abs(two[np.isfinite(two)]).max(initial=0) if two.dtype.kind == "f" else 0
             np.testing.assert_allclose(one, two, rtol=relative, atol=relative * size)
 
+    def check_narrow(self, name: str, numba_form: Callable[..., Any], *arguments: Any) -> None:
+        """The same, with arrays of 16 bits among the arguments: the Numba form gets all numbers in float64."""
+        found = self.run(name, [stored(a) if _is_array(a) else a for a in arguments])
+        dtypes = [a.dtype for a in arguments if _is_array(a)]
+        wide = [a.astype(np.float64) if _is_array(a) and a.dtype not in WHOLE else a for a in arguments]
+        result = numba_form(*wide)
+        expected = [a for a in wide if _is_array(a)]
+        if result is not None:
+            dtypes, expected = [np.dtype(np.float32), *dtypes], [np.array(result, np.float64), *expected]
+        for one, two, dtype in zip(found, expected, dtypes, strict=True):
+            if dtype in WHOLE:
+                np.testing.assert_array_equal(one, two)
+            else:
+                values = unstored(one, dtype) if dtype in NARROW else one.astype(np.float64)
+                assert_near(values, two, np.float32 if dtype == np.float64 else dtype)
+
+
+def stored(values: np.ndarray) -> np.ndarray:
+    """An array as a device is given it: bfloat16 as its bits."""
+    return values.view(np.uint16) if values.dtype == ml_dtypes.bfloat16 else values
+
+
+def unstored(bits: np.ndarray, dtype: Any) -> np.ndarray:
+    """Values that a device has left, in float64."""
+    return bits.view(dtype).astype(np.float64)
+
+
+def assert_near(found: np.ndarray, expected: np.ndarray, dtype: Any) -> None:
+    """Within what the type rounds; NaN where NaN is expected."""
+    epsilon = EPSILON[np.dtype(dtype).name]
+    largest = np.abs(expected[np.isfinite(expected)]).max(initial=0)
+    np.testing.assert_allclose(found, expected, rtol=epsilon, atol=min(epsilon, 1e-2) * largest)
+
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray)
@@ -90,35 +128,89 @@ def draw(shape: Any, dtype: Any, seed: int = 0, special: bool = False) -> np.nda
     return values
 
 
-# nn/activation.py
+# nn/activation.py and nn/biased.py: no Numba form has the same arguments.
 
 
-@each_dtype
+def activated(name: str, z: np.ndarray) -> np.ndarray:
+    """An activation of z, float64, by the Numba forms."""
+    y = np.exp(-np.abs(z)) if name == "sigmoid" else np.tanh(z) if name == "tanh" else z.copy()
+    if name == "relu":
+        activation._relu_in_place(y.reshape(-1))
+    elif name == "leaky_relu":
+        activation._leaky_relu(z.reshape(-1), z.reshape(-1), 0.1, y.reshape(-1))
+    elif name == "gelu":
+        activation._gelu(z.reshape(-1), np.zeros(z.size), y.reshape(-1))
+    elif name == "sigmoid":
+        activation._sigmoid(z.reshape(-1), y.reshape(-1))
+    return y
+
+
+def slopes_of(name: str, kept: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    """The gradient of z, from what the activation has kept."""
+    dz, phi = dy.copy(), np.zeros(kept.size)
+    if name == "leaky_relu":
+        activation._leaky_relu(kept.reshape(-1), dy.reshape(-1), 0.1, dz.reshape(-1))
+    elif name == "gelu":
+        activation._gelu(kept.reshape(-1), phi, np.zeros(kept.size))
+        activation._gelu_backward(kept.reshape(-1), phi, dz.reshape(-1))
+    elif name != "none":
+        getattr(activation, f"_{name}_backward")(kept.reshape(-1), dz.reshape(-1))
+    return dz
+
+
+def real_of(dtype: Any) -> Any:
+    """The type of scalars and parameters that go with activations of this one."""
+    return np.float64 if dtype == np.float64 else np.float32
+
+
+@each_stored
+@pytest.mark.parametrize("name", launch.ACTIVATIONS)
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("n", SIZES)
-def test_activations(device: Device, n: int, shift: int, dtype: Any) -> None:
-    x, dy, other = (draw(n, dtype, seed, special=True) for seed in range(3))
-    out, phi = np.zeros(n, dtype), np.zeros(n, dtype)
-    device.check("relu", activation._relu, x, out, shift=shift)
-    device.check("relu_in_place", activation._relu_in_place, x, shift=shift)
-    device.check("relu_backward", activation._relu_backward, x, dy, shift=shift)
-    device.check("leaky_relu", activation._leaky_relu, x, dy, 0.1, out, shift=shift)
-    device.check("gelu", activation._gelu, x, phi, out, shift=shift)
-    device.check("gelu_backward", activation._gelu_backward, x, other, dy, shift=shift)
-    device.check("tanh_backward", activation._tanh_backward, x, dy, shift=shift)
-    device.check("sigmoid", activation._sigmoid, x, np.exp(-np.abs(x)), shift=shift)
-    device.check("sigmoid_backward", activation._sigmoid_backward, x, dy, shift=shift)
+def test_activations(device: Device, n: int, shift: int, name: str, dtype: Any) -> None:
+    x, dy, kept = (draw(n, real_of(dtype), seed, special=True).astype(dtype) for seed in range(3))
+    _, y = device.run("activate", (stored(x), name, 0.1, stored(np.zeros_like(x))), shift)
+    with np.errstate(invalid="ignore"):
+        assert_near(unstored(y, dtype), activated(name, x.astype(np.float64)), dtype)
+        _, dx = device.run("activate_backward", (stored(kept), name, 0.1, stored(dy)), shift)
+        assert_near(unstored(dx, dtype), slopes_of(name, kept.astype(np.float64), dy.astype(np.float64)), dtype)
+        _, _, total = device.run("add", (stored(x), stored(dy), stored(np.zeros_like(x))), shift)
+        assert_near(unstored(total, dtype), x.astype(np.float64) + dy.astype(np.float64), dtype)
 
 
 @each_dtype
 def test_gelu_in_the_left_tail(device: Device, dtype: Any) -> None:
     x = np.linspace(-12, 5, 100).astype(dtype)
-    _, phi, y = device.run("gelu", (x, np.zeros_like(x), np.zeros_like(x)))
-    expected_phi, expected = np.zeros_like(x), np.zeros_like(x)
-    activation._gelu(x, expected_phi, expected)
+    _, y = device.run("activate", (x, "gelu", 0.0, np.zeros_like(x)))
+    expected = np.zeros_like(x)
+    activation._gelu(x, np.zeros_like(x), expected)
     relative = 20 * RELATIVE[x.dtype.name]  # of each by itself, however small
-    np.testing.assert_allclose(phi, expected_phi, rtol=relative, atol=1e-37)
     np.testing.assert_allclose(y, expected, rtol=relative, atol=1e-37)
+
+
+@each_stored
+@pytest.mark.parametrize("name", launch.ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("rows", "columns", "shift"), [(1, 1, 0), (3, 5, 0), (70, 33, 1), (33, 64, 0), (9, 1030, 0), (600, 8, 0)]
+)
+def test_bias_and_activation(device: Device, rows: int, columns: int, shift: int, name: str, dtype: Any) -> None:
+    real = real_of(dtype)
+    product, dy = (draw((rows, columns), real, seed).astype(dtype) for seed in (0, 1))
+    bias = draw(columns, real, 2)
+    z = product.astype(np.float64) + bias
+    if name == "gelu":
+        left, _, y = device.run("add_bias", (stored(product), bias, name, 0.1, stored(np.zeros_like(product))), shift)
+        assert_near(unstored(left, dtype), z, dtype)
+    else:
+        y, _ = device.run("add_bias", (stored(product), bias, name, 0.1), shift)
+    assert_near(unstored(y, dtype), activated(name, z), dtype)
+    kept = (z if name == "gelu" else activated(name, z)).astype(dtype)
+    dz = slopes_of(name, kept.astype(np.float64), dy.astype(np.float64))
+    known = None if name == "none" else stored(kept)
+    arguments = known, name, 0.1, stored(dy), np.full(columns, np.nan, real)
+    *_, found, sums = device.run("add_bias_backward", arguments, shift)
+    assert_near(unstored(found, dtype), dz, dtype)
+    assert_near(sums.astype(np.float64), dz.sum(0), real)
 
 
 # optim/rules.py
@@ -354,6 +446,19 @@ def test_labels_of_every_type(device: Device, kind: str) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+@each_narrow
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (257, 10), (5, 1025)])
+def test_losses_of_16_bits(device: Device, rows: int, columns: int, dtype: Any) -> None:
+    outputs, labels = (3 * draw((rows, columns), np.float32)).astype(dtype), np.arange(rows) % columns
+    gradient, targets = np.zeros_like(outputs), (draw((rows, columns), np.float32, 1) > 0).astype(np.float32)
+    device.check_narrow("softmax_gradient", loss._softmax_gradient, outputs, labels, 0.25, gradient)
+    device.check_narrow("softmax_evaluate", loss._softmax_evaluate, outputs, labels)
+    device.check_narrow("sigmoid_gradient", loss._sigmoid_gradient, outputs, targets, 0.25, gradient)
+    device.check_narrow("sigmoid_evaluate", loss._sigmoid_evaluate, outputs, targets)
+    device.check_narrow("square_gradient", loss._square_gradient, outputs, targets, 0.25, gradient)
+    device.check_narrow("square_evaluate", loss._square_evaluate, outputs, targets)
+
+
 # data/loader.py
 
 
@@ -391,19 +496,25 @@ def test_sum_rows(device: Device, n: int, dtype: Any) -> None:
 # No Numba form
 
 
+@pytest.mark.parametrize("narrow", NARROW)
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("n", SIZES)
-def test_to_bfloat16(device: Device, n: int, shift: int) -> None:
-    """As ``ml_dtypes`` rounds, halfway and beyond the largest, too; NaN becomes the one NaN."""
+def test_cast(device: Device, n: int, shift: int, narrow: Any) -> None:
+    """As ``ml_dtypes`` and NumPy round, halfway, beyond the largest and below the smallest, too; NaN stays NaN."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 1 << 32, n, np.uint32).view(np.float32)
-    x[: n // 4] = (x[: n // 4].view(np.uint32) & np.uint32(0xFFFF0000) | np.uint32(0x8000)).view(np.float32)
+    halfway = np.uint32(0xFFFF0000), np.uint32(0x8000)
+    x[: n // 4] = (x[: n // 4].view(np.uint32) & halfway[0] | halfway[1]).view(np.float32)
+    x[n // 4 : n // 2] = rng.standard_normal(n // 2 - n // 4) * 10.0 ** rng.integers(-9, 6, n // 2 - n // 4)
     with np.errstate(over="ignore", invalid="ignore"):
-        expected = x.astype(ml_dtypes.bfloat16)
-    _, found = device.run("to_bfloat16", [x, np.zeros(n, np.uint16)], shift)
+        expected = x.astype(narrow)
+    _, bits = device.run("cast", [x, stored(np.zeros(n, narrow))], shift)
+    found = bits.view(narrow)
     is_nan = np.isnan(x)
-    np.testing.assert_array_equal(found[~is_nan], expected.view(np.uint16)[~is_nan])
-    assert np.isnan(found.view(ml_dtypes.bfloat16)[is_nan]).all()
+    np.testing.assert_array_equal(found[~is_nan].view(np.uint16), expected[~is_nan].view(np.uint16))
+    assert np.isnan(found[is_nan]).all()
+    _, back = device.run("cast", [bits, np.zeros(n, np.float32)], shift)
+    np.testing.assert_array_equal(back, found.astype(np.float32))
 
 
 # nn/dense.py
@@ -421,6 +532,14 @@ def test_embedding(device: Device, vocabulary: int, features: int, dtype: Any) -
         for rows in (numbers, as_real):
             device.check("take_rows", dense._take_rows, weight, rows, np.zeros((count, features), dtype))
             device.check("add_rows", dense._add_rows, draw((count, features), dtype, 1), rows, grad)
+
+
+@each_narrow
+def test_embedding_of_16_bits(device: Device, dtype: Any) -> None:
+    weight, grad = draw((40, 33), np.float32), np.full((40, 33), np.nan, np.float32)
+    numbers, dy = np.random.default_rng(0).integers(0, 40, 100), draw((100, 33), np.float32, 1).astype(dtype)
+    device.check_narrow("take_rows", dense._take_rows, weight, numbers, np.zeros_like(dy))
+    device.check_narrow("add_rows", dense._add_rows, dy, numbers, grad)
 
 
 # nn/pool.py
@@ -445,6 +564,18 @@ def test_pooling(device: Device, size: int, stride: int, channels: int, dtype: A
     device.check("average_pool_backward", pool._average_pool_backward, dy, size, stride, dx)
 
 
+@each_narrow
+def test_pooling_of_16_bits(device: Device, dtype: Any) -> None:
+    x = np.round(2 * draw((3, 9, 7, 5), np.float32)).astype(dtype)
+    y, dy = np.zeros((3, 4, 3, 5), dtype), draw((3, 4, 3, 5), np.float32, 1).astype(dtype)
+    place, dx = np.zeros(y.shape, np.uint8), np.zeros_like(x)
+    device.check_narrow("max_pool", pool._max_pool, x, 3, 2, y, place)
+    pool._max_pool(x.astype(np.float64), 3, 2, y.astype(np.float64), place)
+    device.check_narrow("max_pool_backward", pool._max_pool_backward, dy, place, 3, 2, dx)
+    device.check_narrow("average_pool", pool._average_pool, x, 3, 2, y)
+    device.check_narrow("average_pool_backward", pool._average_pool_backward, dy, 3, 2, dx)
+
+
 # nn/windows.py
 
 
@@ -462,6 +593,13 @@ def test_windows(
         device.check("add_windows", windows._add_windows, matrix, first, *stride, *size, x)
 
 
+@each_narrow
+def test_windows_of_16_bits(device: Device, dtype: Any) -> None:
+    x, matrix = (draw(shape, np.float32).astype(dtype) for shape in ((3, 8, 9, 5), (3, 6, 7, 45)))
+    device.check_narrow("copy_windows", windows._copy_windows, x, 0, 1, 1, 3, 3, matrix)
+    device.check_narrow("add_windows", windows._add_windows, matrix, 0, 1, 1, 3, 3, x)
+
+
 # nn/dropout.py
 
 
@@ -475,6 +613,16 @@ def test_dropout_is_the_same_bits(device: Device, rows: int, columns: int, dtype
     expected = np.zeros_like(x)
     dropout._drop(x, expected, *words, 1 / 0.7)
     np.testing.assert_array_equal(found, expected)
+
+
+@each_narrow
+def test_dropout_of_16_bits(device: Device, dtype: Any) -> None:
+    x, words = draw((40, 33), np.float32).astype(dtype), [np.uint64(word) for word in (12345, 3)]
+
+    def of_array(x: Any, y: Any, seed: Any, layer: Any, position: Any, below: Any, scale: float) -> None:
+        dropout._drop(x, y, seed, layer, position[0], below, scale)
+
+    device.check_narrow("drop", of_array, x, np.zeros_like(x), *words, np.array([7], np.uint64), np.uint64(2**31), 2.0)
 
 
 # nn/normalize.py
@@ -511,3 +659,20 @@ def test_nan_in_a_row_stays_in_its_row(device: Device) -> None:
     scale = np.ones(40)
     arguments = x, 1e-5, scale, scale, np.zeros_like(x), np.zeros(3), np.zeros_like(x)
     device.check("layer_norm", normalize._layer_norm, *arguments)
+
+
+@each_narrow
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 3), (65, 64), (3, 1030), (2, 9000)])
+def test_normalization_of_16_bits(device: Device, rows: int, columns: int, dtype: Any) -> None:
+    x, dy = ((mean + draw((rows, columns), np.float32, seed)).astype(dtype) for seed, mean in enumerate((3, 0)))
+    center, inverse, scale, shift = (1 + np.abs(draw(columns, np.float32, seed)) for seed in range(2, 6))
+    device.check_narrow("moment_sums", normalize._moment_sums, x, np.zeros(2 * columns + 1))
+    device.check_narrow("normalize", normalize._normalize, x, center, inverse, scale, shift, np.zeros_like(x))
+    sums, means = np.full((2, columns), np.nan), np.random.default_rng(7).standard_normal((2, columns))
+    device.check_narrow("gradient_sums", normalize._gradient_sums, x, center, inverse, dy, sums)
+    device.check_narrow("normalize_backward", normalize._normalize_backward, x, center, inverse, scale, means, dy)
+    normal, of_rows = draw((rows, columns), np.float32, 8).astype(dtype), 1 + np.abs(draw(rows, np.float32, 9))
+    device.check_narrow("layer_norm_backward", normalize._layer_norm_backward, normal, of_rows, scale, dy, sums)
+    if columns > 1:
+        outs = np.zeros_like(x), np.zeros(rows, np.float32), np.zeros_like(x)
+        device.check_narrow("layer_norm", normalize._layer_norm, x, 1e-5, scale, shift, *outs)

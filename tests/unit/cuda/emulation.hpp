@@ -18,9 +18,13 @@
 #define __restrict__
 #define __launch_bounds__(...)
 #define __shared__ static  // blocks run one after the other
+#define EMULATED
 
 struct Place {
     unsigned x, y, z;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
 };
 struct alignas(16) float4 {
     float x, y, z, w;
@@ -28,6 +32,8 @@ struct alignas(16) float4 {
 struct alignas(16) double2 {
     double x, y;
 };
+
+struct Float16;  // of the kernels
 
 namespace emulation {
 
@@ -64,6 +70,7 @@ template <typename T>
 std::string type_name() {
     if constexpr (std::is_pointer_v<T>) return "*" + type_name<std::remove_const_t<std::remove_pointer_t<T>>>();
     else if constexpr (std::is_void_v<T>) return "any";
+    else if constexpr (std::is_same_v<T, Float16>) return "float16";
     else {
         const std::string kind = std::is_floating_point_v<T> ? "float" : std::is_signed_v<T> ? "int" : "uint";
         return kind + std::to_string(8 * sizeof(T));
@@ -113,6 +120,9 @@ inline unsigned __ballot_sync(unsigned mask, bool vote, int line = __builtin_LIN
 }
 
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
+inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
+inline float from_float16(unsigned short bits) { return std::bit_cast<_Float16>(bits); }
+inline unsigned short to_float16(float value) { return std::bit_cast<unsigned short>((_Float16)value); }
 
 template <typename T>
 void __stwb(T* place, T value) { *place = value; }

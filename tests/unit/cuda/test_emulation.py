@@ -76,4 +76,4 @@ def test_arguments_of_another_type_are_refused(wrong: Path, arguments: tuple[obj
 def test_arrays_that_are_not_contiguous_are_refused(library: Path) -> None:
     launch.use(EmulatedKernels(library))
     with pytest.raises(AssertionError, match="C-contiguous"):
-        launch.relu_in_place(np.zeros((4, 4), np.float32)[:, :2])
+        launch.add(*[np.zeros((4, 4), np.float32)[:, :2]] * 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from mpitrain import nn, optim
 from mpitrain.cuda import launch
 from mpitrain.data import Resident, loader
-from mpitrain.nn import activation, dense, dropout, loss, normalize, pool, windows
+from mpitrain.device import Cpu
+from mpitrain.nn import dense, dropout, loss, normalize, pool, windows
+from mpitrain.nn.activation import Activation
 from mpitrain.optim import rules
 from tests.unit.gradients import bound
 
@@ -18,7 +21,6 @@ from .cases import Device
 
 Compare = Callable[[Callable[[], list[np.ndarray]]], None]
 REPLACED = {
-    activation: "relu relu_in_place relu_backward leaky_relu gelu gelu_backward tanh_backward sigmoid sigmoid_backward",
     dense: "take_rows add_rows",
     pool: "max_pool max_pool_2 max_pool_backward average_pool average_pool_backward",
     windows: "copy_windows add_windows",
@@ -42,6 +44,7 @@ def same(device: Device, monkeypatch: pytest.MonkeyPatch) -> Compare:
                     patch.setattr(module, f"_{name}", getattr(launch, name))
             for name in ("update_segments", "measure_segments"):
                 patch.setattr(rules, name, getattr(launch, name))
+            patch.setattr(Cpu, "kernels", launch)
             found = function()
         for one, two in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
@@ -104,6 +107,44 @@ def test_a_loss_scales_its_gradient(device: Device, criterion: nn.Loss, monkeypa
     found, gradient = criterion(outputs, labels, 0.5)
     np.testing.assert_allclose(found, loss_of_one, rtol=1e-12)
     np.testing.assert_allclose(gradient, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, lambda: nn.LeakyReLU(0.2), nn.GELU, nn.Tanh, nn.Sigmoid])
+def test_an_activation_is_done_with_the_bias_before_it(
+    same: Compare, activation: Callable[[], Activation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    plain = launch.add_bias
+
+    def spy(product: np.ndarray, bias: np.ndarray, kind: str, *others: Any) -> None:
+        done.append(kind)
+        plain(product, bias, kind, *others)
+
+    monkeypatch.setattr(launch, "add_bias", spy)
+    x = np.random.default_rng(0).standard_normal((4, 5, 6, 2))
+
+    def run() -> list[np.ndarray]:
+        layers = [
+            *(nn.Conv2D(2, 3, 3), activation(), nn.Conv2D(3, 5, 2, bias=False), activation(), nn.Flatten()),
+            *(nn.Dense(150, 7), activation(), activation(), nn.Dense(7, 5, bias=False), activation(), nn.Dense(5, 4)),
+        ]
+        return steps(layers, nn.SoftmaxCrossEntropy(), x, np.array([0, 1, 3, 3]))
+
+    same(run)
+    kind = activation().kind
+    assert done == [kind, kind, "none"] * 2
+
+
+def test_an_activation_of_a_users_own_is_left_alone(same: Compare) -> None:
+    class Doubled(nn.Tanh):
+        def forward(self, x: np.ndarray, ctx: nn.Context) -> np.ndarray:
+            return 2 * super().forward(x, ctx)
+
+        def backward(self, dy: np.ndarray) -> np.ndarray:
+            return super().backward(2 * dy)
+
+    x = np.random.default_rng(0).standard_normal((4, 5))
+    same(lambda: steps([nn.Dense(5, 3), Doubled()], nn.MeanSquaredError(), x, np.ones((4, 3))))
 
 
 def test_average_pooling(same: Compare) -> None:

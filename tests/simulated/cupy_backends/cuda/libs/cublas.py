@@ -16,6 +16,7 @@ CUBLAS_GEMM_DEFAULT = -1
 _TYPES = {
     0: (np.float32, ctypes.c_float),
     1: (np.float64, ctypes.c_double),
+    2: (np.float16, ctypes.c_uint16),
     14: (ml_dtypes.bfloat16, ctypes.c_uint16),
 }
 
@@ -24,7 +25,7 @@ _SUPPORTED = {
     (0, 0, 0, CUBLAS_COMPUTE_32F),
     (0, 0, 0, CUBLAS_COMPUTE_32F_FAST_TF32),
     (1, 1, 1, CUBLAS_COMPUTE_64F),
-    (14, 14, 0, CUBLAS_COMPUTE_32F),
+    *((narrow, narrow, out, CUBLAS_COMPUTE_32F) for narrow in (2, 14) for out in (narrow, 0)),
 }
 
 
@@ -60,11 +61,12 @@ def gemmEx(  # noqa: N802
 ) -> None:
     assert handle == 1 and algorithm == CUBLAS_GEMM_DEFAULT
     assert (a_type, b_type, c_type, compute) in _SUPPORTED
-    _, number = _TYPES[c_type]
+    number = ctypes.c_double if compute == CUBLAS_COMPUTE_64F else ctypes.c_float
     assert number.from_address(alpha).value == 1 and number.from_address(beta).value == 0
     left = _columns(a, a_type, m, k, lda) if transa == CUBLAS_OP_N else _columns(a, a_type, k, m, lda).T
     right = _columns(b, b_type, k, n, ldb) if transb == CUBLAS_OP_N else _columns(b, b_type, n, k, ldb).T
-    out, kind = _columns(c, c_type, m, n, ldc), _TYPES[c_type][0]
+    out = _columns(c, c_type, m, n, ldc)
+    kind = np.float64 if compute == CUBLAS_COMPUTE_64F else np.float32
 
     def multiply() -> None:
         low = compute == CUBLAS_COMPUTE_32F_FAST_TF32

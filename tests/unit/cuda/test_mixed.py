@@ -1,0 +1,145 @@
+"""Models whose activations have 16 bits, with the emulated kernels, against the same in float32 on the processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mpitrain import nn
+from mpitrain.cuda import launch
+from mpitrain.device import Cpu
+from mpitrain.nn.layer import place, walk
+from tests.unit.gradients import bound
+
+from .cases import Device, unstored
+
+NARROW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+class Mixed(Cpu):
+    """Computes as a GPU does, with the emulated kernels."""
+
+    kernels = launch
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.kind = NARROW[name]
+        self.narrow = np.dtype(np.uint16 if name == "bfloat16" else name)
+
+    def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        form: Callable[..., Any] = getattr(launch, kernel.__name__.removeprefix("_"))
+        return form
+
+    def matmul(self, a: np.ndarray, b: np.ndarray, *, out: np.ndarray) -> np.ndarray:
+        assert a.dtype == b.dtype
+        if a.dtype != self.narrow:
+            return super().matmul(a, b, out=out)
+        product = a.view(self.kind).astype(np.float32) @ b.view(self.kind).astype(np.float32)
+        out[...] = product.astype(self.kind).view(self.narrow) if out.dtype == self.narrow else product
+        return out
+
+
+class Halved(nn.Layer):
+    """A user's own layer: it knows nothing of 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[str] = set()
+
+    def forward(self, x: np.ndarray, ctx: nn.Context) -> np.ndarray:
+        self.dtypes.add(x.dtype.name)
+        return 0.5 * x
+
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        self.dtypes.add(dy.dtype.name)
+        return 0.5 * dy
+
+
+class Doubled(nn.Tanh):
+    """One derived from a layer for 16 bits, of which it knows nothing."""
+
+    def forward(self, x: np.ndarray, ctx: nn.Context) -> np.ndarray:
+        return 2 * super().forward(x, ctx)
+
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        return super().backward(2 * dy)
+
+
+class Inside(nn.Sequential):
+    """A container of a user's own."""
+
+    def forward(self, x: np.ndarray, ctx: nn.Context) -> np.ndarray:
+        return 0.5 * super().forward(x, ctx)
+
+    def backward(self, dy: np.ndarray) -> np.ndarray | None:
+        return super().backward(0.5 * dy)
+
+
+def images() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Conv2D(2, 4, 3), nn.BatchNorm(4), nn.ReLU(), nn.MaxPool(2), nn.Residual(nn.Conv2D(4, 4, 3), nn.GELU())),
+        *(nn.AveragePool(2, 1), nn.Conv2D(4, 8, 2, bias=False), nn.LeakyReLU(), nn.Flatten(), nn.Dropout(0.3)),
+        *(nn.Dense(72, 16), nn.LayerNorm(16), nn.Tanh(), nn.Reshape(16), nn.Dense(16, 6), nn.Sigmoid(), nn.Dense(6, 6)),
+    )
+
+
+def own() -> nn.Sequential:
+    return nn.Sequential(
+        *(Halved(), nn.Flatten(), nn.Dense(144, 10), Halved(), nn.ReLU(), Inside(nn.Dense(10, 8), nn.ReLU())),
+        *(Doubled(), nn.Dense(8, 6), Halved()),
+    )
+
+
+def words() -> nn.Sequential:
+    return nn.Sequential(nn.Embedding(3000, 8), nn.LayerNorm(8), nn.Flatten(), nn.Dense(5 * 8, 6))
+
+
+def step(model: nn.Sequential, place_it: Callable[[nn.Layer], None], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs and gradients of parameters."""
+    _, _, grads = bound(model, x.shape[1:], dtype=np.float32)
+    place_it(model)
+    outputs = model.forward(x.copy(), nn.Context(training=True, position=np.uint64(70), seed=3, weight=0.25))
+    criterion = nn.SoftmaxCrossEntropy()
+    _, gradient = criterion(outputs, np.array([0, 5, 3, 3]), 0.25)
+    model.backward(gradient)
+    grads[np.isnan(grads)] = 0  # gaps
+    return outputs, grads
+
+
+@pytest.mark.parametrize("make", [images, own, words])
+@pytest.mark.parametrize(("name", "tolerance"), [("float16", 1e-2), ("bfloat16", 8e-2)])
+def test_a_step_comes_close_to_that_in_float32(
+    device: Device, make: Callable[[], nn.Sequential], name: str, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 3000, (4, 5)) if make is words else rng.standard_normal((4, 9, 8, 2))
+    x = x.astype(np.float32)
+    expected, gradients = step(make(), lambda model: None, x)
+    expected, gradients = expected.copy(), gradients.copy()
+    launch.use(device.places[0])
+    mixed = Mixed(name)
+    monkeypatch.setattr(nn.Loss, "device", mixed)
+    outputs, found = step(make(), lambda model: place(model, mixed), x)
+    if outputs.dtype == mixed.narrow:
+        outputs = unstored(outputs, mixed.kind)
+    assert found.dtype == np.float32
+    for one, two in ((outputs, expected), (found, gradients)):
+        assert np.linalg.norm(one - two) < tolerance * np.linalg.norm(two)
+    assert (outputs != expected).any(), "nothing was rounded"
+
+
+def test_activations_have_16_bits_but_where_a_user_made_the_layer(device: Device) -> None:
+    launch.use(device.places[0])
+    mixed, model = Mixed("bfloat16"), own()
+    bound(model, (9, 8, 2), dtype=np.float32)
+    place(model, mixed)
+    x = np.random.default_rng(0).standard_normal((4, 9, 8, 2)).astype(np.float32)
+    gradient = np.ones_like(model.forward(x, nn.Context()))
+    model.backward(gradient)
+    wide = {path for path, layer in walk(model) if layer.narrow is None}
+    assert wide == {"halved1", "halved2", "inside1", "inside1.dense1", "inside1.relu1", "doubled1", "halved3"}
+    assert all(layer.dtypes == {"float32"} for _, layer in walk(model) if isinstance(layer, Halved))
