@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import cupy
 import numpy as np
-from cupy.cuda import runtime
 
 from ..comm.average import part
 from ..comm.board import Board
 from ..comm.hierarchy import Hierarchy
 from ..cuda import launch
+from ..cuda.exchanged import Exported, Opened
 from ..cuda.gpu import Gpu
+from ..errors import DeviceError
 from ..params import Array
 from ..plan import Bucket
 from .way import agree
@@ -30,7 +30,7 @@ class Ipc:
         agree(hierarchy, "" if hierarchy.n_nodes == 1 else "workers are on several nodes, or share no memory")
         node = hierarchy.node
         self._node, self._gpu, self._vector = node, gpu, vector
-        self._opened: list[int] = []
+        self._opened: list[Opened] = []
         with gpu.here():
             agree(hierarchy, self._open())
             self._in_order = gpu.copy_of(np.arange(node.size))
@@ -61,8 +61,8 @@ class Ipc:
         with self._gpu.here():
             self._gpu.compute.wait()
             self._node.Barrier()
-            for address in self._opened:
-                runtime.ipcCloseMemHandle(address)
+            for opened in self._opened:
+                opened.close()
             self._node.Barrier()
 
     def _sum(self, lo: int, hi: int) -> None:
@@ -76,28 +76,26 @@ class Ipc:
     def _open(self) -> str:
         """Get memory of all workers: what each gives, and what each has summed. Collective; returns what is wrong."""
         size, dtype = self._vector.size, self._vector.dtype
-        problem, handle = "", b""
+        nbytes, problem, own = 2 * size * dtype.itemsize, "", None
         try:
-            own = cupy.cuda.Memory(2 * size * dtype.itemsize)  # not of the pool, whose memory has no handle of its own
-            handle = bytes(runtime.ipcGetMemHandle(own.ptr))
-        except runtime.CUDARuntimeError as error:
-            problem = f"CUDA IPC says: {error}"
-        handles: list[bytes] = self._node.allgather(handle)
-        if not all(handles):
-            return problem or "CUDA IPC does not work for another worker"
+            own = Exported(nbytes)
+        except DeviceError as error:
+            problem = str(error)
+        handles: list[bytes | None] = self._node.allgather(None if own is None else own.handle)
         self._given, self._sums = [], []
         for rank, handle in enumerate(handles):
             memory: Any = own
+            if own is None or handle is None:
+                return problem or "CUDA IPC does not work for another worker"
             if rank != self._node.rank:
                 try:
-                    address = runtime.ipcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)
-                except runtime.CUDARuntimeError as error:
-                    return f"CUDA IPC says: {error}"
-                self._opened.append(address)
-                memory = cupy.cuda.UnownedMemory(address, own.size, self, self._gpu.index)
-            both = cupy.ndarray((2, size), dtype, memptr=cupy.cuda.MemoryPointer(memory, 0))
-            self._given.append(both[0])
-            self._sums.append(both[1])
+                    memory = Opened(handle, nbytes, self._gpu.index)
+                except DeviceError as error:
+                    return str(error)
+                self._opened.append(memory)
+            given, sums = memory.array((2, size), dtype)
+            self._given.append(given)
+            self._sums.append(sums)
         return ""
 
     def _meet(self) -> None:

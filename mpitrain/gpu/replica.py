@@ -12,6 +12,7 @@ import numpy as np
 
 from ..cuda import launch
 from ..cuda.gpu import Gpu
+from ..cuda.replay import Replay
 from ..cuda.stream import Stream
 from ..data.split import Split
 from ..nn.layer import Context, Layer, SumOverWorkers, walk
@@ -19,7 +20,6 @@ from ..nn.loss import Loss
 from ..params import Array, Layout
 from ..replica import Replica, Single
 from .feed import Feed, Place
-from .replay import Replay
 
 _WARM_UPS = 2  # steps before one is recorded: kernels are compiled then, and memory is taken
 

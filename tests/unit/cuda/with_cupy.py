@@ -5,6 +5,7 @@ Prints a line for each of the kernels' sources that NVRTC compiles, with the opt
 
 import ast
 import importlib
+import importlib.util
 import operator
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import cupy
 from cupy.cuda import nvrtc
 
 ROOT = Path(__file__).parents[3]
+OF_THE_STAND_IN = {"here"}
 
 
 def check_attributes(path: Path) -> None:
@@ -31,11 +33,28 @@ def check_attributes(path: Path) -> None:
 
 def check(module: str, attribute: str) -> None:
     """That a module has an attribute."""
-    if module == "cupy_backends.cuda.libs.cublas":  # imports only where cuBLAS is, a large download
-        (library,) = (Path(cupy.__file__).parents[1] / "cupy_backends" / "cuda" / "libs").glob("cublas.*.so")
-        assert attribute.encode() in library.read_bytes(), attribute
+    # These two import only where their libraries are, large downloads.
+    library = {"cupy_backends.cuda.libs.cublas": "cublas", "cupy.cuda.nccl": "nccl"}.get(module)
+    if library is not None and attribute != "available":
+        (file,) = (Path(cupy.__file__).parents[1] / "cupy_backends" / "cuda" / "libs").glob(f"{library}.*.so")
+        assert attribute.encode() in file.read_bytes(), attribute
     else:
         operator.attrgetter(attribute)(importlib.import_module(module))
+
+
+def check_stand_in(path: Path) -> None:
+    """Every class of the stand-in that CuPy has by that name has no method that CuPy's has not."""
+    name = ".".join(path.relative_to(ROOT / "tests" / "simulated").with_suffix("").parts).removesuffix(".__init__")
+    if importlib.util.find_spec(name) is None or name == "cupy.cuda.nccl":
+        return
+    module = importlib.import_module(name)
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef) and hasattr(module, node.name):
+            methods = [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
+            for method in methods:
+                own = method.startswith("_") or method in OF_THE_STAND_IN
+                assert own or hasattr(getattr(module, node.name), method), f"{name}.{node.name}.{method}"
+            print("checked", name, node.name)
 
 
 def compiled(code: str, name: str, options: tuple[str, ...]) -> bytes:
@@ -54,6 +73,8 @@ if __name__ == "__main__":
 
     for path in (ROOT / "mpitrain" / "cuda").glob("*.py"):
         check_attributes(path)
+    for path in (ROOT / "tests" / "simulated" / "cupy").rglob("*.py"):
+        check_stand_in(path)
     kernels = cupy_kernels.CupyKernels()
     for name in sources.NAMES:
         module = kernels._module(name)  # its arguments are checked; it compiles when a kernel is asked for

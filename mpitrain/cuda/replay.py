@@ -9,8 +9,8 @@ from typing import Any
 import cupy
 from cupy.cuda import runtime
 
-from ..cuda.gpu import Gpu
 from ..params import Array
+from .gpu import Gpu
 
 
 class Replay:
