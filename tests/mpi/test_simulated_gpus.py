@@ -6,6 +6,7 @@ Real GPUs are tests/gpu's.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,10 +32,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def simulated(library: Path) -> dict[str, str]:
-    """The environment of ranks that see two GPUs."""
+def simulated(library: Path, request: pytest.FixtureRequest) -> dict[str, str]:
+    """The environment of ranks that see two GPUs, which do what they are asked in another order for each test."""
     path = f"{ROOT / 'tests' / 'simulated'}{os.pathsep}{ROOT}"
-    return {"PYTHONPATH": path, "SIMULATED_GPUS": "2", "SIMULATED_CUDA_LIBRARY": str(library)}
+    order = zlib.crc32(request.node.name.encode())
+    return {
+        "PYTHONPATH": path,
+        "SIMULATED_GPUS": "2",
+        "SIMULATED_CUDA_LIBRARY": str(library),
+        "SIMULATED_ORDER": str(order),
+    }
 
 
 def train(mpi: Mpi, n: int, run_dir: Path, *flags: str | Path, env: dict[str, str] | None = None):
@@ -123,3 +130,168 @@ def test_one_without_a_gpu_computes_on_its_processor(openmpi: Mpi, simulated: di
 def openmpi_mpmd(mpi: Mpi, words: list[str], env: dict[str, str]):
     """One rank of the first program, and what follows each colon."""
     return run([*mpi.command(1), *words], env=env)
+
+
+# How gradients travel.
+
+SUMMED = ("--batch-size", "5", "--no-normalize", "--bucket-bytes", "100")  # in as many buckets as there are layers
+
+
+@pytest.fixture(scope="module")
+def by_processors(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    return train(openmpi, 3, tmp_path_factory.mktemp("processors"), *SUMMED, SMALL)[1]
+
+
+@pytest.mark.parametrize(
+    ("way", "more"),
+    [
+        ("host", []),
+        ("host", ["--no-shared-memory"]),
+        ("ipc", []),
+        ("nccl", []),
+        ("cuda-aware", []),
+        ("host", ["--accumulate-steps", "2"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_gradients_are_summed_in_any_way(
+    openmpi: Mpi,
+    simulated: dict[str, str],
+    by_processors: dict[str, np.ndarray],
+    way: str,
+    more: list[str],
+    tmp_path: Path,
+) -> None:
+    env = {**simulated, "SIMULATED_GPUS": "3", "SIMULATED_NCCL": "1", "MPICH_GPU_SUPPORT_ENABLED": "1"}
+    said, there = train(openmpi, 3, tmp_path, *SUMMED, *more, "--gpu-transport", way, SMALL, env=env)
+    assert f"gradients travel by {way}" in said
+    assert_close(there, by_processors, 1e-9)
+
+
+def test_the_fastest_way_is_taken_and_told(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
+    said, _ = train(openmpi, 2, tmp_path, "--train-steps", "2", SMALL, env={**simulated, "SIMULATED_NCCL": "1"})
+    (line,) = [line for line in said.splitlines() if line.startswith("gradients travel by ")]
+    words = line.replace(":", " ").replace("(", " ").replace(",", " ").split()
+    times = {way: float(words[words.index(way) + 1]) for way in ("host", "ipc", "nccl")}
+    assert line.split()[3].rstrip(":") == min(times, key=lambda way: times[way])
+    assert "cuda-aware" not in line, "this MPI library does not say that it can"
+
+
+@pytest.mark.parametrize(
+    ("way", "ranks", "why"),
+    [
+        ("nccl", 2, "NCCL is not installed"),
+        ("cuda-aware", 2, "does not say that it takes memory of GPUs"),
+        ("ipc", 2, "several nodes"),
+    ],
+)
+def test_a_way_that_is_not_there_is_told(
+    openmpi: Mpi, simulated: dict[str, str], way: str, ranks: int, why: str, tmp_path: Path
+) -> None:
+    words = ["-m", "mpitrain", "train", SMALL, "--run-dir", tmp_path, "--gpu-transport", way, "--no-shared-memory"]
+    done = openmpi.run(ranks, *words, env=simulated)
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if line.startswith("mpitrain: ")]
+    assert len(lines) == 1 and why in lines[0] and f"--gpu-transport {way}" in lines[0]
+
+
+def test_nccl_wants_a_gpu_for_each_worker(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
+    env = {**simulated, "SIMULATED_NCCL": "1", "SIMULATED_GPUS": "1"}
+    words = ["-m", "mpitrain", "train", SMALL, "--run-dir", tmp_path, "--gpu-transport", "nccl"]
+    done = openmpi.run(2, *words, env=env)
+    assert done.returncode == 2 and "workers share a GPU" in done.stderr
+
+
+def test_several_gpus_of_each_rank_are_one(
+    openmpi: Mpi, simulated: dict[str, str], by_processors: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    flags = ("--batch-size", "15", "--no-normalize", "--devices-per-rank", "3")
+    _, there = train(openmpi, 1, tmp_path, *flags, SMALL, env={**simulated, "SIMULATED_GPUS": "3"})
+    assert_close(there, by_processors, 1e-9)
+
+
+# What the host learns later.
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip", "ignore"])
+def test_a_loss_that_is_not_finite(openmpi: Mpi, simulated: dict[str, str], policy: str, tmp_path: Path) -> None:
+    """As on processors: the same words of the same step and worker, and the same parameters."""
+    job = JOBS / "diverging.py"
+    ended = {}
+    for device, env in (("gpu", simulated), ("cpu", None)):
+        words = ["-m", "mpitrain", "train", job, "--nan", policy, "--device", device, "--dtype", "float64"]
+        words += ["--log-steps", "10"]
+        ended[device] = openmpi.run(2, *words, "--run-dir", tmp_path / device, "--save-steps", "5", env=env)
+    there, here = ended["gpu"], ended["cpu"]
+    assert there.returncode == here.returncode == (2 if policy == "stop" else 0)
+    if policy == "stop":
+        told = [[line for line in done.stderr.splitlines() if "mpitrain: " in line] for done in (there, here)]
+        assert told[0] == told[1] and "at step 8 on worker 1" in told[0][0]
+        return
+    found, expected = final(tmp_path / "gpu"), final(tmp_path / "cpu")
+    if policy == "skip":
+        assert_close(found, expected, 1e-9)
+        assert "skipped" in there.stdout
+    else:
+        assert all(np.isnan(found[name]).all() == np.isnan(expected[name]).all() for name in expected)
+
+
+def test_a_checkpoint_before_a_loss_is_known_is_not_saved(
+    openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
+) -> None:
+    """Step 8's loss is not finite, and the host is ahead of it when it is to save: it finds out first."""
+    words = ["-m", "mpitrain", "train", JOBS / "diverging.py", "--run-dir", tmp_path, "--save-steps", "1"]
+    done = openmpi.run(2, *words, "--device", "gpu", env=simulated)
+    assert done.returncode == 2 and "at step 8 on worker 1" in done.stderr
+    assert max(int(path.stem.split("-")[-1]) for path in (tmp_path / "checkpoints").glob("*.h5")) == 7
+
+
+# Graphs.
+
+
+def launches(folder: Path) -> int:
+    return sum(int(path.read_text()) for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("job", "flags", "expected"),
+    [
+        (SMALL, ["--no-normalize"], 18),  # of 20 steps all but the first two
+        (SMALL, ["--no-normalize", "--accumulate-steps", "2"], 38),
+        (SMALL, ["--trace"], 0),
+        (JOBS / "diverging.py", [], 0),  # it has a layer of its own, of which nothing is known
+    ],
+    ids=["whole", "in parts", "traced", "own layer"],
+)
+def test_steps_are_replayed(
+    openmpi: Mpi, simulated: dict[str, str], job: Path, flags: list[str], expected: int, tmp_path: Path
+) -> None:
+    report = tmp_path / "report"
+    report.mkdir()
+    train(openmpi, 1, tmp_path / "run", *flags, job, env={**simulated, "SIMULATED_REPORT": str(report)})
+    assert launches(report) == expected
+
+
+def test_what_cannot_be_recorded_is_done_step_by_step(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
+    """A layer that says it is static, and waits for the GPU."""
+    job = tmp_path / "job.py"
+    job.write_text(
+        "from small import job as make\n"
+        "from mpitrain import nn\n\n\n"
+        "class Waits(nn.Layer):\n"
+        "    static = True\n\n"
+        "    def forward(self, x, ctx):\n"
+        "        float(x[0, 0])\n"
+        "        return x\n\n"
+        "    def backward(self, dy):\n"
+        "        return dy\n\n\n"
+        "def job():\n"
+        "    made = make(normalize=False)\n"
+        "    made.model = nn.Sequential(*made.model.layers, Waits())\n"
+        "    return made\n"
+    )
+    env = {**simulated, "PYTHONPATH": f"{simulated['PYTHONPATH']}{os.pathsep}{JOBS}"}
+    said, there = train(openmpi, 1, tmp_path / "gpu", job, env=env)
+    assert said.count("steps are not replayed as CUDA graphs") == 1
+    _, here = train(openmpi, 1, tmp_path / "cpu", "--no-normalize", SMALL)
+    assert_close(there, here, 1e-9)
