@@ -86,6 +86,11 @@ class Replica:
     def trace(self) -> None:
         """Have ``forward`` and ``backward`` return when they are done, so that their times are those of the work."""
 
+    def footprint(self) -> dict[str, int]:
+        """Bytes of a device's memory by what they are for, beside the parameters and what is like them; under ``held``
+        all that this process has taken there. Empty where there is no such memory."""
+        return {}
+
     def here(self) -> AbstractContextManager[object]:
         """A block in which the vectors that this is bound to may be computed with."""
         return nullcontext()

@@ -191,10 +191,20 @@ class Loop:
             else:
                 self._save.paused(self)
         self._strategy.close()
+        self._report_memory()
         if self.files.console is not None:
             self.files.console.advance(self.step)
         for hook in self._hooks:
             hook.end(self)
+
+    def _report_memory(self) -> None:
+        """Record what the device's memory was used for."""
+        found = self._replica.footprint()
+        if found and self._strategy.on_device:
+            vectors = (len(self.plan.vectors) + 1) * self.plan.nbytes
+            found = {"parameters, slots, gradient": vectors, **found}
+        if found:
+            self.report_record({"device_memory": found})
 
     def _after_step(self) -> None:
         for hook in self._hooks:
@@ -257,7 +267,10 @@ class Loop:
 
     def totals(self) -> Totals:
         """What all workers have done since the run began; on the chief, local."""
-        return self._strategy.totals()
+        began = time.perf_counter()
+        found = self._strategy.totals()
+        self.training_s += time.perf_counter() - began  # of steps that a GPU was still at
+        return found
 
     def report(self, step: int, values: dict[str, float]) -> None:
         """Print and record values measured at ``step``; local, and only the chief's counts."""

@@ -147,6 +147,12 @@ class Gpu:
             runtime.hostRegister(address, host.nbytes, 0)
             self._pinned.add(address)
 
+    @property
+    def held(self) -> int:
+        """Bytes that this process has taken of this GPU's memory, for arrays."""
+        with self.here():
+            return int(cupy.get_default_memory_pool().total_bytes())
+
     def free(self) -> None:
         """Give memory back to the GPU, and let go of the host's; nothing may compute here any more."""
         with self.here():

@@ -46,6 +46,11 @@ class Replay:
                 raise
             self._pieces.append((self._stream.end_capture(), None))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the work takes for itself."""
+        return int(self._memory.total_bytes())
+
     def start(self) -> None:
         """Have the first piece done."""
         self._pieces[0][0].launch(self._stream)

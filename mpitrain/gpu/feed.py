@@ -84,6 +84,11 @@ class Feed:
         place.send(self._copying, self._gpu.compute)
         return place
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the GPU's memory."""
+        return sum(place.here.nbytes for places in self._places.values() for place in places)
+
     def _next(self, count: int) -> Place:
         places = self._places.get(count)
         if places is None:

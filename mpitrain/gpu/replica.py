@@ -44,7 +44,7 @@ class OnGpu(Replica):
         self, model: Layer, loss: Loss, layout: Layout, gpu: Gpu, split: Split, say: Callable[[str], None]
     ) -> None:
         self._gpu, self._split, self._loss, self._say = gpu, split, loss, say
-        self._inner = Single(model, loss, layout, gpu)
+        self._model, self._inner = model, Single(model, loss, layout, gpu)
         self._feed = Feed(gpu, split)
         with gpu.here():
             self._leaving = Stream()
@@ -125,6 +125,14 @@ class OnGpu(Replica):
 
     def trace(self) -> None:
         self._waits, self._records = True, False
+
+    def footprint(self) -> dict[str, int]:
+        return {
+            "activations": sum(layer.buffer_bytes for _, layer in walk(self._model)) + self._loss.buffer_bytes,
+            "batches": self._feed.nbytes + sum(copy.nbytes for copy in self._copies.values()),
+            "graphs": sum(replay.nbytes for replay in self._replays.values()),
+            "held": self._gpu.held + sum(replay.nbytes for replay in self._replays.values()),
+        }
 
     def here(self) -> AbstractContextManager[object]:
         return self._gpu.here()

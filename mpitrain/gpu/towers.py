@@ -92,6 +92,9 @@ class GpuTowers(Towers):
         for tower in self._towers:
             tower.trace()
 
+    def footprint(self) -> dict[str, int]:
+        return self._towers[0].footprint()
+
     def here(self) -> AbstractContextManager[object]:
         return self._towers[0].here()
 

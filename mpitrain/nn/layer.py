@@ -138,6 +138,11 @@ class Layer:
         self.device.kernels.cast(array, out)
         return out
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes that ``buffer`` has given."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
     def buffer(self, tag: str, shape: Shape, dtype: Any = None) -> Array:
         """Uninitialized memory kept for this layer, the same at every call with this tag and shape.
 

@@ -29,6 +29,11 @@ class Loss:
     def __init__(self) -> None:
         self._gradients: dict[tuple[Shape, str], Array] = {}
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes kept for gradients."""
+        return sum(gradient.nbytes for gradient in self._gradients.values())
+
     def check(self, shape: Shape, classes: int | None) -> None:
         """Make sure that a model's outputs for one example, of ``shape``, suit labels of so many classes.
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _random = random.Random(int(os.environ.get("SIMULATED_ORDER", "0")))
+_pace = _random.choice((0.02, 0.3, 1.5))  # operations done for each that is asked for: far behind, or close
 _lock = threading.RLock()
 _queues: list[Queue] = []
 
@@ -46,7 +47,7 @@ class Queue:
                 self.captured.append(operation)
                 return
             self.waiting.append(operation)
-            for _ in range(_random.randrange(3)):
+            for _ in range(int(_random.expovariate(1) * _pace + 0.5)):
                 _step()
 
     def drain(self) -> None:
