@@ -57,7 +57,7 @@ def choose(cluster: Cluster, config: RunConfig) -> Choice:
     cpus: list[Device] = [CPU] if count == 1 else [Cpu(index) for index in range(count)]
     if config.device == "cpu":
         return Choice([CPU] if cluster.is_server else cpus, [])
-    mine = Seen(cluster.node_of[cluster.rank], cluster.host, *(([], "") if cluster.is_server else _look()))
+    mine = Seen(cluster.node_of[cluster.rank], cluster.host, *(([], "") if cluster.is_server else look()))
     everyone = cluster.comm.allgather(mine)
     workers = [everyone[rank] for rank in cluster.worker_ranks]
     try:
@@ -156,8 +156,8 @@ def tell(workers: Sequence[Seen], shares: Sequence[Sequence[Share]]) -> list[str
     return notes
 
 
-def _look() -> tuple[list[str], str, bool]:
-    """The last three of ``Seen``; local."""
+def look() -> tuple[list[str], str, bool]:
+    """What this process sees: the last three of ``Seen``; local."""
     if importlib.util.find_spec("cupy") is None:
         return [], "CuPy is not installed: pip install 'mpitrain[cuda13]', or cuda12 for an older driver", False
     try:

@@ -6,7 +6,6 @@ enters ``here`` first.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -18,6 +17,7 @@ from cupy.cuda import runtime
 from cupy_backends.cuda.libs import cublas
 
 from ..errors import DeviceError
+from ..nvml import cards, told
 from ..params import Array, Shape
 from . import launch
 from .cupy_kernels import CupyKernels
@@ -165,8 +165,8 @@ class Gpu:
     def out_of_memory(self, error: MemoryError) -> DeviceError:
         """What to tell a user whose model does not fit."""
         free, total = runtime.memGetInfo()
-        others = _users(self.index)
-        use = f", and {others} use it" if others else ""
+        users = next((card.users for card in cards() if card.identifier == identify()[self.index]), [])
+        use = f", and others are on it: {told(users)}" if users else ""
         return DeviceError(
             f"{self.name} is out of memory: {str(error).rstrip('.')}; {free / 2**30:.1f} of {total / 2**30:.1f} GiB "
             f"are free{use}; lower --batch-size, raise --accumulate-steps or --gpu-memory-fraction, or take more GPUs"
@@ -216,14 +216,3 @@ def _row_stride(matrix: Array) -> int:
     """Elements from one row to the next."""
     rows, columns = matrix.shape
     return max(columns, matrix.strides[0] // matrix.itemsize) if rows > 1 else columns
-
-
-def _users(index: int) -> str:
-    """Other processes on a GPU, as its driver tells of them; nothing where it does not."""
-    words = ["nvidia-smi", "-i", str(index), "--query-compute-apps=pid,used_memory", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    found = [line.replace(", ", " with ") for line in answer.stdout.splitlines() if line.strip()]
-    return "processes " + ", ".join(found[:4]) if answer.returncode == 0 and found else ""

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from .. import nvml
 from ..cluster import Cluster
+from ..devices import Seen, look, share_out, tell
 from ..monitor.console import size_of
 from .finding import Finding
 
 TOPIC = "GPU"
-_MIB = 1 << 20
 
 # Sends device memory through MPI; a library that is not made for it ends the process in a fault.
 _PROBE = """
@@ -28,89 +27,60 @@ assert bool((data == back).all())
 """
 
 
-class Gpu(NamedTuple):
-    """A device, as its driver tells of it."""
-
-    name: str
-    memory: int
-    used: int
-    temperature: int
-    driver: str
-
-
 def check(cluster: Cluster) -> Iterator[Finding]:
     """Collective over all ranks; only rank 0's findings count."""
-    mine = (cluster.host, devices(), cluster.node.size) if cluster.node.rank == 0 else None
+    mine = (cluster.host, nvml.cards(), nvml.is_installed()) if cluster.node.rank == 0 else None
     hosts = [host for host in cluster.comm.allgather(mine) if host is not None]
+    seen = Seen(cluster.node_of[cluster.rank], cluster.host, *look())
+    everyone: list[Seen] = cluster.comm.allgather(seen)
     cupy = _cupy()
-    if not any(gpus for _, gpus, _ in hosts):
+    if not any(cards for _, cards, _ in hosts) and not any(rank.gpus for rank in everyone):
         yield Finding(TOPIC, "devices", "none", "no NVIDIA driver answers on any host: ranks compute on CPUs")
         yield Finding(TOPIC, "CuPy", "none", cupy or "not installed")
         return
-    for host, gpus, ranks in hosts:
-        yield from _host(host, gpus, ranks)
+    for host, cards, installed in hosts:
+        yield from _host(host, cards, installed)
     if not cupy:
         mend = "pip install 'mpitrain[cuda12]' or 'mpitrain[cuda13]', by the driver's CUDA version"
         yield Finding(TOPIC, "CuPy", "warning", "not installed: ranks compute on CPUs", mend)
         return
-    yield Finding(TOPIC, "CuPy", "pass", cupy)
+    yield Finding(TOPIC, "CuPy", "warning" if "does not import" in cupy else "pass", cupy)
+    yield from _shares(everyone)
     yield _nccl()
     yield _cuda_aware()
 
 
-def devices() -> list[Gpu]:
-    """This host's devices, as the driver lists them; none where there is no driver. Local."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    fields = "name,memory.total,memory.used,temperature.gpu,driver_version"
-    words = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return parse(answer.stdout) if answer.returncode == 0 else []
-
-
-def parse(answer: str) -> list[Gpu]:
-    """The devices in the driver's answer, a line each."""
-    found = []
-    for line in answer.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 5 and cells[1].isdigit():
-            name, memory, used, temperature, driver = cells
-            degrees = int(temperature) if temperature.isdigit() else 0
-            found.append(Gpu(name, int(memory) * _MIB, int(used or 0) * _MIB, degrees, driver))
-    return found
-
-
-def visible(count: int, environ: str | None) -> list[int]:
-    """Devices that CUDA_VISIBLE_DEVICES leaves of so many; those named by identifiers count on from 0."""
-    if environ is None:
-        return list(range(count))
-    names = [name.strip() for name in environ.split(",") if name.strip() not in ("", "-1")]
-    return [int(name) if name.isdigit() else i for i, name in enumerate(names)]
-
-
-def _host(host: str, gpus: list[Gpu], ranks: int) -> Iterator[Finding]:
-    if not gpus:
+def _host(host: str, cards: list[nvml.Card], installed: bool) -> Iterator[Finding]:
+    if not installed:
+        mend = "pip install nvidia-ml-py"
+        yield Finding(TOPIC, host, "warning", "memory, temperature and users of devices are not known", mend)
+    elif not cards:
         yield Finding(TOPIC, host, "warning", "no device, and other hosts have some", "its ranks compute on CPUs")
-        return
-    for index, gpu in enumerate(gpus):
-        told = f"{gpu.name}, {size_of(gpu.memory - gpu.used)} of {size_of(gpu.memory)} free, {gpu.temperature} C"
-        if gpu.used > gpu.memory // 2:
-            mend = "others use it: see nvidia-smi, or choose with CUDA_VISIBLE_DEVICES"
-            yield Finding(TOPIC, f"{host} device {index}", "warning", told, mend)
+    for index, card in enumerate(cards):
+        degrees = "" if card.temperature is None else f", {card.temperature} C"
+        free = f"{size_of(card.memory - card.used)} of {size_of(card.memory)} free"
+        found = f"{card.name}, {free}{degrees}, driver {card.driver}"
+        if card.users:
+            found += f"; in use by {nvml.told(card.users)}"
+        crowded = card.used > card.memory // 2
+        mend = "others use it: choose another with CUDA_VISIBLE_DEVICES" if crowded else ""
+        yield Finding(TOPIC, f"{host} device {index}", "warning" if crowded else "pass", found, mend)
+
+
+def _shares(everyone: list[Seen]) -> Iterator[Finding]:
+    """Which device each rank would get in training."""
+    shares = share_out(everyone, 1, None)
+    for host in dict.fromkeys(rank.host for rank in everyone):
+        found = []
+        for rank, (seen, own) in enumerate(zip(everyone, shares, strict=True)):
+            if seen.host == host:
+                found.append(f"{rank} on {f'gpu:{own[0].index}' if own else 'cpu'}")
+        told = ", ".join(found[:8]) + (" ..." if len(found) > 8 else "")
+        problems = [note for note in tell(everyone, shares) if host in note]
+        if problems:
+            yield Finding(TOPIC, f"{host} ranks", "warning", told, problems[0].removeprefix("warning: "))
         else:
-            yield Finding(TOPIC, f"{host} device {index}", "pass", f"{told}, driver {gpu.driver}")
-    usable = visible(len(gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if usable:
-        shares = ", ".join(f"{rank} on {usable[rank % len(usable)]}" for rank in range(min(ranks, 8)))
-        crowded = ranks > len(usable)
-        mend = "ranks share devices: start one worker a device" if crowded else ""
-        yield Finding(TOPIC, f"{host} local ranks", "warning" if crowded else "pass", shares, mend)
-    else:
-        yield Finding(TOPIC, f"{host} local ranks", "warning", "CUDA_VISIBLE_DEVICES hides every device", "unset it")
+            yield Finding(TOPIC, f"{host} ranks", "pass", told)
 
 
 def _cupy() -> str:

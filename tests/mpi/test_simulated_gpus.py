@@ -31,6 +31,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("emulated"), sorted(KERNELS.glob("*.cu")))
 
 
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder for LD_LIBRARY_PATH with a driver's library that tells of two GPUs."""
+    folder = tmp_path_factory.mktemp("driver")
+    source = ROOT / "tests" / "simulated" / "driver" / "nvml.c"
+    done = run(["g++", "-x", "c", "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)])
+    assert done.returncode == 0, done.stderr
+    return str(folder)
+
+
 @pytest.fixture
 def simulated(library: Path, request: pytest.FixtureRequest) -> dict[str, str]:
     """The environment of ranks that see two GPUs, which do what they are asked in another order for each test."""
@@ -104,12 +114,16 @@ def test_who_computes_where_is_told(openmpi: Mpi, simulated: dict[str, str], tmp
     assert "3 workers on" in said and "share 2 GPUs" in said
 
 
-def test_a_model_that_does_not_fit_is_told(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_is_told(
+    openmpi: Mpi, simulated: dict[str, str], driver: str, tmp_path: Path
+) -> None:
     words = ["-m", "mpitrain", "train", SMALL, "--run-dir", tmp_path, "--hidden-units", "2000"]
-    done = openmpi.run(2, *words, env={**simulated, "SIMULATED_GPU_BYTES": "10000000"})
+    env = {**simulated, "SIMULATED_GPU_BYTES": "10000000", "LD_LIBRARY_PATH": driver, "CUDA_VISIBLE_DEVICES": "1"}
+    done = openmpi.run(2, *words, env=env)
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if line.startswith("mpitrain: ")]
     assert "is out of memory" in lines[0] and "--batch-size" in lines[0] and "rank" in lines[0]
+    assert "python3 (pid 4711, 59.0 GiB)" in lines[0], "who else is on the second GPU, which is the first here"
     assert "Traceback" not in done.stderr
 
 
@@ -130,6 +144,16 @@ def test_one_without_a_gpu_computes_on_its_processor(openmpi: Mpi, simulated: di
 def openmpi_mpmd(mpi: Mpi, words: list[str], env: dict[str, str]):
     """One rank of the first program, and what follows each colon."""
     return run([*mpi.command(1), *words], env=env)
+
+
+def test_doctor_tells_of_devices_and_who_gets_which(openmpi: Mpi, simulated: dict[str, str], driver: str) -> None:
+    env = {**simulated, "LD_LIBRARY_PATH": driver, "COLUMNS": "200"}
+    done = openmpi.run(3, "-m", "mpitrain", "doctor", env=env)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "79 GiB of 80 GiB free, 31 C, driver 580.95.05" in said
+    assert "20 GiB of 80 GiB free, driver 580.95.05; in use by python3 (pid 4711, 59.0 GiB)" in said
+    assert "0 on gpu:0, 1 on gpu:1, 2 on gpu:0" in said and "share 2 GPUs" in said
 
 
 # How gradients travel.

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "mpitrain"
 
 # Lowest first; a module may import those of its own line and of lines above it in this list.
 LAYERS = [
-    ["blas", "errors", "launched", "rundir", "stopping", "version", "versions"],
+    ["blas", "errors", "launched", "nvml", "rundir", "stopping", "version", "versions"],
     ["params"],
     ["kernels"],
     ["device"],

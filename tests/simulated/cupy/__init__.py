@@ -196,6 +196,10 @@ abs, add, exp, maximum, negative, sqrt, tanh = map(
 )
 
 
+def is_available() -> bool:
+    return bool(cuda.runtime._visible())
+
+
 def get_default_memory_pool() -> memory.MemoryPool:
     return memory.pool()
 

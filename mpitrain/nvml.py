@@ -1,0 +1,100 @@
+"""GPUs as their driver tells of them, by NVML; nothing here needs CUDA or CuPy, and without a driver there are none."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+
+class User(NamedTuple):
+    """A process that computes on a GPU.
+
+    Attributes:
+        nbytes: Of the GPU's memory that it has taken; None where the driver does not tell, as in containers.
+    """
+
+    pid: int
+    name: str
+    nbytes: int | None
+
+
+class Card(NamedTuple):
+    """A GPU.
+
+    Attributes:
+        identifier: As CUDA has it too, in hexadecimal digits.
+        memory, used: Bytes; of all processes.
+        temperature: Degrees Celsius; None where the driver does not tell.
+        users: Other processes than this one.
+    """
+
+    identifier: str
+    name: str
+    memory: int
+    used: int
+    temperature: int | None
+    driver: str
+    users: list[User]
+
+
+def is_installed() -> bool:
+    """Whether the library is there that asks the driver (nvidia-ml-py)."""
+    try:
+        import pynvml  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def cards() -> list[Card]:
+    """This host's GPUs, all of them whatever CUDA_VISIBLE_DEVICES says; none where no driver answers. Local."""
+    if not is_installed():
+        return []
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [_card(pynvml, handle, driver) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _card(nvml: Any, handle: Any, driver: str) -> Card:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    temperature, users = None, []
+    with suppress(nvml.NVMLError):
+        temperature = int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+    with suppress(nvml.NVMLError):
+        found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        users = [_user(nvml, process) for process in found if process.pid != os.getpid()]
+    identifier = _text(nvml.nvmlDeviceGetUUID(handle)).removeprefix("GPU-").replace("-", "")
+    name = _text(nvml.nvmlDeviceGetName(handle))
+    return Card(identifier, name, int(memory.total), int(memory.used), temperature, driver, users)
+
+
+def _user(nvml: Any, process: Any) -> User:
+    name = ""
+    with suppress(nvml.NVMLError):
+        name = os.path.basename(_text(nvml.nvmlSystemGetProcessName(process.pid)))
+    return User(process.pid, name, process.usedGpuMemory)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def told(users: list[User]) -> str:
+    """Processes in words, such as ``python (pid 4711, 12.0 GiB)``."""
+    some = []
+    for pid, name, nbytes in users[:4]:
+        size = "" if nbytes is None else f", {nbytes / 2**30:.1f} GiB"
+        some.append(f"{name or 'process'} (pid {pid}{size})")
+    return ", ".join(some) + (f" and {len(users) - 4} more" if len(users) > 4 else "")
