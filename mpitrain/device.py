@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from .params import Array, Shape
+
+
+class Convolution(NamedTuple):
+    """What a convolution is of.
+
+    Attributes:
+        images: (batch, height, width, channels).
+        filters: (filters, height, width, channels).
+        outputs: (batch, height, width, filters).
+        stride: Of the window, down and right.
+        padding: Zeros before and after an image's rows, and its columns.
+    """
+
+    images: Shape
+    filters: Shape
+    outputs: Shape
+    stride: tuple[int, int]
+    padding: tuple[tuple[int, int], tuple[int, int]]
 
 
 class Device(Protocol):
@@ -31,6 +49,10 @@ class Device(Protocol):
     narrow: np.dtype[Any] | None
     kernels: Any
 
+    @property
+    def convolutions(self) -> Any:
+        """What makes plans of convolutions there (see ``cuda.convolution``); None where nothing does."""
+
     def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """The form of an element kernel (see ``kernels``) for this place's arrays: same arguments, same result."""
 
@@ -52,6 +74,7 @@ class Cpu:
     xp: Any = np
     narrow: np.dtype[Any] | None = None
     kernels: Any = None
+    convolutions: Any = None
     # A block of windows is written and then read by products. Measured with 1 MiB of L2: below this size the calls
     # show, above it nothing is gained.
     block_bytes: int = 1 << 20

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from .device import Device
 from .monitor.console import format_table, size_of
+from .nn.conv import Conv2D
 from .nn.layer import Layer, walk
 from .plan import Plan
 
@@ -34,8 +36,17 @@ def whereabouts(model: Layer, plan: Plan, devices: Sequence[Device], resident: b
         [
             format_table(("layer", "kind", "parameters", "on each worker's"), layers),
             format_table(("vector", "size", "in the memory of"), vectors),
+            *_convolutions(model, devices[0]),
         ]
     )
+
+
+def _convolutions(model: Layer, device: Any) -> list[str]:
+    """How a GPU computes them, where there are any."""
+    if not device.apart or not any(isinstance(layer, Conv2D) for _, layer in walk(model)):
+        return []
+    why = device.why_no_cudnn
+    return [f"convolutions are products of matrices: {why}" if why else "convolutions are cuDNN's, where it has a plan"]
 
 
 def _holder(plan: Plan, resident: bool) -> str:

@@ -6,8 +6,10 @@ enters ``here`` first.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from functools import cached_property
 from typing import Any
 
 import cupy
@@ -51,6 +53,9 @@ class Gpu:
             ``bfloat16``, which activations have then, and what parameters are rounded to for products. Sums are float32
             all the same.
 
+    Attributes:
+        say: Takes a line for the user.
+
     Raises:
         DeviceError: The memory cannot be had.
     """
@@ -59,6 +64,7 @@ class Gpu:
     xp: Any = cupy
     kernels: Any = launch
     block_bytes: int = _WINDOW_BYTES
+    say: Callable[[str], None] = staticmethod(lambda line: None)
 
     def __init__(self, index: int, fraction: float, growth: bool = True, precision: str = "float32") -> None:
         self.index, self._precision = index, precision
@@ -111,6 +117,25 @@ class Gpu:
         # fmt: on
         product: Array = out
         return product
+
+    @cached_property
+    def convolutions(self) -> Any:
+        return None if self.why_no_cudnn else self._convolutions
+
+    @cached_property
+    def why_no_cudnn(self) -> str:
+        """Why convolutions are products of matrices, if they are."""
+        if importlib.util.find_spec("cudnn") is None:
+            return "cuDNN's frontend is not installed: pip install 'mpitrain[cudnn13]', or cudnn12 for an older driver"
+        try:
+            from .convolution import Convolutions
+
+            with self.here():
+                self._convolutions = Convolutions(self._precision == "tf32", lambda line: self.say(line))
+        except Exception as error:  # an installation can be broken in any way
+            told = str(error).strip() or type(error).__name__
+            return f"cuDNN's frontend is installed, and says: {told.splitlines()[0]}"
+        return ""
 
     def owns(self, array: Array) -> bool:
         return isinstance(array, cupy.ndarray)

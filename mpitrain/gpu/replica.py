@@ -44,6 +44,7 @@ class OnGpu(Replica):
         self, model: Layer, loss: Loss, layout: Layout, gpu: Gpu, split: Split, say: Callable[[str], None]
     ) -> None:
         self._gpu, self._split, self._loss, self._say = gpu, split, loss, say
+        gpu.say = say
         self._model, self._inner = model, Single(model, loss, layout, gpu)
         self._feed = Feed(gpu, split)
         with gpu.here():

@@ -1,10 +1,11 @@
-"""Convolution as matrix products over blocks of windows that stay in cache."""
+"""Convolution as matrix products over blocks of windows that stay in cache, or as a device does it itself."""
 
 from __future__ import annotations
 
 from numbers import Integral
 from typing import Any
 
+from ..device import Convolution
 from ..errors import JobError
 from ..params import Array, Shape
 from .arguments import positive, wrong_shape
@@ -74,26 +75,62 @@ class Conv2D(Biased):
         return (rows.windows, columns.windows, self.filters)
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        self._padded = self._pad(self.taken(x, "x"))
+        x = self.taken(x, "x")
+        y = self.activations("y", (len(x), self._grid.rows.windows, self._grid.columns.windows, self.filters))
+        self._plan = self._planned(x, y)
+        if self._plan is None:
+            self._multiply(x, y)
+        else:
+            self._x = x
+            kernels = self.device.kernels
+            kernels.transpose(self.weight.reshape(-1, self.filters), self._turned.reshape(self.filters, -1))
+            self._plan.forward(x, self._turned, y)
+        return self.add_bias(y.reshape(-1, self.filters)).reshape(y.shape) if self._adds_bias else y
+
+    def backward(self, dy: Array) -> Array | None:
+        dy = self.taken(dy, "dy")
+        if self._adds_bias:
+            self.add_bias_backward(dy.reshape(-1, self.filters))
+        dx = self.activations("dx", self._grid.images_shape(len(dy))) if self.needs_dx else None
+        if self._plan is None:
+            self._multiply_backward(dy, dx)
+        else:
+            grad = self.buffer("turned_grad", self._turned.shape, self._plan.grad_dtype)
+            self._plan.filter_gradient(self._x, dy, grad)
+            turned = grad.reshape(self.filters, -1)
+            self.device.kernels.transpose(turned, self.weight_grad.reshape(-1, self.filters))
+            if dx is not None:
+                self._plan.data_gradient(dy, self._turned, dx)
+        return dx
+
+    def _planned(self, x: Array, y: Array) -> Any:
+        """How the device itself convolves such images; None where they are laid out as windows."""
+        convolutions = self.device.convolutions
+        if convolutions is None:
+            return None
+        self._turned = self.activations("filters", (self.filters, *self.kernel, self.in_channels))
+        rows, columns = self._grid.rows, self._grid.columns
+        padding = (rows.before, rows.after), (columns.before, columns.after)
+        shape = Convolution(x.shape, self._turned.shape, y.shape, self.stride, padding)
+        return convolutions.plan(shape, x.dtype, self.needs_dx)
+
+    def _multiply(self, x: Array, y: Array) -> None:
+        """Set ``y``, without the bias where that is added afterwards, by products of windows and weight."""
+        self._padded = self._pad(x)
         grid = self._grid
         self._weight = matrix = self._matrix()
-        y = self.activations("y", (len(x), grid.rows.windows, grid.columns.windows, self.filters))
         for images in grid.image_blocks(len(x), self._block):
             for rows in grid.row_blocks(self._block):
                 windows = self._windows(images, rows)
                 self._lay_out(images, rows, windows)
                 self.device.matmul(windows, matrix, out=y[images, rows].reshape(-1, self.filters))
-        return self.add_bias(y.reshape(-1, self.filters)).reshape(y.shape) if self._adds_bias else y
 
-    def backward(self, dy: Array) -> Array | None:
-        dy = self.taken(dy, "dy")
+    def _multiply_backward(self, dy: Array, dx: Array | None) -> None:
+        """Assign the weight's gradient, the bias's where it was multiplied, and ``dx``."""
         self.weight_grad[...] = 0
-        if self._adds_bias:
-            self.add_bias_backward(dy.reshape(-1, self.filters))
-        elif self.has_bias:
+        if self._multiplies_bias:
             self.bias_grad[...] = 0
         grid = self._grid
-        dx = self.activations("dx", grid.images_shape(len(dy))) if self.needs_dx else None
         for images in grid.image_blocks(len(dy), self._block):
             padded_grad = None if dx is None else self._zeros(images)
             for rows in grid.row_blocks(self._block):
@@ -106,7 +143,6 @@ class Conv2D(Biased):
                     self._add_input_gradient(windows, block, rows, padded_grad)
             if dx is not None and padded_grad is not None:
                 dx[images] = grid.inside(padded_grad)
-        return dx
 
     def _add_gradients(self, windows: Array, dy: Array) -> None:
         grad = self.buffer("grad", (windows.shape[1], self.filters))

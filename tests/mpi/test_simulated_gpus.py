@@ -6,6 +6,7 @@ Real GPUs are tests/gpu's.
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +94,31 @@ def test_runs_of_lower_precision_come_close(
     _, exact = train(openmpi, 1, tmp_path / "full", *flags, SMALL, env=simulated)
     assert_close(rounded, exact, tolerance)
     assert any(rounded[name].tobytes() != exact[name].tobytes() for name in exact), "nothing was rounded"
+
+
+def test_convolutions_of_cudnn_agree_with_the_processor(simulated: dict[str, str]) -> None:
+    """Of its stand-in: strides, every padding, filters that it declines. The real one has not been seen to run."""
+    words = [sys.executable, ROOT / "tests" / "mpi" / "programs" / "convolutions.py"]
+    done = run([*map(str, words), "float32", "tf32", "bfloat16", "float16"], env=simulated)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4 * 36 and all(line.split()[1] == "cuDNN" for line in lines)
+    done = run([*map(str, words), "bfloat16"], env={**simulated, "SIMULATED_CUDNN_CHANNELS": "4"})
+    assert done.returncode == 0, done.stderr
+    assert sum(" windows " in line for line in done.stdout.splitlines()) == 36
+    assert "cuDNN has no plan for filters (4, 3, 3, 5)" in done.stdout
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.2)])
+def test_a_run_with_cudnn_comes_close_to_the_processors(
+    openmpi: Mpi, simulated: dict[str, str], precision: str, tolerance: float, tmp_path: Path
+) -> None:
+    flags = ("--dtype", "float32", "--batch-size", "5", "--train-steps", "4", CNN)
+    given = ("--precision", precision, "--log-device-placement")
+    said, there = train(openmpi, 1, tmp_path / "gpu", *given, *flags, env=simulated)
+    assert "convolutions are cuDNN's" in said
+    _, here = train(openmpi, 1, tmp_path / "cpu", *flags)
+    assert_close(there, here, tolerance)
 
 
 def test_a_run_twice_is_the_same_bits(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ from .updates import (
     note_loss,
     update_segments,
 )
-from .vectors import cast, sum_rows, take
+from .vectors import cast, sum_rows, take, transpose
 
 __all__ = [
     "ACTIVATIONS",
@@ -109,6 +109,7 @@ __all__ = [
     "sum_rows",
     "take",
     "take_rows",
+    "transpose",
     "update_segments",
     "use",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...params import Array
-from .grid import THREADS, begin, blocks, cells, flat, int32, int64, named
+from .grid import LINES, THREADS, WARP, begin, blocks, cells, flat, int32, int64, named
 
 # data/loader.py
 
@@ -39,3 +39,10 @@ def cast(x: Array, y: Array) -> None:
     if packs:
         name = named(named("cast", x), y)
         begin("cast", name, (blocks(packs, THREADS), 1), (THREADS, 1), (int64(x.size), x, y))
+
+
+def transpose(x: Array, y: Array) -> None:
+    """``y`` is the matrix ``x`` transposed; of such types as ``cast`` takes, or both float32."""
+    rows, columns = x.shape
+    grid = -(-columns // WARP), -(-rows // WARP)
+    begin("cast", named(named("transpose", x), y), grid, (WARP, LINES), (x, int32(rows), int32(columns), y))

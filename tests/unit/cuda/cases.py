@@ -517,6 +517,17 @@ def test_cast(device: Device, n: int, shift: int, narrow: Any) -> None:
     np.testing.assert_array_equal(back, found.astype(np.float32))
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (31, 33), (64, 5), (3, 200)])
+def test_transpose(device: Device, shape: tuple[int, int]) -> None:
+    x = draw(shape, np.float32)
+    for narrow in (np.float32, *NARROW):
+        rounded = x.astype(narrow)
+        _, found = device.run("transpose", (x, stored(np.zeros(shape[::-1], narrow))))
+        np.testing.assert_array_equal(found, stored(np.ascontiguousarray(rounded.T)))
+        _, found = device.run("transpose", (stored(rounded), np.zeros(shape[::-1], np.float32)))
+        np.testing.assert_array_equal(found, rounded.T.astype(np.float32))
+
+
 # nn/dense.py
 
 

@@ -1,0 +1,69 @@
+"""Run where CuPy and cuDNN are simulated: convolutions on a GPU against those of the processor.
+
+Prints a line for each that agrees, with how it was computed.
+"""
+
+import itertools
+import sys
+
+import ml_dtypes
+import numpy as np
+
+from mpitrain import nn
+from mpitrain.cuda.gpu import Gpu
+from mpitrain.nn.layer import bind, initialize, layout_of, place
+
+TOLERANCE = {"float32": 1e-5, "tf32": 2e-3, "bfloat16": 3e-2, "float16": 4e-3}
+
+
+def step(layer, x, dy, gpu=None):
+    """Outputs, the gradient of x and those of parameters."""
+    layout = layout_of(layer, x.shape[1:], np.float32)
+    params, grads = np.zeros(layout.size, np.float32), np.zeros(layout.size, np.float32)
+    initialize(layer, layout, params, 3)
+    params += 0.1  # biases too
+    if gpu is None:
+        bind(layer, layout, params, grads)
+        return [layer.forward(x, nn.Context()).copy(), layer.backward(dy.copy()).copy(), grads]
+    place(layer, gpu)
+    with gpu.here():
+        there = gpu.copy_of(params), gpu.zeros(grads.shape, np.float32)
+        bind(layer, layout, *there)
+        outputs = layer.forward(gpu.copy_of(x), nn.Context())
+        made = [outputs, layer.backward(gpu.copy_of(dy)), there[1]]
+        return [widened(brought(gpu, array), gpu) for array in made]
+
+
+def brought(gpu, there):
+    """An array of the GPU in this process."""
+    host = np.empty(there.shape, there.dtype)
+    gpu.download(there, host)
+    return host
+
+
+def widened(array, gpu):
+    """Activations in float32."""
+    if array.dtype == np.float32:
+        return array
+    return array.view(ml_dtypes.bfloat16 if array.dtype == np.uint16 else array.dtype).astype(np.float32)
+
+
+for precision in sys.argv[1:]:
+    gpu = Gpu(0, 0.5, precision=precision)
+    gpu.say = print
+    cases = itertools.product([(1, 1), (3, 3), (2, 4)], [1, (2, 3)], ["same", "valid", 2], [True, False])
+    for kernel, stride, padding, bias in cases:
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((3, 9, 8, 5)).astype(np.float32)
+
+        def make(kernel=kernel, stride=stride, padding=padding, bias=bias):
+            return nn.Conv2D(5, 4, kernel, stride, padding, bias)
+
+        dy = rng.standard_normal((3, *make().build(x.shape[1:]))).astype(np.float32)
+        layer = make()
+        found, expected = step(layer, x, dy, gpu), step(make(), x, dy)
+        for one, two in zip(found, expected, strict=True):
+            assert np.linalg.norm(one - two) <= TOLERANCE[precision] * np.linalg.norm(two), (kernel, stride, padding)
+        exact = all(one.tobytes() == two.tobytes() for one, two in zip(found, expected, strict=True))
+        assert exact is False or precision == "float32"
+        print(precision, "windows" if layer._plan is None else "cuDNN", kernel, stride, padding, bias)
