@@ -172,6 +172,26 @@ def test_a_damaged_checkpoint_is_passed_over(openmpi: Mpi, tmp_path: Path) -> No
     assert "none of the 3 checkpoints" in one_line(refused.stderr)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_damage_that_one_rank_finds_while_it_reads_has_all_go_back(mpi: Mpi, rank: int, tmp_path: Path) -> None:
+    done = mpi.run(3, "-m", "tests.mpi.programs.falling_back", tmp_path, str(rank))
+    assert done.returncode == 0, done.stdout + done.stderr
+    reached, resumed, passed_over = done.stdout.splitlines()
+    assert (reached, resumed) == ("(2, 20)", str(checkpoint.path_for(tmp_path, 2)))
+    assert passed_over.startswith(f"{checkpoint.path_for(tmp_path, 3)} is not a whole checkpoint (rank {rank} of 3")
+
+
+@pytest.mark.parametrize("mode", [["local"], ["async", "--ps", "1"]], ids=" ".join)
+def test_every_mode_goes_back(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
+    flags = ["--mode", *mode, "--no-normalize", "--train-steps", "30", "--save-steps", "10", "--run-dir", tmp_path]
+    openmpi.train(3, SMALL, *flags)
+    spoil(newest(tmp_path))
+    done = openmpi.train(3, SMALL, *flags)
+    assert "passed over: " in done.stdout
+    assert re.search(r"resumed from .* at step 2[04]$", done.stdout, re.MULTILINE)  # local saves where workers agree
+    assert steps(tmp_path)[0] == 30
+
+
 def spoil(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -254,7 +254,7 @@ def test_a_full_disk_leaves_what_was_there(small_disk: Path, compression: Compre
     assert caught.value.errno == errno.ENOSPC
     assert [*checkpoint.steps(small_disk)] == [2, 1]
     assert len([*small_disk.iterdir()]) == 2
-    assert checkpoint.newest_whole(small_disk) == (checkpoint.path_for(small_disk, 2), [])
+    checkpoint.verify(checkpoint.path_for(small_disk, 2))
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:
