@@ -11,14 +11,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from mpitrain import checkpoint
+from mpitrain.errors import DamagedCheckpoint
 from mpitrain.stopping import STOPPED_EARLY
 
 from ..conftest import JOBS, Mpi, missing, one_line
 from .killing import end_all
+from .saved import LAYOUT, state
 from .test_sync import assert_close, assert_same_bits, final
 
 SMALL, RESHARDING = JOBS / "small.py", JOBS / "resharding.py"
@@ -286,3 +289,42 @@ def test_a_part_that_cannot_be_written_leaves_no_checkpoint(mpi: Mpi, how: str, 
     assert told.startswith("the checkpoint of step 2 could not be saved")
     assert "Disk quota exceeded (node1); training goes on" in told
     assert there == "[3, 1]"
+
+
+REFUSALS = {
+    "limit": "File too large (node1)",
+    "files": "Too many open files (node1)",
+    "full": "No space left on device",
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "refusal"), [("background", "limit"), ("waiting", "limit"), ("background", "files"), ("background", "full")]
+)
+def test_a_file_that_nodes_write_together(
+    openmpi: Mpi, parallel_hdf5: dict[str, str], how: str, refusal: str, small_disk: Path
+) -> None:
+    """It holds what one node would have written; where one node cannot, there is none, and training goes on."""
+    folder = small_disk / "checkpoints"
+    done = openmpi.run(3, "-m", "tests.mpi.programs.together", folder, how, refusal, env=parallel_hdf5)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told, there = done.stdout.splitlines()
+    assert told.startswith("the checkpoint of step 2 could not be saved")
+    assert REFUSALS[refusal] in told and "training goes on" in told
+    assert there == "['step-0000000001.h5', 'step-0000000003.h5']"
+    for step, path in checkpoint.steps(folder).items():
+        checkpoint.verify(path)
+        found = {name: np.zeros_like(vector) for name, vector in state(step).items()}
+        assert checkpoint.read(path, LAYOUT, found, 0) == (step, 2 * step)
+        with h5py.File(path) as file:
+            for name, group in (("params", "params"), ("momentum", "optimizer/momentum")):
+                for entry, view in LAYOUT.views(state(step)[name]).items():
+                    assert LAYOUT.views(found[name])[entry].tobytes() == view.tobytes()
+                    assert np.array_equal(file[f"{group}/{entry}"][()], view)
+    content = path.read_bytes()
+    for at in range(0, len(content), len(content) // 60):
+        damaged = bytearray(content)
+        damaged[at] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(DamagedCheckpoint):
+            checkpoint.verify(path)
