@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PARALLEL_HDF5 := $(shell pkg-config --exists hdf5-openmpi 2>/dev/null && echo .venv-hdf5/.done)
 
 .PHONY: demo test lint env clean
 
@@ -17,7 +18,7 @@ lint: env
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-env: .venv/.dev .venv-mpich/.dev .venv-nvcc/.done
+env: .venv/.dev .venv-mpich/.dev .venv-nvcc/.done $(PARALLEL_HDF5)
 
 .venv/.demo: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -40,8 +41,19 @@ env: .venv/.dev .venv-mpich/.dev .venv-nvcc/.done
 	.venv-nvcc/bin/python -m pip install --quiet 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-nvrtc==13.*' 'cupy-cuda13x==14.*'
 	touch $@
 
+# Nodes write one file together where h5py was built with parallel HDF5. Here it is built for the first environment's MPI
+# from the system's library, where that is (Debian: libhdf5-openmpi-dev pkg-config g++); half a minute.
+.venv-hdf5/.done: .venv/.dev
+	rm -rf .venv-hdf5
+	$(BIN)/python -m pip install --quiet --target .venv-hdf5/tools 'Cython>=3' pkgconfig 'setuptools>=77'
+	printf '[build_ext]\nparallel = 2\n' > .venv-hdf5/build.cfg
+	HDF5_MPI=ON HDF5_PKGCONFIG_NAME=hdf5-openmpi CC='$(CURDIR)/$(BIN)/mpicc' CFLAGS='-O0 -g0' \
+	  PYTHONPATH='$(CURDIR)/.venv-hdf5/tools' DIST_EXTRA_CONFIG='$(CURDIR)/.venv-hdf5/build.cfg' \
+	  $(BIN)/python -m pip install --quiet --no-cache-dir --target .venv-hdf5/lib --no-deps --no-build-isolation --no-binary=h5py h5py
+	touch $@
+
 clean:
-	rm -rf .venv .venv-mpich .venv-nvcc build dist *.egg-info
+	rm -rf .venv .venv-mpich .venv-nvcc .venv-hdf5 build dist *.egg-info
 
 # What the benchmarks compare with, each in an environment of its own.
 .PHONY: bench-env

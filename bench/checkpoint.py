@@ -104,10 +104,10 @@ def one_round(
 
 
 def resume_newest(folder: Path, layout: Layout, vectors: dict[str, np.ndarray]) -> None:
-    """What ``--resume auto`` does: find the newest that verifies, then read it, by then from the page cache."""
-    path, _ = checkpoint.newest_whole(folder)
-    assert path is not None
-    checkpoint.read(path, layout, vectors, 0)
+    """What ``--resume auto`` does: read the newest, and the one before it where that turns out damaged."""
+    paths = checkpoint.steps(folder).values()
+    found, _ = checkpoint.first_whole(paths, lambda path: checkpoint.read(path, layout, vectors, 0))
+    assert found is not None
 
 
 def main() -> None:
@@ -131,7 +131,7 @@ def main() -> None:
     for name, seconds in times.items():
         median = statistics.median(seconds)
         against = statistics.median(times["plain write" if name.endswith(("save", "write")) else "plain read"])
-        wanted = "   wanted 85%" if name in ("save", "resume") else ""
+        wanted = "   wanted 85%" if name in ("save", "resume", "resume auto") else ""
         print(
             f"{name:18} {median:6.3f} {gib / median:6.2f}   {against / median:8.0%}   "
             f"({gib / max(seconds):.2f} to {gib / min(seconds):.2f} GiB/s){wanted}"

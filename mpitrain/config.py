@@ -91,6 +91,10 @@ class RunConfig:
     save_per_node: bool | None = _option(
         None, "sync, local: each node writes its part of a checkpoint.  [default: from 1 GiB of state on]"
     )
+    save_one_file: bool | None = _option(
+        None,
+        "sync, local: nodes write their parts into one file.  [default: where h5py was built with parallel HDF5]",
+    )
     time_limit: float | None = _option(
         None, "Save and end before S seconds are over; Slurm's limit (SLURM_JOB_END_TIME) counts without it.", "S"
     )
@@ -111,6 +115,11 @@ class RunConfig:
             raise ConfigError(f"--elastic-rho is {self.elastic_rho}: give a number between 0 and 1")
         if self.gpu_memory_fraction is not None and not 0 < self.gpu_memory_fraction <= 1:
             raise ConfigError(f"--gpu-memory-fraction is {self.gpu_memory_fraction}: give a number above 0, 1 at most")
+        if self.save_one_file and self.save_compression != "none":
+            raise ConfigError(
+                f"--save-compression {self.save_compression} goes with a file a node or one that the chief writes: "
+                "leave it or --save-one-file out"
+            )
         if self.precision != "float32" and (self.dtype != "float32" or self.device == "cpu"):
             other = "--device cpu" if self.device == "cpu" else f"--dtype {self.dtype}"
             raise ConfigError(f"--precision {self.precision} goes with GPUs and float32: leave it or {other} out")
@@ -224,6 +233,7 @@ _MODES_OF: dict[str, tuple[Mode, ...]] = {
     "backup_workers": ("backup",),
     "local_steps": ("local",),
     "save_per_node": ("sync", "local"),
+    "save_one_file": ("sync", "local"),
     "elastic_rho": ("local",),
     "gpu_transport": ("sync",),
 }

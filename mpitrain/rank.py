@@ -38,7 +38,7 @@ from .replica import replica_of
 from .resuming import Beginning, find_beginning
 from .rundir import cannot_write, new_run_dir
 from .server import Server
-from .start import start_values
+from .start import Start
 from .stopping import STOPPED_EARLY, Signals, TimeLimit, ask_slurm, end_of_time
 from .strategy.choose import is_resident, lockstep_strategy, served_strategy
 from .strategy.store import Store
@@ -130,7 +130,7 @@ def _train(cluster: Cluster, request: Request, presence: Presence) -> bool:
         plan = make_plan(job, config, len(cluster.worker_ranks))
     cluster.check_same({**config.as_toml(), **job.facts()})
     cluster.check_layout(plan.layout)
-    files, begin = RunFiles(Path(), None, None), Beginning(None, None, [], False)
+    files, begin = RunFiles(Path(), None, None), Beginning()
     with cluster.agree("opening the run directory"):
         if cluster.chief:
             folder = config.run_dir or _told_run_dir() or new_run_dir(request.name)
@@ -173,7 +173,7 @@ def _train(cluster: Cluster, request: Request, presence: Presence) -> bool:
 
 def _serve(cluster: Cluster, job: Job, plan: Plan, records: Records, begin: Beginning) -> None:
     """What a parameter server does."""
-    store = Store(cluster, plan, start_values(cluster, plan, job.model, *begin[:2]), lambda line: None)
+    store = Store(cluster, plan, Start(cluster, plan, job.model, begin), lambda line: None)
     server = Server(store)
     if records.track is not None:
         server.trace(records.track.wrap)
@@ -195,15 +195,16 @@ def _work(
     """What a worker does; whether it was told to stop before the last step, as far as this worker knows."""
     console = files.console
     say = (lambda line: None) if console is None else console.say
+    start = Start(cluster, plan, job.model, begin)
     if plan.config.served:
-        store = Store(cluster, plan, start_values(cluster, plan, job.model, *begin[:2]), say)
-        strategy = served_strategy(store)
+        strategy = served_strategy(Store(cluster, plan, start, say))
     else:
-        fill = start_values(cluster.training, plan, job.model, *begin[:2])
-        strategy = lockstep_strategy(cluster, plan, devices, fill, say)
+        strategy = lockstep_strategy(cluster, plan, devices, start, say)
+    for why in start.passed_over:
+        say(f"passed over: {why}")
     with cluster.training.agree("copying the model to its devices"):
         replica = replica_of(job, plan.layout, plan.dtype, devices, say)
-    loop = Loop(cluster, job, plan, strategy, replica, files, begin, [stop, Present(presence)])
+    loop = Loop(cluster, job, plan, strategy, replica, files, start, [stop, Present(presence)])
     records.attach(loop)
     say(_describe_job(loop))
     began, first = time.perf_counter(), loop.step

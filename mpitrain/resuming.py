@@ -1,4 +1,4 @@
-"""Which checkpoint a run begins with. Local; nothing of its values is read for good here."""
+"""Which checkpoints a run may begin with. Local; nothing of their values is read here."""
 
 from __future__ import annotations
 
@@ -15,58 +15,55 @@ class Beginning(NamedTuple):
     """Where a run begins.
 
     Attributes:
-        resume: The checkpoint to go on from, or None.
+        resume: Checkpoints to go on from: the first of them that turns out whole as it is read. None to begin anew.
         init_from: The checkpoint whose parameters to take as far as they fit, or None.
         notes: Lines for the user.
-        saved: Whether ``resume`` is one of the run's own, which need not be saved again.
+        saved: Whether ``resume`` are of the run's own, which need not be saved again.
+        auto: Whether ``resume`` are all that there are, the newest first, and not the one that the user named.
     """
 
-    resume: Path | None
-    init_from: Path | None
-    notes: list[str]
-    saved: bool
+    resume: tuple[Path, ...] = ()
+    init_from: Path | None = None
+    notes: tuple[str, ...] = ()
+    saved: bool = False
+    auto: bool = False
 
 
 def find_beginning(config: RunConfig, checkpoints: Path, layout: Layout) -> Beginning:
-    """Look for the checkpoint that ``--resume`` and ``--init-from`` ask for, as the folder is now.
+    """Look for the checkpoints that ``--resume`` and ``--init-from`` ask for, as the folder is now.
 
     Args:
         checkpoints: The run's own.
 
     Raises:
-        CheckpointError: There is no such checkpoint, or none that is whole, or nothing of it fits the model.
+        CheckpointError: There is no such checkpoint, or nothing of it fits the model.
     """
-    resume, notes = _find(config.resume, checkpoints, config.keep)
-    saved = resume is not None and resume.resolve().parent == checkpoints.resolve()
+    auto = config.resume == "auto"
+    resume = tuple(checkpoint.steps(checkpoints).values()) if auto else _asked_for(config, checkpoints)
+    saved = bool(resume) and resume[0].resolve().parent == checkpoints.resolve()
+    begin = Beginning(resume, saved=saved, auto=auto)
     if config.init_from is None:
-        return Beginning(resume, None, notes, saved)
-    if resume is not None:
-        return Beginning(resume, None, [*notes, f"--init-from is left out: the run goes on from {resume}"], saved)
+        return begin
+    if resume:
+        from_where = f"its own checkpoints in {checkpoints}" if auto else str(resume[0])
+        return begin._replace(notes=(f"--init-from is left out: the run goes on from {from_where}",))
     _check("--init-from", config.init_from)
     fit = checkpoint.fit_of(config.init_from, layout)
     rest = f"; {fit}" if fit.wrong else ""
-    notes.append(f"{len(fit.fitting):,} of {len(layout.entries):,} parameters are those of {config.init_from}{rest}")
-    return Beginning(None, config.init_from, notes, False)
+    note = f"{len(fit.fitting):,} of {len(layout.entries):,} parameters are those of {config.init_from}{rest}"
+    return begin._replace(init_from=config.init_from, notes=(note,))
 
 
-def _find(resume: str, checkpoints: Path, keep: int) -> tuple[Path | None, list[str]]:
-    if resume == "never":
-        if keep and checkpoint.newest(checkpoints) is not None:
-            raise CheckpointError(
-                f"{checkpoints} holds checkpoints of another run, and --keep {keep} would remove this one's before "
-                "those of higher steps: give another --run-dir, or leave --keep or --resume never out"
-            )
-        return None, []
-    if resume != "auto":
-        _check("--resume", Path(resume), "auto, never or ")
-        return Path(resume), []
-    newest, passed_over = checkpoint.newest_whole(checkpoints)
-    if newest is None and passed_over:
+def _asked_for(config: RunConfig, checkpoints: Path) -> tuple[Path, ...]:
+    if config.resume != "never":
+        _check("--resume", Path(config.resume), "auto, never or ")
+        return (Path(config.resume),)
+    if config.keep and checkpoint.newest(checkpoints) is not None:
         raise CheckpointError(
-            f"none of the {len(passed_over)} checkpoints in {checkpoints} is whole: {passed_over[0]}; "
-            "give --resume never to begin anew, or another --run-dir"
+            f"{checkpoints} holds checkpoints of another run, and --keep {config.keep} would remove this one's before "
+            "those of higher steps: give another --run-dir, or leave --keep or --resume never out"
         )
-    return newest, [f"passed over: {why}" for why in passed_over]
+    return ()
 
 
 def _check(option: str, path: Path, else_give: str = "") -> None:

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from . import checkpoint
+from .checkpoint import together
 from .checkpoint.parts import Part, PartsWriter
 from .checkpoint.saver import Saver
+from .checkpoint.together import TogetherWriter
 from .cluster import Cluster, Group
 from .comm.leaders import Leaders
-from .errors import CheckpointError
+from .config import RunConfig
+from .errors import CheckpointError, ConfigError
 from .params import Array
 from .plan import Plan
 from .strategy.base import Strategy, Wrap
@@ -123,10 +126,11 @@ class Saving:
 
 
 class Parts:
-    """Every node's first worker writes a part; when all have, the chief writes the index.
+    """Every node's first worker writes a part; when all have, the chief makes these a checkpoint.
 
-    That all have is agreed on by a reduction that nobody waits for while training goes on. Methods are
-    collective over the workers, or local where nothing else is said; on workers that write nothing they do nothing.
+    Parts are files under an index, or of one file where HDF5 can write that from several nodes. That all have is
+    agreed on by a reduction that nobody waits for while training goes on. Methods are collective over the workers, or
+    local where nothing else is said; on workers that write nothing they do nothing.
     """
 
     def __init__(
@@ -140,6 +144,8 @@ class Parts:
     ) -> None:
         token = group.comm.bcast(secrets.token_hex(4), root=0)
         self._leaders = leaders = Leaders(group)
+        self._team = Leaders(group)  # for the thread that writes
+        in_one_file = _together(group, leaders, plan.config)
         self.saver: Saver | None = None
         self._say, self._folder = say, folder
         self._step = -1
@@ -147,7 +153,11 @@ class Parts:
         if leaders.member:
             self._hosts = leaders.gather(group.host)
             config, part = plan.config, Part(leaders.rank, leaders.size, token)
-            self._writer = PartsWriter(folder, plan.layout, config.seed, about, config.save_compression, part)
+            self._writer: PartsWriter | TogetherWriter
+            if in_one_file:
+                self._writer = TogetherWriter(folder, plan.layout, config.seed, about, self._team)
+            else:
+                self._writer = PartsWriter(folder, plan.layout, config.seed, about, config.save_compression, part)
             self.saver = Saver(folder, self._writer.write, retention, config.save_background, say, in_parts=True)
 
     def begun(self, step: int) -> None:
@@ -166,7 +176,7 @@ class Parts:
             self._complete(saver)
 
     def finish(self) -> None:
-        """Have the index on disk."""
+        """Have the checkpoint on disk."""
         saver, leaders = self.saver, self._leaders
         if saver is None:
             return
@@ -177,9 +187,10 @@ class Parts:
         saver.finish()
 
     def free(self) -> None:
-        """Give the communicator back."""
+        """Give the communicators back."""
         if self._leaders.member:
             self._leaders.free()
+            self._team.free()
 
     def _complete(self, saver: Saver) -> None:
         """All parts have been written, or some could not be; local, for others may be a step ahead."""
@@ -200,6 +211,32 @@ def _in_parts(cluster: Cluster, plan: Plan, strategy: Strategy) -> bool:
     if plan.config.save_per_node is not None:
         return plan.config.save_per_node
     return plan.nbytes * len(strategy.vectors) >= LARGE_BYTES
+
+
+def _together(group: Group, leaders: Leaders, config: RunConfig) -> bool:
+    """Whether the leaders are to write one file; collective over the group.
+
+    Raises:
+        ConfigError: On every rank: they were told to, and cannot.
+    """
+    if config.save_one_file is False or config.save_compression != "none":
+        return False
+    lacking: list[str] = []
+    if leaders.member:
+        lacks = _lacks(leaders, config)
+        lacking = [why for why in leaders.gather(lacks and f"{lacks} (on {group.host})") if why]
+    lacking = group.comm.bcast(lacking, root=0)
+    with group.agree("preparing to save"):
+        if lacking and config.save_one_file:
+            raise ConfigError(f"--save-one-file: {lacking[0]}; without it every node writes a file")
+    return not lacking
+
+
+def _lacks(leaders: Leaders, config: RunConfig) -> str:
+    """Why this rank cannot write a file together with others; empty where it can."""
+    if config.save_background and not leaders.in_threads:
+        return "this MPI must not be called beside training, so give --no-save-background"
+    return together.lacks()
 
 
 def _write(

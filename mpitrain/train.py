@@ -25,8 +25,8 @@ from .nn.layer import Context
 from .params import Array, Layout
 from .plan import Plan, split_batch
 from .replica import Replica
-from .resuming import Beginning
 from .saving import Saving
+from .start import Start
 from .strategy.base import Strategy, Totals, Turn, Work, Wrap
 
 
@@ -72,11 +72,11 @@ class Loop:
         strategy: Strategy,
         replica: Replica,
         files: RunFiles,
-        begin: Beginning,
+        start: Start,
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.cluster, self.job, self.plan, self.files = cluster, job, plan, files
-        self.resumed, self.saved = begin.resume, begin.saved
+        self.resumed, self.saved = start.resumed, start.saved
         self._strategy, self._replica = strategy, replica
         self.training_s = 0.0
         self.validation: dict[str, float] = {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-import h5py
 from threadpoolctl import threadpool_info
+
+from .hdf5 import h5py
 
 # What is imported in a run, and what may be.
 _PACKAGES = (

@@ -135,6 +135,19 @@ def mpi(request: pytest.FixtureRequest) -> Mpi:
     return found
 
 
+@pytest.fixture(scope="session")
+def parallel_hdf5(openmpi: Mpi) -> dict[str, str]:
+    """The environment in which Open MPI's ranks find an h5py that was built with parallel HDF5."""
+    folder = ROOT / ".venv-hdf5" / "lib"
+    if not (folder / "h5py").exists():
+        missing(f"an h5py built with parallel HDF5 ({folder}); 'make env' builds it where libhdf5-openmpi-dev is")
+    return {
+        "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        # The HDF5 is the system's. It finds this MPI in place of the system's own, whose interface is the same.
+        "LD_LIBRARY_PATH": str(openmpi.python.parent.parent / "lib"),
+    }
+
+
 @pytest.fixture
 def job(tmp_path: Path):
     """Writes a job file and returns its path."""

@@ -12,7 +12,7 @@ Nothing is pickled, and nothing is executed when a checkpoint is read.
 
 from __future__ import annotations
 
-from .folder import Retention, newest, newest_whole, part_paths, path_for, remove_unfinished, steps, verify
+from .folder import Retention, first_whole, newest, part_paths, path_for, remove_unfinished, steps, verify
 from .reader import Checkpoint
 from .state import Fit, fit_of, read, take_fitting, write
 
@@ -20,9 +20,9 @@ __all__ = [
     "Checkpoint",
     "Fit",
     "Retention",
+    "first_whole",
     "fit_of",
     "newest",
-    "newest_whole",
     "part_paths",
     "path_for",
     "read",

@@ -8,18 +8,19 @@ has none, and values travel between memory and disk as fast as these can.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
-import h5py
 import numpy as np
 
+from ..hdf5 import h5py
 from ..params import Array
 from .digest import Digest, bytes_of
 from .disk import replacing
-from .seal import Range, Seal, room_for
+from .seal import Range, Seal, gaps, room_for
 
 Compression = Literal["none", "gzip"]
 Attributes = Mapping[str, Mapping[str, Any]]
@@ -45,18 +46,60 @@ def write_container(
     Raises:
         OSError: The disk is full, or the folder cannot be written to.
     """
-    with memory_file() as memory:
-        block = room_for(arrays)
-        places = _make(memory, block, arrays, attributes, compression, virtual or {})
-        size = max([_size(memory), *(stop for _, stop in places.values())])
-        with replacing(path) as writer:
-            writer.append(np.zeros(block, np.uint8))
-            rest, digests = Digest(), {name: Digest() for name in places}
-            for digest, data in _in_order(memory, arrays, places, block, size, rest, digests):
-                digest.add(data)  # while it is in the cache for being written
-                writer.append(data)
-            ranges = {name: Range(*place, str(digests[name])) for name, place in places.items()}
-            writer.write_front(np.frombuffer(Seal(block, size, str(rest), ranges).pack(), np.uint8))
+    with memory_file() as memory, replacing(path) as writer:
+        frame = make_frame(memory, arrays, attributes, arrays, compression, virtual or {})
+        writer.append(np.zeros(frame.block, np.uint8))
+        rest, digests = Digest(), {name: Digest() for name in frame.places}
+        for digest, data in _in_order(frame, arrays, rest, digests):
+            digest.add(data)  # while it is in the cache for being written
+            writer.append(data)
+        ranges = {name: [Range(*place, str(digests[name]))] for name, place in frame.places.items()}
+        writer.write_front(np.frombuffer(Seal(frame.block, frame.size, str(rest), ranges).pack(), np.uint8))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """An HDF5 file in memory, all but the values that are stored as they are.
+
+    Attributes:
+        memory: The file, in which those values and the first block are holes.
+        block: Bytes of the first block, which the seal is for.
+        size: Bytes of the whole file.
+        places: Where the values belong, by the dataset's name: the first byte, and the one behind the last.
+    """
+
+    memory: FileIO
+    block: int
+    size: int
+    places: Places
+
+    def rest(self) -> Iterator[tuple[int, Array]]:
+        """What the file has behind its first block and beside those values, in order: where, and bytes (n,) uint8."""
+        for start, stop in gaps(self.places.values(), self.block, self.size):
+            at = start
+            for piece in pieces(self.memory.fileno(), start, stop):
+                yield at, piece
+                at += len(piece)
+
+
+def make_frame(
+    memory: FileIO,
+    arrays: Mapping[str, Array],
+    attributes: Attributes,
+    ranges: Iterable[str],
+    compression: Compression = "none",
+    virtual: Mapping[str, h5py.VirtualLayout] | None = None,
+) -> Frame:
+    """Make a file, as ``write_container`` writes it, but for the arrays' values.
+
+    Args:
+        memory: An empty file, whoever made it closes it.
+        ranges: The name of an array for each range of bytes that gets a digest of its own.
+    """
+    block = room_for(ranges)
+    places = _make(memory, block, arrays, attributes, compression, virtual or {})
+    size = max([_size(memory), *(stop for _, stop in places.values())])
+    return Frame(memory, block, size, places)
 
 
 def memory_file() -> FileIO:
@@ -127,22 +170,16 @@ def _size(memory: FileIO) -> int:
 
 
 def _in_order(
-    memory: FileIO,
-    arrays: Mapping[str, Array],
-    places: Places,
-    block: int,
-    size: int,
-    rest: Digest,
-    digests: Mapping[str, Digest],
+    frame: Frame, arrays: Mapping[str, Array], rest: Digest, digests: Mapping[str, Digest]
 ) -> Iterator[tuple[Digest, Array]]:
     """All bytes behind the block as they follow each other, in pieces, each with the digest that it belongs to."""
-    reached = block
-    for name, (start, stop) in sorted(places.items(), key=lambda item: item[1]):
-        yield from ((rest, piece) for piece in pieces(memory.fileno(), reached, start))
+    memory, reached = frame.memory.fileno(), frame.block
+    for name, (start, stop) in sorted(frame.places.items(), key=lambda item: item[1]):
+        yield from ((rest, piece) for piece in pieces(memory, reached, start))
         values = bytes_of(arrays[name])
         yield from ((digests[name], values[lo : lo + _PIECE]) for lo in range(0, len(values), _PIECE))
         reached = stop
-    yield from ((rest, piece) for piece in pieces(memory.fileno(), reached, size))
+    yield from ((rest, piece) for piece in pieces(memory, reached, frame.size))
 
 
 def pieces(descriptor: int, start: int, stop: int) -> Iterator[Array]:

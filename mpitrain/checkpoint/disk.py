@@ -111,7 +111,7 @@ def replacing(path: Path) -> Iterator[DiskWriter]:
     Raises:
         OSError: The disk is full, or the folder cannot be written to; ``path`` is what it was.
     """
-    _make_folder(path.parent)
+    make_folder(path.parent)
     partial = path.with_suffix(".partial")
     try:
         descriptor = _open(partial)
@@ -131,6 +131,13 @@ def replacing(path: Path) -> Iterator[DiskWriter]:
             partial.unlink(missing_ok=True)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder that is not there yet, durably."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        flush_folder(folder.parent)
+
+
 def flush_folder(folder: Path) -> None:
     """Make durable which files a folder has."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -141,12 +148,6 @@ def flush_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _make_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        flush_folder(folder.parent)
 
 
 def _open(path: Path) -> int:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from ..errors import DamagedCheckpoint
 from .disk import flush_folder
 from .reader import Checkpoint
+
+T = TypeVar("T")
 
 _NAME = re.compile(r"step-(\d+)\.h5")
 _PART = re.compile(r"(step-\d+)-[0-9a-f]+-\d+-of-\d+\.h5")
@@ -48,16 +51,18 @@ def verify(path: Path) -> None:
         checkpoint.verify()
 
 
-def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint of a folder that verifies, or None, and why those newer than it do not."""
+def first_whole(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[tuple[Path, T] | None, list[str]]:
+    """The first of checkpoints that is whole with what ``read`` returns for it, or None, and why those before are not.
+
+    Args:
+        read: Given a checkpoint, reads it once; raises DamagedCheckpoint where it is not as it was written.
+    """
     passed_over: list[str] = []
-    for path in steps(folder).values():
+    for path in paths:
         try:
-            verify(path)
+            return (path, read(path)), passed_over
         except DamagedCheckpoint as error:
             passed_over.append(str(error))
-        else:
-            return path, passed_over
     return None, passed_over
 
 

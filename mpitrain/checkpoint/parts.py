@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from ..errors import DamagedCheckpoint
+from ..hdf5 import h5py
 from ..params import Array, Layout, Shape
 from .container import Compression, write_container
 from .folder import part_paths, path_for

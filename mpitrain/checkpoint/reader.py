@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import h5py
 import numpy as np
 
 from ..errors import DamagedCheckpoint
+from ..hdf5 import h5py
 from ..params import Array, Shape
 from .container import memory_file, pieces
 from .digest import Digest, bytes_of, digest_of
@@ -114,7 +114,7 @@ class Checkpoint:
                 for part, lo, hi in self._rows[name]:
                     of_parts[part][name] = out[lo:hi]
             elif name in self._ranges:
-                reads.append(self._pool.submit(self._read_values, name, bytes_of(out)))
+                reads += self._start_reading(name, bytes_of(out))
             elif out.shape:  # compressed, in what was checked when the file was opened
                 self._file[name].read_direct(out)
             else:
@@ -130,7 +130,7 @@ class Checkpoint:
         Raises:
             DamagedCheckpoint: Some are not as they were written.
         """
-        for read in [self._pool.submit(self._read_values, name, None) for name in self._ranges]:
+        for read in [read for name in self._ranges for read in self._start_reading(name)]:
             read.result()
         for part in self._parts.values():
             part.verify()
@@ -145,7 +145,7 @@ class Checkpoint:
         self._memory = memory_file()
         try:
             self._copy_rest(seal)
-            self._ranges: Mapping[str, Range] = seal.arrays
+            self._ranges: Mapping[str, list[Range]] = seal.arrays
             self._file = h5py.File(self._memory, "r")
             self._list()
             self._check_name()
@@ -211,9 +211,17 @@ class Checkpoint:
         if named and int(named[1]) != self.step:
             raise self._damaged(f"it holds step {self.step:,}: the file is another's, or was renamed")
 
-    def _read_values(self, name: str, out: Array | None) -> None:
-        """Fill ``out``, shape (n,) uint8, with a dataset's bytes, or only look at them; called by several threads."""
-        start, stop, written = self._ranges[name]
+    def _start_reading(self, name: str, out: Array | None = None) -> list[Future[None]]:
+        """Fill ``out``, shape (n,) uint8, with a dataset's bytes, or only look at them, in threads."""
+        first = self._ranges[name][0].start
+        return [
+            self._pool.submit(self._read_range, name, each, None if out is None else out[each.start - first :])
+            for each in self._ranges[name]
+        ]
+
+    def _read_range(self, name: str, which: Range, out: Array | None) -> None:
+        """Fill the front of ``out``, (n,) uint8, with bytes of a dataset, or only look; called by several threads."""
+        start, stop, written = which
         room = np.empty(min(_CHUNK, stop - start), np.uint8) if out is None else None
         digest = Digest()
         for at in range(start, stop, _CHUNK):

@@ -8,7 +8,8 @@ HDF5 leaves the first bytes of a file, its *user block*, to the user. Here they 
 
 ``arrays`` are the ranges of the file with the values of datasets, and the digests of these; ``rest`` is the digest of
 all other bytes behind the block, which are names, shapes, attributes, and values that are compressed. So every
-byte of the file counts.
+byte of the file counts. Where several nodes wrote an array's values, it has a list of such ranges, which follow each
+other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .digest import LENGTH, digest_of
 
@@ -45,17 +46,18 @@ class Seal:
         block: Bytes of the block.
         size: Bytes of the whole file.
         rest: Digest of every byte behind the block that is in none of ``arrays``.
-        arrays: Where datasets' values are, by name.
+        arrays: Where datasets' values are, by name: ranges that follow each other.
     """
 
     block: int
     size: int
     rest: str
-    arrays: Mapping[str, Range]
+    arrays: Mapping[str, list[Range]]
 
     def pack(self) -> bytes:
         """The block, ``block`` bytes."""
-        text = json.dumps({"bytes": self.size, "rest": self.rest, "arrays": self.arrays}) + "\n"
+        arrays = {name: ranges if len(ranges) > 1 else ranges[0] for name, ranges in self.arrays.items()}
+        text = json.dumps({"bytes": self.size, "rest": self.rest, "arrays": arrays}) + "\n"
         body = text.encode().ljust(self.block - HEAD, b"\0")
         assert len(body) == self.block - HEAD
         return _MAGIC + f"{_digest(self.block, body)} {self.block:0{_DIGITS}d}\n".encode() + body
@@ -71,12 +73,12 @@ class Seal:
         if digest != _digest(len(block), body):
             raise BrokenSeal("its first bytes are damaged")
         said = json.loads(body.rstrip(b"\0"))
-        arrays = {name: Range(*values) for name, values in said["arrays"].items()}
+        arrays = {name: _ranges(values) for name, values in said["arrays"].items()}
         return cls(len(block), said["bytes"], said["rest"], arrays)
 
     def other_ranges(self) -> Iterator[tuple[int, int]]:
         """What ``rest`` is the digest of, in order."""
-        yield from gaps(((r.start, r.stop) for r in self.arrays.values()), self.block, self.size)
+        yield from gaps(((r.start, r.stop) for ranges in self.arrays.values() for r in ranges), self.block, self.size)
 
 
 def block_bytes(head: bytes) -> int:
@@ -96,8 +98,8 @@ def block_bytes(head: bytes) -> int:
 
 
 def room_for(names: Iterable[str]) -> int:
-    """Bytes of a block that has room for arrays of these names: a power of two, as HDF5 wants it."""
-    needed = 512 + sum(len(json.dumps(name)) + LENGTH + 60 for name in names)  # 60: two numbers, quotes, commas
+    """Bytes of a block that has room for a range of each of these arrays: a power of two, as HDF5 wants it."""
+    needed = 512 + sum(len(json.dumps(name)) + LENGTH + 60 for name in names)  # 60: two numbers, punctuation
     block = 4096
     while block < needed:
         block *= 2
@@ -112,6 +114,10 @@ def gaps(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[t
         start = hi
     if start < stop:
         yield start, stop
+
+
+def _ranges(values: list[Any]) -> list[Range]:
+    return [Range(*each) for each in (values if isinstance(values[0], list) else [values])]
 
 
 def _digest(block: int, body: bytes) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..cluster import Group
 from ..mpi import MPI
+from .waiting import Waiting
 
 T = TypeVar("T")
 
@@ -18,14 +19,20 @@ class Leaders:
     Attributes:
         member: Whether this rank is one; only then may anything else be called.
         rank, size: Of this rank among them, in the order of the group's ranks.
+        comm: Theirs, which nobody else has.
     """
 
     def __init__(self, group: Group) -> None:
         self.member = group.node.rank == 0
-        self._comm = MPI.Intracomm(group.comm.Split(0 if self.member else MPI.UNDEFINED, key=group.comm.rank))
-        self.rank, self.size = (self._comm.rank, self._comm.size) if self.member else (-1, 0)
+        self.comm = MPI.Intracomm(group.comm.Split(0 if self.member else MPI.UNDEFINED, key=group.comm.rank))
+        self.rank, self.size = (self.comm.rank, self.comm.size) if self.member else (-1, 0)
         self._mine, self._highest = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self._reduction: MPI.Request | None = None
+
+    @property
+    def in_threads(self) -> bool:
+        """Whether any thread of this rank may call MPI, while others do; local."""
+        return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     @property
     def asked(self) -> bool:
@@ -35,7 +42,7 @@ class Leaders:
     def ask(self, number: int) -> None:
         """Tell a number, not negative, and begin to learn of the highest that any leader tells; returns at once."""
         self._mine[0] = number * self.size + self.rank
-        self._reduction = self._comm.Iallreduce(self._mine, self._highest, op=MPI.MAX)
+        self._reduction = self.comm.Iallreduce(self._mine, self._highest, op=MPI.MAX)
 
     def answered(self, wait: bool = False) -> bool:
         """Whether all leaders have asked; local unless it is to ``wait`` for that."""
@@ -53,10 +60,16 @@ class Leaders:
         number, rank = divmod(int(self._highest[0]), self.size)
         return number, rank
 
+    def agree(self, number: int) -> tuple[int, int]:
+        """The highest number, not negative, that any leader tells, and its rank; keeps no core busy until all have."""
+        self.ask(number)
+        Waiting(crowded=True, yield_s=0).until(lambda times: self.answered())
+        return self.highest
+
     def gather(self, mine: T) -> list[T]:
         """What every leader gives, in the order of their ranks."""
-        return self._comm.allgather(mine)
+        return self.comm.allgather(mine)
 
     def free(self) -> None:
         """Give the communicator back."""
-        self._comm.Free()
+        self.comm.Free()

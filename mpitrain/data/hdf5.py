@@ -6,10 +6,10 @@ import difflib
 import errno
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from ..errors import DataError
+from ..hdf5 import h5py
 from ..params import Array
 from .split import Split
 

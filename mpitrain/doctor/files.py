@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import h5py
 import numpy as np
 
+from ..checkpoint import together
 from ..checkpoint.container import write_container
 from ..checkpoint.reader import Checkpoint
 from ..cluster import Cluster
 from ..errors import DamagedCheckpoint
+from ..hdf5 import h5py
 from ..monitor.console import size_of
 from ..rundir import missing_folders, remove_empty
 from .finding import Finding
@@ -72,8 +73,9 @@ def file_system(path: Path) -> str:
 
 
 def _hdf5() -> str:
-    parallel = "parallel" if h5py.get_config().mpi else "not parallel, and need not be: every node writes a file"
-    return f"HDF5 {h5py.version.hdf5_version}, h5py {h5py.version.version}; {parallel}"
+    lacks = together.lacks()
+    saving = f"every node writes a file ({lacks})" if lacks else "nodes write one file together"
+    return f"HDF5 {h5py.version.hdf5_version}, h5py {h5py.version.version}; of large checkpoints {saving}"
 
 
 def _try(folder: Path, run_dir: Path) -> Iterator[Finding]:

@@ -22,19 +22,20 @@ class Hosts:
         self.network = network
 
     def train(
-        self, ranks: list[int], job: Path, *flags: str | Path, timeout: float = 90
+        self, ranks: list[int], job: Path, *flags: str | Path, timeout: float = 90, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """``start``, which must succeed."""
-        done = self.start(ranks, job, *flags, timeout=timeout)
+        done = self.start(ranks, job, *flags, timeout=timeout, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 
     def start(
-        self, ranks: list[int], job: Path, *flags: str | Path, timeout: float = 90
+        self, ranks: list[int], job: Path, *flags: str | Path, timeout: float = 90, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """``mpitrain train JOB FLAGS`` with so many ranks on each host, started from the first."""
         words = [str(self.network.python), "-m", "mpitrain", "train", str(job), *map(str, flags)]
-        return run(self.network.launch(ranks, words), timeout=timeout, env=self.network.environment, cwd=ROOT)
+        environment = {**self.network.environment, **(env or {})}
+        return run(self.network.launch(ranks, words), timeout=timeout, env=environment, cwd=ROOT)
 
 
 @pytest.fixture(scope="session")

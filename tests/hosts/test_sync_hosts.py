@@ -58,6 +58,31 @@ def test_every_node_writes_its_part_of_a_checkpoint(hosts: Hosts, mode: str, tmp
         assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
 
 
+def test_nodes_write_one_file_where_hdf5_can(
+    hosts: Hosts,
+    parallel_hdf5: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    """It is a checkpoint like any other: to those whose HDF5 is not parallel, and to the same that began it."""
+    flags = ("--no-normalize", "--train-steps", "24")
+    hosts.train([2, 1, 1], SMALL, *flags, "--run-dir", tmp_path / "whole")
+    run_dir = tmp_path / "together"
+    together = ("--no-normalize", "--save-per-node", "--save-steps", "8", "--keep", "1", "--run-dir", run_dir)
+    hosts.train([2, 1, 1], SMALL, *together, "--train-steps", "8", env=parallel_hdf5)
+    hosts.train([2, 1, 1], SMALL, *together, "--train-steps", "16", env=parallel_hdf5)
+    only = checkpoint.path_for(run_dir / "checkpoints", 16)
+    assert [*only.parent.iterdir()] == [only]
+    verified = [str(hosts.network.python), "-m", "mpitrain", "verify", str(run_dir)]
+    assert run(verified, env=parallel_hdf5).stdout == f"{only}: whole, step 16\n"
+    done = hosts.train([2, 1, 1], SMALL, *together, "--train-steps", "24")
+    assert f"resumed from {only} at step 16" in done.stdout
+    assert len(checkpoint.part_paths(checkpoint.path_for(only.parent, 24))) == 3  # where HDF5 cannot
+    assert_same_bits(final(run_dir), final(tmp_path / "whole"))
+    refused = hosts.start([1, 1], SMALL, *together, "--train-steps", "32", "--save-one-file")
+    assert refused.returncode == 2
+    assert "--save-one-file: h5py was not built with parallel HDF5 (on h1)" in one_line(refused.stderr)
+
+
 def test_what_is_being_saved_is_saved_where_the_loss_ends_the_run(hosts: Hosts, tmp_path: Path) -> None:
     done = hosts.start([1, 1], JOBS / "diverging.py", "--save-per-node", "--save-steps", "1", "--run-dir", tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr

@@ -11,14 +11,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from mpitrain import checkpoint
+from mpitrain.errors import DamagedCheckpoint
 from mpitrain.stopping import STOPPED_EARLY
 
 from ..conftest import JOBS, Mpi, missing, one_line
 from .killing import end_all
+from .saved import LAYOUT, state
 from .test_sync import assert_close, assert_same_bits, final
 
 SMALL, RESHARDING = JOBS / "small.py", JOBS / "resharding.py"
@@ -172,6 +175,26 @@ def test_a_damaged_checkpoint_is_passed_over(openmpi: Mpi, tmp_path: Path) -> No
     assert "none of the 3 checkpoints" in one_line(refused.stderr)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_damage_that_one_rank_finds_while_it_reads_has_all_go_back(mpi: Mpi, rank: int, tmp_path: Path) -> None:
+    done = mpi.run(3, "-m", "tests.mpi.programs.falling_back", tmp_path, str(rank))
+    assert done.returncode == 0, done.stdout + done.stderr
+    reached, resumed, passed_over = done.stdout.splitlines()
+    assert (reached, resumed) == ("(2, 20)", str(checkpoint.path_for(tmp_path, 2)))
+    assert passed_over.startswith(f"{checkpoint.path_for(tmp_path, 3)} is not a whole checkpoint (rank {rank} of 3")
+
+
+@pytest.mark.parametrize("mode", [["local"], ["async", "--ps", "1"]], ids=" ".join)
+def test_every_mode_goes_back(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
+    flags = ["--mode", *mode, "--no-normalize", "--train-steps", "30", "--save-steps", "10", "--run-dir", tmp_path]
+    openmpi.train(3, SMALL, *flags)
+    spoil(newest(tmp_path))
+    done = openmpi.train(3, SMALL, *flags)
+    assert "passed over: " in done.stdout
+    assert re.search(r"resumed from .* at step 2[04]$", done.stdout, re.MULTILINE)  # local saves where workers agree
+    assert steps(tmp_path)[0] == 30
+
+
 def spoil(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -266,3 +289,42 @@ def test_a_part_that_cannot_be_written_leaves_no_checkpoint(mpi: Mpi, how: str, 
     assert told.startswith("the checkpoint of step 2 could not be saved")
     assert "Disk quota exceeded (node1); training goes on" in told
     assert there == "[3, 1]"
+
+
+REFUSALS = {
+    "limit": "File too large (node1)",
+    "files": "Too many open files (node1)",
+    "full": "No space left on device",
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "refusal"), [("background", "limit"), ("waiting", "limit"), ("background", "files"), ("background", "full")]
+)
+def test_a_file_that_nodes_write_together(
+    openmpi: Mpi, parallel_hdf5: dict[str, str], how: str, refusal: str, small_disk: Path
+) -> None:
+    """It holds what one node would have written; where one node cannot, there is none, and training goes on."""
+    folder = small_disk / "checkpoints"
+    done = openmpi.run(3, "-m", "tests.mpi.programs.together", folder, how, refusal, env=parallel_hdf5)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told, there = done.stdout.splitlines()
+    assert told.startswith("the checkpoint of step 2 could not be saved")
+    assert REFUSALS[refusal] in told and "training goes on" in told
+    assert there == "['step-0000000001.h5', 'step-0000000003.h5']"
+    for step, path in checkpoint.steps(folder).items():
+        checkpoint.verify(path)
+        found = {name: np.zeros_like(vector) for name, vector in state(step).items()}
+        assert checkpoint.read(path, LAYOUT, found, 0) == (step, 2 * step)
+        with h5py.File(path) as file:
+            for name, group in (("params", "params"), ("momentum", "optimizer/momentum")):
+                for entry, view in LAYOUT.views(state(step)[name]).items():
+                    assert LAYOUT.views(found[name])[entry].tobytes() == view.tobytes()
+                    assert np.array_equal(file[f"{group}/{entry}"][()], view)
+    content = path.read_bytes()
+    for at in range(0, len(content), len(content) // 60):
+        damaged = bytearray(content)
+        damaged[at] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(DamagedCheckpoint):
+            checkpoint.verify(path)

@@ -16,6 +16,8 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint.container import Compression
+from mpitrain.checkpoint.seal import Range, Seal, room_for
+from mpitrain.checkpoint.together import mpi_libraries
 from mpitrain.errors import CheckpointError, DamagedCheckpoint
 from mpitrain.params import Layout
 
@@ -254,10 +256,25 @@ def test_a_full_disk_leaves_what_was_there(small_disk: Path, compression: Compre
     assert caught.value.errno == errno.ENOSPC
     assert [*checkpoint.steps(small_disk)] == [2, 1]
     assert len([*small_disk.iterdir()]) == 2
-    assert checkpoint.newest_whole(small_disk) == (checkpoint.path_for(small_disk, 2), [])
+    checkpoint.verify(checkpoint.path_for(small_disk, 2))
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")  # in the place of the folder: root may write everywhere
     with pytest.raises(FileExistsError):
         checkpoint.write(tmp_path / "file" / "step-1.h5", LAYOUT, vectors(), 1, 0, 0, {})
+
+
+def test_a_seal_of_what_several_nodes_wrote() -> None:
+    ranges = {"a": [Range(4096, 4100, "x"), Range(4100, 4200, "y")], "b": [Range(4300, 4304, "z")]}
+    seal = Seal(room_for(["a", "a", "b"]), 5000, "rest", ranges)
+    assert Seal.unpack(seal.pack()) == seal
+    assert [*seal.other_ranges()] == [(4200, 4300), (4304, 5000)]
+
+
+def test_a_process_with_two_mpi_libraries() -> None:
+    """HDF5 would be given communicators of the one by the other."""
+    line = "7fa8f2a00000-7fa8f2c20000 r-xp 00000000 08:01 12 {}"
+    names = ["/usr/lib/libmpi.so.40.30.4", "/home/me/my env/lib/libmpi.so.40", "/usr/lib/libmpi_mpifh.so.40", "[heap]"]
+    maps = "\n".join([*(line.format("      " + name) for name in [*names, names[0]]), line.format("")])
+    assert mpi_libraries(maps) == set(names[:2])

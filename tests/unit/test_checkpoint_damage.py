@@ -116,8 +116,10 @@ def damage_many(folder: Path, count: int, seed: int) -> Counter[str]:
             result = outcome(whole, 30)
             found[f"{way} {result}"] += 1
             assert result == "refused" or whole.read_bytes() == original.read_bytes()
-            newest, passed_over = checkpoint.newest_whole(folder / compression)
-            assert newest == (other if result == "refused" else whole) and len(passed_over) == (result == "refused")
+            there = checkpoint.steps(folder / compression).values()
+            taken, passed_over = checkpoint.first_whole(there, checkpoint.verify)
+            assert taken is not None and len(passed_over) == (result == "refused")
+            assert taken[0] == (other if result == "refused" else whole)
         assert outcome(older, 10) == "whole"
     return found
 

@@ -26,6 +26,8 @@ from mpitrain.errors import ConfigError
         ({"ps": -1}, "0 or more"),
         ({"placement": "greedy"}, "--placement goes with"),
         ({"one_sided": False}, "--no-one-sided goes with"),
+        ({"mode": "async", "save_one_file": True}, "--save-one-file goes with"),
+        ({"save_one_file": True, "save_compression": "gzip"}, "leave it or --save-one-file out"),
     ],
 )
 def test_contradictions(options, told):

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "mpitrain"
 
 # Lowest first; a module may import those of its own line and of lines above it in this list.
 LAYERS = [
-    ["blas", "errors", "launched", "nvml", "rundir", "stopping", "version", "versions"],
+    ["blas", "errors", "hdf5", "launched", "nvml", "rundir", "stopping", "version", "versions"],
     ["params"],
     ["kernels"],
     ["device"],
@@ -77,8 +77,10 @@ def test_only_the_edge_knows_mpi(path: Path) -> None:
     text = path.read_text()
     if part(path) not in MPI_USERS | {"rank"}:
         assert "mpi" not in imports(path)
-    if path != PACKAGE / "mpi.py" and path != PACKAGE / "launch" / "makes.py":
+    if path not in (PACKAGE / "mpi.py", PACKAGE / "hdf5.py", PACKAGE / "launch" / "makes.py"):
         assert "mpi4py" not in [name.split(".")[0] for name in absolute_imports(path)]
+    if path != PACKAGE / "hdf5.py":
+        assert "h5py" not in absolute_imports(path)
     if path != PACKAGE / "mpi.py":
         assert "COMM_WORLD" not in [node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)]
 

@@ -29,30 +29,26 @@ def spoil(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def begin(folder: Path, layout: Layout = LAYOUT, **options: object) -> tuple[Path | None, Path | None, list[str]]:
+def begin(
+    folder: Path, layout: Layout = LAYOUT, **options: object
+) -> tuple[tuple[Path, ...], Path | None, tuple[str, ...]]:
     found = find_beginning(RunConfig(**options), folder, layout)  # type: ignore[arg-type]
-    assert found.saved == (found.resume is not None and found.resume.parent == folder)
+    assert found.saved == (found.resume != () and found.resume[0].parent == folder)
+    assert found.auto == (options.get("resume", "auto") == "auto")
     return found[:3]
 
 
-def test_auto_takes_the_newest_whole(folder: Path) -> None:
+def test_auto_offers_all_the_newest_first(folder: Path) -> None:
+    """Which of them are whole shows as they are read."""
     five, ten = (checkpoint.path_for(folder, step) for step in (5, 10))
-    assert begin(folder) == (ten, None, [])
-    spoil(ten)
-    resume, _, notes = begin(folder)
-    assert resume == five
-    assert len(notes) == 1
-    assert notes[0].startswith(f"passed over: {ten} is not a whole checkpoint")
-    spoil(five)
-    with pytest.raises(CheckpointError, match=r"none of the 2 checkpoints .* is whole"):
-        begin(folder)
-    assert begin(folder, resume="never") == (None, None, [])
-    assert begin(folder / "empty") == (None, None, [])
+    assert begin(folder) == ((ten, five), None, ())
+    assert begin(folder, resume="never") == ((), None, ())
+    assert begin(folder / "empty") == ((), None, ())
 
 
 def test_a_checkpoint_that_was_asked_for(folder: Path) -> None:
     five = checkpoint.path_for(folder, 5)
-    assert begin(folder / "empty", resume=str(five)) == (five, None, [])
+    assert begin(folder / "empty", resume=str(five)) == ((five,), None, ())
     with pytest.raises(CheckpointError, match=r"--resume nowhere\.h5: no such checkpoint"):
         begin(folder, resume="nowhere.h5")
     spoil(five)
@@ -65,17 +61,17 @@ def test_init_from(folder: Path) -> None:
     five = checkpoint.path_for(folder, 5)
     other = Layout.pack([("a", (7,), "param"), ("b", (3,), "param")])
     resume, init_from, notes = begin(folder / "empty", other, init_from=five)
-    assert (resume, init_from) == (None, five)
-    assert notes == [f"1 of 2 parameters are those of {five}; params/b is (2,) there and (3,) in the model"]
+    assert (resume, init_from) == ((), five)
+    assert notes == (f"1 of 2 parameters are those of {five}; params/b is (2,) there and (3,) in the model",)
     resume, init_from, notes = begin(folder, init_from=five)
-    assert (resume, init_from) == (checkpoint.path_for(folder, 10), None)
+    assert (resume[0], init_from) == (checkpoint.path_for(folder, 10), None)
     assert "--init-from is left out" in notes[0]
     with pytest.raises(CheckpointError, match="none of its parameters fits"):
         begin(folder / "empty", Layout.pack([("c", (7,), "param")]), init_from=five)
 
 
 def test_never_does_not_throw_new_checkpoints_away_for_old_ones(folder: Path) -> None:
-    assert begin(folder, resume="never")[0] is None
+    assert begin(folder, resume="never")[0] == ()
     with pytest.raises(CheckpointError, match="another --run-dir"):
         begin(folder, resume="never", keep=2)
-    assert begin(folder / "empty", resume="never", keep=2)[0] is None
+    assert begin(folder / "empty", resume="never", keep=2)[0] == ()

@@ -1,0 +1,82 @@
+"""Saving by several nodes: a file a node under an index, against one file written together by parallel HDF5.
+
+    PYTHONPATH=.venv-hdf5/lib LD_LIBRARY_PATH=.venv/lib mpirun -n 2 python bench/saving_together.py [--rounds 5]
+        [--mib 512] [--folder DIR]
+
+Every rank stands for a node, and all write to one disk. Both are done in each round, in turns. A figure is the median
+over rounds of the seconds from all having begun to the checkpoint having its name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from mpitrain import checkpoint
+from mpitrain.checkpoint import together
+from mpitrain.checkpoint.parts import Part, PartsWriter
+from mpitrain.cluster import Cluster, Group
+from mpitrain.comm.leaders import Leaders
+from mpitrain.mpi import MPI
+from mpitrain.params import Layout
+
+LAYERS = 32
+VECTORS = ("params", "mean", "square")
+
+
+def layout_of(mib: int) -> Layout:
+    side = int((mib * 2**20 / 4 / len(VECTORS) / LAYERS) ** 0.5)
+    return Layout.pack([(f"dense{i}.weight", (side, side), "param") for i in range(LAYERS)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure  [default: a temporary folder]")
+    arguments = parser.parse_args()
+    cluster = Cluster()
+    leaders = Leaders(Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), "", ""))
+    lacks = together.lacks()
+    if lacks:
+        sys.exit(f"{lacks}; see this file's first lines")
+    layout = layout_of(arguments.mib)
+    rng = np.random.default_rng(cluster.rank)
+    vectors = {name: rng.standard_normal(layout.size, np.float32) for name in VECTORS}
+    gib = sum(vector.nbytes for vector in vectors.values()) / 2**30
+    times: dict[str, list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
+        folder = Path(cluster.comm.bcast(made, root=0))
+        writers = {
+            "a file a node": PartsWriter(folder, layout, 0, {}, "none", Part(leaders.rank, leaders.size, "0a")),
+            "one file": together.TogetherWriter(folder, layout, 0, {}, leaders),
+        }
+        for _ in range(arguments.rounds):
+            for name, writer in writers.items():
+                if cluster.rank == 0:
+                    for path in folder.iterdir():
+                        path.unlink()
+                cluster.comm.Barrier()
+                began = time.perf_counter()
+                writer.write(vectors, 5, 0)
+                cluster.comm.Barrier()
+                if cluster.rank == 0:
+                    writer.write_index()
+                times[name].append(time.perf_counter() - began)
+        if cluster.rank == 0:
+            checkpoint.verify(checkpoint.path_for(folder, 5))
+        cluster.comm.Barrier()
+    for name, seconds in times.items() if cluster.rank == 0 else ():
+        median = statistics.median(seconds)
+        print(f"{name:14} {median:6.3f} s  {gib / median:6.2f} GiB/s  ({min(seconds):.3f} to {max(seconds):.3f} s)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Ranks 0 and 1 read checkpoints, and rank 2 holds no vectors; the newest turns out damaged on one of them alone.
+
+    falling_back.py FOLDER RANK
+
+On RANK the newest file's values are what was read before its digest did not match. Prints what rank 0 has found.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from mpitrain import checkpoint
+from mpitrain.cluster import Cluster
+from mpitrain.config import RunConfig
+from mpitrain.errors import DamagedCheckpoint
+from mpitrain.params import Layout
+from mpitrain.resuming import find_beginning
+from mpitrain.start import Start
+
+cluster, folder, where = Cluster(), Path(sys.argv[1]), int(sys.argv[2])
+layout = Layout.pack([("a", (99, 3), "param"), ("b", (5,), "state")])
+names = ("params", "momentum")
+if cluster.rank == 0:
+    for step in (1, 2, 3):
+        state = {name: np.full(layout.size, step, np.float32) for name in names}
+        checkpoint.write(checkpoint.path_for(folder, step), layout, state, step, 10 * step, 0, {})
+cluster.comm.Barrier()
+read = checkpoint.read
+
+
+def read_badly(path, layout, vectors, seed):
+    reached = read(path, layout, vectors, seed)
+    if reached[0] == 3 and cluster.rank == where:
+        for vector in vectors.values():
+            vector[:] = np.nan
+        raise DamagedCheckpoint(f"{path} is not a whole checkpoint")
+    return reached
+
+
+checkpoint.read = read_badly
+begin = find_beginning(RunConfig(), folder, layout)
+start = Start(cluster, SimpleNamespace(layout=layout, config=RunConfig()), None, begin)  # type: ignore[arg-type]
+vectors = {name: np.full(layout.size, np.nan, np.float32) for name in names} if cluster.rank < 2 else None
+reached = start(vectors, 0)
+if vectors is not None:
+    views = layout.views(vectors["params"]), layout.views(vectors["momentum"])
+    assert all((view == 2).all() for view in [*views[0].values(), views[1]["a"]])
+    assert not views[1]["b"].any()  # state has no slots
+everywhere = cluster.comm.allgather((reached, start.resumed, start.saved, start.passed_over))
+assert everywhere == [everywhere[0]] * cluster.size
+if cluster.rank == 0:
+    print(reached, start.resumed, *start.passed_over, sep="\n")

@@ -1,0 +1,74 @@
+"""Every rank is a node that writes its share of one file; one of them cannot, or all cannot, at step 2.
+
+    together.py FOLDER background|waiting limit|files|full
+
+``limit``: one node's files may not become longer than what comes before its share; ``files``: it may open none;
+``full``: the disk has no room for all of it. Prints what the chief says, and which checkpoints there are. Nodes are
+stand-ins: all are on this host.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from mpitrain import checkpoint
+from mpitrain.checkpoint.together import TogetherWriter
+from mpitrain.cluster import Cluster, Group
+from mpitrain.config import RunConfig
+from mpitrain.mpi import MPI
+from mpitrain.saving import Parts
+
+from ..saved import LAYOUT, state
+
+
+def refuse(cluster: Cluster, folder: Path, how: str) -> None:
+    """Have the system take nothing more; without ``how`` as before."""
+    if how == "full":
+        if cluster.chief:
+            with (folder / "filler").open("wb") as filler:
+                free = os.statvfs(folder)
+                filler.write(bytes(free.f_bavail * free.f_frsize - 50_000))
+        cluster.comm.Barrier()
+    elif cluster.rank == 1:
+        unlimited = resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_FSIZE, (80_000 if how == "limit" else unlimited, unlimited))
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3 if how == "files" else min(1024, most), most))
+
+
+def main() -> None:
+    cluster, folder, background, how = Cluster(), Path(sys.argv[1]), sys.argv[2] == "background", sys.argv[3]
+    group = Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), f"node{cluster.rank}", cluster.name_of_rank)
+    plan = SimpleNamespace(config=RunConfig(save_background=background), layout=LAYOUT)
+    said: list[str] = []
+    parts = Parts(group, plan, folder, {"mode": "sync"}, checkpoint.Retention(0), said.append)  # type: ignore[arg-type]
+    assert parts.saver is not None and isinstance(parts._writer, TogetherWriter)
+    for step in (1, 2, 3):
+        parts.finish()
+        if step == 2:
+            refuse(cluster, folder, how)
+        if step == 3:
+            refuse(cluster, folder, "")
+            (folder / "filler").unlink(missing_ok=True)
+        cluster.comm.Barrier()
+        parts.saver.save(state(step), step, 2 * step)
+        parts.begun(step)
+        for _ in range(30):  # steps of training
+            parts.progress()
+            cluster.comm.Barrier()  # none may wait in ``progress`` for another, who waits here
+            time.sleep(1e-3)
+    parts.finish()
+    parts.saver.close()
+    assert parts.saver.failure is None
+    parts.free()
+    if cluster.chief:
+        print(*said, sorted(os.listdir(folder)), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

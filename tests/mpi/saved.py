@@ -1,0 +1,15 @@
+"""What ``programs/together.py`` saves, for the tests that read it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpitrain.params import Layout
+
+SHAPES = {"scalar": (), "one": (1,), "matrix": (23, 7), "cube": (2, 3, 5), "long": (7001, 3)}
+LAYOUT = Layout.pack([(name, shape, "param") for name, shape in SHAPES.items()])
+
+
+def state(step: int) -> dict[str, np.ndarray]:
+    """Flat vectors, shape (LAYOUT.size,) float32; 170 kB in all."""
+    return {name: np.arange(LAYOUT.size, dtype=np.float32) * step + k for k, name in enumerate(("params", "momentum"))}
