@@ -1,7 +1,7 @@
 // Pooling over windows of images: the CUDA form of the kernels in nn/pool.py.
 //
-// Images are (batch, height, width, channels). A warp works on a line of an image: its lanes have neighbouring channels
-// and columns. Gradients are gathered: a thread adds those of all windows that hold its element, in their order.
+// Images are (batch, height, width, channels). A warp works on a line of an image: its lanes have neighbouring packs of
+// channels and columns. Gradients are gathered: a thread adds those of all windows that hold its element, in their order.
 
 #include "common.cuh"
 
@@ -16,64 +16,100 @@ struct Windows {
     __device__ __forceinline__ int last(int place, int windows) const { return min(place / stride + 1, windows); }
 };
 
+// f(Size<N>(), line, cell, channel) for every N channels of every cell of every line: N is a whole pack where channels are
+// packs and arrays are aligned, else 1. There are less than 2**31 lines, whose division takes less time as 32 bits.
+template <typename T, typename F>
+__device__ void each_pixel(long long lines, int cells, int channels, bool aligned, F f) {
+    auto walk = [=](auto size) {
+        const int packs = channels / decltype(size)::value;
+        each_cell(lines, cells * packs, [=](long long line, int at) {
+            f(size, (int)line, at / packs, at % packs * decltype(size)::value);
+        });
+    };
+    if (aligned && channels % kPack<T> == 0) walk(Size<kPack<T>>());
+    else walk(Size<1>());
+}
+
+// The element of images at the upper left of a window.
+template <typename T>
+__device__ const T* corner_of(const T* x, const Windows& w, int line, int j, int channel) {
+    const int image = line / w.down, i = line - image * w.down;
+    return x + (((long long)image * w.height + i * w.stride) * w.width + j * w.stride) * w.channels + channel;
+}
+
 template <typename T>
 __device__ void max_pool(const T* x, Windows w, long long batch, T* y, unsigned char* place) {
-    each_cell(batch * w.down, w.right * w.channels, [=](long long line, int cell) {
-        const long long image = line / w.down;
-        const int i = line % w.down, j = cell / w.channels, channel = cell % w.channels;
-        const T* const corner =
-            x + ((image * w.height + i * w.stride) * w.width + j * w.stride) * w.channels + channel;
-        Real<T> largest = corner[0];
-        int source = 0;
+    const bool aligned = is_aligned<kPack<T>>(x) && is_aligned<kPack<T>>(y) && is_aligned<kPack<T>>(place);
+    each_pixel<T>(batch * w.down, w.right, w.channels, aligned, [=](auto size, int line, int j, int channel) {
+        constexpr int N = decltype(size)::value;
+        const T* const corner = corner_of(x, w, line, j, channel);
+        Pack<Real<T>, N> largest = load<N>(corner);
+        Pack<unsigned char, N> source = {};
         for (int k = 1; k < w.size * w.size; ++k) {
-            const Real<T> value = corner[((long long)(k / w.size) * w.width + k % w.size) * w.channels];
-            // Not "greater", which no NaN is; and a NaN that is there already stays.
-            if (!(value <= largest) && largest == largest) largest = value, source = k;
+            const auto value = load<N>(corner + ((long long)(k / w.size) * w.width + k % w.size) * w.channels);
+#pragma unroll
+            for (int n = 0; n < N; ++n) {
+                // Not "greater", which no NaN is; and a NaN that is there already stays.
+                const bool is_larger = !(value[n] <= largest[n]) && largest[n] == largest[n];
+                largest[n] = is_larger ? value[n] : largest[n];
+                source[n] = is_larger ? k : source[n];
+            }
         }
-        const long long target = line * w.right * w.channels + cell;
-        y[target] = largest;
-        place[target] = source;
+        const long long target = ((long long)line * w.right + j) * w.channels + channel;
+        store(y + target, largest);
+        *reinterpret_cast<Pack<unsigned char, N>*>(place + target) = source;
     });
 }
 
-// dx = the sum, over the windows that hold an element, of gradient(window's element, place in the window).
+// dx = the sum, over the windows that hold an element, of gradient(Size<N>(), window's element, place in the window).
 template <typename T, typename F>
-__device__ void gather(Windows w, long long batch, T* dx, F gradient) {
-    each_cell(batch * w.height, w.width * w.channels, [=](long long line, int cell) {
-        const long long image = line / w.height;
-        const int a = line % w.height, b = cell / w.channels, channel = cell % w.channels;
-        Real<T> total = 0;
+__device__ void gather(Windows w, long long batch, T* dx, bool aligned, F gradient) {
+    aligned = aligned && is_aligned<kPack<T>>(dx);
+    each_pixel<T>(batch * w.height, w.width, w.channels, aligned, [=](auto size, int line, int b, int channel) {
+        constexpr int N = decltype(size)::value;
+        const int image = line / w.height, a = line - image * w.height;
+        Pack<Real<T>, N> total = {};
         for (int i = w.first(a); i < w.last(a, w.down); ++i)
             for (int j = w.first(b); j < w.last(b, w.right); ++j) {
-                const long long window = ((image * w.down + i) * w.right + j) * w.channels + channel;
-                total += gradient(window, (a - i * w.stride) * w.size + b - j * w.stride);
+                const long long window = (((long long)image * w.down + i) * w.right + j) * w.channels + channel;
+                const int k = (a - i * w.stride) * w.size + b - j * w.stride;
+                total = map_pack(Sum::of<Real<T>>, total, gradient(size, window, k));
             }
-        dx[line * w.width * w.channels + cell] = total;
+        store(dx + ((long long)line * w.width + b) * w.channels + channel, total);
     });
 }
 
 template <typename T>
 __device__ void max_pool_backward(const T* dy, const unsigned char* place, Windows w, long long batch, T* dx) {
-    gather(w, batch, dx, [=](long long window, int k) { return place[window] == k ? Real<T>(dy[window]) : Real<T>(0); });
+    const bool aligned = is_aligned<kPack<T>>(dy) && is_aligned<kPack<T>>(place);
+    gather(w, batch, dx, aligned, [=](auto size, long long window, int k) {
+        constexpr int N = decltype(size)::value;
+        auto chosen = [k](Real<T> slope, unsigned char source) { return source == k ? slope : Real<T>(0); };
+        return map_pack(chosen, load<N>(dy + window), load<N>(place + window));
+    });
 }
 
 template <typename T>
 __device__ void average_pool(const T* x, Windows w, long long batch, Real<T> share, T* y) {
-    each_cell(batch * w.down, w.right * w.channels, [=](long long line, int cell) {
-        const long long image = line / w.down;
-        const int i = line % w.down, j = cell / w.channels, channel = cell % w.channels;
-        const T* const corner =
-            x + ((image * w.height + i * w.stride) * w.width + j * w.stride) * w.channels + channel;
-        Real<T> total = 0;
+    const bool aligned = is_aligned<kPack<T>>(x) && is_aligned<kPack<T>>(y);
+    each_pixel<T>(batch * w.down, w.right, w.channels, aligned, [=](auto size, int line, int j, int channel) {
+        constexpr int N = decltype(size)::value;
+        const T* const corner = corner_of(x, w, line, j, channel);
+        Pack<Real<T>, N> total = {};
         for (int k = 0; k < w.size * w.size; ++k)
-            total += corner[((long long)(k / w.size) * w.width + k % w.size) * w.channels];
-        y[line * w.right * w.channels + cell] = total * share;
+            total = map_pack(Sum::of<Real<T>>, total,
+                             load<N>(corner + ((long long)(k / w.size) * w.width + k % w.size) * w.channels));
+        store(y + ((long long)line * w.right + j) * w.channels + channel,
+              map_pack([share](Real<T> sum) { return sum * share; }, total));
     });
 }
 
 template <typename T>
 __device__ void average_pool_backward(const T* dy, Windows w, long long batch, Real<T> share, T* dx) {
-    gather(w, batch, dx, [=](long long window, int) { return dy[window] * share; });
+    gather(w, batch, dx, is_aligned<kPack<T>>(dy), [=](auto size, long long window, int) {
+        constexpr int N = decltype(size)::value;
+        return map_pack([share](Real<T> slope) { return slope * share; }, load<N>(dy + window));
+    });
 }
 
 #define WINDOWS int height, int width, int channels, int down, int right, int size, int stride

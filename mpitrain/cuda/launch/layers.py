@@ -125,10 +125,13 @@ def layer_norm_backward(normal: Array, inverse: Array, scale: Array, dy: Array, 
 
 
 def _pool(name: str, images: Array, pooled: Array, target: Array, arguments: tuple[Any, ...]) -> None:
-    """A cell for an element of ``target``."""
+    """A cell for a pack of channels of ``target``, or for each where they are no packs."""
     assert images.shape[0] == pooled.shape[0] and images.shape[3] == pooled.shape[3]
     batch, lines, columns, channels = target.shape
-    cells("pool", name, target, batch * lines, columns * channels, arguments)
+    assert batch * lines < 2**31
+    pack = 16 // target.itemsize
+    packs = channels // pack if channels % pack == 0 else channels
+    cells("pool", name, target, batch * lines, columns * packs, arguments)
 
 
 def _pooled(images: Array, size: int, stride: int, pooled: Array) -> tuple[np.int32, ...]:

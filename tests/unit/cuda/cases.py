@@ -559,26 +559,28 @@ def test_embedding_of_16_bits(device: Device, dtype: Any) -> None:
 @each_dtype
 @pytest.mark.parametrize("channels", [1, 5, 40])
 @pytest.mark.parametrize(("size", "stride"), [(1, 1), (2, 2), (2, 3), (3, 1), (3, 2), (5, 2)])
-def test_pooling(device: Device, size: int, stride: int, channels: int, dtype: Any) -> None:
+@pytest.mark.parametrize("shift", [0, 1])
+def test_pooling(device: Device, shift: int, size: int, stride: int, channels: int, dtype: Any) -> None:
     x = np.round(2 * draw((3, 9, 7, channels), dtype))  # so that some are equal
     x.reshape(-1)[:: max(7, channels)] = np.nan
     steps = [(length - size) // stride + 1 for length in x.shape[1:3]]
     y = np.zeros((3, *steps, channels), dtype)
     place = np.full(y.shape, 255, np.uint8)
-    device.check("max_pool", pool._max_pool, x, size, stride, y, place)
+    device.check("max_pool", pool._max_pool, x, size, stride, y, place, shift=shift)
     pool._max_pool(x, size, stride, y, place)
     if size == 2:
         device.check("max_pool_2", pool._max_pool_2, x, stride, y, place)
     dy, dx = draw(y.shape, dtype, 1), np.full(x.shape, np.nan, dtype)
-    device.check("max_pool_backward", pool._max_pool_backward, dy, place, size, stride, dx)
-    device.check("average_pool", pool._average_pool, x, size, stride, y)
-    device.check("average_pool_backward", pool._average_pool_backward, dy, size, stride, dx)
+    device.check("max_pool_backward", pool._max_pool_backward, dy, place, size, stride, dx, shift=shift)
+    device.check("average_pool", pool._average_pool, x, size, stride, y, shift=shift)
+    device.check("average_pool_backward", pool._average_pool_backward, dy, size, stride, dx, shift=shift)
 
 
 @each_narrow
-def test_pooling_of_16_bits(device: Device, dtype: Any) -> None:
-    x = np.round(2 * draw((3, 9, 7, 5), np.float32)).astype(dtype)
-    y, dy = np.zeros((3, 4, 3, 5), dtype), draw((3, 4, 3, 5), np.float32, 1).astype(dtype)
+@pytest.mark.parametrize("channels", [5, 40])
+def test_pooling_of_16_bits(device: Device, channels: int, dtype: Any) -> None:
+    x = np.round(2 * draw((3, 9, 7, channels), np.float32)).astype(dtype)
+    y, dy = np.zeros((3, 4, 3, channels), dtype), draw((3, 4, 3, channels), np.float32, 1).astype(dtype)
     place, dx = np.zeros(y.shape, np.uint8), np.zeros_like(x)
     device.check_narrow("max_pool", pool._max_pool, x, 3, 2, y, place)
     pool._max_pool(x.astype(np.float64), 3, 2, y.astype(np.float64), place)
