@@ -91,10 +91,11 @@ __device__ void add_bias(T* product, const Real<T>* bias, int kind, Real<T> slop
 }
 
 // A thread has N neighbouring columns; a block blockDim.x such threads side by side, on blockDim.y rows at a time.
-// parts[blockIdx.y] = the columns' sums of what dy becomes over this block's rows.
+// The columns' sums of what dy becomes, over this block's rows, are left in parts[blockIdx.y], or in bias_grad where no
+// other block has rows.
 template <typename T>
 __device__ void add_bias_backward(const T* kept, int kind, Real<T> slope, long long rows, int columns, T* dy,
-                                  double* parts) {
+                                  double* parts, Real<T>* bias_grad) {
     typedef Real<T> R;
     constexpr int N = kPack<T>;
     __shared__ Pack<double, N> sums[256];
@@ -139,8 +140,11 @@ __device__ void add_bias_backward(const T* kept, int kind, Real<T> slope, long l
     }
     if (threadIdx.y > 0) return;
 #pragma unroll
-    for (int j = 0; j < N; ++j)
-        if (first + j < columns) parts[blockIdx.y * (long long)columns + first + j] = sums[thread][j];
+    for (int j = 0; j < N; ++j) {
+        if (first + j >= columns) continue;
+        if (gridDim.y == 1) bias_grad[first + j] = sums[thread][j];
+        else parts[blockIdx.y * (long long)columns + first + j] = sums[thread][j];
+    }
 }
 
 #define INSTANCE(T)                                                                                              \
@@ -156,7 +160,7 @@ __device__ void add_bias_backward(const T* kept, int kind, Real<T> slope, long l
         add_bias(product, bias, kind, slope, n, columns, y);                                                     \
     }                                                                                                            \
     KERNEL add_bias_backward_##T(const T* kept, int kind, Real<T> slope, long long rows, int columns, T* dy,     \
-                                 double* parts) {                                                                \
-        add_bias_backward(kept, kind, slope, rows, columns, dy, parts);                                          \
+                                 double* parts, Real<T>* bias_grad) {                                            \
+        add_bias_backward(kept, kind, slope, rows, columns, dy, parts, bias_grad);                               \
     }
 FOR_STORED(INSTANCE)

@@ -131,8 +131,8 @@ __device__ void sigmoid_evaluate(const T* outputs, const void* labels, int kind,
 
 // The gradient too, where there is one.
 template <typename T>
-__device__ void square(const T* outputs, const void* labels, int kind, long long n, Real<T> weight, const double* factor,
-                       T* gradient, double* parts) {
+__device__ void square(const T* outputs, const void* labels, int kind, long long n, Real<T> weight,
+                       const double* factor, T* gradient, double* parts) {
     const Real<T> slope = scaled(weight, factor);
     double total = 0;
     for (long long i = thread_number(); i < n; i += thread_count()) {

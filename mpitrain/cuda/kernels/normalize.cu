@@ -127,31 +127,74 @@ __device__ void layer_norm(const T* x, Real<T> eps, const Real<T>* scale, const 
     }
 }
 
-// A team's row, and that of its gradient; kept as in layer_norm.
+// A team writes the gradient of its row's x, from that of what the row became, slope_at(j), and the normalized x.
+template <typename R, typename T, typename Slope, typename Normal>
+__device__ __forceinline__ void write_gradient(Slope slope_at, Normal normal_at, R inverse, const R* scale, int columns,
+                                               T* row) {
+    R total = 0, moment = 0;
+    for (int j = threadIdx.x; j < columns; j += blockDim.x) {
+        const R slope = slope_at(j) * scale[j];
+        total += slope;
+        moment += slope * normal_at(j);
+    }
+    const R mean = reduce_team<Sum>(total) / columns, tilt = reduce_team<Sum>(moment) / columns;
+    for (int j = threadIdx.x; j < columns; j += blockDim.x)
+        row[j] = inverse * (slope_at(j) * scale[j] - mean - normal_at(j) * tilt);
+}
+
+// A team's row, which is too long to be kept: read twice, the second time from a cache.
 template <typename T>
-__device__ void layer_norm_backward(const T* normal, const Real<T>* inverse, const Real<T>* scale, long long rows,
-                                    int columns, T* dy) {
+__device__ void long_layer_norm_backward(const T* normal, const Real<T>* inverse, const Real<T>* scale,
+                                         long long rows, int columns, T* dy) {
     typedef Real<T> R;
-    constexpr int room = 16384 / sizeof(R);
-    __shared__ R kept_slopes[room], kept_normals[room];
-    const bool fits = columns * (int)blockDim.y <= room;
     for (long long i = team_number(); i < rows; i += team_count()) {
         const T* const own = normal + i * columns;
         T* const row = dy + i * columns;
-        const int start = fits ? threadIdx.y * columns : 0;
-        R *const slopes = kept_slopes + start, *const normals = kept_normals + start;
-        R total = 0, moment = 0;
-        for (int j = threadIdx.x; j < columns; j += blockDim.x) {
-            const R slope = row[j] * scale[j], value = own[j];
-            total += slope;
-            moment += slope * value;
-            if (fits) slopes[j] = slope, normals[j] = value;
+        auto slope_at = [=](int j) -> R { return row[j]; };
+        auto normal_at = [=](int j) -> R { return own[j]; };
+        write_gradient(slope_at, normal_at, inverse[i], scale, columns, row);
+    }
+}
+
+// Rows that fit in shared memory, a team's each, are read once: their gradients, and in parts[blockIdx.x] the columns'
+// sums of dy and of dy times the normalized x, over this block's rows.
+template <typename T>
+__device__ void layer_norm_backward(const T* normal, const Real<T>* inverse, const Real<T>* scale, long long rows,
+                                    int columns, T* dy, double* parts) {
+    typedef Real<T> R;
+    constexpr int room = 12288 / sizeof(R), widest = 4096 / sizeof(R);  // launch/layers.py has the same numbers
+    __shared__ R kept_slopes[room], kept_normals[room];
+    __shared__ double2 sums[widest];
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x, lines = blockDim.y;
+    R *const slopes = kept_slopes + threadIdx.y * columns, *const normals = kept_normals + threadIdx.y * columns;
+    for (int j = thread; j < columns; j += 256) sums[j] = {0, 0};
+    for (long long first = blockIdx.x * (long long)lines; first < rows; first += gridDim.x * (long long)lines) {
+        const long long i = first + threadIdx.y;
+        if (i < rows) {
+            for (int j = threadIdx.x; j < columns; j += blockDim.x) {
+                slopes[j] = dy[i * columns + j];
+                normals[j] = normal[i * columns + j];
+            }
+            auto slope_at = [=](int j) { return slopes[j]; };
+            auto normal_at = [=](int j) { return normals[j]; };
+            write_gradient(slope_at, normal_at, inverse[i], scale, columns, dy + i * columns);
         }
-        const R mean = reduce_team<Sum>(total) / columns, tilt = reduce_team<Sum>(moment) / columns;
-        for (int j = threadIdx.x; j < columns; j += blockDim.x) {
-            const R slope = fits ? slopes[j] : row[j] * scale[j], value = fits ? normals[j] : R(own[j]);
-            row[j] = inverse[i] * (slope - mean - value * tilt);
+        __syncthreads();
+        const int count = rows - first < lines ? (int)(rows - first) : lines;
+        for (int j = thread; j < columns; j += 256) {
+            double2 total = sums[j];
+            for (int line = 0; line < count; ++line) {
+                const R slope = kept_slopes[line * columns + j];
+                total.x += slope;
+                total.y += slope * kept_normals[line * columns + j];
+            }
+            sums[j] = total;
         }
+        __syncthreads();
+    }
+    for (int j = thread; j < columns; j += 256) {
+        parts[blockIdx.x * 2LL * columns + j] = sums[j].x;
+        parts[(blockIdx.x * 2LL + 1) * columns + j] = sums[j].y;
     }
 }
 
@@ -178,8 +221,12 @@ __device__ void layer_norm_backward(const T* normal, const Real<T>* inverse, con
                           long long rows, int columns, T* normal, Real<T>* inverse, T* y) {                      \
         layer_norm(x, eps, scale, shift, rows, columns, normal, inverse, y);                                     \
     }                                                                                                            \
+    KERNEL long_layer_norm_backward_##T(const T* normal, const Real<T>* inverse, const Real<T>* scale,           \
+                                        long long rows, int columns, T* dy) {                                    \
+        long_layer_norm_backward(normal, inverse, scale, rows, columns, dy);                                     \
+    }                                                                                                            \
     KERNEL layer_norm_backward_##T(const T* normal, const Real<T>* inverse, const Real<T>* scale,                \
-                                   long long rows, int columns, T* dy) {                                         \
-        layer_norm_backward(normal, inverse, scale, rows, columns, dy);                                          \
+                                   long long rows, int columns, T* dy, double* parts) {                          \
+        layer_norm_backward(normal, inverse, scale, rows, columns, dy, parts);                                   \
     }
 FOR_STORED(INSTANCE)

@@ -1,7 +1,7 @@
 // Pooling over windows of images: the CUDA form of the kernels in nn/pool.py.
 //
 // Images are (batch, height, width, channels). A warp works on a line of an image: its lanes have neighbouring packs of
-// channels and columns. Gradients are gathered: a thread adds those of all windows that hold its element, in their order.
+// channels and columns. Gradients are gathered: a thread adds those of all windows that hold its own, in their order.
 
 #include "common.cuh"
 
@@ -16,8 +16,8 @@ struct Windows {
     __device__ __forceinline__ int last(int place, int windows) const { return min(place / stride + 1, windows); }
 };
 
-// f(Size<N>(), line, cell, channel) for every N channels of every cell of every line: N is a whole pack where channels are
-// packs and arrays are aligned, else 1. There are less than 2**31 lines, whose division takes less time as 32 bits.
+// f(Size<N>(), line, cell, channel) for every N channels of every cell of every line: N is a whole pack where channels
+// are packs and arrays are aligned, else 1. There are less than 2**31 lines: a division of 32 bits takes less time.
 template <typename T, typename F>
 __device__ void each_pixel(long long lines, int cells, int channels, bool aligned, F f) {
     auto walk = [=](auto size) {

@@ -55,13 +55,14 @@ def add_bias_backward(kept: Array | None, activation: str, slope: float, dy: Arr
     packs = -(-columns * dy.itemsize // 16)
     across = min(WARP, 1 << (packs - 1).bit_length())  # threads that have a row together
     tiles, down = -(-packs // across), THREADS // across
-    shared = shares(rows, down, tiles)
+    shared = shares(rows, 4 * down, tiles)
     parts = empty((shared, columns), np.float64)
     sizes = int64(rows), int32(columns)
     known = np.uint64(0) if kept is None else kept
-    arguments = (known, _number(activation), real(dy)(slope), *sizes, dy, parts)
+    arguments = (known, _number(activation), real(dy)(slope), *sizes, dy, parts, bias_grad)
     begin("activation", named("add_bias_backward", dy), (tiles, shared), (across, down), arguments)
-    add_columns(parts, bias_grad)
+    if shared > 1:
+        add_columns(parts, bias_grad)
 
 
 def _number(activation: str) -> np.int32:

@@ -7,7 +7,23 @@ from typing import Any
 import numpy as np
 
 from ...params import Array
-from .grid import cells, flat, int32, int64, kind, real, sum_columns, teams
+from .grid import (
+    LINES,
+    THREADS,
+    add_columns,
+    begin,
+    cells,
+    empty,
+    flat,
+    int32,
+    int64,
+    kind,
+    named,
+    real,
+    shares,
+    sum_columns,
+    teams,
+)
 
 # nn/dense.py
 
@@ -120,8 +136,16 @@ def layer_norm(x: Array, eps: float, scale: Array, shift: Array, normal: Array, 
 def layer_norm_backward(normal: Array, inverse: Array, scale: Array, dy: Array, sums: Array) -> None:
     """Turn ``dy`` into the gradient of x; ``sums`` are those of dy, and of dy times ``normal``, over rows."""
     rows, columns = dy.shape
-    sum_columns("layer_gradient_sums", dy, (normal, dy), sums)
-    teams("normalize", "layer_norm_backward", dy, (normal, inverse, scale, int64(rows), int32(columns), dy))
+    arguments = normal, inverse, scale, int64(rows), int32(columns), dy
+    if columns > 4096 // scale.itemsize:
+        sum_columns("layer_gradient_sums", dy, (normal, dy), sums)
+        teams("normalize", "long_layer_norm_backward", dy, arguments)
+        return
+    lines = LINES if columns * LINES <= 12288 // scale.itemsize else 1
+    shared = shares(rows, lines, 1)
+    parts = empty((shared, 2 * columns), np.float64)
+    begin("normalize", named("layer_norm_backward", dy), (shared, 1), (THREADS // lines, lines), (*arguments, parts))
+    add_columns(parts, sums)
 
 
 def _pool(name: str, images: Array, pooled: Array, target: Array, arguments: tuple[Any, ...]) -> None:
