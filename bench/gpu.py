@@ -121,11 +121,11 @@ def ours(run: Run, folder: str, small: bool, *more: str) -> float:
 
 def metrics_of(run: Run, folder: str, small: bool, *more: str) -> list[dict[str, Any]]:
     """What a training run has measured."""
-    steps = 20 if small else run.steps
+    steps, batch = (20, 16) if small else (run.steps, run.batch)
     of_data = ["--data-dir", folder] if run.peer != "wide" else ["--side", "64"] if small else []
     with tempfile.TemporaryDirectory() as run_dir:
         words = [sys.executable, "-m", "mpitrain", "train", str(run.job), "--device", "gpu", *of_data]
-        words += ["--precision", run.precision, "--batch-size", str(run.batch), "--train-steps", str(steps)]
+        words += ["--precision", run.precision, "--batch-size", str(batch), "--train-steps", str(steps)]
         words += ["--log-steps", str(steps // 10), "--validate-steps", "0", "--run-dir", run_dir, *more]
         done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
         if done.returncode:
