@@ -74,7 +74,10 @@ def choose(cluster: Cluster, config: RunConfig) -> Choice:
         return Choice(cpus, notes)
     from .cuda.gpu import Gpu
 
-    gpus: list[Device] = [Gpu(share.index, share.fraction, config.gpu_memory_growth, config.precision) for share in own]
+    gpus: list[Device] = [
+        Gpu(share.index, share.fraction, config.gpu_memory_growth, config.precision, config.soft_placement)
+        for share in own
+    ]
     return Choice(gpus, notes)
 
 

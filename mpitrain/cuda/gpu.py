@@ -23,6 +23,7 @@ from ..nvml import cards, told
 from ..params import Array, Shape
 from . import launch
 from .cupy_kernels import CupyKernels
+from .fallback import ByProcessor
 from .stream import Stream
 
 _KERNELS = CupyKernels()
@@ -55,6 +56,7 @@ class Gpu:
 
     Attributes:
         say: Takes a line for the user.
+        is_soft: Let the processor run kernels that have no form for GPUs.
 
     Raises:
         DeviceError: The memory cannot be had.
@@ -66,8 +68,11 @@ class Gpu:
     block_bytes: int = _WINDOW_BYTES
     say: Callable[[str], None] = staticmethod(lambda line: None)
 
-    def __init__(self, index: int, fraction: float, growth: bool = True, precision: str = "float32") -> None:
-        self.index, self._precision = index, precision
+    def __init__(
+        self, index: int, fraction: float, growth: bool = True, precision: str = "float32", is_soft: bool = True
+    ) -> None:
+        self.index, self._precision, self._is_soft = index, precision, is_soft
+        self._forms: dict[Callable[..., Any], Callable[..., Any]] = {}
         self.narrow = _NARROW.get(precision)
         self._device = cupy.cuda.Device(index)
         self.name = f"gpu:{index}"
@@ -90,7 +95,11 @@ class Gpu:
         return _Here(self)
 
     def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        form: Callable[..., Any] = getattr(launch, kernel.__name__.removeprefix("_"))
+        form = self._forms.get(kernel)
+        if form is None:
+            own = kernel.__module__.startswith("mpitrain.")
+            form = getattr(launch, kernel.__name__.removeprefix("_")) if own else None
+            self._forms[kernel] = form = form or ByProcessor(kernel, self.say, self._is_soft)
         return form
 
     def empty(self, shape: Shape, dtype: Any) -> Array:

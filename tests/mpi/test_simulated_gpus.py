@@ -345,3 +345,38 @@ def test_what_cannot_be_recorded_is_done_step_by_step(openmpi: Mpi, simulated: d
     assert said.count("steps are not replayed as CUDA graphs") == 1
     _, here = train(openmpi, 1, tmp_path / "cpu", "--no-normalize", SMALL)
     assert_close(there, here, 1e-9)
+
+
+def test_a_kernel_without_a_form_for_gpus_runs_on_the_processor(
+    openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
+) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(
+        "from small import job as make\n"
+        "from mpitrain import nn\n"
+        "from mpitrain.kernels import kernel\n\n\n"
+        "@kernel\n"
+        "def relu(x, y):\n"
+        "    for i in range(x.size):\n"
+        "        y.flat[i] = 2 * x.flat[i]\n\n\n"
+        "class Doubled(nn.Layer):\n"
+        "    def forward(self, x, ctx):\n"
+        "        y = self.buffer('y', x.shape)\n"
+        "        self.form(relu)(x, y)\n"
+        "        return y\n\n"
+        "    def backward(self, dy):\n"
+        "        return 2 * dy\n\n\n"
+        "def job():\n"
+        "    made = make(normalize=False)\n"
+        "    made.model = nn.Sequential(*made.model.layers, Doubled())\n"
+        "    return made\n"
+    )
+    path = {"PYTHONPATH": f"{simulated['PYTHONPATH']}{os.pathsep}{JOBS}"}
+    said, there = train(openmpi, 1, tmp_path / "gpu", job, env={**simulated, **path})
+    assert said.count("the kernel relu of") == 1
+    _, here = train(openmpi, 1, tmp_path / "cpu", "--device", "cpu", job, env=path)
+    assert_close(there, here, 1e-9)
+    words = ["-m", "mpitrain", "train", job, "--run-dir", tmp_path / "hard", "--no-soft-placement"]
+    done = openmpi.run(1, *words, env={**simulated, **path})
+    assert done.returncode == 1 and "--no-soft-placement: the kernel relu" in done.stderr
+    assert "Traceback" not in done.stderr
