@@ -116,19 +116,29 @@ class Single(Replica):
         bind(self._model, self._layout, params, grads)
 
     def forward(self, examples: Array, labels: Array, context: Context) -> Any:
-        outputs = self._model.forward(examples, context)
-        loss, self._gradient = self._loss(outputs, labels, context.weight)
+        loss, gradient = self._loss(self._outputs(examples, context), labels, context.weight)
+        self._gradient = self._scaled(gradient)
         return loss
 
     def backward(self) -> None:
         self._model.backward(self._gradient)
 
     def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
-        return self._loss.evaluate(self._model.forward(examples, Context()), labels)
+        return self._loss.evaluate(self._outputs(examples, Context()), labels)
 
     def watch(self, told: Callable[[int], None], cuts: Mapping[int, int]) -> None:
         if isinstance(self._model, Sequential):
             self._model.after_backward = told
+
+    def _outputs(self, examples: Array, context: Context) -> Array:
+        outputs = self._model.forward(examples, context)
+        return outputs if self._loss.mixed else self._model.widened(outputs, "outputs")
+
+    def _scaled(self, gradient: Array) -> Array:
+        """The loss's gradient times its scale, where it has one and does not know of it."""
+        if self._loss.mixed or self._loss.scale is None:
+            return gradient
+        return self._loss.device.xp.multiply(gradient, self._loss.scale, out=gradient)
 
 
 class Towers(Replica):

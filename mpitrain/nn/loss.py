@@ -21,10 +21,18 @@ class Loss:
         device: Where outputs, labels and gradients are.
         scale: What the gradient, and not the loss, is multiplied by: shape (1,), float64, on a device with memory of
             its own, which reads it as each gradient is computed. None for 1.
+        mixed: Whether it takes outputs of 16 bits, and multiplies by ``scale``; else it is given outputs of the
+            parameters' type, and its gradient is multiplied afterwards.
     """
 
     device: Device = CPU
     scale: Array | None = None
+    mixed = False
+
+    def __init_subclass__(cls) -> None:
+        """A class that overrides what one for outputs of 16 bits does need not be for them."""
+        if not {"__call__", "evaluate", "mixed"}.isdisjoint(vars(cls)):
+            cls.mixed = vars(cls).get("mixed", False)
 
     def __init__(self) -> None:
         self._gradients: dict[tuple[Shape, str], Array] = {}
@@ -75,6 +83,8 @@ class Loss:
 class SoftmaxCrossEntropy(Loss):
     """``-log softmax(outputs)[label]``: outputs (batch, classes), labels (batch,) integers in [0, classes)."""
 
+    mixed = True
+
     def check(self, shape: Shape, classes: int | None) -> None:
         if len(shape) != 1 or (classes is not None and shape[0] < classes):
             wanted = "classes" if classes is None else f"{classes}"
@@ -100,6 +110,8 @@ class SigmoidCrossEntropy(Loss):
     example's loss is the mean over its elements; it is predicted right if all its elements are.
     """
 
+    mixed = True
+
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         gradient = self._gradient(outputs)
         pair = _paired(self, outputs, labels)
@@ -116,6 +128,8 @@ class MeanSquaredError(Loss):
 
     Outputs (batch, ...), labels of the same shape, or (batch,) for outputs (batch, 1).
     """
+
+    mixed = True
 
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         gradient = self._gradient(outputs)

@@ -13,6 +13,7 @@ from mpitrain import nn
 from mpitrain.cuda import launch
 from mpitrain.device import Cpu
 from mpitrain.nn.layer import place, walk
+from mpitrain.replica import Single
 from tests.unit.gradients import bound
 
 from .cases import Device, unstored
@@ -145,3 +146,33 @@ def test_activations_have_16_bits_but_where_a_user_made_the_layer(device: Device
     wide = {path for path, layer in walk(model) if layer.narrow is None}
     assert wide == {"halved1", "halved2", "inside1", "inside1.dense1", "inside1.relu1", "doubled1", "halved3"}
     assert all(layer.dtypes == {"float32"} for _, layer in walk(model) if isinstance(layer, Halved))
+
+
+class Own(nn.SoftmaxCrossEntropy):
+    """A user's own loss: it knows nothing of 16 bits, or of a scale."""
+
+    def __call__(self, outputs: np.ndarray, labels: np.ndarray, weight: float) -> tuple[float, np.ndarray]:
+        assert outputs.dtype == np.float32
+        share = np.exp(outputs - outputs.max(1, keepdims=True))
+        share /= share.sum(1, keepdims=True)
+        picked = np.arange(len(labels)), labels
+        total = -weight * float(np.log(share[picked]).sum())
+        share[picked] -= 1
+        return total, weight * share
+
+
+def test_a_loss_of_a_users_own_is_given_float32_and_its_gradient_is_scaled(device: Device) -> None:
+    launch.use(device.places[0])
+    x, labels = np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32), np.array([0, 5, 3, 3])
+    gradients = []
+    for criterion in (nn.SoftmaxCrossEntropy(), Own()):
+        model = nn.Sequential(nn.Dense(5, 6))
+        layout, params, grads = bound(model, (5,), dtype=np.float32)
+        single = Single(model, criterion, layout, Mixed("float16"))
+        single.bind(params, grads)
+        criterion.scale = np.array([1024.0])
+        loss = single.forward(x, labels, nn.Context(weight=0.25))
+        single.backward()
+        assert np.isfinite(loss)
+        gradients.append(grads[np.isfinite(grads)])
+    np.testing.assert_allclose(*gradients, rtol=1e-2, atol=1e-2 * np.abs(gradients[0]).max())
