@@ -68,6 +68,8 @@ class Saving:
         strategy, saver = self._strategy, self._saver
         if self._parts is not None:
             self._parts.finish()
+        if saver is not None:
+            saver.wait_for_copy()  # a device's vectors come to where the last ones may still be copied from
         if self._sync:
             vectors = {name: strategy.complete(name) for name in strategy.vectors}
             if saver is not None:
@@ -86,9 +88,10 @@ class Saving:
     def before_update(self) -> None:
         """Return when the parameters may change; local, and quick where nothing is being saved.
 
-        In ``sync`` it is enough that who writes waits: nobody updates anything before its gradient is there.
+        In ``sync`` it is enough that who writes waits: nobody updates anything before its gradient is there. What a
+        device updates is not what is being saved.
         """
-        if self._saver is not None:
+        if self._saver is not None and not self._strategy.on_device:
             self._saver.wait_for_copy()
 
     def tell(self) -> None:

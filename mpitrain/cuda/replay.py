@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 import cupy
-from cupy.cuda import runtime
 
 from ..params import Array
 from .gpu import Gpu
@@ -63,7 +62,7 @@ class Replay:
             graph.launch(self._stream)
 
     def _begin(self) -> None:
-        self._stream.begin_capture(runtime.streamCaptureModeThreadLocal)
+        self._stream.begin_capture()  # relaxed, as CuPy has it: the work may take memory, which a stricter mode forbids
 
     def _reached(self, child: int) -> None:
         if child in self._cuts:

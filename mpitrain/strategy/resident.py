@@ -133,6 +133,7 @@ class Resident(Lockstep):
         self._read(0)
         node, host = self._hierarchy.node, self._host[name]
         if node.rank == 0:
+            self._device.pin(host)
             with self._device.here():
                 self._device.download(self._there[name], host)
         node.Barrier()

@@ -9,7 +9,6 @@ from .stream import by_number, submit
 
 CUDA_R_32F, CUDA_R_64F, CUDA_R_16F, CUDA_R_16BF = 0, 1, 2, 14
 memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3  # noqa: N816
-streamCaptureModeThreadLocal = 1  # noqa: N816
 cudaIpcMemLazyEnablePeerAccess = 1  # noqa: N816
 
 

@@ -66,7 +66,7 @@ class Stream:
         self.queue.put(Operation(lambda: None, lambda: event._done >= asked))
 
     def begin_capture(self, mode: int | None = None) -> None:
-        assert get_current_stream() is self and self.queue.captured is None
+        assert get_current_stream() is self and self.queue.captured is None and mode is None
         self.queue.captured = []
 
     def end_capture(self) -> Graph:
