@@ -92,6 +92,12 @@ def check(workers: Sequence[Seen], config: RunConfig) -> None:
         raise ConfigError(f"--precision {config.precision} is for GPUs, and no worker has one: leave it out")
     if len(without) == len(workers) and config.gpu_transport != "auto":
         raise ConfigError(f"--gpu-transport {config.gpu_transport} is for GPUs, and no worker has one: leave it out")
+    if without and config.precision == "float16":
+        first = workers[without[0]]
+        raise ConfigError(
+            f"--precision float16 needs a GPU for every worker, and worker {without[0]} on {first.host} has none "
+            f"({first.why}): give bfloat16, or fewer workers"
+        )
     if not without or (config.device == "auto" and config.soft_placement):
         return
     asked = "--device gpu" if config.device == "gpu" else "--no-soft-placement"

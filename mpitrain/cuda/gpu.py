@@ -181,6 +181,14 @@ class Gpu:
             runtime.hostRegister(address, host.nbytes, 0)
             self._pinned.add(address)
 
+    def unpin(self, host: Array) -> None:
+        """Take that back, before the memory is given back."""
+        address = host.ctypes.data
+        if address in self._pinned:
+            with self.here():
+                runtime.hostUnregister(address)
+            self._pinned.remove(address)
+
     @property
     def held(self) -> int:
         """Bytes that this process has taken of this GPU's memory, for arrays."""

@@ -14,7 +14,7 @@ import numpy as np
 from ..comm.average import part, sum_in_place
 from ..comm.board import Board
 from ..comm.hierarchy import Exchange, Hierarchy
-from ..comm.shared import row_stride
+from ..comm.shared import SharedArrays, row_stride
 from ..cuda.gpu import Gpu
 from ..cuda.stream import Stream
 from ..kernels import sum_rows
@@ -28,7 +28,8 @@ class Host:
     """See ``Way``."""
 
     def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
-        node, shared, dtype = hierarchy.node, hierarchy.shared, vector.dtype
+        node, dtype = hierarchy.node, vector.dtype
+        self._shared = shared = SharedArrays(node)  # of its own, to be given back where another way is chosen
         self._hierarchy, self._gpu, self._vector = hierarchy, gpu, vector
         self._chunks, self._last = _chunks(buckets, _CHUNK_BYTES // dtype.itemsize)
         stride = row_stride(len(vector))
@@ -67,7 +68,11 @@ class Host:
         self._asked = self._left = self._added = self._sent = 0
 
     def free(self) -> None:
-        """Nothing to do: the memory is the hierarchy's."""
+        with self._gpu.here():
+            self._gpu.compute.wait()
+        self._gpu.unpin(self._own)
+        self._gpu.unpin(self._sums)
+        self._shared.free()
 
     def _finish_node(self) -> None:
         while self._sent < len(self._chunks):

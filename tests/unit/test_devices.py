@@ -93,6 +93,21 @@ def test_what_is_refused(device, soft: bool, workers: list[Seen], told: list[str
 
 
 @pytest.mark.parametrize(
+    ("options", "workers", "told"),
+    [
+        ({"precision": "bfloat16"}, node(0, []), ["--precision bfloat16", "no worker"]),
+        ({"precision": "float16"}, node(0, ["a"], []), ["--precision float16", "worker 1 on n0", WHY]),
+        ({"gpu_transport": "host"}, node(0, [], []), ["--gpu-transport host", "no worker"]),
+    ],
+)
+def test_options_of_gpus_want_some(options: dict[str, str], workers: list[Seen], told: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        check(workers, RunConfig(**options))
+    assert all(part in str(error.value) for part in told)
+    check(node(0, ["a"], ["a"]), RunConfig(**options))
+
+
+@pytest.mark.parametrize(
     ("device", "soft", "workers"),
     [
         ("auto", True, node(0, [], [])),
