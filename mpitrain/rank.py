@@ -197,7 +197,7 @@ def _work(
     say = (lambda line: None) if console is None else console.say
     start = Start(cluster, plan, job.model, begin)
     if plan.config.served:
-        strategy = served_strategy(Store(cluster, plan, start, say))
+        strategy = served_strategy(Store(cluster, plan, start, say), devices)
     else:
         strategy = lockstep_strategy(cluster, plan, devices, start, say)
     for why in start.passed_over:

@@ -13,7 +13,7 @@ import numpy as np
 from ..cuda import launch
 from ..cuda.gpu import Gpu
 from ..cuda.replay import Replay
-from ..cuda.stream import Stream
+from ..cuda.stream import Stream, pinned
 from ..data.split import Split
 from ..nn.layer import Context, Layer, SumOverWorkers, walk
 from ..nn.loss import Loss
@@ -58,6 +58,11 @@ class OnGpu(Replica):
         self._replays: dict[tuple[int, int], Replay] = {}
         self._replay: Replay | None = None
         self._place: Place | None = None
+        # Of a loss that is on its way here: the array there, the one here, and when it is there.
+        self._loss_there: Any = None
+        self._loss_here = pinned((1,), np.float64)
+        self._loss_came: Any = None
+        self._left: list[tuple[int, Any]] = []  # children whose gradients are on their way here, and when they are
         self._waits = False
 
     def bind(self, params: Array, grads: Array) -> None:
@@ -95,6 +100,11 @@ class OnGpu(Replica):
             else:
                 self._replay.start()
                 loss = self._replay.result
+            if self._is_apart:
+                self._loss_there = loss
+                self._leaving.after(self._gpu.compute.mark())
+                self._leaving.fetch(loss, self._loss_here)
+                self._loss_came = self._leaving.mark(self._loss_came)
             if self._waits:
                 self._gpu.compute.wait()
             return loss
@@ -110,11 +120,14 @@ class OnGpu(Replica):
             self._place.used(self._gpu.compute)
             if self._is_apart:
                 self._leave(0)
-                self._leaving.wait()
+                self._tell()
             elif self._waits:
                 self._gpu.compute.wait()
 
     def number(self, loss: Any) -> float:
+        if loss is self._loss_there:
+            self._loss_came.synchronize()
+            return float(self._loss_here[0])
         with self._gpu.here():
             return float(self._gpu.numbers(loss))
 
@@ -183,6 +196,7 @@ class OnGpu(Replica):
     def _pass_on(self, child: int) -> None:
         if self._is_apart:
             self._leave(self._cuts[child])
+            self._left.append((child, self._leaving.mark()))
         else:
             self._told(child)
 
@@ -192,6 +206,14 @@ class OnGpu(Replica):
         self._leaving.after(self._gpu.compute.mark())
         self._leaving.fetch(self._copy("grads", self._grads)[part], self._grads[part])
         self._complete_from = start
+
+    def _tell(self) -> None:
+        """Say which gradients are here, as they come; return when all are."""
+        left, self._left = self._left, []
+        for child, came in left:
+            came.synchronize()
+            self._told(child)
+        self._leaving.wait()
 
     # Recording.
 

@@ -19,19 +19,40 @@ from .store import Store
 
 
 class Asynchronous(Served):
-    """Every gradient is a step of its own, applied as it comes; in ``ssp`` nobody gets too far ahead."""
+    """Every gradient is a step of its own, applied as it comes; in ``ssp`` nobody gets too far ahead.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        store: Where the parameters are; freed with this.
+        early: Hand a shard its part of the gradient as soon as that is there: the gradient comes from a GPU, which
+            goes on meanwhile.
+    """
+
+    def __init__(self, store: Store, early: bool = False) -> None:
         super().__init__(store)
         plan = self._plan
         self._measure: Updater | None = None
         if plan.optimizer.clip_norm is not None and not plan.optimizer.layerwise:
             slots = dict.fromkeys(plan.optimizer.slots, np.empty(0, plan.dtype))  # which measuring does not need
             self._measure = Updater(plan.optimizer, plan.layout, self.params, slots)
+        self._early = early and self._measure is None
+        self._staleness: dict[int, int] = {}  # of this gradient, at the shards here that have applied it
+        self._posted: set[int] = set()  # shards elsewhere that have been sent it
+        # Workers begin at different shards, so that they do not queue for one after the other.
+        begin = self._worker % max(1, len(self._local))
+        self._in_turn = self._local[begin:] + self._local[:begin]
+
+    def begin(self, loss: float) -> None:
+        super().begin(loss)
+        self._staleness.clear()
+        self._posted.clear()
+
+    def ready(self, start: int) -> None:
+        if self._early and start > 0 and self._is_taken:
+            self._hand_in(start, 1.0)
 
     def finish(self) -> None:
         loss = self._step_loss
-        updated = math.isfinite(loss) or self._nan == "ignore"
+        updated = self._is_taken
         staleness = self._push() if updated else 0
         if self._plan.config.mode == "ssp":
             staleness = self._ahead
@@ -41,20 +62,28 @@ class Asynchronous(Served):
             self.step = self._far.finish(loss, staleness, self._reads_since(), not updated)
         self.result = StepResult(loss, updated)
 
+    @property
+    def _is_taken(self) -> bool:
+        """Whether this gradient is applied."""
+        return math.isfinite(self._step_loss) or self._nan == "ignore"
+
     def _push(self) -> int:
         """Have every shard apply the gradient; returns its staleness at the first one."""
-        clip, scaled = self._clip(), self._plan.config.staleness_scaling
-        pushes = [Push(version, clip, scaled) for version in self._versions]
+        self._hand_in(0, self._clip())
         for s, far in self._remote:
-            far.post_apply(self.grads, pushes[s])
-        staleness = {}
-        # Workers begin at different shards, so that they do not queue for one after the other.
-        begin = self._worker % max(1, len(self._local))
-        for s, shard in self._local[begin:] + self._local[:begin]:
-            staleness[s] = shard.apply(self.grads, pushes[s])
+            self._staleness[s] = far.wait_apply()
+        return self._staleness[0]
+
+    def _hand_in(self, start: int, clip: float) -> None:
+        """Give the gradient to shards that lie from ``start`` on, unless they have it."""
+        scaled = self._plan.config.staleness_scaling
         for s, far in self._remote:
-            staleness[s] = far.wait_apply()
-        return staleness[0]
+            if s not in self._posted and self._store.ranges[s][0][0] >= start:
+                far.post_apply(self.grads, Push(self._versions[s], clip, scaled))
+                self._posted.add(s)
+        for s, shard in self._in_turn:
+            if s not in self._staleness and shard.ranges[0][0] >= start:
+                self._staleness[s] = shard.apply(self.grads, Push(self._versions[s], clip, scaled))
 
     def _clip(self) -> float:
         """What the gradient is multiplied by to keep to the optimizer's ``clip_norm``."""

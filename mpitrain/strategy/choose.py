@@ -40,10 +40,14 @@ def is_resident(cluster: Cluster, plan: Plan, devices: Sequence[Device]) -> bool
     return cluster.workers.allreduce(mine, op=MPI.LAND)
 
 
-def served_strategy(store: Store) -> Strategy:
-    """``async``, ``ssp`` or ``backup``; local."""
+def served_strategy(store: Store, devices: Sequence[Device]) -> Strategy:
+    """``async``, ``ssp`` or ``backup``; local.
+
+    Args:
+        devices: Of this worker.
+    """
     if store.plan.config.mode != "backup":
-        return Asynchronous(store)
+        return Asynchronous(store, early=devices[0].apart)
     return Team(store) if store.team else Backup(store)
 
 

@@ -70,7 +70,12 @@ def train(mpi: Mpi, n: int, run_dir: Path, *flags: str | Path, env: dict[str, st
         (2, ["--batch-size", "6", "--clip-norm", "0.5", "--histogram-steps", "10"], SMALL),
         (1, ["--optimizer", "lamb"], SMALL),
         (2, ["--batch-size", "6", "--mode", "local"], SMALL),
-        (1, ["--batch-size", "5", "--mode", "async"], SMALL),
+        (1, ["--batch-size", "5", "--mode", "async", "--bucket-bytes", "100"], SMALL),
+        (
+            3,
+            ["--batch-size", "5", "--mode", "async", "--ps", "2", "--no-shared-memory", "--bucket-bytes", "100"],
+            SMALL,
+        ),
         (3, ["--batch-size", "6", "--mode", "backup", "--ps", "1", "--backup-workers", "0", "--no-normalize"], SMALL),
         (1, ["--batch-size", "5"], CNN),
     ],
