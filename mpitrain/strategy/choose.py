@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ..cluster import Cluster
 from ..comm.hierarchy import Hierarchy, hierarchy_of
-from ..device import Device
+from ..device import CPU, Device
 from ..mpi import MPI
 from ..plan import Plan
 from .asynchronous import Asynchronous
@@ -40,7 +40,7 @@ def is_resident(cluster: Cluster, plan: Plan, devices: Sequence[Device]) -> bool
     return cluster.workers.allreduce(mine, op=MPI.LAND)
 
 
-def served_strategy(store: Store, devices: Sequence[Device]) -> Strategy:
+def served_strategy(store: Store, devices: Sequence[Device] = (CPU,)) -> Strategy:
     """``async``, ``ssp`` or ``backup``; local.
 
     Args:
