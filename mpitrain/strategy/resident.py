@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from .lockstep import Lockstep
 
 _LAG = 3  # steps that the host may be ahead of the last loss that it has read
 _FIRST_SCALE = 65536.0  # of a loss in float16
+_SCALE, _GOOD = "loss_scale", "loss_scale_steps"  # in checkpoints: the scale, and for how many steps it has been good
 
 
 @dataclass
@@ -65,14 +66,14 @@ class Resident(Lockstep):
         self._hierarchy, self._device, self._nan, self._launch = hierarchy, device, plan.config.nan, launch
         size, dtype = plan.layout.size, plan.dtype
         self._host = {name: hierarchy.shared.allocate((size,), dtype) for name in plan.vectors}
-        step, position = fill(self._host if hierarchy.node.rank == 0 else None, 0)
+        step, position, numbers = fill(self._host if hierarchy.node.rank == 0 else None, 0)
         super().__init__(plan, hierarchy.comm.rank, step, position)
         self.vectors, self.has_average = plan.vectors, plan.moving is not None
         self._is_scaled = plan.config.precision == "float16"
         with device.here():
             self._there = {name: device.copy_of(self._host[name]) for name in plan.vectors}
             self._sent = device.zeros((size + 1,), dtype)  # the gaps between parameters stay so
-            self._state = device.copy_of(self._first_state())
+            self._state = device.copy_of(self._first_state(numbers))
             self._update_there = Update(device, plan.optimizer, plan.layout, self._there, plan.moving, self._state)
         self.params, self.grads = self._there["params"], self._sent[:size]
         if self._is_scaled:
@@ -121,6 +122,15 @@ class Resident(Lockstep):
     def result(self) -> StepResult:
         self._look(0)
         return self._result
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        if not self._is_scaled:
+            return {}
+        launch, state = self._launch, np.empty(self._state.size)
+        with self._device.here():
+            self._device.download(self._state, state)
+        return {_SCALE: float(state[launch.SCALE]), _GOOD: float(state[launch.GOOD])}
 
     def totals(self) -> Totals:
         self._look(0)
@@ -181,12 +191,14 @@ class Resident(Lockstep):
         asked.step, asked.done = self.step, compute.mark(asked.done)
         self._asked.append(asked)
 
-    def _first_state(self) -> Array:
+    def _first_state(self, numbers: Mapping[str, float]) -> Array:
+        """The device's state before the first step; ``numbers``: of the run that goes on, if it had a scale."""
         launch = self._launch
         state = np.zeros(launch.UPDATED + 1)
         state[launch.FACTOR] = state[launch.SCALE] = 1.0
         if self._is_scaled:
-            state[launch.SCALE] = _FIRST_SCALE
+            state[launch.SCALE] = numbers.get(_SCALE, _FIRST_SCALE)
+            state[launch.GOOD] = numbers.get(_GOOD, 0)
         return state
 
     # What has become of it.

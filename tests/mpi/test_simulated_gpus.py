@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import mpitrain.cuda
+from mpitrain import checkpoint
 
 from ..conftest import JOBS, ROOT, Mpi, run
 from ..unit.cuda.emulated import build
@@ -131,6 +132,38 @@ def test_a_run_goes_on_from_gpu_to_processor_and_back(openmpi: Mpi, simulated: d
     for steps, env in (("7", simulated), ("13", None), ("20", simulated)):
         parts = train(openmpi, 2, tmp_path / "parts", "--train-steps", steps, SMALL, env=env)[1]
     assert_close(parts, whole, 1e-9)
+
+
+FLOAT16 = ("--dtype", "float32", "--precision", "float16", "--no-normalize", "--batch-size", "6")
+
+
+def numbers(run_dir: Path, step: int) -> dict[str, float]:
+    """What a run's checkpoint holds of the scale of its loss; nothing where it has none."""
+    with checkpoint.Checkpoint(checkpoint.path_for(run_dir / "checkpoints", step)) as opened:
+        return opened.attributes.get("run/state", {})
+
+
+def test_a_run_that_scales_its_loss_goes_on_with_that_scale(
+    openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
+) -> None:
+    """Its steps are so large that gradients overflow before it is interrupted, and again after."""
+    flags = (*FLOAT16, "--optimizer", "momentum", "--learning-rate", "2", SMALL)
+    _, whole = train(openmpi, 2, tmp_path / "whole", *flags, env=simulated)
+    for steps in ("10", "20"):
+        _, parts = train(openmpi, 2, tmp_path / "parts", "--train-steps", steps, *flags, env=simulated)
+    assert 65536 > numbers(tmp_path / "parts", 10)["loss_scale"] > numbers(tmp_path / "parts", 20)["loss_scale"]
+    assert_same_bits(parts, whole)
+    assert numbers(tmp_path / "parts", 20) == numbers(tmp_path / "whole", 20)
+
+
+def test_the_scale_of_a_loss_is_for_float16_alone(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
+    """Others go on without it, here on processors; from their checkpoints it begins anew."""
+    first = {"loss_scale": 65536.0}
+    expected = {"2": ("float16", simulated, {**first, "loss_scale_steps": 2}), "3": ("float32", None, {})}
+    expected |= {steps: ("float16", simulated, {**first, "loss_scale_steps": int(steps) - 3}) for steps in ("4", "6")}
+    for steps, (precision, env, held) in expected.items():
+        train(openmpi, 1, tmp_path, *FLOAT16, "--train-steps", steps, "--precision", precision, SMALL, env=env)
+        assert numbers(tmp_path, int(steps)) == held
 
 
 def test_who_computes_where_is_told(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
