@@ -29,7 +29,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     from mpitrain.placement import place
     from mpitrain.plan import Plan
     from mpitrain.server import Server
-    from mpitrain.strategy.base import Turn
+    from mpitrain.strategy.base import Reached, Turn
     from mpitrain.strategy.choose import served_strategy
     from mpitrain.strategy.store import Store
 
@@ -54,7 +54,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     def fill(vectors, root):
         if vectors is not None:
             vectors["params"][:] = 0
-        return 0, 0
+        return Reached(0, 0, {})
 
     store = Store(cluster, plan, fill, print)
     if cluster.is_server:

@@ -29,7 +29,7 @@ class Saving:
     """What the training loop does to save. Construction is collective over the workers.
 
     Args:
-        strategy: Whose vectors, step and position are saved.
+        strategy: Whose vectors, step, position and numbers are saved.
         folder: Of the run's checkpoints.
         record: Kept with every checkpoint: tables of options, arguments, versions.
         say: Called with a line for the user, on the chief.
@@ -73,7 +73,7 @@ class Saving:
         if self._sync:
             vectors = {name: strategy.complete(name) for name in strategy.vectors}
             if saver is not None:
-                saver.save(vectors, strategy.step, strategy.position)
+                saver.save(vectors, strategy.step, strategy.position, strategy.numbers)
         elif strategy.lockstep or saver is not None:
             copies = {}
             for name in strategy.vectors:
@@ -81,7 +81,7 @@ class Saving:
                 if saver is not None:
                     copies[name] = vector.copy()
             if saver is not None:
-                saver.save(copies, strategy.step, strategy.position, own=True)
+                saver.save(copies, strategy.step, strategy.position, strategy.numbers, own=True)
         if self._parts is not None:
             self._parts.begun(strategy.step)
 
@@ -243,7 +243,13 @@ def _lacks(leaders: Leaders, config: RunConfig) -> str:
 
 
 def _write(
-    folder: Path, plan: Plan, about: Mapping[str, Any], vectors: Mapping[str, Array], step: int, position: int
+    folder: Path,
+    plan: Plan,
+    about: Mapping[str, Any],
+    vectors: Mapping[str, Array],
+    step: int,
+    position: int,
+    numbers: Mapping[str, float] | None,
 ) -> None:
     config, path = plan.config, checkpoint.path_for(folder, step)
-    checkpoint.write(path, plan.layout, vectors, step, position, config.seed, about, config.save_compression)
+    checkpoint.write(path, plan.layout, vectors, step, position, config.seed, about, config.save_compression, numbers)

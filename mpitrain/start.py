@@ -11,6 +11,7 @@ from .nn.layer import Layer, initialize
 from .params import Array
 from .plan import Plan
 from .resuming import Beginning
+from .strategy.base import Reached
 
 
 class Start:
@@ -34,8 +35,8 @@ class Start:
     def saved(self) -> bool:
         return self.resumed is not None and self._begin.saved
 
-    def __call__(self, vectors: dict[str, Array] | None, root: int) -> tuple[int, int]:
-        """Fill the vectors where they are given, and return step and position; collective over all ranks.
+    def __call__(self, vectors: dict[str, Array] | None, root: int) -> Reached:
+        """Fill the vectors where they are given, and return how far that is; collective over all ranks.
 
         Args:
             vectors: Flat vectors, shape (layout.size,), by name; None on ranks that hold none of their own.
@@ -45,10 +46,10 @@ class Start:
             CheckpointError: On every rank: no checkpoint is whole, or the newest that is does not fit the model.
         """
         reached = self._resume(vectors) if self._begin.resume else self._initialize(vectors)
-        found: tuple[int, int] = self._cluster.comm.bcast(reached, root=root)
+        found: Reached = self._cluster.comm.bcast(reached, root=root)
         return found
 
-    def _resume(self, vectors: dict[str, Array] | None) -> tuple[int, int]:
+    def _resume(self, vectors: dict[str, Array] | None) -> Reached:
         """Read the newest checkpoint that is whole."""
         paths = self._begin.resume
         if not self._begin.auto:
@@ -66,20 +67,20 @@ class Start:
         self.resumed, reached = found
         return reached
 
-    def _read(self, path: Path, vectors: dict[str, Array] | None) -> tuple[int, int]:
+    def _read(self, path: Path, vectors: dict[str, Array] | None) -> Reached:
         """Fill the vectors from a checkpoint.
 
         Raises:
             DamagedCheckpoint: On every rank: it is not as it was written, as one of them has found.
         """
-        reached = (0, 0)
+        reached = Reached(0, 0, {})
         with self._cluster.agree("reading a checkpoint"):
             if vectors is not None:
                 _clear(vectors)  # of what a damaged one has left, too
                 reached = checkpoint.read(path, self._plan.layout, vectors, self._plan.config.seed)
         return reached
 
-    def _initialize(self, vectors: dict[str, Array] | None) -> tuple[int, int]:
+    def _initialize(self, vectors: dict[str, Array] | None) -> Reached:
         plan, init_from = self._plan, self._begin.init_from
         with self._cluster.agree("initializing"):
             if vectors is not None:
@@ -89,7 +90,7 @@ class Start:
                     checkpoint.take_fitting(init_from, plan.layout, vectors["params"])
                 if "average" in vectors:
                     vectors["average"][:] = vectors["params"]
-        return 0, 0
+        return Reached(0, 0, {})
 
 
 def _clear(vectors: dict[str, Array]) -> None:

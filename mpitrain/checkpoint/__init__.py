@@ -4,6 +4,7 @@
     /optimizer/<slot>/<name>    the optimizer's slots
     /averages/<name>            moving averages, where there are any
     /run/config, job, versions  options, the job's arguments and versions, as attributes
+    /run/state                  numbers of the run's state, as attributes: with float16 the loss's scale
 
 The step, the data cursor (``position``), the seed, and what else is a number or a text are attributes of the
 root. A block of text in front of the file (``seal``) has a digest of each dataset's values and one of everything else.

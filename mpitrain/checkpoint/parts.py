@@ -60,13 +60,15 @@ class PartsWriter:
         self._shapes: dict[str, tuple[Shape, np.dtype[Any]]] = {}
         self._small: dict[str, Array] = {}
 
-    def write(self, vectors: Mapping[str, Array], step: int, position: int) -> None:
+    def write(
+        self, vectors: Mapping[str, Array], step: int, position: int, numbers: Mapping[str, float] | None = None
+    ) -> None:
         """Write this node's part of a checkpoint; see ``state.write``. Local.
 
         Raises:
             OSError: The disk is full, or the folder cannot be written to.
         """
-        arrays, attributes = contents(self._layout, vectors, step, position, self._seed, self._about)
+        arrays, attributes = contents(self._layout, vectors, step, position, numbers, self._seed, self._about)
         self._path, self._attributes = path_for(self._folder, step), attributes
         # What has no rows is small, and lies in the index itself.
         self._small = {name: array.copy() for name, array in arrays.items() if not array.shape or not array.size}

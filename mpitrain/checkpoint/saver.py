@@ -14,8 +14,8 @@ import numpy as np
 from ..params import Array
 from .folder import Retention
 
-# Given vectors by name, a step and a position, writes a checkpoint or a part of one; raises OSError.
-Write = Callable[[Mapping[str, Array], int, int], None]
+# Given vectors by name, a step, a position and numbers, writes a checkpoint or a part of one; raises OSError.
+Write = Callable[[Mapping[str, Array], int, int, Mapping[str, float] | None], None]
 
 
 class Saver:
@@ -55,21 +55,27 @@ class Saver:
         self.errno = 0
         self.longest_s = 0.0
 
-    def save(self, vectors: Mapping[str, Array], step: int, position: int, own: bool = False) -> None:
+    def save(
+        self,
+        vectors: Mapping[str, Array],
+        step: int,
+        position: int,
+        numbers: Mapping[str, float] | None = None,
+        own: bool = False,
+    ) -> None:
         """Save the state, after the save before has ended.
 
         With ``background`` this returns at once, and the vectors must not change before ``wait_for_copy`` returns.
 
         Args:
-            vectors, step, position: See ``state.write``.
+            vectors, step, position, numbers: See ``state.write``.
             own: The vectors are the saver's from now on, and need not be copied.
         """
         self.finish()
         if self._background and not own:
             self._copying = self._thread.submit(self._copy, dict(vectors))
-        self._start(
-            step, partial(self._write, vectors if own or not self._background else self._copies, step, position)
-        )
+        held = vectors if own or not self._background else self._copies
+        self._start(step, partial(self._write, held, step, position, numbers))
 
     def complete(self, step: int, write: Callable[[], None]) -> None:
         """Make what ``save`` has saved in parts a checkpoint, by calling ``write``; that may raise OSError."""

@@ -13,8 +13,11 @@ import numpy as np
 
 from ..errors import CheckpointError
 from ..params import Array, Layout
+from ..strategy.base import Reached
 from .container import Compression, write_container
 from .reader import FORMAT, Checkpoint
+
+_NUMBERS = "run/state"  # the group whose attributes they are
 
 
 def write(
@@ -26,6 +29,7 @@ def write(
     seed: int,
     about: Mapping[str, Any],
     compression: Compression = "none",
+    numbers: Mapping[str, float] | None = None,
 ) -> None:
     """Write a checkpoint so that ``path`` holds all of it, on disk, or does not change.
 
@@ -39,15 +43,22 @@ def write(
         seed: Of the run. With the position it is the state of everything random: the order of examples and dropout
             are functions of the two.
         about: Numbers and texts to keep with it, and tables of such (the options, the job's arguments, versions).
+        numbers: What else is state of the run; see ``strategy.base.Strategy``.
 
     Raises:
         OSError: The disk is full, or the folder cannot be written to.
     """
-    write_container(path, *contents(layout, vectors, step, position, seed, about), compression)
+    write_container(path, *contents(layout, vectors, step, position, numbers, seed, about), compression)
 
 
 def contents(
-    layout: Layout, vectors: Mapping[str, Array], step: int, position: int, seed: int, about: Mapping[str, Any]
+    layout: Layout,
+    vectors: Mapping[str, Array],
+    step: int,
+    position: int,
+    numbers: Mapping[str, float] | None,
+    seed: int,
+    about: Mapping[str, Any],
 ) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
     """What ``write`` writes: arrays and attributes by path; the arrays are views of the vectors."""
     arrays: dict[str, Array] = {}
@@ -63,13 +74,15 @@ def contents(
             attributes[f"run/{name}"] = {key: _attribute(item) for key, item in value.items()}
         else:
             attributes["/"][name] = _attribute(value)
+    if numbers:
+        attributes[_NUMBERS] = dict(numbers)
     if "params" not in vectors:
         attributes = {name: values for name, values in attributes.items() if not name.startswith("params/")}
     return arrays, attributes
 
 
-def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) -> tuple[int, int]:
-    """Fill ``vectors`` from a checkpoint; return its step and position.
+def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) -> Reached:
+    """Fill ``vectors`` from a checkpoint; return its step, its position and the numbers that it holds, if any.
 
     Local; every rank that holds vectors may read.
 
@@ -97,7 +110,7 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
                 "examples goes on, or --resume never"
             )
         checkpoint.fill(wanted)
-        return int(root["step"]), int(root["position"])
+        return Reached(int(root["step"]), int(root["position"]), checkpoint.attributes.get(_NUMBERS, {}))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def describe(checkpoint: Checkpoint, now: datetime | None = None) -> Iterator[st
         DamagedCheckpoint: Values are not as they were written.
     """
     yield f"{checkpoint.path}: {_facts(checkpoint, now or datetime.now(timezone.utc))}"
-    for name in ("run/job", "run/config", "run/versions"):
+    for name in ("run/state", "run/job", "run/config", "run/versions"):
         told = ", ".join(f"{key} {value}" for key, value in checkpoint.attributes.get(name, {}).items())
         if told:
             yield f"{name.removeprefix('run/')}: {told}"

@@ -93,7 +93,9 @@ class TogetherWriter:
         self._error: Exception | None = None
         self._all_well = True
 
-    def write(self, vectors: Mapping[str, Array], step: int, position: int) -> None:
+    def write(
+        self, vectors: Mapping[str, Array], step: int, position: int, numbers: Mapping[str, float] | None = None
+    ) -> None:
         """Write all of a checkpoint but its seal; see ``state.write``. Collective over the team.
 
         Where some nodes cannot, there will be no checkpoint, and these raise.
@@ -103,7 +105,7 @@ class TogetherWriter:
         """
         digests: list[str] = []
         self._error, self._all_well = None, True
-        self._phase(lambda: self._make_frame(vectors, step, position))
+        self._phase(lambda: self._make_frame(vectors, step, position, numbers))
         self._phase(self._look)
         self._phase(self._open)
         opened = self._all_well
@@ -148,9 +150,11 @@ class TogetherWriter:
             self._error = self._error or error
         self._all_well = self._team.agree(int(self._error is not None))[0] == 0
 
-    def _make_frame(self, vectors: Mapping[str, Array], step: int, position: int) -> None:
+    def _make_frame(
+        self, vectors: Mapping[str, Array], step: int, position: int, numbers: Mapping[str, float] | None
+    ) -> None:
         """Lay the file out; on the first node make it."""
-        arrays, attributes = contents(self._layout, vectors, step, position, self._seed, self._about)
+        arrays, attributes = contents(self._layout, vectors, step, position, numbers, self._seed, self._about)
         self._arrays = {name: array for name, array in arrays.items() if array.size}
         self._shares = [self._share(node) for node in range(self._team.size)]
         self._path = path_for(self._folder, step)
@@ -161,6 +165,7 @@ class TogetherWriter:
             names = [name for share in self._shares for name in share]
             self._frame = make_frame(memory_file(), arrays, attributes, names)
             self._write_frame(self._frame)
+            os.fsync(self._descriptor)  # a network file system shows others what is on its server
 
     def _share(self, node: int) -> dict[str, tuple[int, int]]:
         """Which rows of arrays a node writes: the first, and the one behind the last. A scalar counts as a row."""

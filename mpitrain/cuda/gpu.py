@@ -14,7 +14,6 @@ from typing import Any
 
 import cupy
 import numpy as np
-from cupy.cuda import device as handles
 from cupy.cuda import runtime
 from cupy_backends.cuda.libs import cublas
 
@@ -22,6 +21,7 @@ from ..errors import DeviceError
 from ..nvml import cards, told
 from ..params import Array, Shape
 from . import launch
+from .blas import Blas
 from .cupy_kernels import CupyKernels
 from .fallback import ByProcessor
 from .stream import Stream
@@ -48,7 +48,8 @@ class Gpu:
 
     Args:
         index: Among those that this process may use.
-        fraction: Of its memory, the most that this process takes.
+        fraction: Of its memory, the most that this process takes for arrays; CUDA, its libraries and memory that
+            other processes open come on top.
         growth: Take memory as it is needed; else all of it at once.
         precision: ``float32``; ``tf32``, to which float32 matrices are rounded for products; or ``float16`` or
             ``bfloat16``, which activations have then, and what parameters are rounded to for products. Sums are float32
@@ -83,7 +84,8 @@ class Gpu:
             pool.set_limit(fraction=fraction)
             if not growth:
                 cupy.empty(int(pool.get_limit() * 0.98), np.uint8)  # the pool keeps what is given back to it
-        self._pinned: set[int] = set()
+            self._blas = Blas(self.compute.own.ptr)
+        self._pinned: dict[int, Array] = {}  # by address
         launch.use(_KERNELS)
 
     def here(self) -> AbstractContextManager[object]:
@@ -107,25 +109,10 @@ class Gpu:
         return made
 
     def matmul(self, a: Any, b: Any, *, out: Any) -> Array:
-        # Row by row, out is what cuBLAS calls out transposed; so it is given b.T @ a.T.
-        (m, k), n = a.shape, b.shape[1]
-        is_double = out.dtype == np.float64
-        compute = cublas.CUBLAS_COMPUTE_64F if is_double else cublas.CUBLAS_COMPUTE_32F
+        compute = cublas.CUBLAS_COMPUTE_64F if out.dtype == np.float64 else cublas.CUBLAS_COMPUTE_32F
         if a.dtype == np.float32 and self._precision == "tf32":
             compute = cublas.CUBLAS_COMPUTE_32F_FAST_TF32
-        one, zero = (_ONE, _ZERO) if is_double else (_ONE_SINGLE, _ZERO_SINGLE)
-        left, left_stride = _as_columns(b)
-        right, right_stride = _as_columns(a)
-        # fmt: off
-        cublas.gemmEx(
-            handles.get_cublas_handle(), left, right, n, m, k, one.ctypes.data,
-            b.data.ptr, _TYPES[b.dtype.char], left_stride, a.data.ptr, _TYPES[a.dtype.char], right_stride,
-            zero.ctypes.data, out.data.ptr, _TYPES[out.dtype.char], _row_stride(out), compute,
-            cublas.CUBLAS_GEMM_DEFAULT,
-        )
-        # fmt: on
-        product: Array = out
-        return product
+        return self._blas.gemm(a, b, out, _TYPES, compute)
 
     @cached_property
     def convolutions(self) -> Any:
@@ -179,7 +166,7 @@ class Gpu:
             return
         with self.here(), suppress(runtime.CUDARuntimeError):  # slower, and as right
             runtime.hostRegister(address, host.nbytes, 0)
-            self._pinned.add(address)
+            self._pinned[address] = host
 
     def unpin(self, host: Array) -> None:
         """Take that back, before the memory is given back."""
@@ -187,7 +174,12 @@ class Gpu:
         if address in self._pinned:
             with self.here():
                 runtime.hostUnregister(address)
-            self._pinned.remove(address)
+            del self._pinned[address]
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of it that products have for themselves."""
+        return self._blas.workspace
 
     @property
     def held(self) -> int:
@@ -238,23 +230,4 @@ class _Here:
 
 # What cuBLAS calls types of matrices; those of 16 bits are summed in float32. The bits of bfloat16 come as uint16.
 _TYPES = {"f": runtime.CUDA_R_32F, "d": runtime.CUDA_R_64F, "e": runtime.CUDA_R_16F, "H": runtime.CUDA_R_16BF}
-_ONE, _ZERO = np.ones(1), np.zeros(1)  # factors of the product and of what is there, of the type of the sums
-_ONE_SINGLE, _ZERO_SINGLE = np.ones(1, np.float32), np.zeros(1, np.float32)
 _NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}
-
-
-def _as_columns(matrix: Array) -> tuple[int, int]:
-    """How cuBLAS, which stores columns, is to read a matrix for its transpose, and how far its rows lie apart."""
-    if _stored_by_rows(matrix):
-        return cublas.CUBLAS_OP_N, _row_stride(matrix)
-    return cublas.CUBLAS_OP_T, _row_stride(matrix.T)
-
-
-def _stored_by_rows(matrix: Array) -> bool:
-    return matrix.strides[1] == matrix.itemsize or matrix.shape[1] == 1
-
-
-def _row_stride(matrix: Array) -> int:
-    """Elements from one row to the next."""
-    rows, columns = matrix.shape
-    return max(columns, matrix.strides[0] // matrix.itemsize) if rows > 1 else columns

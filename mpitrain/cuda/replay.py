@@ -34,7 +34,7 @@ class Replay:
         self._stream, self._cuts = gpu.compute.own, cuts
         self._pieces: list[tuple[Any, int | None]] = []
         # What the work takes for itself must not be given to anybody else afterwards.
-        self._memory = cupy.cuda.MemoryPool()
+        self._memory = cupy.cuda.MemoryPool(cupy.get_default_memory_pool().malloc)
         with cupy.cuda.using_allocator(self._memory.malloc):
             self._begin()
             try:
@@ -47,7 +47,7 @@ class Replay:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the work takes for itself."""
+        """Bytes of the current GPU's memory that the work takes for itself."""
         return int(self._memory.total_bytes())
 
     def start(self) -> None:

@@ -24,6 +24,8 @@ _SAYS_SO = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "PSM2_CUDA")  # librari
 class CudaAware:
     """See ``Way``. Sums are taken in the order of the workers."""
 
+    name = "cuda-aware"
+
     def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
         agree(hierarchy, "" if _is_said() else "this MPI library does not say that it takes memory of GPUs")
         self._comm = hierarchy.comm.Dup()

@@ -35,12 +35,12 @@ class Place:
         position, labels, examples = _cut(self._there, parts)
         self.there = examples, labels, position
         self._copied: Any = None
-        self._used: Any = None
+        # The pool may have given what another array had that the GPU still works with.
+        self._used: Any = gpu.compute.mark()
 
     def send(self, copying: Stream, computing: Stream) -> None:
         """Have it copied as soon as the GPU no longer needs what was there, and what is computed next wait for it."""
-        if self._used is not None:
-            copying.after(self._used)
+        copying.after(self._used)
         copying.send(self.here, self._there)
         self._copied = copying.mark(self._copied)
         computing.after(self._copied)

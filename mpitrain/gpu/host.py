@@ -27,6 +27,8 @@ _CHUNK_BYTES = 4 << 20  # long enough for a copy to reach its rate, short enough
 class Host:
     """See ``Way``."""
 
+    name = "host"
+
     def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
         node, dtype = hierarchy.node, vector.dtype
         self._shared = shared = SharedArrays(node)  # of its own, to be given back where another way is chosen
@@ -100,7 +102,7 @@ class Host:
                 self._sums[exchange.lo : exchange.hi] = self._own[exchange.lo : exchange.hi]
                 hierarchy.gather(self._sums, lo, hi)
             self._summed.publish(self._phase + chunk + 1)
-            self._summed.wait(self._phase + chunk + 1)
+            self._summed.wait(self._phase + chunk + 1, self._progress)
             self._coming.send(self._sums[lo:hi], self._vector[lo:hi])
 
     def _work_ahead(self) -> None:
@@ -135,9 +137,10 @@ class Host:
             self._exchanges[chunk].start(self._own)
 
     def _progress(self) -> None:
-        """Let MPI move what is under way between nodes."""
+        """Let MPI move what is under way between nodes, also what another rank waits for."""
         for exchange in self._exchanges[: self._added]:
             exchange.progress()
+        self._hierarchy.comm.Iprobe()
 
 
 def _chunks(buckets: Sequence[Bucket], most: int) -> tuple[list[tuple[int, int]], list[int]]:

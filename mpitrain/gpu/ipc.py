@@ -20,11 +20,13 @@ from ..cuda.gpu import Gpu
 from ..errors import DeviceError
 from ..params import Array
 from ..plan import Bucket
-from .way import agree
+from .way import Unusable, agree
 
 
 class Ipc:
     """See ``Way``."""
+
+    name = "ipc"
 
     def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
         agree(hierarchy, "" if hierarchy.n_nodes == 1 else "workers are on several nodes, or share no memory")
@@ -32,7 +34,7 @@ class Ipc:
         self._node, self._gpu, self._vector = node, gpu, vector
         self._opened: list[Opened] = []
         with gpu.here():
-            agree(hierarchy, self._open())
+            self._agree(hierarchy, self._open())
             self._in_order = gpu.copy_of(np.arange(node.size))
             self._parts = [[part(lo, hi, rank, node.size) for rank in range(node.size)] for lo, hi in buckets]
             longest = max(hi - lo for parts in self._parts for lo, hi in parts)
@@ -97,6 +99,16 @@ class Ipc:
             self._given.append(given)
             self._sums.append(sums)
         return ""
+
+    def _agree(self, hierarchy: Hierarchy, problem: str) -> None:
+        """As ``agree``, and let go of what others have opened here before they take it back."""
+        try:
+            agree(hierarchy, problem)
+        except Unusable:
+            for opened in self._opened:
+                opened.close()
+            self._node.Barrier()
+            raise
 
     def _meet(self) -> None:
         self._phase += 1

@@ -22,12 +22,15 @@ _LIMIT_S = 120.0  # for workers to find each other, which takes seconds
 class Nccl:
     """See ``Way``."""
 
+    name = "nccl"
+
     def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
         comm = hierarchy.comm
         self._gpu, self._vector, self._buckets = gpu, vector, buckets
         taken = comm.allgather(identify()[gpu.index])
         agree(hierarchy, _problem(taken))
-        name: Any = comm.bcast(nccl.unique_id() if comm.rank == 0 else None)
+        name: Any = comm.bcast(_unique_id() if comm.rank == 0 else None)
+        agree(hierarchy, name if isinstance(name, str) else "")
         problem = ""
         with gpu.here(), _time_limit(hierarchy):
             self._stream = Stream()
@@ -36,6 +39,8 @@ class Nccl:
             except Exception as error:
                 problem = f"NCCL says: {error}"
             agree(hierarchy, problem)
+            self._comm.sum(gpu.zeros((1,), vector.dtype), gpu.compute)  # which connects them
+            gpu.compute.wait()
 
     def start(self, index: int) -> None:
         self._stream.after(self._gpu.compute.mark())
@@ -49,6 +54,14 @@ class Nccl:
         with self._gpu.here():
             self._stream.wait()
             self._comm.destroy()
+
+
+def _unique_id() -> Any:
+    """What the workers find each other by; in words why there is none."""
+    try:
+        return nccl.unique_id()
+    except Exception as error:
+        return f"NCCL says: {error}"
 
 
 def _problem(taken: list[str]) -> str:

@@ -72,8 +72,9 @@ class OnGpu(Replica):
         if not self._is_apart:
             self._inner.bind(params, grads)
             return
-        gpu.pin(params)
-        gpu.pin(grads)
+        if not self._copies:  # these will come and go at every step, others perhaps once
+            gpu.pin(params)
+            gpu.pin(grads)
         with gpu.here():
             self._inner.bind(self._copy("params", params), self._copy("grads", grads))
 
@@ -141,12 +142,14 @@ class OnGpu(Replica):
         self._waits, self._records = True, False
 
     def footprint(self) -> dict[str, int]:
-        return {
-            "activations": sum(layer.buffer_bytes for _, layer in walk(self._model)) + self._loss.buffer_bytes,
-            "batches": self._feed.nbytes + sum(copy.nbytes for copy in self._copies.values()),
-            "graphs": sum(replay.nbytes for replay in self._replays.values()),
-            "held": self._gpu.held + sum(replay.nbytes for replay in self._replays.values()),
-        }
+        with self._gpu.here():
+            return {
+                "activations": sum(layer.buffer_bytes for _, layer in walk(self._model)) + self._loss.buffer_bytes,
+                "batches": self._feed.nbytes + sum(copy.nbytes for copy in self._copies.values()),
+                "graphs": sum(replay.nbytes for replay in self._replays.values()),
+                "cuBLAS": self._gpu.workspace,
+                "held": self._gpu.held,
+            }
 
     def here(self) -> AbstractContextManager[object]:
         return self._gpu.here()

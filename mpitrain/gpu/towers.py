@@ -124,3 +124,7 @@ class GpuTowers(Towers):
                 done = gpu.compute.mark()
             first.after(done)
             first.copy(source, target)
+        copied = first.mark()  # before that nobody may write what was copied, in the batch's next part if it has parts
+        for gpu in self._gpus[1:]:
+            with gpu.here():
+                gpu.compute.after(copied)

@@ -21,7 +21,7 @@ from .way import Unusable, Way
 _ROUNDS = 5  # of which the fastest counts; the first ones compile, connect and take memory
 
 
-WAYS: dict[str, type[Way]] = {"nccl": Nccl, "ipc": Ipc, "cuda-aware": CudaAware, "host": Host}
+WAYS: dict[str, type[Way]] = {way.name: way for way in (Nccl, Ipc, CudaAware, Host)}
 
 
 def transport_of(
@@ -30,16 +30,27 @@ def transport_of(
     vector: Array,
     buckets: Sequence[Bucket],
     asked: str,
+    before: str,
     say: Callable[[str], None],
 ) -> Way:
     """The way that is asked for; under ``auto`` the one that sums this vector in the least time. Collective.
 
     Args:
         vector: Zeros, which it still is afterwards.
+        before: The way of the run that this one goes on from, which ``auto`` takes again: ways add in orders of their
+            own, and a run that goes on is to be the one that was interrupted.
 
     Raises:
         ConfigError: On every worker: what is asked for is not there.
     """
+    if asked == "auto" and before in WAYS:
+        try:
+            way = WAYS[before](hierarchy, gpu, vector, buckets)
+        except Unusable:
+            pass  # on every worker: this is another machine, and measured anew
+        else:
+            say(f"gradients travel by {before}, as before")
+            return way
     ways, problems = {}, {}
     for name in WAYS if asked == "auto" else [asked]:
         try:
@@ -52,8 +63,8 @@ def transport_of(
         raise refusal
     if len(ways) == 1:
         name = next(iter(ways))
-        why = "" if asked != "auto" else " (" + "; ".join(f"{way}: {why}" for way, why in problems.items()) + ")"
-        say(f"gradients travel by {name}{why}")
+        reasons = "; ".join(f"{way}: {problem}" for way, problem in problems.items())
+        say(f"gradients travel by {name}" + (f" ({reasons})" if reasons else ""))
         return ways[name]
     times = {name: _time(hierarchy, gpu, way, len(buckets)) for name, way in ways.items()}
     chosen = min(times, key=lambda name: times[name])

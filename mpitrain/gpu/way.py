@@ -20,9 +20,14 @@ class Way(Protocol):
         vector: On it; sums take its place.
         buckets: Ranges that are summed in one go, the last first.
 
+    Attributes:
+        name: Of the way, as ``--gpu-transport`` has it.
+
     Raises:
         Unusable: On every worker: this way is not there.
     """
+
+    name: str
 
     def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None: ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
@@ -11,9 +11,24 @@ import numpy as np
 from ..errors import NonFiniteLoss
 from ..params import Array
 
+
+class Reached(NamedTuple):
+    """Where training begins.
+
+    Attributes:
+        step: Steps done.
+        position: Examples taken from the endless stream.
+        numbers: See ``Strategy``: of the run that goes on, and so perhaps of another precision, or of another mode.
+    """
+
+    step: int
+    position: int
+    numbers: Mapping[str, float]
+
+
 # Given a node's vectors by name on one rank of the node, None on the others, and the rank that knows where training
-# begins: fills the vectors, returns step and position. Collective.
-Fill = Callable[["dict[str, Array] | None", int], "tuple[int, int]"]
+# begins: fills the vectors, returns what it found. Collective.
+Fill = Callable[["dict[str, Array] | None", int], Reached]
 
 
 # Given an object, the name of a method and a kind of span: has every call recorded. See ``monitor.trace``.
@@ -117,6 +132,11 @@ class Strategy(Protocol):
     @property
     def settled(self) -> bool:
         """Whether the workers have the same parameters after this step."""
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        """What a checkpoint holds of the run's state beside vectors, step and position, by name; where ``lockstep`` the
+        same on all workers. Local, after ``complete``."""
 
     def pause_at(self, step: int) -> None:
         """Have all workers stand still at a step after the present one; the chief's alone, and only where the modes

@@ -29,7 +29,8 @@ def lockstep_strategy(
     if plan.config.mode == "local":
         return Local(_hierarchy(cluster, plan, say, 2 + cluster.training.node.size), plan, fill)
     if is_resident(cluster, plan, devices):
-        vectors = cluster.training.node.size + 1 + len(plan.vectors)
+        by_host = plan.config.gpu_transport in ("auto", "host")
+        vectors = len(plan.vectors) + (cluster.training.node.size + 1 if by_host else 0)
         return Resident(_hierarchy(cluster, plan, say, vectors), plan, devices[0], fill, say)
     return Sync(_hierarchy(cluster, plan, say, cluster.training.node.size + len(plan.vectors)), plan, fill)
 

@@ -43,7 +43,8 @@ class Local(Lockstep):
         self._own: dict[str, Array] = {name: np.zeros(size, plan.dtype) for name in plan.vectors}
         self.vectors, self.has_average = plan.vectors, plan.moving is not None
         self.params, self.grads = self._own["params"], np.zeros(size, plan.dtype)
-        super().__init__(plan, hierarchy.comm.rank, *fill(self._own, 0))
+        step, position, _ = fill(self._own, 0)
+        super().__init__(plan, hierarchy.comm.rank, step, position)
         self._center = self.params.copy() if self._rho is not None else None
         self._scratch: Array | None = None
         self._updater = plan.updater(self._own)

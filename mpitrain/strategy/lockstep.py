@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from ..params import Array
 from ..plan import Plan
@@ -41,6 +42,10 @@ class Lockstep:
     @property
     def settled(self) -> bool:
         return True
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        return {}
 
     def pause_at(self, step: int) -> None:
         """Nothing to do: nobody goes on before all have come."""

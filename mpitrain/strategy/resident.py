@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ from .lockstep import Lockstep
 
 _LAG = 3  # steps that the host may be ahead of the last loss that it has read
 _FIRST_SCALE = 65536.0  # of a loss in float16
+# In checkpoints: the scale, and for how many steps it has been good; and before its name how gradients travelled.
+_SCALE, _GOOD, _WAY = "loss_scale", "loss_scale_steps", "transport_"
 
 
 @dataclass
@@ -65,14 +67,14 @@ class Resident(Lockstep):
         self._hierarchy, self._device, self._nan, self._launch = hierarchy, device, plan.config.nan, launch
         size, dtype = plan.layout.size, plan.dtype
         self._host = {name: hierarchy.shared.allocate((size,), dtype) for name in plan.vectors}
-        step, position = fill(self._host if hierarchy.node.rank == 0 else None, 0)
+        step, position, numbers = fill(self._host if hierarchy.node.rank == 0 else None, 0)
         super().__init__(plan, hierarchy.comm.rank, step, position)
         self.vectors, self.has_average = plan.vectors, plan.moving is not None
         self._is_scaled = plan.config.precision == "float16"
         with device.here():
             self._there = {name: device.copy_of(self._host[name]) for name in plan.vectors}
             self._sent = device.zeros((size + 1,), dtype)  # the gaps between parameters stay so
-            self._state = device.copy_of(self._first_state())
+            self._state = device.copy_of(self._first_state(numbers))
             self._update_there = Update(device, plan.optimizer, plan.layout, self._there, plan.moving, self._state)
         self.params, self.grads = self._there["params"], self._sent[:size]
         if self._is_scaled:
@@ -82,7 +84,8 @@ class Resident(Lockstep):
         self._transport = None
         if hierarchy.comm.size > 1:
             asked = plan.config.gpu_transport
-            self._transport = transport_of(hierarchy, device, self._sent, self._buckets, asked, say)
+            before = next((name.removeprefix(_WAY) for name in numbers if name.startswith(_WAY)), "")
+            self._transport = transport_of(hierarchy, device, self._sent, self._buckets, asked, before, say)
         self._started = 0  # buckets of this step
         self._asked: deque[_Asked] = deque()
         self._free: list[_Asked] = []
@@ -121,6 +124,16 @@ class Resident(Lockstep):
     def result(self) -> StepResult:
         self._look(0)
         return self._result
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        found = {} if self._transport is None else {_WAY + self._transport.name: 1.0}
+        if self._is_scaled:
+            launch, state = self._launch, np.empty(self._state.size)
+            with self._device.here():
+                self._device.download(self._state, state)
+            found |= {_SCALE: float(state[launch.SCALE]), _GOOD: float(state[launch.GOOD])}
+        return found
 
     def totals(self) -> Totals:
         self._look(0)
@@ -182,12 +195,14 @@ class Resident(Lockstep):
         asked.step, asked.done = self.step, compute.mark(asked.done)
         self._asked.append(asked)
 
-    def _first_state(self) -> Array:
+    def _first_state(self, numbers: Mapping[str, float]) -> Array:
+        """The device's state before the first step; ``numbers``: of the run that goes on, if it had a scale."""
         launch = self._launch
         state = np.zeros(launch.UPDATED + 1)
         state[launch.FACTOR] = state[launch.SCALE] = 1.0
         if self._is_scaled:
-            state[launch.SCALE] = _FIRST_SCALE
+            state[launch.SCALE] = numbers.get(_SCALE, _FIRST_SCALE)
+            state[launch.GOOD] = numbers.get(_GOOD, 0)
         return state
 
     # What has become of it.

@@ -8,6 +8,7 @@ first of a step.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -57,6 +58,10 @@ class Served:
         self._step_loss = 0.0
         self.result = StepResult(math.nan, True)
         self._reads = 0  # that have not been reported yet
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        return {}
 
     def _memory(self) -> tuple[Array, Array]:
         """This worker's parameters and gradient; the former where mail brings them, if it does."""

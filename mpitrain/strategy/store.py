@@ -79,7 +79,7 @@ class Store:
         self.partials: Array | None = None
         self._allocate()
         leads = bool(self.shards) and self.nodes.comm.rank == 0
-        self.step, self.position = fill(self.vectors if leads else None, self._first_leader())
+        self.step, self.position, _ = fill(self.vectors if leads else None, self._first_leader())
         self._open(leads)
         self.mail = self._open_mail(say)
         if self.mail is not None:

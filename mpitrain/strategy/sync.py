@@ -49,7 +49,7 @@ class Sync(Lockstep):
         self._several_nodes = hierarchy.n_nodes > 1
         size, dtype = plan.layout.size, plan.dtype
         self._allocate(size, dtype, plan.vectors)
-        step, position = fill(self._vectors if hierarchy.node.rank == 0 else None, 0)
+        step, position, _ = fill(self._vectors if hierarchy.node.rank == 0 else None, 0)
         super().__init__(plan, hierarchy.comm.rank, step, position)
         self._updater = plan.updater(self._vectors)
         self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)

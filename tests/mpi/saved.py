@@ -10,6 +10,10 @@ SHAPES = {"scalar": (), "one": (1,), "matrix": (23, 7), "cube": (2, 3, 5), "long
 LAYOUT = Layout.pack([(name, shape, "param") for name, shape in SHAPES.items()])
 
 
+def numbers(step: int) -> dict[str, float]:
+    return {"loss_scale": step + 0.5}
+
+
 def state(step: int) -> dict[str, np.ndarray]:
     """Flat vectors, shape (LAYOUT.size,) float32; 170 kB in all."""
     return {name: np.arange(LAYOUT.size, dtype=np.float32) * step + k for k, name in enumerate(("params", "momentum"))}

@@ -21,7 +21,7 @@ from mpitrain.stopping import STOPPED_EARLY
 
 from ..conftest import JOBS, Mpi, missing, one_line
 from .killing import end_all
-from .saved import LAYOUT, state
+from .saved import LAYOUT, numbers, state
 from .test_sync import assert_close, assert_same_bits, final
 
 SMALL, RESHARDING = JOBS / "small.py", JOBS / "resharding.py"
@@ -180,7 +180,7 @@ def test_damage_that_one_rank_finds_while_it_reads_has_all_go_back(mpi: Mpi, ran
     done = mpi.run(3, "-m", "tests.mpi.programs.falling_back", tmp_path, str(rank))
     assert done.returncode == 0, done.stdout + done.stderr
     reached, resumed, passed_over = done.stdout.splitlines()
-    assert (reached, resumed) == ("(2, 20)", str(checkpoint.path_for(tmp_path, 2)))
+    assert (reached, resumed) == ("2 20 {'loss_scale': 2.5}", str(checkpoint.path_for(tmp_path, 2)))
     assert passed_over.startswith(f"{checkpoint.path_for(tmp_path, 3)} is not a whole checkpoint (rank {rank} of 3")
 
 
@@ -315,7 +315,7 @@ def test_a_file_that_nodes_write_together(
     for step, path in checkpoint.steps(folder).items():
         checkpoint.verify(path)
         found = {name: np.zeros_like(vector) for name, vector in state(step).items()}
-        assert checkpoint.read(path, LAYOUT, found, 0) == (step, 2 * step)
+        assert checkpoint.read(path, LAYOUT, found, 0) == (step, 2 * step, numbers(step))
         with h5py.File(path) as file:
             for name, group in (("params", "params"), ("momentum", "optimizer/momentum")):
                 for entry, view in LAYOUT.views(state(step)[name]).items():

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import mpitrain.cuda
+from mpitrain import checkpoint
 
 from ..conftest import JOBS, ROOT, Mpi, run
 from ..unit.cuda.emulated import build
@@ -138,6 +139,38 @@ def test_a_run_goes_on_from_gpu_to_processor_and_back(openmpi: Mpi, simulated: d
     assert_close(parts, whole, 1e-9)
 
 
+FLOAT16 = ("--dtype", "float32", "--precision", "float16", "--no-normalize", "--batch-size", "6")
+
+
+def numbers(run_dir: Path, step: int) -> dict[str, float]:
+    """What a run's checkpoint holds of the scale of its loss; nothing where it has none."""
+    with checkpoint.Checkpoint(checkpoint.path_for(run_dir / "checkpoints", step)) as opened:
+        return opened.attributes.get("run/state", {})
+
+
+def test_a_run_that_scales_its_loss_goes_on_with_that_scale(
+    openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
+) -> None:
+    """Its steps are so large that gradients overflow before it is interrupted, and again after."""
+    flags = (*FLOAT16, "--optimizer", "momentum", "--learning-rate", "2", SMALL)
+    _, whole = train(openmpi, 2, tmp_path / "whole", *flags, env=simulated)
+    for steps in ("10", "20"):
+        _, parts = train(openmpi, 2, tmp_path / "parts", "--train-steps", steps, *flags, env=simulated)
+    assert 65536 > numbers(tmp_path / "parts", 10)["loss_scale"] > numbers(tmp_path / "parts", 20)["loss_scale"]
+    assert_same_bits(parts, whole)
+    assert numbers(tmp_path / "parts", 20) == numbers(tmp_path / "whole", 20)
+
+
+def test_the_scale_of_a_loss_is_for_float16_alone(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
+    """Others go on without it, here on processors; from their checkpoints it begins anew."""
+    first = {"loss_scale": 65536.0}
+    expected = {"2": ("float16", simulated, {**first, "loss_scale_steps": 2}), "3": ("float32", None, {})}
+    expected |= {steps: ("float16", simulated, {**first, "loss_scale_steps": int(steps) - 3}) for steps in ("4", "6")}
+    for steps, (precision, env, held) in expected.items():
+        train(openmpi, 1, tmp_path, *FLOAT16, "--train-steps", steps, "--precision", precision, SMALL, env=env)
+        assert numbers(tmp_path, int(steps)) == held
+
+
 def test_who_computes_where_is_told(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
     said, _ = train(openmpi, 3, tmp_path, "--log-device-placement", "--batch-size", "4", SMALL, env=simulated)
     assert [f"gpu:{i}" in said for i in range(3)] == [True, True, False]
@@ -232,6 +265,15 @@ def test_the_fastest_way_is_taken_and_told(openmpi: Mpi, simulated: dict[str, st
     assert "cuda-aware" not in line, "this MPI library does not say that it can"
 
 
+def test_a_resumed_run_takes_the_way_of_before(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
+    """Which may add in another order than the fastest one."""
+    train(openmpi, 2, tmp_path, "--train-steps", "2", "--gpu-transport", "ipc", SMALL, env=simulated)
+    said, _ = train(openmpi, 2, tmp_path, "--train-steps", "4", SMALL, env=simulated)
+    assert "gradients travel by ipc, as before" in said
+    said, _ = train(openmpi, 2, tmp_path, "--train-steps", "6", "--no-shared-memory", SMALL, env=simulated)
+    assert "gradients travel by host (" in said, "ipc is not there any more"
+
+
 @pytest.mark.parametrize(
     ("way", "ranks", "why"),
     [
@@ -257,10 +299,11 @@ def test_nccl_wants_a_gpu_for_each_worker(openmpi: Mpi, simulated: dict[str, str
     assert done.returncode == 2 and "workers share a GPU" in done.stderr
 
 
+@pytest.mark.parametrize("more", [[], ["--accumulate-steps", "3"], ["--accumulate-steps", "5"]], ids=" ".join)
 def test_several_gpus_of_each_rank_are_one(
-    openmpi: Mpi, simulated: dict[str, str], by_processors: dict[str, np.ndarray], tmp_path: Path
+    openmpi: Mpi, simulated: dict[str, str], by_processors: dict[str, np.ndarray], more: list[str], tmp_path: Path
 ) -> None:
-    flags = ("--batch-size", "15", "--no-normalize", "--devices-per-rank", "3")
+    flags = ("--batch-size", "15", "--no-normalize", "--devices-per-rank", "3", *more)
     _, there = train(openmpi, 1, tmp_path, *flags, SMALL, env={**simulated, "SIMULATED_GPUS": "3"})
     assert_close(there, by_processors, 1e-9)
 

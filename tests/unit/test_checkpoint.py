@@ -37,11 +37,12 @@ def vectors(layout: Layout = LAYOUT) -> dict[str, np.ndarray]:
     return made
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("numbers", [None, {"loss_scale": 4096.0, "loss_scale_steps": 3.0}])
+def test_what_is_written_is_read(tmp_path: Path, numbers: dict[str, float] | None) -> None:
     path, written = checkpoint.path_for(tmp_path / "new", 12), vectors()
-    checkpoint.write(path, LAYOUT, written, 12, 345, 7, {"mode": "sync"})
+    checkpoint.write(path, LAYOUT, written, 12, 345, 7, {"mode": "sync"}, numbers=numbers)
     read = {name: np.zeros(LAYOUT.size) for name in written}
-    assert checkpoint.read(path, LAYOUT, read, 7) == (12, 345)
+    assert checkpoint.read(path, LAYOUT, read, 7) == (12, 345, numbers or {})
     for name in written:
         if name == "square":  # state has no slots
             written[name][LAYOUT.n_trained :] = 0

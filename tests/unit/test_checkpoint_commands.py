@@ -17,7 +17,9 @@ from mpitrain.params import Layout
 LAYOUT = Layout.pack([("a.weight", (3, 2), "param"), ("a.bias", (2,), "param"), ("n.mean", (2,), "state")])
 
 
-def save(path: Path, step: int = 5, dtype: str = "float32", scale: float = 1.0) -> dict[str, np.ndarray]:
+def save(
+    path: Path, step: int = 5, dtype: str = "float32", scale: float = 1.0, **numbers: float
+) -> dict[str, np.ndarray]:
     """Write a checkpoint; return its parameters by name."""
     rng = np.random.default_rng(0)
     vectors = {name: np.zeros(LAYOUT.size, dtype) for name in ("params", "velocity", "average")}
@@ -25,7 +27,7 @@ def save(path: Path, step: int = 5, dtype: str = "float32", scale: float = 1.0) 
         for view in LAYOUT.views(vector).values():
             view[...] = rng.standard_normal(view.shape) * scale
     about = {"mode": "sync", "workers": 2, "config": {"batch_size": 12, "hidden": [3, 4]}}
-    checkpoint.write(path, LAYOUT, vectors, step, 345, 7, about)
+    checkpoint.write(path, LAYOUT, vectors, step, 345, 7, about, numbers=numbers)
     return LAYOUT.views(vectors["params"])
 
 
@@ -85,7 +87,7 @@ def test_a_mistake_is_one_line(run_dir: Path, words: list[str], told: str, capsy
 
 
 def test_inspect_tells_what_there_is(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    params = save(checkpoint.path_for(run_dir / "checkpoints", 12345), 12345)
+    params = save(checkpoint.path_for(run_dir / "checkpoints", 12345), 12345, loss_scale=4096.0, loss_scale_steps=3.0)
     assert main(["inspect", str(run_dir)]) == 0
     said = capsys.readouterr().out
     for part in (
@@ -97,6 +99,7 @@ def test_inspect_tells_what_there_is(run_dir: Path, capsys: pytest.CaptureFixtur
         "saved ",
         " ago (2",
         "batch_size 12",
+        "state: loss_scale 4096.0, loss_scale_steps 3.0",
     ):
         assert part in said
     row = next(line.split() for line in said.splitlines() if line.startswith("params/a.weight"))
@@ -125,6 +128,15 @@ def test_diff_tells_where_two_differ(run_dir: Path, capsys: pytest.CaptureFixtur
         "/workers: 2 | 3",
         "params/a.weight: 1 of 6 values differ, by 0.5 at most",
     ]
+
+
+def test_diff_tells_of_another_scale_of_the_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [tmp_path / name for name in ("a.h5", "b.h5", "c.h5")]
+    for path, numbers in zip(paths, ({"loss_scale": 4096.0}, {"loss_scale": 2048.0}, {}), strict=True):
+        save(path, **numbers)
+    for path, told in zip(paths[1:], ("2048.0", "not there"), strict=True):
+        assert main(["diff", str(paths[0]), str(path)]) == 1
+        assert capsys.readouterr().out == f"run/state/loss_scale: 4096.0 | {told}\n"
 
 
 @pytest.mark.parametrize(

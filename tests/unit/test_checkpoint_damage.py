@@ -44,7 +44,7 @@ def state(seed: int) -> dict[str, np.ndarray]:
 def save(folder: Path, step: int, compression: Compression = "none") -> Path:
     path = checkpoint.path_for(folder, step)
     about = {"mode": "sync", "config": {"batch_size": 12}}
-    checkpoint.write(path, LAYOUT, state(step), step, 10 * step, 0, about, compression)
+    checkpoint.write(path, LAYOUT, state(step), step, 10 * step, 0, about, compression, {"loss_scale": step + 0.5})
     return path
 
 
@@ -96,7 +96,7 @@ def outcome(path: Path, step: int) -> str:
     if refusals:
         assert all(str(path) in said and "\n" not in said for said in refusals)
         return "refused"
-    assert reached == (step, 10 * step)
+    assert reached == (step, 10 * step, {"loss_scale": step + 0.5})
     for name, vector in state(step).items():
         assert read[name].tobytes() == vector.tobytes(), f"{name} has wrong values"
     return "whole"

@@ -17,6 +17,7 @@ from mpitrain.params import Array, Layout
 
 SHAPES = {"scalar": (), "one": (1,), "matrix": (23, 7), "cube": (2, 3, 5), "long": (1001,)}
 LAYOUT = Layout.pack([(name, shape, "param") for name, shape in SHAPES.items()])
+NUMBERS = {"loss_scale": 4096.0, "loss_scale_steps": 3.0}
 
 
 def state(seed: int = 0) -> dict[str, Array]:
@@ -37,14 +38,14 @@ def write(
         for index in range(count)
     ]
     for writer in writers:
-        writer.write(vectors, step, 2 * step)
+        writer.write(vectors, step, 2 * step, NUMBERS)
     writers[0].write_index()
     return checkpoint.path_for(folder, step)
 
 
 def load(path: Path) -> dict[str, Array]:
     found = {name: np.zeros(LAYOUT.size, np.float32) for name in ("params", "momentum")}
-    assert checkpoint.read(path, LAYOUT, found, 0) == (5, 10)
+    assert checkpoint.read(path, LAYOUT, found, 0) == (5, 10, NUMBERS)
     return found
 
 

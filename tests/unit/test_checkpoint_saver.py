@@ -15,6 +15,8 @@ from mpitrain import checkpoint
 from mpitrain.checkpoint.saver import Saver, Write
 from mpitrain.params import Array, Layout
 
+Numbers = Mapping[str, float] | None
+
 LAYOUT = Layout.pack([("a", (1000,), "param")])
 
 
@@ -25,13 +27,14 @@ def make(
     return Saver(folder, write or partial(write_to, folder), checkpoint.Retention(keep), background, say)
 
 
-def write_to(folder: Path, vectors: Mapping[str, Array], step: int, position: int) -> None:
-    checkpoint.write(checkpoint.path_for(folder, step), LAYOUT, vectors, step, position, 0, {})
+def write_to(folder: Path, vectors: Mapping[str, Array], step: int, position: int, numbers: Numbers) -> None:
+    checkpoint.write(checkpoint.path_for(folder, step), LAYOUT, vectors, step, position, 0, {}, numbers=numbers)
 
 
-def held(folder: Path, step: int) -> float:
+def held(folder: Path, step: int, numbers: Mapping[str, float]) -> float:
     params = np.zeros(LAYOUT.size)
-    assert checkpoint.read(checkpoint.path_for(folder, step), LAYOUT, {"params": params}, 0) == (step, 2 * step)
+    reached = checkpoint.read(checkpoint.path_for(folder, step), LAYOUT, {"params": params}, 0)
+    assert reached == (step, 2 * step, numbers)
     assert (params[:1000] == params[0]).all()
     return float(params[0])
 
@@ -41,21 +44,21 @@ def test_a_save_is_of_its_moment(tmp_path: Path, background: bool) -> None:
     saver, params = make(tmp_path, background), np.zeros(LAYOUT.size)
     for step in range(1, 30):
         params[:] = step
-        saver.save({"params": params}, step, 2 * step)
+        saver.save({"params": params}, step, 2 * step, {"loss_scale": step + 0.5})
         saver.wait_for_copy()
         params[:] = -1  # training goes on
     saver.close()
-    assert [held(tmp_path, step) for step in range(1, 30)] == [*range(1, 30)]
+    assert [held(tmp_path, step, {"loss_scale": step + 0.5}) for step in range(1, 30)] == [*range(1, 30)]
     assert saver.longest_s > 0
 
 
 def test_two_saves_never_overlap(tmp_path: Path) -> None:
     writing, most = [0], [0]
 
-    def watched(vectors: Mapping[str, Array], step: int, position: int) -> None:
+    def watched(vectors: Mapping[str, Array], step: int, position: int, numbers: Numbers) -> None:
         writing[0] += 1
         most[0] = max(most[0], writing[0])
-        write_to(tmp_path, vectors, step, position)
+        write_to(tmp_path, vectors, step, position, numbers)
         writing[0] -= 1
 
     saver = make(tmp_path, True, write=watched)
@@ -69,9 +72,9 @@ def test_two_saves_never_overlap(tmp_path: Path) -> None:
 def test_saving_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     may_write = threading.Event()
 
-    def slow(vectors: Mapping[str, Array], step: int, position: int) -> None:
+    def slow(vectors: Mapping[str, Array], step: int, position: int, numbers: Numbers) -> None:
         assert may_write.wait(timeout=30)
-        write_to(tmp_path, vectors, step, position)
+        write_to(tmp_path, vectors, step, position, numbers)
 
     saver = make(tmp_path, True, write=slow)
     saver.save({"params": np.ones(LAYOUT.size)}, 1, 2)
@@ -79,15 +82,15 @@ def test_saving_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     assert not checkpoint.steps(tmp_path)
     may_write.set()
     saver.close()
-    assert held(tmp_path, 1) == 1
+    assert held(tmp_path, 1, {}) == 1
 
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_failed_save_is_told_and_the_next_may_succeed(tmp_path: Path, background: bool) -> None:
-    def full_at_two(vectors: Mapping[str, Array], step: int, position: int) -> None:
+    def full_at_two(vectors: Mapping[str, Array], step: int, position: int, numbers: Numbers) -> None:
         if step == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_to(tmp_path, vectors, step, position)
+        write_to(tmp_path, vectors, step, position, numbers)
 
     told: list[str] = []
     saver, state = make(tmp_path, background, told, write=full_at_two), {"params": np.ones(LAYOUT.size)}

@@ -6,7 +6,7 @@
 
 #include "common.cuh"
 
-constexpr int kChunk = 2048;  // elements; launch.py has the same number
+constexpr int kChunk = 2048;  // elements; launch/updates.py has the same number
 
 // segments: rows of (start, stop, trained), ascending.
 struct Segments {

@@ -30,10 +30,10 @@ assert parts.saver is not None
 write = parts.saver._write
 
 
-def fail_at_two(vectors, step, position):
+def fail_at_two(vectors, step, position, numbers):
     if step == 2 and cluster.rank == 1:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
-    write(vectors, step, position)
+    write(vectors, step, position, numbers)
 
 
 parts.saver._write = fail_at_two

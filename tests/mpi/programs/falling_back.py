@@ -26,8 +26,9 @@ layout = Layout.pack([("a", (99, 3), "param"), ("b", (5,), "state")])
 names = ("params", "momentum")
 if cluster.rank == 0:
     for step in (1, 2, 3):
+        numbers = {"loss_scale": step + 0.5}
         state = {name: np.full(layout.size, step, np.float32) for name in names}
-        checkpoint.write(checkpoint.path_for(folder, step), layout, state, step, 10 * step, 0, {})
+        checkpoint.write(checkpoint.path_for(folder, step), layout, state, step, 10 * step, 0, {}, numbers=numbers)
 cluster.comm.Barrier()
 read = checkpoint.read
 
@@ -53,4 +54,4 @@ if vectors is not None:
 everywhere = cluster.comm.allgather((reached, start.resumed, start.saved, start.passed_over))
 assert everywhere == [everywhere[0]] * cluster.size
 if cluster.rank == 0:
-    print(reached, start.resumed, *start.passed_over, sep="\n")
+    print(f"{reached.step} {reached.position} {reached.numbers}", start.resumed, *start.passed_over, sep="\n")

@@ -19,7 +19,7 @@ from mpitrain.params import Layout
 from mpitrain.placement import place, ranges_of
 from mpitrain.plan import Plan
 from mpitrain.server import Server
-from mpitrain.strategy.base import Turn
+from mpitrain.strategy.base import Reached, Turn
 from mpitrain.strategy.choose import served_strategy
 from mpitrain.strategy.store import Store
 
@@ -57,7 +57,7 @@ plan = Plan(
 def fill(vectors, root):
     if vectors is not None:
         vectors["params"][:] = 0
-    return 0, 0
+    return Reached(0, 0, {})
 
 
 store = Store(cluster, plan, fill, print)

@@ -23,7 +23,7 @@ from mpitrain.config import RunConfig
 from mpitrain.mpi import MPI
 from mpitrain.saving import Parts
 
-from ..saved import LAYOUT, state
+from ..saved import LAYOUT, numbers, state
 
 
 def refuse(cluster: Cluster, folder: Path, how: str) -> None:
@@ -56,7 +56,7 @@ def main() -> None:
             refuse(cluster, folder, "")
             (folder / "filler").unlink(missing_ok=True)
         cluster.comm.Barrier()
-        parts.saver.save(state(step), step, 2 * step)
+        parts.saver.save(state(step), step, 2 * step, numbers(step))
         parts.begun(step)
         for _ in range(30):  # steps of training
             parts.progress()

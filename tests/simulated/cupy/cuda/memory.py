@@ -50,7 +50,7 @@ class MemoryPointer:
 
 
 class MemoryPool:
-    def __init__(self) -> None:
+    def __init__(self, allocator: Callable[[int], None] | None = None) -> None:
         self.limit, self.used = 0, 0
 
     def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:

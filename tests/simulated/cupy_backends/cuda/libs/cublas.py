@@ -7,7 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from cupy.cuda.stream import submit
+from cupy.cuda.stream import Stream, by_number, get_current_stream, submit
 
 CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
 CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F, CUBLAS_COMPUTE_32F_FAST_TF32 = 68, 70, 77
@@ -29,6 +29,57 @@ _SUPPORTED = {
 }
 
 
+# CuPy's own functions, of which none may be called in a capture.
+
+_streams: dict[int, Stream] = {}
+_workspaces: dict[int, int] = {}
+
+
+def _refuse_in_capture() -> None:
+    if get_current_stream().is_capturing():
+        raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+
+
+def create() -> int:
+    _refuse_in_capture()
+    _streams[len(_streams) + 1] = Stream.null
+    return len(_streams)
+
+
+def setStream(handle: int, stream: int) -> None:  # noqa: N802
+    _refuse_in_capture()
+    _streams[handle] = by_number(stream)
+    _workspaces[handle] = 0
+
+
+def setMathMode(handle: int, mode: int) -> None:  # noqa: N802
+    _refuse_in_capture()
+    assert handle in _streams and mode == 16
+
+
+# What is called past CuPy, in the library that this module is linked with.
+
+
+class _Library:
+    """cuBLAS itself, as ctypes has it."""
+
+    def __init__(self) -> None:
+        self.cublasGemmEx, self.cublasSetWorkspace_v2 = cublasGemmEx, cublasSetWorkspace_v2
+
+
+class _CDLL(ctypes.CDLL):
+    def __new__(cls, name: Any = None, *arguments: Any, **options: Any) -> Any:
+        return _Library() if name == __file__ else super().__new__(cls)
+
+
+ctypes.CDLL = _CDLL  # type: ignore[misc]
+
+
+def cublasSetWorkspace_v2(handle: int, address: int, size: int) -> int:  # noqa: N802
+    _workspaces[handle] = size
+    return 0
+
+
 def _columns(address: int, kind: int, rows: int, columns: int, ld: int) -> Any:
     """The matrix (rows, columns) that lies at an address."""
     assert ld >= max(1, rows), f"ld {ld} of {rows} rows"
@@ -38,7 +89,7 @@ def _columns(address: int, kind: int, rows: int, columns: int, ld: int) -> Any:
     return np.lib.stride_tricks.as_strided(flat.view(kept), (rows, columns), (flat.itemsize, ld * flat.itemsize))
 
 
-def gemmEx(  # noqa: N802
+def cublasGemmEx(  # noqa: N802
     handle: int,
     transa: int,
     transb: int,
@@ -58,8 +109,8 @@ def gemmEx(  # noqa: N802
     ldc: int,
     compute: int,
     algorithm: int,
-) -> None:
-    assert handle == 1 and algorithm == CUBLAS_GEMM_DEFAULT
+) -> int:
+    assert _streams[handle] is get_current_stream() and _workspaces[handle] and algorithm == CUBLAS_GEMM_DEFAULT
     assert (a_type, b_type, c_type, compute) in _SUPPORTED
     number = ctypes.c_double if compute == CUBLAS_COMPUTE_64F else ctypes.c_float
     assert number.from_address(alpha).value == 1 and number.from_address(beta).value == 0
@@ -72,7 +123,8 @@ def gemmEx(  # noqa: N802
         low = compute == CUBLAS_COMPUTE_32F_FAST_TF32
         out[...] = np.matmul(*(_as_tf32(x) if low else x.astype(kind) for x in (left, right)))
 
-    submit(multiply)
+    submit(multiply, stream=_streams[handle])
+    return 0
 
 
 def _as_tf32(x: Any) -> Any:
