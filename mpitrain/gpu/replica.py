@@ -170,12 +170,16 @@ class OnGpu(Replica):
 
     # A step.
 
-    def _begin(self, place: Place, context: Context) -> Array:
+    def _begin(self, place: Place, context: Context) -> Any:
         """The forward pass, of a batch that is there."""
         stored, labels, position = place.there
         context = replace(context, position=position, sum_over_workers=self._summing(context.sum_over_workers))
-        loss: Array = self._inner.forward(self._examples(stored), labels, context)
-        return loss
+        loss: Any = self._inner.forward(self._examples(stored), labels, context)
+        if self._gpu.owns(loss) and loss.dtype == np.float64:
+            return loss
+        own = self._memory("loss", (1,), np.float64)  # of a loss that is not ours, and may be any number
+        own[...] = loss
+        return own
 
     def _examples(self, stored: Any) -> Array:
         """The examples of a batch as the model takes them, from how they are stored."""

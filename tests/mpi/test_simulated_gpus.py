@@ -428,3 +428,30 @@ def test_a_kernel_without_a_form_for_gpus_runs_on_the_processor(
     done = openmpi.run(1, *words, env={**simulated, **path})
     assert done.returncode == 1 and "--no-soft-placement: the kernel relu" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("returned", ["float(loss)", "loss"], ids=["a number", "an array"])
+def test_a_loss_of_ones_own(openmpi: Mpi, simulated: dict[str, str], returned: str, mode: str, tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(
+        "from small import job as make\n"
+        "from mpitrain import nn\n\n\n"
+        "class Squares(nn.Loss):\n"
+        "    def __call__(self, outputs, labels, weight):\n"
+        "        loss = (weight * (outputs * outputs)).reshape(-1)\n"
+        "        loss = self.device.xp.add.reduce(loss)\n"
+        f"        return {returned}, 2 * weight * outputs\n\n"
+        "    def evaluate(self, outputs, labels):\n"
+        "        return float(self.device.xp.add.reduce((outputs * outputs).reshape(-1))), None\n\n\n"
+        "def job():\n"
+        "    made = make(normalize=False)\n"
+        "    made.loss = Squares()\n"
+        "    return made\n"
+    )
+    path = {"PYTHONPATH": f"{simulated['PYTHONPATH']}{os.pathsep}{JOBS}"}
+    _, there = train(openmpi, 1, tmp_path / "gpu", "--mode", mode, "--train-steps", "6", job, env={**simulated, **path})
+    _, here = train(
+        openmpi, 1, tmp_path / "cpu", "--mode", mode, "--train-steps", "6", "--device", "cpu", job, env=path
+    )
+    assert_close(there, here, 1e-9)
