@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ class Nccl:
     def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
         comm = hierarchy.comm
         self._gpu, self._vector, self._buckets = gpu, vector, buckets
-        taken = comm.allgather(identify()[gpu.index])
+        taken = comm.allgather((os.uname().nodename, identify()[gpu.index]))
         agree(hierarchy, _problem(taken))
         name: Any = comm.bcast(_unique_id() if comm.rank == 0 else None)
         agree(hierarchy, name if isinstance(name, str) else "")
@@ -64,7 +65,7 @@ def _unique_id() -> Any:
         return f"NCCL says: {error}"
 
 
-def _problem(taken: list[str]) -> str:
+def _problem(taken: list[tuple[str, str]]) -> str:
     if not nccl.available:
         return "NCCL is not installed (pip install nvidia-nccl-cu13, or cu12)"
     return "" if len(set(taken)) == len(taken) else "workers share a GPU, and NCCL wants one for each"
