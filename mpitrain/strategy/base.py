@@ -184,11 +184,19 @@ class Strategy(Protocol):
         """Give memory back; collective over all ranks."""
 
 
-def not_finite(losses: Array, step: int) -> NonFiniteLoss:
-    """The error that names the workers whose loss is not finite; ``losses``: shape (workers,)."""
-    ranks = [str(rank) for rank in np.flatnonzero(~np.isfinite(losses))]
+def not_finite(losses: Array, step: int, everywhere: bool = False) -> NonFiniteLoss:
+    """The error that names the workers whose loss is not finite.
+
+    Args:
+        losses: Shape (workers,). If all are finite, their sum is not.
+        everywhere: Whether all workers see all losses, and so raise the same error.
+    """
+    found = np.flatnonzero(~np.isfinite(losses))
+    ranks = [str(rank) for rank in (found if len(found) else range(len(losses)))]
     worker = f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(ranks[:8])}{' ...' * (len(ranks) > 8)}"
-    return NonFiniteLoss(
+    error = NonFiniteLoss(
         f"the loss is {losses[int(ranks[0])]} at step {step + 1:,} on {worker}; "
         "lower the learning rate or clip the gradient, or pass --nan skip or --nan ignore to go on"
     )
+    error.everywhere = everywhere
+    return error

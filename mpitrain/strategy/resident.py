@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from ..comm.hierarchy import Hierarchy
-from ..errors import NonFiniteLoss
 from ..params import Array
 from ..plan import Bucket, Plan
 from .base import Fill, StepResult, Totals, Wrap, not_finite
@@ -236,16 +235,10 @@ class Resident(Lockstep):
         if self._bad is None or self._nan != "stop" or self._bad[0] >= self.step - lag:
             return
         step, own = self._bad
-        raise _everywhere(not_finite(np.array(self._hierarchy.comm.allgather(own)), step))
+        raise not_finite(np.array(self._hierarchy.comm.allgather(own)), step, everywhere=True)
 
 
 def _with_loss(buckets: list[Bucket]) -> list[Bucket]:
     """The buckets of a vector that has the loss as one element more."""
     first, *others = buckets
     return [Bucket(first.lo, first.hi + 1), *others]
-
-
-def _everywhere(error: NonFiniteLoss) -> NonFiniteLoss:
-    """All ranks see all losses, and so raise the same error."""
-    error.everywhere = True
-    return error

@@ -26,7 +26,6 @@ import numpy as np
 from ..comm.average import sum_in_place
 from ..comm.hierarchy import Exchange, Hierarchy
 from ..comm.shared import row_stride
-from ..errors import NonFiniteLoss
 from ..mpi import MPI
 from ..params import Array
 from ..plan import Plan
@@ -104,7 +103,7 @@ class Sync(Lockstep):
         for exchange in self._exchanges:  # also where the run ends here: nothing may be left under way
             exchange.finish(self.grads)
         if not finite and self._nan == "stop":
-            raise _everywhere(not_finite(losses, self.step))
+            raise not_finite(losses, self.step, everywhere=True)
         updated = finite or self._nan == "ignore"
         if updated:
             self._update_rest(last + 1)
@@ -222,9 +221,3 @@ class Sync(Lockstep):
             return self._board.losses, self._board.flags
         self._noting.Wait()
         return self._all_noted[:, 0], int(np.bitwise_or.reduce(self._all_noted[:, 1].astype(np.int64)))
-
-
-def _everywhere(error: NonFiniteLoss) -> NonFiniteLoss:
-    """All ranks see all losses, and so raise the same error."""
-    error.everywhere = True
-    return error
