@@ -128,6 +128,8 @@ class RunConfig:
                 f"--precision float16 scales the loss as all GPUs agree, which goes with --mode sync, and the mode is "
                 f"{self.mode}: give bfloat16 or change --mode"
             )
+        if self.device == "cpu" and self.gpu_transport != "auto":
+            raise ConfigError(f"--gpu-transport {self.gpu_transport} is for GPUs: leave it or --device cpu out")
         if self.device == "cpu" and not self.soft_placement:
             raise ConfigError("--no-soft-placement insists on GPUs, and --device cpu on none: leave one out")
         if self.histogram_steps and self.tensorboard is False:

@@ -92,11 +92,12 @@ def check(workers: Sequence[Seen], config: RunConfig) -> None:
         raise ConfigError(f"--precision {config.precision} is for GPUs, and no worker has one: leave it out")
     if len(without) == len(workers) and config.gpu_transport != "auto":
         raise ConfigError(f"--gpu-transport {config.gpu_transport} is for GPUs, and no worker has one: leave it out")
-    if without and config.precision == "float16":
-        first = workers[without[0]]
+    if without and (config.precision == "float16" or config.gpu_transport != "auto"):
+        first, by_precision = workers[without[0]], config.precision == "float16"
+        option = "--precision float16" if by_precision else f"--gpu-transport {config.gpu_transport}"
         raise ConfigError(
-            f"--precision float16 needs a GPU for every worker, and worker {without[0]} on {first.host} has none "
-            f"({first.why}): give bfloat16, or fewer workers"
+            f"{option} needs a GPU for every worker, and worker {without[0]} on {first.host} has none ({first.why}): "
+            f"{'give bfloat16' if by_precision else 'leave it out'}, or start fewer workers"
         )
     if not without or (config.device == "auto" and config.soft_placement):
         return
@@ -106,7 +107,7 @@ def check(workers: Sequence[Seen], config: RunConfig) -> None:
     if len(without) == len(workers):
         raise ConfigError(
             f"{asked}: no worker has a GPU that CuPy can use ({where}: {why}); "
-            "give --device auto or cpu, or see mpitrain doctor"
+            f"{'give --device auto or cpu' if config.device == 'gpu' else 'leave it out'}, or see mpitrain doctor"
         )
     if not config.soft_placement:
         raise ConfigError(
@@ -152,7 +153,8 @@ def tell(workers: Sequence[Seen], shares: Sequence[Sequence[Share]]) -> list[str
         names = ", ".join(map(str, without[:8])) + (" ..." if len(without) > 8 else "")
         notes.append(
             f"no GPU for worker{'s' * (len(without) > 1)} {names} ({first.host}: {first.why}), "
-            f"which compute{'s' * (len(without) == 1)} on the processor"
+            f"which compute{'s' * (len(without) == 1)} on the processor, in the precision of --dtype; so parameters "
+            "stay in the hosts' memory for all"
         )
     for node in dict.fromkeys(worker.node for worker in workers):
         here = [(worker, own) for worker, own in zip(workers, shares, strict=True) if worker.node == node and own]

@@ -148,7 +148,7 @@ def _train(cluster: Cluster, request: Request, presence: Presence) -> bool:
         if files.console is not None:
             if config.log_device_placement:
                 files.console.say(f"{table}\n{whereabouts(job.model, plan, devices, resident)}")
-            files.console.say(_headline(cluster, request.name, config, threads))
+            files.console.say(_headline(cluster, request.name, config, threads, devices))
             tell_compiling(files.console.say)
             for note in [*notes, *begin.notes, *_notes_on_data(job)]:
                 files.console.say(note)
@@ -302,13 +302,15 @@ def _notes_on_data(job: Job) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def _headline(cluster: Cluster, name: str, config: RunConfig, threads: int) -> str:
+def _headline(cluster: Cluster, name: str, config: RunConfig, threads: int, devices: Sequence[Device]) -> str:
     workers, servers = len(cluster.worker_ranks), len(cluster.servers)
     serving = f" and {servers} server{'s' * (servers != 1)}" if servers else ""
     nodes = f"{cluster.n_nodes} node{'s' * (cluster.n_nodes != 1)}"
     return (
         f"{name}: {workers} worker{'s' * (workers != 1)}{serving} on {nodes}, "
         f"{config.mode}, {config.dtype}, {threads} thread{'s' * (threads != 1)} each, {library_name()}"
+        + ("; on GPUs" if devices[0].apart else "")
+        + (f" in {config.precision}" if devices[0].apart and config.precision != "float32" else "")
     )
 
 

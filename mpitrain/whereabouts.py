@@ -21,7 +21,8 @@ def whereabouts(model: Layer, plan: Plan, devices: Sequence[Device], resident: b
         devices: A worker's.
         resident: Whether vectors live on every worker's device.
     """
-    names = ", ".join(device.name for device in devices)
+    alone = plan.workers == 1
+    names = ", ".join(device.name for device in devices) if alone else "own device, as above"
     layers = [
         (path or "model", type(layer).__name__, _shapes(layer), names)
         for path, layer in walk(model)
@@ -30,11 +31,11 @@ def whereabouts(model: Layer, plan: Plan, devices: Sequence[Device], resident: b
     holder = _holder(plan, resident)
     vectors = [(name, size_of(plan.nbytes), holder) for name in plan.vectors]
     vectors.append(
-        ("gradients", f"{len(devices)} x {size_of(plan.nbytes)}", _ON_DEVICES if resident else "every worker")
+        ("gradients", f"{len(devices)} x {size_of(plan.nbytes)}", _ON_DEVICES if resident else "every worker's host")
     )
     return "\n".join(
         [
-            format_table(("layer", "kind", "parameters", "on each worker's"), layers),
+            format_table(("layer", "kind", "parameters", "on" if alone else "on each worker's"), layers),
             format_table(("vector", "size", "in the memory of"), vectors),
             *_convolutions(model, devices[0]),
         ]

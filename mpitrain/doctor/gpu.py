@@ -39,7 +39,7 @@ def check(cluster: Cluster) -> Iterator[Finding]:
         yield Finding(TOPIC, "CuPy", "none", cupy or "not installed")
         return
     for host, cards, installed in hosts:
-        yield from _host(host, cards, installed)
+        yield from _host(host, cards, installed, any(rank.gpus for rank in everyone if rank.host == host))
     if not cupy:
         mend = "pip install 'mpitrain[cuda12]' or 'mpitrain[cuda13]', by the driver's CUDA version"
         yield Finding(TOPIC, "CuPy", "warning", "not installed: ranks compute on CPUs", mend)
@@ -50,10 +50,12 @@ def check(cluster: Cluster) -> Iterator[Finding]:
     yield _cuda_aware()
 
 
-def _host(host: str, cards: list[nvml.Card], installed: bool) -> Iterator[Finding]:
+def _host(host: str, cards: list[nvml.Card], installed: bool, seen: bool) -> Iterator[Finding]:
     if not installed:
         mend = "pip install nvidia-ml-py"
         yield Finding(TOPIC, host, "warning", "memory, temperature and users of devices are not known", mend)
+    elif not cards and seen:
+        yield Finding(TOPIC, host, "warning", "CuPy sees a device, and NVML does not answer", "see nvidia-smi")
     elif not cards:
         yield Finding(TOPIC, host, "warning", "no device, and other hosts have some", "its ranks compute on CPUs")
     for index, card in enumerate(cards):
@@ -101,7 +103,11 @@ def _nccl() -> Finding:
     answer = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     if answer.returncode:
         return Finding(
-            TOPIC, "NCCL", "warning", "not there: GPUs average through the host", "pip install nvidia-nccl-cu13"
+            TOPIC,
+            "NCCL",
+            "warning",
+            "not there: GPUs average by CUDA IPC or through the host",
+            "pip install nvidia-nccl-cu13",
         )
     return Finding(TOPIC, "NCCL", "pass", f"version {answer.stdout.strip()}")
 

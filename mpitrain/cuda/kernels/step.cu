@@ -23,15 +23,16 @@ KERNEL judge(const double* own, const void* total, int kind, int policy, int sca
     if (thread_number() > 0) return;
     State& state = *reinterpret_cast<State*>(numbers);
     const double loss = number<double>(total, kind, 0);
-    const bool finite = isfinite(loss), overflow = state.overflow != 0;
-    if (!finite && policy == kStop) state.stopped = 1;
-    const bool go = (finite || policy == kIgnore) && state.stopped == 0 && !overflow;
-    state.go = state.updated = go;
-    state.own = *own;
-    state.total = loss;
+    const bool overflow = state.overflow != 0;
+    // A gradient that is not finite without a scale, either, is no overflow: it counts as a loss that is not finite.
+    const bool hopeless = overflow && state.scale <= 1, broken = !isfinite(loss) || hopeless;
+    if (broken && policy == kStop) state.stopped = 1;
+    state.go = state.updated = state.stopped == 0 && (broken ? policy == kIgnore : !overflow);
+    state.own = hopeless ? nan("") : *own;
+    state.total = hopeless ? nan("") : loss;
     state.factor = 1 / state.scale;
     state.overflow = 0;
-    if (!scaled) return;
+    if (!scaled || broken) return;
     if (overflow) {
         state.scale = fmax(1.0, state.scale / 2);
         state.good = 0;

@@ -342,12 +342,24 @@ def test_the_scale_follows_overflows(device: Device) -> None:
     state, good = np.zeros(9), np.array([1.0])
     state[launch.SCALE] = 1024
     state[launch.OVERFLOW] = 1
+    broken = decide(device, np.array([np.nan]), state, "skip", scaled=True)
+    assert [broken[i] for i in (launch.GO, launch.SCALE)] == [0, 1024], "the scale is not to blame"
     state = decide(device, good, state, "ignore", scaled=True)
     assert [state[i] for i in (launch.GO, launch.SCALE, launch.OVERFLOW)] == [0, 512, 0]
     assert state[launch.FACTOR] == 1 / 1024, "the gradient at hand was made with the scale of before"
     state[launch.GOOD] = 1999
     state = decide(device, good, state, "stop", scaled=True)
     assert [state[i] for i in (launch.GO, launch.SCALE, launch.GOOD)] == [1, 1024, 0]
+
+
+@pytest.mark.parametrize("policy", launch.POLICIES)
+def test_a_gradient_that_no_scale_mends_is_as_a_loss_that_is_not_finite(device: Device, policy: str) -> None:
+    state = np.zeros(9)
+    state[launch.SCALE] = state[launch.OVERFLOW] = 1
+    state = decide(device, np.array([1.0]), state, policy, scaled=True)
+    assert state[launch.GO] == (policy == "ignore") and state[launch.SCALE] == 1
+    assert np.isnan(state[launch.TOTAL]) and np.isnan(state[launch.OWN])
+    assert state[launch.STOPPED] == (policy == "stop")
 
 
 @each_dtype

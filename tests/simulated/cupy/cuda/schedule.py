@@ -55,10 +55,6 @@ class Queue:
         until(lambda: not self.waiting)
 
 
-def capturing() -> bool:
-    return any(queue.captured is not None for queue in _queues)
-
-
 def until(done: Callable[[], bool]) -> None:
     """Let GPUs work until something is done."""
     began = time.monotonic()

@@ -29,7 +29,7 @@ class Event:
         stream.queue.put(Operation(note))
 
     def synchronize(self) -> None:
-        assert not schedule.capturing(), "the host waits during a capture"
+        assert not get_current_stream().is_capturing(), "the host waits during a capture"
         asked = self._asked
         schedule.until(lambda: self._done >= asked)
 
