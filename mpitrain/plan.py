@@ -152,8 +152,13 @@ def _check_batch(step_examples: int, taken: int, job: Job) -> None:
 
 
 def _check_devices(config: RunConfig) -> None:
-    """Make sure that every device of a rank has a part of every batch."""
+    """Make sure that every part of a batch has an example, and every device of a rank one of every part."""
     assert config.batch_size is not None
+    if config.accumulate_steps > config.batch_size:
+        raise ConfigError(
+            f"--accumulate-steps {config.accumulate_steps} cuts a worker's batch of {config.batch_size} into more parts "
+            f"than it has examples: give {config.batch_size} or less"
+        )
     least = min(stop - start for start, stop in split_batch(config.batch_size, config.accumulate_steps))
     if config.devices_per_rank > least:
         each = f"{least} example{'s' * (least != 1)}"

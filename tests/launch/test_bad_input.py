@@ -43,6 +43,8 @@ def refused(mpi: Mpi, *words: str | Path, n: int = 2, env: dict[str, str] | None
         (["--precision", "tf32", "--dtype", "float64"], ["--precision tf32", "float32"]),
         (["--precision", "float16", "--mode", "local"], ["--precision float16", "--mode sync", "local"]),
         (["--gpu-transport", "nccl"], ["--gpu-transport nccl", "no worker"]),
+        (["--gpu-transport", "nccl", "--device", "cpu"], ["--gpu-transport nccl", "--device cpu"]),
+        (["--accumulate-steps", "13", "--batch-size", "12"], ["--accumulate-steps 13", "12 or less"]),
         (["--devices-per-rank", "0"], ["--devices-per-rank", "1 or more"]),
         (["--devices-per-rank", "4", "--batch-size", "3"], ["--devices-per-rank 4", "3 examples", "--batch-size"]),
         (["--batch-size", "5000"], ["10,000", "1,437", "--batch-size 718"]),
