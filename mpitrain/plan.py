@@ -156,8 +156,8 @@ def _check_devices(config: RunConfig) -> None:
     assert config.batch_size is not None
     if config.accumulate_steps > config.batch_size:
         raise ConfigError(
-            f"--accumulate-steps {config.accumulate_steps} cuts a worker's batch of {config.batch_size} into more parts "
-            f"than it has examples: give {config.batch_size} or less"
+            f"--accumulate-steps {config.accumulate_steps} cuts a worker's batch of {config.batch_size} into more "
+            f"parts than there are examples: give {config.batch_size} or less"
         )
     least = min(stop - start for start, stop in split_batch(config.batch_size, config.accumulate_steps))
     if config.devices_per_rank > least:
