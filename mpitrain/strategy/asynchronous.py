@@ -14,7 +14,7 @@ import numpy as np
 from ..optim import Updater
 from .base import StepResult
 from .served import Served
-from .shard import Push
+from .shard import Push, Ranges
 from .store import Store
 
 
@@ -78,11 +78,11 @@ class Asynchronous(Served):
         """Give the gradient to shards that lie from ``start`` on, unless they have it."""
         scaled = self._plan.config.staleness_scaling
         for s, far in self._remote:
-            if s not in self._posted and self._store.ranges[s][0][0] >= start:
+            if s not in self._posted and _lie_from(start, self._store.ranges[s]):
                 far.post_apply(self.grads, Push(self._versions[s], clip, scaled))
                 self._posted.add(s)
         for s, shard in self._in_turn:
-            if s not in self._staleness and shard.ranges[0][0] >= start:
+            if s not in self._staleness and _lie_from(start, shard.ranges):
                 self._staleness[s] = shard.apply(self.grads, Push(self._versions[s], clip, scaled))
 
     def _clip(self) -> float:
@@ -93,3 +93,8 @@ class Asynchronous(Served):
         rows = self.grads[np.newaxis]
         squares = sum(measure.prepare(b.lo, b.hi, rows, self.grads, 0) for b in self._plan.buckets)
         return self._plan.optimizer.clip_factor(float(np.asarray(squares)[0]))
+
+
+def _lie_from(start: int, ranges: Ranges) -> bool:
+    """Whether ranges, of which there may be none, are complete where the vector is from ``start`` on."""
+    return all(lo >= start for lo, _ in ranges)
