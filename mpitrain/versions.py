@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from threadpoolctl import threadpool_info
 
+from . import nvml
 from .hdf5 import h5py
 
 # What is imported in a run, and what may be.
@@ -24,6 +25,15 @@ _PACKAGES = (
     "tomli-w",
     "tqdm",
     "tensorboardX",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "nvidia-cublas",
+    "nvidia-cublas-cu12",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+    "nvidia-cudnn-frontend",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
 )
 
 
@@ -35,7 +45,13 @@ def versions() -> dict[str, str]:
         for lib in threadpool_info()
     }
     system = {"python": platform.python_version(), "system": platform.platform()}
-    return {**system, **packages, "hdf5": h5py.version.hdf5_version, **blas}
+    return {**system, **packages, "hdf5": h5py.version.hdf5_version, **blas, **_gpus()}
+
+
+def _gpus() -> dict[str, str]:
+    """This host's GPUs and their driver, if it has any."""
+    found = nvml.cards()
+    return {"nvidia_driver": found[0].driver, "gpus": ", ".join(card.name for card in found)} if found else {}
 
 
 def _installed(name: str) -> str:

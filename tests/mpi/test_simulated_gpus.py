@@ -178,6 +178,13 @@ def test_who_computes_where_is_told(openmpi: Mpi, simulated: dict[str, str], tmp
     assert "3 workers on" in said and "share 2 GPUs" in said
 
 
+def test_the_gpus_are_kept_with_a_run(openmpi: Mpi, simulated: dict[str, str], driver: str, tmp_path: Path) -> None:
+    said, _ = train(openmpi, 1, tmp_path, "--train-steps", "1", SMALL, env={**simulated, "LD_LIBRARY_PATH": driver})
+    assert "; on GPUs" in said
+    kept = (tmp_path / "config.toml").read_text()
+    assert 'nvidia_driver = "580.95.05"' in kept and "NVIDIA H100 80GB HBM3" in kept
+
+
 def test_a_model_that_does_not_fit_is_told(
     openmpi: Mpi, simulated: dict[str, str], driver: str, tmp_path: Path
 ) -> None:
