@@ -17,9 +17,8 @@ from ..params import Array
 
 # Not in CuPy: products that write 16 bits are summed in float32 to the end.
 _NO_REDUCED_SUMS = 16
-_WORKSPACE_BYTES = (
-    32 << 20
-)  # what NVIDIA recommends for Hopper; a workspace of cuBLAS's own would become part of graphs
+# What NVIDIA recommends for Hopper; a workspace of cuBLAS's own would become part of graphs.
+_WORKSPACE_BYTES = 32 << 20
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 
 
