@@ -27,8 +27,8 @@ PEERS = {"Open MPI": ".venv", "MPICH": ".venv-mpich", "Intel MPI": ".venv-intel"
 def inner(repeats: int) -> None:
     import numpy as np
 
-    from mpitrain.comm.average import NodeAverage
-    from mpitrain.mpi import start
+    from mpitrain.comm.mpi import start
+    from mpitrain.comm.node_allreduce import NodeAverage
 
     comm = start()
     result = {}

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from mpitrain import checkpoint
-from mpitrain.params import Layout
+from mpitrain.core.layout import Layout
 
 ROOT = Path(__file__).parent.parent
 LAYERS = 32

@@ -156,9 +156,9 @@ def make_images(folder: Path, count: int) -> None:
 def update(arguments: Any) -> None:
     """Bytes that an update reads and writes, by its time; beside a copy on the device, which reads and writes, too."""
     from mpitrain import optim
-    from mpitrain.cuda.gpu import Gpu
+    from mpitrain.core.layout import Layout
+    from mpitrain.gpu.device import Gpu
     from mpitrain.gpu.update import Update
-    from mpitrain.params import Layout
 
     gpu = Gpu(0, 0.9)
     size = 1 << (14 if arguments.small else 27)
@@ -210,14 +210,14 @@ def sums(arguments: Any) -> None:
 
 def sum_by_hosts(size: int) -> None:
     """On two ranks that share a GPU: a sum through pinned memory, beside its parts."""
-    from mpitrain.cluster import Cluster
+    from mpitrain.comm.allreduce import Mean
+    from mpitrain.comm.cluster import Cluster
     from mpitrain.comm.hierarchy import Hierarchy
-    from mpitrain.comm.mean import Mean
-    from mpitrain.config import RunConfig
-    from mpitrain.cuda.gpu import Gpu
-    from mpitrain.cuda.stream import Stream, pinned
-    from mpitrain.gpu.host import Host
-    from mpitrain.plan import Bucket
+    from mpitrain.gpu.allreduce.host import Host
+    from mpitrain.gpu.device import Gpu
+    from mpitrain.gpu.stream import Stream, pinned
+    from mpitrain.plan.config import RunConfig
+    from mpitrain.plan.plan import Bucket
 
     cluster = Cluster()
     cluster.assign(RunConfig())

@@ -31,13 +31,13 @@ def measure(mib: float, rounds: int) -> None:
     """What each of the two ranks runs: rank 0 is the server, rank 1 the worker."""
     import numpy as np
 
-    from mpitrain.comm.mail import MessageMail, Roads, WindowMail
-    from mpitrain.comm.shared import SharedArrays
-    from mpitrain.comm.waiting import Waiting
-    from mpitrain.mpi import MPI, start
+    from mpitrain.comm.backoff import Waiting
+    from mpitrain.comm.mpi import MPI, start
+    from mpitrain.comm.rpc import MessageMail, Roads, WindowMail
+    from mpitrain.comm.shared_memory import SharedArrays
+    from mpitrain.core.layout import Layout
     from mpitrain.optim import Updater, sgd
-    from mpitrain.params import Layout
-    from mpitrain.strategy.shard import Push, Shard
+    from mpitrain.strategy.ps.shard import Push, Shard
 
     comm = start()
     alone = "--hosts" not in sys.argv

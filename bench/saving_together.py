@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint import together
-from mpitrain.checkpoint.parts import Part, PartsWriter
-from mpitrain.cluster import Cluster, Group
-from mpitrain.comm.leaders import Leaders
-from mpitrain.mpi import MPI
-from mpitrain.params import Layout
+from mpitrain.checkpoint import shared_file as together
+from mpitrain.checkpoint.sharded import Part, PartsWriter
+from mpitrain.comm.cluster import Cluster, Group
+from mpitrain.comm.mpi import MPI
+from mpitrain.comm.node_leaders import Leaders
+from mpitrain.core.layout import Layout
 
 LAYERS = 32
 VECTORS = ("params", "mean", "square")

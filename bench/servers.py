@@ -22,16 +22,16 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     """What each rank runs; the first worker prints the seconds that all steps took."""
     import numpy as np
 
-    from mpitrain.cluster import Cluster
-    from mpitrain.config import RunConfig
+    from mpitrain.comm.cluster import Cluster
+    from mpitrain.core.layout import Layout
     from mpitrain.optim import sgd
-    from mpitrain.params import Layout
-    from mpitrain.placement import place
-    from mpitrain.plan import Plan
-    from mpitrain.server import Server
+    from mpitrain.plan.config import RunConfig
+    from mpitrain.plan.placement import place
+    from mpitrain.plan.plan import Plan
     from mpitrain.strategy.base import Reached, Turn
-    from mpitrain.strategy.choose import served_strategy
-    from mpitrain.strategy.store import Store
+    from mpitrain.strategy.ps.server import Server
+    from mpitrain.strategy.ps.store import Store
+    from mpitrain.strategy.select import served_strategy
 
     layout = Layout.pack([("weight", (int(mib * (1 << 18)),), "param")])
     config = RunConfig(mode="async", ps=servers, batch_size=1, train_steps=steps, shared_memory=share)

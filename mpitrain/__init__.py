@@ -7,17 +7,17 @@ are loaded.
 import importlib
 from typing import TYPE_CHECKING
 
-from . import blas  # before NumPy is imported
+from .core import openblas as blas  # before NumPy is imported
 from .version import __version__
 
 if TYPE_CHECKING:
     from . import data, nn, optim
-    from .hooks import Hook
-    from .job import Job
+    from .plan.job import Job
+    from .training.hooks import Hook
 
 __all__ = ["Hook", "Job", "__version__", "blas", "data", "nn", "optim"]
 
-_WHERE = {"Hook": "hooks", "Job": "job"}
+_WHERE = {"Hook": "training.hooks", "Job": "plan.job"}
 
 
 def __getattr__(name: str) -> object:

@@ -8,7 +8,7 @@ import sys
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler or sys.argv[1:2] == ["run"]:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-from .cli import main
+from .cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

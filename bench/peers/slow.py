@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from mpitrain import Job, data, nn, optim
-from mpitrain.mpi import MPI
+from mpitrain.comm.mpi import MPI
 
 
 class Pause(nn.Layer):

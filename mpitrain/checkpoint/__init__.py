@@ -13,7 +13,7 @@ Nothing is pickled, and nothing is executed when a checkpoint is read.
 
 from __future__ import annotations
 
-from .folder import Retention, first_whole, newest, part_paths, path_for, remove_unfinished, steps, verify
+from .directory import Retention, first_whole, newest, part_paths, path_for, remove_unfinished, steps, verify
 from .reader import Checkpoint
 from .state import Fit, fit_of, read, take_fitting, write
 

@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..hdf5 import h5py
-from ..params import Array
+from ..core.h5 import h5py
+from ..core.layout import Array
 from .digest import Digest, bytes_of
 from .disk import replacing
-from .seal import Range, Seal, gaps, room_for
+from .manifest import Range, Seal, gaps, room_for
 
 Compression = Literal["none", "gzip"]
 Attributes = Mapping[str, Mapping[str, Any]]

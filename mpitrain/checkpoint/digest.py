@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xxhash
 
-from ..params import Array
+from ..core.layout import Array
 
 # 128 bits at the speed of memory: a save must not wait for its digests. It finds damage, not forgery.
 ALGORITHM = "xxh3-128"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..params import Array
+from ..core.layout import Array
 
 _STAGE_BYTES = 1 << 22  # so small that what is staged stays in the last-level cache: 1.4 times faster than 32 MiB
 _BLOCK = 4096  # what memory, offsets and lengths are multiples of where the page cache is passed by

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.layout import Array
 from ..errors import CheckpointError
-from ..params import Array
 from .disk import replacing
 from .reader import Checkpoint
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from ..core.h5 import h5py
+from ..core.layout import Array, Shape
 from ..errors import DamagedCheckpoint
-from ..hdf5 import h5py
-from ..params import Array, Shape
 from .container import memory_file, pieces
 from .digest import Digest, bytes_of, digest_of
-from .seal import HEAD, BrokenSeal, Range, Seal, block_bytes
+from .manifest import HEAD, BrokenSeal, Range, Seal, block_bytes
 
 FORMAT = 2
 _CHUNK = 1 << 23  # smaller reads have the kernel read ahead less

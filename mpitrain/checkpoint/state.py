@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.layout import Array, Layout
 from ..errors import CheckpointError
-from ..params import Array, Layout
 from ..strategy.base import Reached
 from .container import Compression, write_container
 from .reader import FORMAT, Checkpoint

@@ -1,1 +1,1 @@
-"""How ranks share memory and average vectors: the only package, with ``strategy``, that moves data."""
+"""Communication between ranks: MPI, shared memory, reductions and remote procedure calls."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..config import Precision
+from ..core.kernels import kernel
+from ..core.layout import Array
 from ..errors import ConfigError
-from ..kernels import kernel
-from ..params import Array
+from ..plan.config import Precision
 
 _BLOCK = 1 << 14  # elements at a time: what lies between two steps stays in the second-level cache
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ..cluster import Cluster
-from ..kernels import sum_rows
-from ..mpi import MPI, mpi_type
-from ..params import Array
-from .average import part
-from .board import Board
-from .shared import SharedArrays, sharing_problem
+from ..core.kernels import sum_rows
+from ..core.layout import Array
+from .cluster import Cluster
+from .mpi import MPI, mpi_type
+from .node_allreduce import part
+from .phase_barrier import Board
+from .shared_memory import SharedArrays, sharing_problem
 
 
 class Hierarchy:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ..core.h5 import h5py
+from ..core.layout import Array
 from ..errors import DataError
-from ..hdf5 import h5py
-from ..params import Array
 from .split import Split
 
 _BLOCK_BYTES = 1 << 22  # read at a time where the file is not chunked

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from ..core.layout import Array, Shape
 from ..errors import DataError
-from ..params import Array, Shape
 
 _UNSIGNED_BYTE = 8
 

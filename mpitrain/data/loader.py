@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.kernels import kernel, prefetch
+from ..core.layout import Array
 from ..errors import DataError
-from ..kernels import kernel, prefetch
-from ..params import Array
 from .permutation import MIXED_BLOCKS, order
 from .split import Split, check_labels
 

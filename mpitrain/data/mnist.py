@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..core.layout import Array, Shape
 from ..errors import DataError
-from ..params import Array, Shape
 from . import idx
 from .split import Split
 

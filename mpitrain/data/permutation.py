@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..kernels import kernel
-from ..params import Array
+from ..core.kernels import kernel
+from ..core.layout import Array
 
 MIXED_BLOCKS = 8
 _ROUNDS = 10  # with fewer, places of data sets of less than ten examples are visibly not alike

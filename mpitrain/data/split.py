@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.layout import Array, Shape
 from ..errors import DataError
-from ..params import Array, Shape
 
 
 class Split:

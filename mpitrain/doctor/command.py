@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 
 from ..errors import LaunchError
-from ..launched import is_launched, launched_rank
+from ..process.launcher_env import is_launched, launched_rank
 from .finding import Finding, as_json, exit_status, show
 
 
@@ -51,7 +51,7 @@ def doctor_command(ranks: int | None, run_dir: Path, json_: bool, timeout: int) 
 
 def examine(run_dir: Path, timeout_s: float) -> list[Finding] | None:
     """Try everything on the ranks there are; None but on rank 0. Collective over all ranks."""
-    from ..cluster import Cluster, report_crash
+    from ..comm.cluster import Cluster, report_crash
     from . import files, gpu, slurm, transfers, world
 
     findings: list[Finding] = []
@@ -103,8 +103,8 @@ class _Watchdog(threading.Timer):
 
 def _start_ranks(ranks: int | None, run_dir: Path, timeout_s: float) -> list[Finding]:
     """Have ranks examine the machine, and read what they found; alone where none can be started."""
-    from ..launch.compose import Machine, Wish, compose
-    from ..launch.makes import find_launcher
+    from ..launcher.command_line import Machine, Wish, compose
+    from ..launcher.mpi_flavors import find_launcher
 
     machine = Machine.here()
     if ranks is None and not machine.allocated:

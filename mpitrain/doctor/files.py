@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ..checkpoint import together
+from ..checkpoint import shared_file as together
 from ..checkpoint.container import write_container
 from ..checkpoint.reader import Checkpoint
-from ..cluster import Cluster
+from ..comm.cluster import Cluster
+from ..core.h5 import h5py
 from ..errors import DamagedCheckpoint
-from ..hdf5 import h5py
 from ..monitor.console import size_of
-from ..rundir import missing_folders, remove_empty
+from ..process.run_directory import missing_folders, remove_empty
 from .finding import Finding
 
 TOPIC = "Files"

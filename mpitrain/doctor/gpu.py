@@ -8,9 +8,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from .. import nvml
-from ..cluster import Cluster
-from ..devices import Seen, look, share_out, tell
+from ..comm.cluster import Cluster
+from ..gpu import nvml
+from ..gpu.discovery import Seen, look, share_out, tell
 from ..monitor.console import size_of
 from .finding import Finding
 

@@ -9,9 +9,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 
-from ..monitor.table import duration
-from ..mpi import library_name
-from ..stopping import ask_slurm, end_of_time
+from ..comm.mpi import library_name
+from ..monitor.format import duration
+from ..process.signals import ask_slurm, end_of_time
 from .finding import Finding
 
 TOPIC = "Slurm"

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..cluster import Cluster
-from ..comm.shared import sharing_problem
+from ..comm.cluster import Cluster
+from ..comm.mpi import MPI
+from ..comm.shared_memory import sharing_problem
 from ..monitor.console import size_of
-from ..mpi import MPI
 from .finding import Finding
 from .world import available_memory
 

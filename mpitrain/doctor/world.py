@@ -14,13 +14,13 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_info
 
-from ..blas import CHOSEN
-from ..cluster import Cluster
-from ..comm.clock import measure_wall
+from ..comm.clock_sync import measure_wall
+from ..comm.cluster import Cluster
+from ..comm.mpi import MPI, library_name
+from ..core.openblas import CHOSEN
 from ..errors import LaunchError
-from ..launch.makes import find_launcher
+from ..launcher.mpi_flavors import find_launcher
 from ..monitor.console import size_of
-from ..mpi import MPI, library_name
 from ..version import __version__
 from .finding import Finding
 
@@ -30,7 +30,7 @@ _FILES = 1024
 _OF_BLAS = ("internal_api", "version", "architecture")
 # What OpenBLAS takes in a new process.
 _ASK_BLAS = """
-import mpitrain.blas, numpy, threadpoolctl
+import mpitrain.core.openblas, numpy, threadpoolctl
 for library in threadpoolctl.threadpool_info():
     if library["internal_api"] == "openblas":
         print(library["architecture"], end="")

@@ -1,1 +1,1 @@
-"""Training on GPUs: what a rank gives its device to do, and when; nothing imports this package where there is none."""
+"""GPUs through CuPy: devices, streams, kernels, and sums of gradients. Imported only where a GPU is used."""

@@ -1,89 +1,46 @@
-"""Sums by NCCL, from GPU to GPU: each worker needs one of its own."""
+"""NCCL by CuPy, which has it where its library is installed."""
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import warnings
 from typing import Any
 
-from ..comm.hierarchy import Hierarchy
-from ..cuda import nccl
-from ..cuda.gpu import Gpu, identify
-from ..cuda.stream import Stream
-from ..params import Array
-from ..plan import Bucket
-from .way import agree
+import numpy as np
 
-_LIMIT_S = 120.0  # for workers to find each other, which takes seconds
+from ..core.layout import Array
+from .stream import Stream
 
+with warnings.catch_warnings():  # that it is missing is told where it is asked for
+    warnings.simplefilter("ignore")
+    from cupy.cuda import nccl
 
-class Nccl:
-    """See ``Way``."""
-
-    name = "nccl"
-
-    def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
-        comm = hierarchy.comm
-        self._gpu, self._vector, self._buckets = gpu, vector, buckets
-        taken = comm.allgather((os.uname().nodename, identify()[gpu.index]))
-        agree(hierarchy, _problem(taken))
-        name: Any = comm.bcast(_unique_id() if comm.rank == 0 else None)
-        agree(hierarchy, name if isinstance(name, str) else "")
-        problem = ""
-        with gpu.here(), _time_limit(hierarchy):
-            self._stream = Stream()
-            try:
-                self._comm = nccl.Communicator(comm.size, name, comm.rank)
-            except Exception as error:
-                problem = f"NCCL says: {error}"
-            agree(hierarchy, problem)
-            self._comm.sum(gpu.zeros((1,), vector.dtype), gpu.compute)  # which connects them
-            gpu.compute.wait()
-
-    def start(self, index: int) -> None:
-        self._stream.after(self._gpu.compute.mark())
-        lo, hi = self._buckets[index]
-        self._comm.sum(self._vector[lo:hi], self._stream)
-
-    def finish(self) -> None:
-        self._gpu.compute.after(self._stream.mark())
-
-    def free(self) -> None:
-        with self._gpu.here():
-            self._stream.wait()
-            self._comm.destroy()
+available: bool = nccl.available
 
 
-def _unique_id() -> Any:
-    """What the workers find each other by; in words why there is none."""
-    try:
-        return nccl.unique_id()
-    except Exception as error:
-        return f"NCCL says: {error}"
+def unique_id() -> Any:
+    """What the members of a communicator are given to find each other."""
+    return nccl.get_unique_id()
 
 
-def _problem(taken: list[tuple[str, str]]) -> str:
-    if not nccl.available:
-        return "NCCL is not installed (pip install nvidia-nccl-cu13, or cu12)"
-    return "" if len(set(taken)) == len(taken) else "workers share a GPU, and NCCL wants one for each"
+class Communicator:
+    """GPUs that sum together; construction is collective over them.
 
+    Args:
+        name: The same ``unique_id`` for all.
 
-@contextmanager
-def _time_limit(hierarchy: Hierarchy) -> Iterator[None]:
-    """End the run where workers do not find each other: NCCL itself waits for ever."""
+    Raises:
+        Exception: NCCL's own, if they do not find each other.
+    """
 
-    def end() -> None:
-        line = f"NCCL does not come up within {_LIMIT_S:.0f} s: give --gpu-transport host, or see NCCL_DEBUG=INFO"
-        print(f"mpitrain: {line}", file=sys.__stderr__, flush=True)
-        hierarchy.comm.Abort(1)
+    def __init__(self, size: int, name: Any, rank: int) -> None:
+        self._own = nccl.NcclCommunicator(size, name, rank)
+        self._types = {np.dtype(np.float32): nccl.NCCL_FLOAT32, np.dtype(np.float64): nccl.NCCL_FLOAT64}
 
-    timer = threading.Timer(_LIMIT_S, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    def sum(self, vector: Array, stream: Stream) -> None:
+        """Replace a vector of each GPU by the sum of all, on a stream; collective."""
+        place = vector.data.ptr  # type: ignore[attr-defined]
+        self._own.allReduce(place, place, vector.size, self._types[vector.dtype], nccl.NCCL_SUM, stream.own.ptr)
+
+    def destroy(self) -> None:
+        """Give everything back; nothing may be under way."""
+        self._own.destroy()

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..cuda import launch
-from ..cuda.gpu import Gpu
+from ..core.layout import Array, Layout
 from ..optim.average import moving_average
 from ..optim.optimizer import Optimizer
 from ..optim.updater import segments_of
-from ..params import Array, Layout
+from . import ops as launch
+from .device import Gpu
 
 
 class Update:

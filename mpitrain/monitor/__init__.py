@@ -1,1 +1,1 @@
-"""What a person sees of a run: the terminal, and the files in its directory."""
+"""What a live run prints and records: console, metrics, TensorBoard, trace, heartbeat."""

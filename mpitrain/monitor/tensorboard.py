@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.layout import Array
 from ..errors import ConfigError
-from ..params import Array
 
 FLUSH_S = 10.0
 MAX_BUCKETS = 64

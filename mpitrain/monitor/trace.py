@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..params import Array
+from ..core.layout import Array
 
 TRACE = "trace.json"
 # ``step`` stands for what of a step is none of the others.

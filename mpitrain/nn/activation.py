@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from ..kernels import kernel
-from ..params import Array
+from ..core.kernels import kernel
+from ..core.layout import Array
 from .arguments import within
 from .layer import Context, Layer
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
+from ..core.layout import Shape
 from ..errors import JobError
-from ..params import Shape
 
 
 def positive(layer: object, name: str, value: Any) -> int:

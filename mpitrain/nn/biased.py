@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..params import Array
+from ..core.layout import Array
 from .activation import Activation
 from .layer import Layer
 

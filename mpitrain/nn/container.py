@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from ..core.layout import Array, Shape
 from ..errors import JobError
-from ..params import Array, Shape
 from .activation import GELU, Activation, LeakyReLU, ReLU, Sigmoid, Tanh
 from .biased import Biased
 from .conv import Conv2D

@@ -5,9 +5,9 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
-from ..device import Convolution
+from ..core.device import Convolution
+from ..core.layout import Array, Shape
 from ..errors import JobError
-from ..params import Array, Shape
 from .arguments import positive, wrong_shape
 from .biased import Biased
 from .init import he_normal, zeros

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..core.kernels import kernel
+from ..core.layout import Array, Shape
 from ..errors import JobError
-from ..kernels import kernel
-from ..params import Array, Shape
 from .arguments import positive, wrong_shape
 from .biased import Biased
 from .init import glorot_uniform, truncated_normal, zeros

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from ..kernels import kernel
-from ..params import Array
+from ..core.kernels import kernel
+from ..core.layout import Array
 from .arguments import within
 from .layer import Context, Layer
 

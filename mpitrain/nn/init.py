@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from ..params import Array, Shape
+from ..core.layout import Array, Shape
 from .layer import Initializer
 
 

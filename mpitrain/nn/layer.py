@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..device import CPU, Device
-from ..params import Array, Kind, Layout, Shape
+from ..core.device import CPU, Device
+from ..core.layout import Array, Kind, Layout, Shape
 
 Initializer = Callable[[np.random.Generator, Shape], Array]
 SumOverWorkers = Callable[[Array], None]

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from ..device import CPU, Device
+from ..core.device import CPU, Device
+from ..core.kernels import kernel, reduction
+from ..core.layout import Array, Shape
 from ..errors import JobError
-from ..kernels import kernel, reduction
-from ..params import Array, Shape
 
 
 class Loss:

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from ..kernels import kernel, reduction
-from ..params import Array, Shape
+from ..core.kernels import kernel, reduction
+from ..core.layout import Array, Shape
 from .arguments import positive, within, wrong_shape
 from .init import ones, zeros
 from .layer import Context, Layer

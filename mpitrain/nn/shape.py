@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..params import Array, Shape
+from ..core.layout import Array, Shape
 from .arguments import positive, wrong_shape
 from .layer import Context, Layer
 

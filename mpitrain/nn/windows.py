@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
-from ..kernels import kernel
-from ..params import Array, Shape
+from ..core.kernels import kernel
+from ..core.layout import Array, Shape
 
 Form = Callable[[Callable[..., Any]], Callable[..., Any]]
 Padding = Literal["same", "valid"] | int

@@ -14,8 +14,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from ..core.layout import Array
 from ..errors import JobError
-from ..params import Array
 from . import rules
 from .rules import Constants
 from .schedule import Schedule, as_schedule, by_epoch

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from ..kernels import kernel, reduction, sum_rows
-from ..params import Array
+from ..core.kernels import kernel, reduction, sum_rows
+from ..core.layout import Array
 
 BLOCK = 2048  # elements: parameters, gradient and two slots of float32 fill a first-level cache of 32 KiB
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..device import CPU
-from ..params import Array, Layout
+from ..core.device import CPU
+from ..core.layout import Array, Layout
 from . import rules
 from .average import moving_average
 from .optimizer import Optimizer

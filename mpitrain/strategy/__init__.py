@@ -1,1 +1,1 @@
-"""How the ranks agree on the parameters: one module for each ``--mode``."""
+"""How the ranks agree on the parameters: one strategy for each --mode."""

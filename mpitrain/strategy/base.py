@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..core.layout import Array
 from ..errors import NonFiniteLoss
-from ..params import Array
 
 
 class Reached(NamedTuple):

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from ..comm.allreduce import Mean
 from ..comm.hierarchy import Hierarchy
-from ..comm.mean import Mean
-from ..params import Array
-from ..plan import Plan
+from ..core.layout import Array
+from ..plan.plan import Plan
 from .base import Fill, StepResult, Wrap, not_finite
-from .lockstep import Lockstep
+from .bulk_synchronous import Lockstep
 
 LOCAL_STEPS = 8
 

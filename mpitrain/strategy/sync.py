@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from ..comm.average import sum_in_place
 from ..comm.hierarchy import Exchange, Hierarchy
-from ..comm.shared import row_stride
-from ..mpi import MPI
-from ..params import Array
-from ..plan import Plan
+from ..comm.mpi import MPI
+from ..comm.node_allreduce import sum_in_place
+from ..comm.shared_memory import row_stride
+from ..core.layout import Array
+from ..plan.plan import Plan
 from .base import Fill, Wrap, not_finite
-from .lockstep import Lockstep
+from .bulk_synchronous import Lockstep
 
 
 class Sync(Lockstep):

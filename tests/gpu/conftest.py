@@ -15,7 +15,7 @@ def device() -> Device:
     """Runs everything twice on the GPU: results must not depend on timing."""
     import cupy
 
-    from mpitrain.cuda.cupy_kernels import CupyKernels
+    from mpitrain.gpu.nvrtc import CupyKernels
 
     def put(array: np.ndarray, shift: int) -> Any:
         there = cupy.empty(array.size + shift, array.dtype)[shift:].reshape(array.shape)

@@ -14,8 +14,8 @@ from typing import Protocol
 import pytest
 
 from mpitrain import checkpoint
-from mpitrain.monitor import presence
-from mpitrain.stopping import STOPPED_EARLY
+from mpitrain.process import rank_status as presence
+from mpitrain.process.signals import STOPPED_EARLY
 
 from ..conftest import JOBS, ROOT, Mpi
 from .conftest import Hosts

@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from mpitrain import Job, data, nn, optim
-from mpitrain.mpi import MPI
+from mpitrain.comm.mpi import MPI
 
 
 class NanOnce(nn.Layer):

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from mpitrain import Hook, Job, data, nn, optim
-from mpitrain.mpi import MPI
+from mpitrain.comm.mpi import MPI
 
 
 def fail_if(now: bool) -> None:

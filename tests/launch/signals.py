@@ -21,8 +21,8 @@ from collections import Counter
 from pathlib import Path
 
 from mpitrain import checkpoint
-from mpitrain.monitor import presence
-from mpitrain.stopping import STOPPED_EARLY
+from mpitrain.process import rank_status as presence
+from mpitrain.process.signals import STOPPED_EARLY
 
 from ..conftest import JOBS, Mpi
 from ..mpi.killing import ranks_of

@@ -130,7 +130,7 @@ def test_label_out_of_range(openmpi: Mpi, idx_folder: Path) -> None:
 
 def test_data_missing_on_one_rank_only(mpi: Mpi, job) -> None:
     path = job(
-        PROLOGUE + "import os\nfrom pathlib import Path\nfrom mpitrain.mpi import MPI\n"
+        PROLOGUE + "import os\nfrom pathlib import Path\nfrom mpitrain.comm.mpi import MPI\n"
         "def job():\n"
         "    d = data.mnist(Path('/nowhere') if MPI.COMM_WORLD.rank == 1 else None)\n"
         "    return Job(model=nn.Sequential(nn.Dense(64, 10)), loss=nn.SoftmaxCrossEntropy(),"
@@ -143,7 +143,7 @@ def test_data_missing_on_one_rank_only(mpi: Mpi, job) -> None:
 
 def test_ranks_disagree_on_the_layout(mpi: Mpi, job) -> None:
     path = job(
-        PROLOGUE + "from mpitrain.mpi import MPI\n"
+        PROLOGUE + "from mpitrain.comm.mpi import MPI\n"
         "def job():\n"
         "    d = data.mnist(None)\n"
         "    width = 20 if MPI.COMM_WORLD.rank == 2 else 10\n"
@@ -215,7 +215,7 @@ def test_a_users_error_on_one_rank_ends_all(mpi: Mpi, job, rank: int, raised: st
 )
 def test_ranks_disagree_on_the_job(openmpi: Mpi, job, what: str, told: str) -> None:
     path = job(
-        PROLOGUE + "from mpitrain.mpi import MPI\n"
+        PROLOGUE + "from mpitrain.comm.mpi import MPI\n"
         "def job():\n"
         "    d, rank = data.mnist(None), MPI.COMM_WORLD.rank\n"
         "    given = dict(model=nn.Sequential(nn.Dense(64, 10)), loss=nn.SoftmaxCrossEntropy(),"

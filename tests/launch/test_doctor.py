@@ -102,9 +102,9 @@ def test_a_rank_that_does_not_answer_ends_it(openmpi: Mpi, tmp_path: Path) -> No
 
 ONE_FAILS = """
 from types import SimpleNamespace
-from mpitrain.cluster import Cluster
+from mpitrain.comm.cluster import Cluster
 from mpitrain.doctor import transfers
-from mpitrain.mpi import MPI
+from mpitrain.comm.mpi import MPI
 
 def fail(*arguments, **named):
     raise MPI.Exception(MPI.ERR_OTHER)

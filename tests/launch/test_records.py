@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
-from mpitrain.cli import main
-from mpitrain.monitor.history import read_run
-from mpitrain.monitor.status import read, states
-from mpitrain.monitor.timeshare import GROUPS, read_shares
+from mpitrain.cli.main import main
+from mpitrain.monitor.heartbeat import read, states
 from mpitrain.monitor.trace import KINDS
+from mpitrain.report.history import read_run
+from mpitrain.report.time_shares import GROUPS, read_shares
 
 from ..conftest import JOBS, Mpi, one_line
 from ..mpi.test_sync import assert_same_bits, final

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from mpitrain.stopping import STOPPED_EARLY
+from mpitrain.process.signals import STOPPED_EARLY
 
 from ..conftest import JOBS, ROOT, Mpi, missing, run
 from ..mpi.test_sync import assert_same_bits, final

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.monitor import presence
-from mpitrain.stopping import STOPPED_EARLY
+from mpitrain.process import rank_status as presence
+from mpitrain.process.signals import STOPPED_EARLY
 
 from ..conftest import JOBS, ROOT, Mpi, one_line
 from .test_run import ranks_of

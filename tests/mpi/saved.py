@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpitrain.params import Layout
+from mpitrain.core.layout import Layout
 
 SHAPES = {"scalar": (), "one": (1,), "matrix": (23, 7), "cube": (2, 3, 5), "long": (7001, 3)}
 LAYOUT = Layout.pack([(name, shape, "param") for name, shape in SHAPES.items()])

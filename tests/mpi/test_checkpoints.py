@@ -17,7 +17,7 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.errors import DamagedCheckpoint
-from mpitrain.stopping import STOPPED_EARLY
+from mpitrain.process.signals import STOPPED_EARLY
 
 from ..conftest import JOBS, Mpi, missing, one_line
 from .killing import end_all

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mpitrain.cuda
+import mpitrain.gpu
 from mpitrain import checkpoint
 
 from ..conftest import JOBS, ROOT, Mpi, run
@@ -23,7 +23,7 @@ from .test_sync import assert_close, assert_same_bits, final
 
 SMALL = JOBS / "small.py"
 CNN = ROOT / "jobs" / "fashion_cnn.py"
-KERNELS = Path(mpitrain.cuda.__file__).parent / "kernels"
+KERNELS = Path(mpitrain.gpu.__file__).parent / "kernels"
 
 Train = Callable[..., dict[str, np.ndarray]]
 
@@ -409,7 +409,7 @@ def test_a_kernel_without_a_form_for_gpus_runs_on_the_processor(
     job.write_text(
         "from small import job as make\n"
         "from mpitrain import nn\n"
-        "from mpitrain.kernels import kernel\n\n\n"
+        "from mpitrain.core.kernels import kernel\n\n\n"
         "@kernel\n"
         "def relu(x, y):\n"
         "    for i in range(x.size):\n"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from mpitrain import nn
+from mpitrain.core.layout import Array, Layout, Shape
 from mpitrain.nn.layer import Layer
-from mpitrain.params import Array, Layout, Shape
 
 
 def bound(layer: Layer, shape: Shape, dtype: type = np.float64, seed: int = 0) -> tuple[Layout, Array, Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpitrain.monitor import accounts
+from mpitrain.monitor import worker_stats as accounts
 from mpitrain.strategy.base import Account
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from mpitrain.errors import LaunchError
-from mpitrain.launch import run
-from mpitrain.launch.attempt import Interrupts
-from mpitrain.monitor import presence
+from mpitrain.launcher import supervisor as run
+from mpitrain.launcher.attempt import Interrupts
+from mpitrain.process import rank_status as presence
 
 from ..conftest import JOBS
 
@@ -44,7 +44,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 
 def test_a_run_directory_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_OTHERS_S", 0.3)
-    code = "import sys, time; from pathlib import Path; from mpitrain.monitor.presence import Presence\n"
+    code = "import sys, time; from pathlib import Path; from mpitrain.process.rank_status import Presence\n"
     code += "Presence(Path(sys.argv[1]), 3); print(flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None

@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mpitrain.comm.average import part, sum_in_place
-from mpitrain.params import ALIGN
-from mpitrain.plan import buckets_of
+from mpitrain.comm.node_allreduce import part, sum_in_place
+from mpitrain.core.layout import ALIGN
+from mpitrain.plan.plan import buckets_of
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 64])

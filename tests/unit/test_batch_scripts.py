@@ -12,18 +12,18 @@ from pathlib import Path
 import click
 import pytest
 
+from mpitrain.comm.mpi import speaks_another_language
 from mpitrain.errors import ConfigError
-from mpitrain.flags import CommaSeparated, options_of
-from mpitrain.launch.allocation import allocated_ranks
-from mpitrain.launch.batch import Batch
-from mpitrain.launch.hosts import Host, read_hostfile, spread
-from mpitrain.launch.resources import Resources, seconds_of
-from mpitrain.launch.sbatch import refusal
-from mpitrain.launch.script import render
-from mpitrain.launch.site import find_site, read_site
-from mpitrain.launch.submit import submit_options
-from mpitrain.launch.sweep import Point, combinations
-from mpitrain.mpi import speaks_another_language
+from mpitrain.launcher.allocation import allocated_ranks
+from mpitrain.launcher.batch.job import Batch
+from mpitrain.launcher.batch.resources import Resources, seconds_of
+from mpitrain.launcher.batch.scheduler import refusal
+from mpitrain.launcher.batch.script import render
+from mpitrain.launcher.batch.site import find_site, read_site
+from mpitrain.launcher.batch.submit import submit_options
+from mpitrain.launcher.batch.sweep import Point, combinations
+from mpitrain.launcher.hosts import Host, read_hostfile, spread
+from mpitrain.plan.options import CommaSeparated, options_of
 
 HOSTILE = ["a b", "it's", 'a"b', "$(touch pwned)", "`touch pwned`", "a'; touch pwned #", "a\nb", "a\\b", "*", "-x", "ü"]
 HOSTILE += ["a\n'\\b\x7fé"]

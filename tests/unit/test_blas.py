@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpitrain.blas import choose_kernels
+from mpitrain.core.openblas import choose_kernels
 
 ZEN_4 = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nflags\t\t: fpu avx2 avx512f avx512dq\n"
 

@@ -16,10 +16,10 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint.container import Compression
-from mpitrain.checkpoint.seal import Range, Seal, room_for
-from mpitrain.checkpoint.together import mpi_libraries
+from mpitrain.checkpoint.manifest import Range, Seal, room_for
+from mpitrain.checkpoint.shared_file import mpi_libraries
+from mpitrain.core.layout import Layout
 from mpitrain.errors import CheckpointError, DamagedCheckpoint
-from mpitrain.params import Layout
 
 from ..conftest import missing, run
 

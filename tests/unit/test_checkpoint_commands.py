@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from mpitrain import checkpoint
-from mpitrain.cli import main
-from mpitrain.params import Layout
+from mpitrain.cli.main import main
+from mpitrain.core.layout import Layout
 
 LAYOUT = Layout.pack([("a.weight", (3, 2), "param"), ("a.bias", (2,), "param"), ("n.mean", (2,), "state")])
 

@@ -16,8 +16,8 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint.container import Compression
+from mpitrain.core.layout import Layout
 from mpitrain.errors import DamagedCheckpoint
-from mpitrain.params import Layout
 
 LAYOUT = Layout.pack(
     [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
-from mpitrain.params import Layout
+from mpitrain.core.layout import Layout
 from mpitrain.strategy.base import Reached
 
 LAYOUT = Layout.pack([("a", (7,), "param")])

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint.parts import Part, PartsWriter, rows_of_part
+from mpitrain.checkpoint.sharded import Part, PartsWriter, rows_of_part
+from mpitrain.core.layout import Array, Layout
 from mpitrain.errors import CheckpointError, DamagedCheckpoint
-from mpitrain.params import Array, Layout
 
 SHAPES = {"scalar": (), "one": (1,), "matrix": (23, 7), "cube": (2, 3, 5), "long": (1001,)}
 LAYOUT = Layout.pack([(name, shape, "param") for name, shape in SHAPES.items()])

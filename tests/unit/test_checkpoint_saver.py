@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint.saver import Saver, Write
-from mpitrain.params import Array, Layout
+from mpitrain.checkpoint.writer import Saver, Write
+from mpitrain.core.layout import Array, Layout
 
 Numbers = Mapping[str, float] | None
 

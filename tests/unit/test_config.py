@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpitrain.config import RunConfig
 from mpitrain.errors import ConfigError
+from mpitrain.plan.config import RunConfig
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.launch.deaths import read_deaths, read_lost
-from mpitrain.launch.restarts import Outcome, judge, pause_s, why_not_again
-from mpitrain.monitor import presence
-from mpitrain.monitor.presence import Entry, Presence
+from mpitrain.launcher.exit_report import read_deaths, read_lost
+from mpitrain.launcher.restarts import Outcome, judge, pause_s, why_not_again
+from mpitrain.process import rank_status as presence
+from mpitrain.process.rank_status import Entry, Presence
 
 LOST = "mpi4py.MPI.Exception: MPI_ERR_OTHER: known error not in list"
 OPEN_MPI = """--------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from mpitrain.config import RunConfig
-from mpitrain.devices import Seen, check, share_out, tell
 from mpitrain.errors import ConfigError
+from mpitrain.gpu.discovery import Seen, check, share_out, tell
+from mpitrain.plan.config import RunConfig
 
 WHY = "no driver"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpitrain.launch.filter import LauncherFilter
+from mpitrain.launcher.output_filter import LauncherFilter
 
 RULE = "-" * 74 + "\n"
 EXITED = (

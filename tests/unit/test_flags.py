@@ -8,9 +8,9 @@ from typing import Literal
 import click
 import pytest
 
-from mpitrain import flags
-from mpitrain.config import RunConfig
 from mpitrain.errors import ConfigError, JobError
+from mpitrain.plan import options as flags
+from mpitrain.plan.config import RunConfig
 
 
 def parse(function, *words: str) -> dict[str, object]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mpitrain.errors import RecordError
-from mpitrain.monitor.history import Run, Tail, open_run, read_run
 from mpitrain.monitor.metrics import MetricsFile
+from mpitrain.report.history import Run, Tail, open_run, read_run
 
 from .rundirs import make_run
 

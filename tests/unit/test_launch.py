@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.config import RunConfig
+from mpitrain.comm.mpi import check_launcher
 from mpitrain.errors import ConfigError, LaunchError
-from mpitrain.launch.compose import Machine, Wish, compose
-from mpitrain.launch.hosts import Host, interface_of, is_here, parse_hosts, read_hostfile, spread
-from mpitrain.launch.makes import Launcher, recognize
-from mpitrain.launch.run import Options, check_restarts, make_wish
-from mpitrain.mpi import check_launcher
+from mpitrain.launcher.command_line import Machine, Wish, compose
+from mpitrain.launcher.hosts import Host, interface_of, is_here, parse_hosts, read_hostfile, spread
+from mpitrain.launcher.mpi_flavors import Launcher, recognize
+from mpitrain.launcher.supervisor import Options, check_restarts, make_wish
+from mpitrain.plan.config import RunConfig
 
 OPEN, OPEN_4 = Launcher("openmpi", "/opt/mpirun", 5), Launcher("openmpi", "/opt/mpirun", 4)
 MPICH, INTEL = Launcher("mpich", "/opt/mpirun", 5), Launcher("intel", "/opt/mpirun", 2021)
@@ -119,7 +119,7 @@ def test_variables_reach_ranks_on_other_hosts() -> None:
 
 
 def test_what_was_chosen_for_this_hosts_processor_stays_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpitrain.blas.CHOSEN", {"OPENBLAS_CORETYPE": "Haswell"})
+    monkeypatch.setattr("mpitrain.core.openblas.CHOSEN", {"OPENBLAS_CORETYPE": "Haswell"})
     for value, passed in (("Haswell", False), ("Zen", True)):
         assert ("OPENBLAS_CORETYPE" in words(OPEN, Wish(8, TWO), machine(OPENBLAS_CORETYPE=value))) == passed
 

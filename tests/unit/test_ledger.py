@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mpitrain.strategy.ledger import DROPPED, END, PAUSE, WAIT, Ledger, Rules, state_of
+from mpitrain.strategy.ps.coordinator import DROPPED, END, PAUSE, WAIT, Ledger, Rules, state_of
 
 
 class OwnMemory:

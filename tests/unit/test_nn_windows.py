@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpitrain import nn
-from mpitrain.device import Cpu
+from mpitrain.core.device import Cpu
 
 from .gradients import bound
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mpitrain import optim
+from mpitrain.core.layout import Layout
 from mpitrain.errors import JobError
-from mpitrain.params import Layout
 
 LAYOUT = Layout.pack(
     [

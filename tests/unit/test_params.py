@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpitrain.params import ALIGN, Layout
+from mpitrain.core.layout import ALIGN, Layout
 
 DECLARED = [
     ("a.weight", (3, 5), "param"),

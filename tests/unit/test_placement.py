@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
+from mpitrain.core.layout import Layout
 from mpitrain.errors import JobError
-from mpitrain.params import Layout
-from mpitrain.placement import place, ranges_of
+from mpitrain.plan.placement import place, ranges_of
 
 LAYOUT = Layout.pack(
     [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.monitor.ranklog import RankLog, path_for
+from mpitrain.monitor.rank_log import RankLog, path_for
 
 
 def test_log_and_warnings_with_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

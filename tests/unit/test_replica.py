@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from mpitrain import Job, data, nn, optim
+from mpitrain.core.device import Cpu
+from mpitrain.core.layout import Array
 from mpitrain.data import Split
-from mpitrain.device import Cpu
+from mpitrain.models.base import replica_of
 from mpitrain.nn.layer import Layer
-from mpitrain.params import Array
-from mpitrain.replica import replica_of
 
 BATCH = 7
 SHAPE = (6, 5, 2)

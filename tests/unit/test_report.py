@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpitrain.cli import main
-from mpitrain.monitor import report
-from mpitrain.monitor.plots import COLORS, Shown, _thinned, make_plots
-from mpitrain.monitor.report import collect, differences, labels, page
-from mpitrain.monitor.status import Machine, Status, write
+from mpitrain.cli.main import main
+from mpitrain.monitor.heartbeat import Machine, Status, write
+from mpitrain.report import page as report
+from mpitrain.report.page import collect, differences, labels, page
+from mpitrain.report.plots import COLORS, Shown, _thinned, make_plots
 
 from ..conftest import missing
 from .rundirs import make_run

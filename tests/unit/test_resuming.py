@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
-from mpitrain.config import RunConfig
+from mpitrain.checkpoint.resume import find_beginning
+from mpitrain.core.layout import Layout
 from mpitrain.errors import CheckpointError
-from mpitrain.params import Layout
-from mpitrain.resuming import find_beginning
+from mpitrain.plan.config import RunConfig
 
 LAYOUT = Layout.pack([("a", (7,), "param"), ("b", (2,), "param")])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpitrain.errors import ConfigError
-from mpitrain.roles import server_ranks
+from mpitrain.plan.roles import server_ranks
 
 NODES = [0, 0, 2, 2, 2, 5]  # two, three and one rank
 HOSTS = ["a", "a", "b", "b", "b", "c"]

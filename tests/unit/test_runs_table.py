@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.cli import main
-from mpitrain.monitor.status import Machine, Status, pid_start, write
-from mpitrain.monitor.table import amount, columns, duration
+from mpitrain.cli.main import main
+from mpitrain.monitor.format import amount, columns, duration
+from mpitrain.monitor.heartbeat import Machine, Status, pid_start, write
 
 from .rundirs import make_run
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from mpitrain import optim
-from mpitrain.comm.waiting import Waiting
+from mpitrain.comm.backoff import Waiting
+from mpitrain.core.layout import Array, Layout
 from mpitrain.optim import Updater
-from mpitrain.params import Array, Layout
-from mpitrain.strategy.shard import Push, Shard
+from mpitrain.strategy.ps.shard import Push, Shard
 
 LAYOUT = Layout.pack([("weight", (30, 4), "param"), ("bias", (4,), "param")])
 STALENESS = 4

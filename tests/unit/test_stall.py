@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mpitrain.launch.stall import STALL_S, Stall
+from mpitrain.launcher.lost_hosts import STALL_S, Stall
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.monitor import status
-from mpitrain.monitor.status import Heartbeat, Machine, Status, judge, read, states, write
+from mpitrain.monitor import heartbeat as status
+from mpitrain.monitor.heartbeat import Heartbeat, Machine, Status, judge, read, states, write
 
 HERE = Machine("node1", "boot-a", "pid:[1]")
 ELSEWHERE = Machine("node2", "boot-b", "pid:[2]")
@@ -87,7 +87,7 @@ def test_a_heartbeat_lives_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_killed_run_has_died(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from mpitrain.monitor.status import Heartbeat\n"
+        "import sys, time; from pathlib import Path; from mpitrain.monitor.heartbeat import Heartbeat\n"
         "Heartbeat(Path(sys.argv[1]), '1 worker', 9, lambda: 1); print('up', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as process:
@@ -106,7 +106,7 @@ def test_a_doubtful_run_is_watched(tmp_path: Path) -> None:
         os.utime(folder / status.STATUS, (time.time() - 300, time.time() - 300))
     program = (
         "import sys, time; from dataclasses import replace; from pathlib import Path\n"
-        "from mpitrain.monitor.status import read, write\n"
+        "from mpitrain.monitor.heartbeat import read, write\n"
         "folder = Path(sys.argv[1]); time.sleep(0.2); old = read(folder)\n"
         "write(folder, replace(old, beat=old.beat + 1))"
     )

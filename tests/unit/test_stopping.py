@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mpitrain.stopping import Signals, TimeLimit, end_in, end_of_time
+from mpitrain.process.signals import Signals, TimeLimit, end_in, end_of_time
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -27,7 +27,7 @@ def test_a_signal_is_noted_and_handlers_are_put_back(number: signal.Signals) -> 
 def test_control_c_twice_ends_the_process(number: signal.Signals, ends: bool) -> None:
     program = f"""
 import os, time
-from mpitrain.stopping import Signals
+from mpitrain.process.signals import Signals
 signals = Signals()
 with signals.noted():
     os.kill(os.getpid(), {number})

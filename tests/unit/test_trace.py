@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.comm.clock import best
+from mpitrain.comm.clock_sync import best
 from mpitrain.errors import RecordError
-from mpitrain.monitor.timeshare import GROUPS, read_shares
 from mpitrain.monitor.trace import KINDS, Offset, RankTrace, Spans, Track, on_chiefs_clock, waited_for, write
+from mpitrain.report.time_shares import GROUPS, read_shares
 
 from .rundirs import NO_OFFSET, Clock
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from mpitrain.cli import main
-from mpitrain.monitor import watch
-from mpitrain.monitor.braille import curve
-from mpitrain.monitor.status import BEAT_S, QUIET_S, SKEW_S, Machine, Status, write
+from mpitrain.cli.main import main
+from mpitrain.monitor.heartbeat import BEAT_S, QUIET_S, SKEW_S, Machine, Status, write
+from mpitrain.report import watch
+from mpitrain.report.braille import curve
 
 from .rundirs import Clock, make_run
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from mpitrain import nn
-from mpitrain.cuda.gpu import Gpu
+from mpitrain.gpu.device import Gpu
 from mpitrain.nn.layer import bind, initialize, layout_of, place
 
 TOLERANCE = {"float32": 1e-5, "tf32": 2e-3, "bfloat16": 3e-2, "float16": 4e-3}

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import numpy as np
 
 from mpitrain import checkpoint
-from mpitrain.cluster import Cluster, Group
-from mpitrain.config import RunConfig
-from mpitrain.mpi import MPI
-from mpitrain.params import Layout
-from mpitrain.saving import Parts
+from mpitrain.comm.cluster import Cluster, Group
+from mpitrain.comm.mpi import MPI
+from mpitrain.core.layout import Layout
+from mpitrain.plan.config import RunConfig
+from mpitrain.training.checkpointing import Parts
 
 cluster, folder, background = Cluster(), Path(sys.argv[1]), sys.argv[2] == "background"
 group = Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), f"node{cluster.rank}", cluster.name_of_rank)

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import numpy as np
 
 from mpitrain import checkpoint
-from mpitrain.cluster import Cluster
-from mpitrain.config import RunConfig
+from mpitrain.checkpoint.resume import find_beginning
+from mpitrain.comm.cluster import Cluster
+from mpitrain.core.layout import Layout
 from mpitrain.errors import DamagedCheckpoint
-from mpitrain.params import Layout
-from mpitrain.resuming import find_beginning
-from mpitrain.start import Start
+from mpitrain.plan.config import RunConfig
+from mpitrain.training.initial_state import Start
 
 cluster, folder, where = Cluster(), Path(sys.argv[1]), int(sys.argv[2])
 layout = Layout.pack([("a", (99, 3), "param"), ("b", (5,), "state")])

@@ -12,16 +12,16 @@ import sys
 
 import numpy as np
 
-from mpitrain.cluster import Cluster
-from mpitrain.config import RunConfig
+from mpitrain.comm.cluster import Cluster
+from mpitrain.core.layout import Layout
 from mpitrain.optim import sgd
-from mpitrain.params import Layout
-from mpitrain.placement import place, ranges_of
-from mpitrain.plan import Plan
-from mpitrain.server import Server
+from mpitrain.plan.config import RunConfig
+from mpitrain.plan.placement import place, ranges_of
+from mpitrain.plan.plan import Plan
 from mpitrain.strategy.base import Reached, Turn
-from mpitrain.strategy.choose import served_strategy
-from mpitrain.strategy.store import Store
+from mpitrain.strategy.ps.server import Server
+from mpitrain.strategy.ps.store import Store
+from mpitrain.strategy.select import served_strategy
 
 what, mode, servers, count, share, one_sided = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7])
 

@@ -6,10 +6,10 @@ import os
 
 import numpy as np
 
-from mpitrain.comm.average import NodeAverage
-from mpitrain.comm.board import Board
-from mpitrain.comm.shared import SharedArrays, sharing_problem
-from mpitrain.mpi import start
+from mpitrain.comm.mpi import start
+from mpitrain.comm.node_allreduce import NodeAverage
+from mpitrain.comm.phase_barrier import Board
+from mpitrain.comm.shared_memory import SharedArrays, sharing_problem
 
 comm = start()
 rank, size = comm.rank, comm.size

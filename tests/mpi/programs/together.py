@@ -17,11 +17,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint.together import TogetherWriter
-from mpitrain.cluster import Cluster, Group
-from mpitrain.config import RunConfig
-from mpitrain.mpi import MPI
-from mpitrain.saving import Parts
+from mpitrain.checkpoint.shared_file import TogetherWriter
+from mpitrain.comm.cluster import Cluster, Group
+from mpitrain.comm.mpi import MPI
+from mpitrain.plan.config import RunConfig
+from mpitrain.training.checkpointing import Parts
 
 from ..saved import LAYOUT, numbers, state
 

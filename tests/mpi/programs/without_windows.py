@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from mpitrain.cli import main
-from mpitrain.comm import mail
-from mpitrain.mpi import MPI
+from mpitrain.cli.main import main
+from mpitrain.comm import rpc as mail
+from mpitrain.comm.mpi import MPI
 
 
 def refuse(roads: mail.Roads) -> mail.WindowMail:

@@ -13,9 +13,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpitrain import kernels
-from mpitrain.cuda import launch
+from mpitrain.core import kernels
 from mpitrain.data import loader
+from mpitrain.gpu import ops as launch
 from mpitrain.nn import activation, dense, dropout, loss, normalize, pool, windows
 from mpitrain.optim import rules
 

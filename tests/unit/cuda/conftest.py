@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mpitrain.cuda
-from mpitrain.cuda.launch import grid
+import mpitrain.gpu
+from mpitrain.gpu.ops import grid
 
 from .cases import Device
 from .emulated import EmulatedKernels, build
 
-KERNELS = Path(mpitrain.cuda.__file__).parent / "kernels"
+KERNELS = Path(mpitrain.gpu.__file__).parent / "kernels"
 
 
 @pytest.fixture(scope="session")

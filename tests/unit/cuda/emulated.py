@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.cuda import sources
+from mpitrain.gpu import sources
 from tests.conftest import missing
 
 HERE = Path(__file__).parent

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.cuda import sources
+from mpitrain.gpu import sources
 from tests.conftest import ROOT, missing
 
 from .conftest import KERNELS

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.cuda import launch
+from mpitrain.gpu import ops as launch
 
 from .conftest import KERNELS, _put
 from .emulated import EmulatedKernels, build

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mpitrain import nn, optim
-from mpitrain.cuda import launch
+from mpitrain.core.device import Cpu
 from mpitrain.data import Resident, loader
-from mpitrain.device import Cpu
+from mpitrain.gpu import ops as launch
 from mpitrain.nn import dense, dropout, loss, normalize, pool, windows
 from mpitrain.nn.activation import Activation
 from mpitrain.optim import rules

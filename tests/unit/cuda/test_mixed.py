@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from mpitrain import nn
-from mpitrain.cuda import launch
-from mpitrain.device import Cpu
+from mpitrain.core.device import Cpu
+from mpitrain.gpu import ops as launch
+from mpitrain.models.base import Single
 from mpitrain.nn.layer import place, walk
-from mpitrain.replica import Single
 from tests.unit.gradients import bound
 
 from .cases import Device, unstored

@@ -1,4 +1,4 @@
-"""Run by an interpreter that has CuPy: what can be known of ``mpitrain.cuda`` without a GPU.
+"""Run by an interpreter that has CuPy: what can be known of ``mpitrain.gpu`` without a GPU.
 
 Prints a line for each of the kernels' sources that NVRTC compiles, with the options that CuPy is given.
 """
@@ -69,9 +69,10 @@ def compiled(code: str, name: str, options: tuple[str, ...]) -> bytes:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    from mpitrain.cuda import cupy_kernels, sources
+    from mpitrain.gpu import nvrtc as cupy_kernels
+    from mpitrain.gpu import sources
 
-    for path in (ROOT / "mpitrain" / "cuda").glob("*.py"):
+    for path in (ROOT / "mpitrain" / "gpu").glob("*.py"):
         check_attributes(path)
     for path in (ROOT / "tests" / "simulated" / "cupy").rglob("*.py"):
         check_stand_in(path)

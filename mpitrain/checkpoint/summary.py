@@ -1,0 +1,70 @@
+"""What a checkpoint holds, as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+
+from ..core.layout import Array
+from .reader import Checkpoint
+
+_FIRST = ("step", "position", "seed", "mode", "workers")
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def describe(checkpoint: Checkpoint, now: datetime | None = None) -> Iterator[str]:
+    """The lines of a table: the run's facts, then each array's name, shape, type and Euclidean norm.
+
+    Raises:
+        DamagedCheckpoint: Values are not as they were written.
+    """
+    yield f"{checkpoint.path}: {_facts(checkpoint, now or datetime.now(timezone.utc))}"
+    for name in ("run/state", "run/job", "run/config", "run/versions"):
+        told = ", ".join(f"{key} {value}" for key, value in checkpoint.attributes.get(name, {}).items())
+        if told:
+            yield f"{name.removeprefix('run/')}: {told}"
+    yield ""
+    rows = [("name", "shape", "type", "norm")]
+    rows += [_row(checkpoint, name) for name, stored in checkpoint.datasets.items() if stored.dtype.kind == "f"]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def age(seconds: float) -> str:
+    """A time in its largest unit, such as ``3 min``."""
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{int(seconds // size):,} {unit}"
+    return "0 s"
+
+
+def norm(array: Array) -> float:
+    """Euclidean norm, summed in float64; not finite where a value is not."""
+    total = 0.0
+    for block in np.array_split(array.reshape(-1), max(1, array.size >> 20)):
+        total += float(np.square(block, dtype=np.float64).sum())
+    return float(np.sqrt(total))
+
+
+def _facts(checkpoint: Checkpoint, now: datetime) -> str:
+    root = dict(checkpoint.attributes["/"])
+    saved = root.pop("saved_at")
+    root.pop("format")
+    since = (now - datetime.fromisoformat(saved)).total_seconds()
+    ordered = [*(name for name in _FIRST if name in root), *(name for name in root if name not in _FIRST)]
+    told = [f"{name} {_number(root[name])}" for name in ordered]
+    return ", ".join([*told, f"saved {age(since)} ago ({saved})"])
+
+
+def _row(checkpoint: Checkpoint, name: str) -> tuple[str, str, str, str]:
+    stored = checkpoint.datasets[name]
+    shape = " x ".join(f"{n:,}" for n in stored.shape) or "-"
+    return name, shape, str(stored.dtype), f"{norm(checkpoint.read(name)):.6g}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

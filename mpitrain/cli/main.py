@@ -1,0 +1,320 @@
+"""The commands, and how their mistakes are told."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import docstring_parser
+
+from ..doctor.command import doctor_command
+from ..errors import ConfigError, UserError
+from ..launcher.batch.site import find_site, read_site
+from ..launcher.batch.submit import Asked, submit_job, submit_options
+from ..plan import options as flags
+from ..plan.config import RunConfig
+from ..report.page import report_command
+from ..report.runs import runs_command
+from ..report.watch import watch_command
+from ..version import __version__
+from . import checkpoints as checkpoint_commands
+
+if TYPE_CHECKING:
+    from ..plan.job import JobFunction
+    from ..training.rank import Request
+
+_CONFIG = click.Option(
+    ["--config"],
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take options from a TOML file; flags win.",
+)
+_LAUNCH = [
+    click.Option(
+        ["-n", "--ranks"],
+        type=click.IntRange(min=1),
+        help="Ranks to start.  [default: as many as --hosts have room for, or the tasks of an allocation; else 1]",
+    ),
+    click.Option(["--hosts"], metavar="HOST:RANKS,...", help="Hosts to start them on.  [default: this one]"),
+    click.Option(["--hostfile"], type=click.Path(path_type=Path), metavar="FILE", help="The same, a host a line."),
+    click.Option(
+        ["--remote-agent"], metavar="PROGRAM", help="Starts processes on other hosts, as ssh does.  [default: ssh]"
+    ),
+    click.Option(
+        ["--network"], metavar="NET", help="Network between the hosts, such as 10.1.0.0/16, or an interface's name."
+    ),
+    click.Option(["--env"], multiple=True, metavar="NAME[=VALUE]", help="Give the ranks a variable; may be repeated."),
+    click.Option(
+        ["--launcher-args"], default="", metavar="WORDS", help="Further words for mpirun, as a shell has them."
+    ),
+    click.Option(
+        ["--max-restarts"],
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Start again from the newest checkpoint, N times at most, when a rank or a host has died.",
+    ),
+    click.Option(
+        ["--min-ranks"],
+        type=click.IntRange(min=1),
+        metavar="M",
+        help="Start again without hosts that are gone, where others have M ranks or more.",
+    ),
+    click.Option(["--dry-run"], is_flag=True, help="Print the command, do not run it."),
+]
+
+
+class JobCommand(click.Command):
+    """A command whose flags depend on the job file that it is given: the run's options and the job's own."""
+
+    def __init__(
+        self, name: str, own: Sequence[click.Option], callback: Callable[..., Any], help: str, **defaults: Any
+    ) -> None:
+        self._own = list(own)
+        self._run = [*flags.run_options(**defaults), _CONFIG]
+        self._job: list[click.Option] = []
+        self.function: JobFunction | None = None
+        job = click.Argument(["job_file"], type=click.Path(path_type=Path), metavar="JOB")
+        super().__init__(name, params=[*self._own, *self._run, job], callback=callback, help=help)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = self._find_job(ctx, list(args))
+        if at is not None:
+            from ..plan.job import load_job_file
+
+            path = Path(args[at])
+            self.function = load_job_file(path)
+            self._job = flags.job_options(path, self.function)
+            self.params += self._job
+            ctx.default_map = self._config_file(ctx, list(args))
+        return super().parse_args(ctx, args)
+
+    def _find_job(self, ctx: click.Context, args: list[str]) -> int | None:
+        """Index of the job file: the first word that is neither a flag nor a flag's value."""
+        probe = click.Command(self.name, params=[*self._own, *self._run])
+        probe.allow_interspersed_args = False
+        with click.Context(probe, ignore_unknown_options=True, allow_interspersed_args=False) as context:
+            _, rest, _ = probe.make_parser(context).parse_args(list(args))
+        if rest and rest[0].startswith("-"):
+            raise click.UsageError(f"{rest[0].split('=')[0]}: no such option before JOB; a job's own flags follow it")
+        return len(args) - len(rest) if rest else None
+
+    def _config_file(self, ctx: click.Context, args: list[str]) -> dict[str, Any]:
+        """What ``--config`` says, before the other flags are read."""
+        with click.Context(self, resilient_parsing=True) as context:
+            options, _, _ = self.make_parser(context).parse_args(args)
+        if not options.get("config"):
+            return {}
+        return flags.read_config_file(Path(str(options["config"])), [*self._run, *self._job])
+
+    def request(self, values: dict[str, Any]) -> Request:
+        """The values of all flags as what a rank is to do."""
+        from ..plan.job import make_job
+        from ..training.rank import Request
+
+        path, function = values["job_file"], self.function
+        assert function is not None
+        arguments = {str(option.name): values[str(option.name)] for option in self._job}
+        run = [str(option.name) for option in self._run if option is not _CONFIG]
+        config = RunConfig(**{name: values[name] for name in run})
+        return Request(path.stem, arguments, config, lambda: make_job(path, function, arguments))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        about = "Options of the job"
+        if self.function is not None:
+            described = docstring_parser.parse(inspect.getdoc(self.function) or "").short_description
+            about = f"Options of the job ({described})" if described else about
+        help_option = self.get_help_option(ctx)
+        for title, options in (
+            ("Options", [*self._own, *([help_option] if help_option else [])]),
+            (about, self._job),
+            ("Options of the run", self._run),
+        ):
+            records = [r for r in (option.get_help_record(ctx) for option in options) if r is not None]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def _train(**values: Any) -> Request:
+    command = click.get_current_context().command
+    assert isinstance(command, JobCommand)
+    return command.request(values)
+
+
+def _run(**values: Any) -> int:
+    from ..launcher.supervisor import Options, run
+
+    options = Options(**{option.name: values.pop(option.name) for option in _LAUNCH if option.name is not None})
+    request = _train(**values)  # what is wrong with the flags is better said before any rank starts
+    arguments = click.get_current_context().meta["rank_arguments"]
+    return run(options, request.name, request.config, arguments)
+
+
+def train_command() -> JobCommand:
+    """What every rank runs."""
+    return JobCommand("train", [], _train, "Train on this rank: under mpirun or srun on all of them, else alone.")
+
+
+def _placement(**values: Any) -> int:
+    from ..plan.plan import make_plan
+    from .placement import placement_table
+
+    request = _train(**values)
+    job = request.make()
+    config = request.config.merged({"batch_size": 1, "train_steps": job.train_steps})
+    print(placement_table(make_plan(job, config, workers=2 + (config.backup_workers or 0))))
+    return 0
+
+
+def placement_command() -> JobCommand:
+    """Shows which variable would lie where."""
+    about = "Print which server would hold which variable, without training."
+    return JobCommand("placement", [], _placement, about, mode="async", ps=1)
+
+
+class RunCommand(JobCommand):
+    """``mpitrain run``: remembers which words the ranks are to be given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with click.Context(click.Command("run", params=list(self._own)), ignore_unknown_options=True) as context:
+            context.resilient_parsing = True
+            parser = context.command.make_parser(context)
+            _, rest, _ = parser.parse_args(list(args))
+        ctx.meta["rank_arguments"] = rest
+        return super().parse_args(ctx, args)
+
+
+def run_command() -> JobCommand:
+    """Starts the ranks."""
+    return RunCommand("run", _LAUNCH, _run, "Start ranks with the mpirun that mpi4py needs, and train on them.")
+
+
+class SubmitCommand(JobCommand):
+    """``mpitrain submit``: its own flags may stand before the job file and after it, where a job's of that name win."""
+
+    def __init__(self) -> None:
+        super().__init__("submit", submit_options(), _submit, "Train in a batch job: write its script and submit it.")
+        self.params = [option for option in self.params if option not in self._own]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--help" in args:
+            return super().parse_args(ctx, _taken(self._own, args)[1])
+        at = self._find_job(ctx, list(args))
+        if at is None:
+            raise click.MissingParameter(ctx=ctx, param=self.params[-1])
+        jobs = self._names_of(Path(args[at]))
+        own, before = _taken(self._own, args[:at])
+        more, after = _taken([option for option in self._own if option.name not in jobs], args[at + 1 :])
+        ctx.meta["rank_arguments"] = [*before, args[at], *after]
+        rest = super().parse_args(ctx, list(ctx.meta["rank_arguments"]))
+        ctx.meta["own"] = self._own_values(own, more)
+        return rest
+
+    def sweepable(self) -> list[click.Option]:
+        """The flags of the run and of the job."""
+        return [*self._run, *self._job]
+
+    def _names_of(self, path: Path) -> set[str]:
+        """The names of a job's flags."""
+        from ..plan.job import load_job_file
+
+        return {str(option.name) for option in flags.job_options(path, load_job_file(path))}
+
+    def _own_values(self, *given: dict[str, Any]) -> dict[str, Any]:
+        """The values of this command's own flags, where the site's file fills what is not given."""
+        values: dict[str, Any] = {}
+        for words in given:
+            for name, value in words.items():
+                values[name] = [*values.get(name, []), *value] if isinstance(value, list) else value
+        site = find_site(Path(values["site"]) if "site" in values else None)
+        defaults = {} if site is None else read_site(site, self._own)
+        with click.Context(click.Command("submit"), default_map=defaults) as context:
+            try:
+                for option in self._own:
+                    option.handle_parse_result(context, values, [])
+            except click.BadParameter as error:
+                if error.param is None or error.param.name in values:
+                    raise
+                raise ConfigError(f"{site}: {' '.join(error.format_message().split())}") from error
+            return dict(context.params)
+
+
+def _taken(options: Sequence[click.Option], words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """What words say of these options, and the words that say something else."""
+    probe = click.Command("submit", params=list(options), add_help_option=False)
+    with click.Context(probe, ignore_unknown_options=True) as context:
+        values, rest, _ = probe.make_parser(context).parse_args(list(words))
+    return values, rest
+
+
+def _submit(**values: Any) -> int:
+    context = click.get_current_context()
+    command = context.command
+    assert isinstance(command, SubmitCommand)
+    request = command.request(values)
+    seeded = context.get_parameter_source("seed") is not click.core.ParameterSource.DEFAULT
+    arguments = context.meta["rank_arguments"]
+
+    def check(words: Sequence[str]) -> None:
+        _invoke(train_command(), [*arguments, *words])
+
+    asked = Asked(request.name, command.sweepable(), arguments, request.config, seeded, check)
+    return submit_job(context.meta["own"], asked)
+
+
+def submit_command() -> JobCommand:
+    """Submits a batch job."""
+    return SubmitCommand()
+
+
+_HELP = """Train on many MPI ranks.
+
+\b
+  mpitrain run -n 4 jobs/mnist_mlp.py                 start four ranks here
+  mpitrain run -n 4 jobs/mnist_mlp.py --help          a job's own options
+  mpirun -n 4 mpitrain train jobs/mnist_mlp.py        the same by hand
+  mpitrain submit --nodes 2 jobs/mnist_mlp.py         the same as a batch job
+  mpitrain watch runs/mnist_mlp-20261121-141119       see a run while it goes on
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the ``mpitrain`` command; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # Every rank's mistakes are told once, so 'train' reads its flags only when MPI has started.
+    if arguments[:1] == ["train"] and "--help" not in arguments:
+        from ..training.rank import run_rank
+
+        run_rank(lambda: _invoke(train_command(), arguments[1:]))
+    if arguments[:1] != ["run"] and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' has a handler of its own, when it begins
+    commands: list[click.Command] = [run_command(), train_command(), submit_command(), placement_command()]
+    commands += [doctor_command, runs_command(), watch_command(), report_command(), *checkpoint_commands.COMMANDS]
+    group = click.Group("mpitrain", help=_HELP, commands=commands)
+    group = click.version_option(__version__, prog_name="mpitrain")(group)
+    try:
+        return int(_invoke(group, arguments) or 0)
+    except UserError as error:
+        print(f"mpitrain: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _invoke(command: click.Command, arguments: Sequence[str]) -> Any:
+    """Run a command; what click finds wrong becomes a ``ConfigError`` of one line."""
+    try:
+        return command.main(list(arguments), prog_name="mpitrain", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return 0
+    except click.ClickException as error:
+        raise ConfigError(" ".join(error.format_message().split())) from error
+    except click.Abort:
+        raise KeyboardInterrupt from None

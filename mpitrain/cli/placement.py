@@ -1,0 +1,31 @@
+"""Tables of what would be done, without doing it."""
+
+from __future__ import annotations
+
+from ..monitor.console import format_table, size_of
+from ..plan.placement import ranges_of
+from ..plan.plan import Plan
+
+
+def placement_table(plan: Plan) -> str:
+    """Every variable, its shape and bytes, and the servers that would hold it; then each server's bytes."""
+    itemsize = plan.dtype.itemsize
+    rows = []
+    for entry in plan.layout.entries:
+        pieces = [piece for piece in plan.pieces if piece.entry == entry]
+        where = ", ".join(
+            str(p.server) if len(pieces) == 1 else f"{p.server} [{p.start - entry.start}:{p.stop - entry.start}]"
+            for p in pieces
+        )
+        rows.append((entry.name, "x".join(map(str, entry.shape)) or "1", f"{entry.size * itemsize:,}", where))
+    held = [
+        sum(hi - lo for lo, hi in ranges_of(plan.pieces, server, plan.layout)) * itemsize
+        for server in range(plan.n_servers)
+    ]
+    total = max(1, sum(held))
+    servers = [(str(s), f"{n:,}", size_of(n), f"{100 * n / total:.0f} %") for s, n in enumerate(held)]
+    return (
+        format_table(("variable", "shape", "bytes", "server [elements]"), rows)
+        + "\n\n"
+        + format_table(("server", "bytes", "", "share"), servers)
+    )

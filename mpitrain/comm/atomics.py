@@ -1,0 +1,95 @@
+"""Words of shared memory that several processes read and write at once: ordered loads and stores, and a lock.
+
+Numba has no atomics for the CPU, so these are LLVM's own instructions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from ..core.kernels import kernel
+from ..core.layout import Array
+
+WORDS = 16  # 128 bytes between words that different ranks write: neighbouring cache lines are fetched in pairs
+
+
+def _element(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    view = context.make_array(array_type)(context, builder, array)
+    return cgutils.get_item_pointer(context, builder, array_type, view, [index], wraparound=False)
+
+
+@intrinsic
+def load_acquire(typing_context: Any, array: Any, index: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        index_value = context.cast(builder, args[1], signature.args[1], types.intp)
+        pointer = _element(context, builder, signature.args[0], args[0], index_value)
+        return builder.load_atomic(pointer, "acquire", 8, typ=ir.IntType(64))
+
+    return types.int64(array, index), generate
+
+
+@intrinsic
+def store_release(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        index_value = context.cast(builder, args[1], signature.args[1], types.intp)
+        pointer = _element(context, builder, signature.args[0], args[0], index_value)
+        value = context.cast(builder, args[2], signature.args[2], types.int64)
+        builder.store_atomic(value, pointer, "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(array, index, value), generate
+
+
+@intrinsic
+def _exchange_if(typing_context: Any, array: Any, index: Any, expected: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        index_value = context.cast(builder, args[1], signature.args[1], types.intp)
+        pointer = _element(context, builder, signature.args[0], args[0], index_value)
+        old = context.cast(builder, args[2], signature.args[2], types.int64)
+        new = context.cast(builder, args[3], signature.args[3], types.int64)
+        return builder.extract_value(builder.cmpxchg(pointer, old, new, "acq_rel", "acquire"), 1)
+
+    return types.boolean(array, index, expected, value), generate
+
+
+@kernel
+def acquire(words: Array, at: int, spins: int) -> bool:
+    """Try ``spins`` times to take the lock ``words[at]``, which is 0 while it is free; whether it was taken."""
+    for _ in range(spins):
+        # Looking first leaves the line shared among those who wait.
+        if load_acquire(words, at) == 0 and _exchange_if(words, at, 0, 1):  # type: ignore[call-arg]
+            return True
+    return False
+
+
+_yield = types.ExternalFunction("sched_yield", types.int32())
+
+
+@kernel
+def lock(words: Array, at: int) -> None:
+    """Take the lock ``words[at]``; while another has it, let others run now and then: it may be one of them."""
+    while not acquire(words, at, 1000):
+        _yield()
+
+
+@kernel
+def release(words: Array, at: int) -> None:
+    """Give the lock back: whoever takes it next sees all that was written under it."""
+    store_release(words, at, 0)  # type: ignore[call-arg]
+
+
+@kernel
+def load(words: Array, at: int) -> int:
+    """``words[at]``; what was written before it was stored is seen afterwards."""
+    return load_acquire(words, at)  # type: ignore[call-arg,no-any-return]
+
+
+@kernel
+def store(words: Array, at: int, value: int) -> None:
+    """``words[at] = value``, after all that was written before."""
+    store_release(words, at, value)  # type: ignore[call-arg]

@@ -1,0 +1,57 @@
+"""How far the ranks' clocks are apart, by messages there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns, time_ns
+
+import numpy as np
+
+from .mpi import MPI
+
+ROUNDS = 32
+
+
+def measure(
+    comm: MPI.Intracomm, rounds: int = ROUNDS, clock: Callable[[], int] = perf_counter_ns
+) -> tuple[int, int, int]:
+    """What to add to this rank's clock to get rank 0's; collective over ``comm``.
+
+    Returns:
+        Nanoseconds: when it was measured on this rank's clock, what to add, and how wrong that may be.
+    """
+    word = np.zeros(1, np.int64)
+    if comm.rank == 0:
+        for other in range(1, comm.size):
+            for _ in range(rounds):
+                comm.Recv(word, source=other)
+                word[0] = clock()
+                comm.Send(word, dest=other)
+        return clock(), 0, 0
+    trips = []
+    for _ in range(rounds):
+        sent = clock()
+        comm.Send(word, dest=0)
+        comm.Recv(word, source=0)
+        trips.append((sent, int(word[0]), clock()))
+    return best(trips)
+
+
+def measure_wall(comm: MPI.Intracomm) -> tuple[float, float]:
+    """Seconds that this rank's time of day is behind rank 0's, and how wrong that may be; collective over ``comm``."""
+    _, behind, uncertain = measure(comm, clock=time_ns)
+    return behind / 1e9, uncertain / 1e9
+
+
+def best(trips: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
+    """The offset that the shortest of some round trips tells, as ``measure`` returns it.
+
+    The answer was given at some time between sending and receiving; taken to be the middle, it is wrong by at most half
+    the trip (Cristian 1989, "Probabilistic clock synchronization").
+
+    Args:
+        trips: (sent, answered on the other clock, received), nanoseconds.
+    """
+    sent, answered, received = min(trips, key=lambda trip: trip[2] - trip[0])
+    middle = (sent + received) // 2
+    return received, answered - middle, (received - sent + 1) // 2

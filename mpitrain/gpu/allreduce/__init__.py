@@ -1,0 +1,1 @@
+"""Transports that sum gradients over the GPUs of all workers."""

@@ -1,0 +1,128 @@
+"""Sums by an MPI library that takes memory of GPUs: each worker sums a part, as it does between nodes without GPUs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...comm.hierarchy import Hierarchy
+from ...comm.mpi import MPI, mpi_type
+from ...comm.node_allreduce import part
+from ...core.layout import Array
+from ...plan.plan import Bucket
+from .. import ops as launch
+from ..device import Gpu
+from .transport import Unusable, agree
+
+_SAYS_SO = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "PSM2_CUDA")  # libraries that have no function to ask
+
+
+class CudaAware:
+    """See ``Way``. Sums are taken in the order of the workers."""
+
+    name = "cuda-aware"
+
+    def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
+        agree(hierarchy, "" if _is_said() else "this MPI library does not say that it takes memory of GPUs")
+        self._comm = hierarchy.comm.Dup()
+        self._gpu, self._vector = gpu, vector
+        self._type = mpi_type(vector.dtype)
+        n, rank = self._comm.size, self._comm.rank
+        self._parts = [[part(lo, hi, worker, n) for worker in range(n)] for lo, hi in buckets]
+        with gpu.here():
+            self._in_order = gpu.copy_of(np.arange(n))
+            self._received = [gpu.empty((n, _length(parts[rank])), vector.dtype) for parts in self._parts]
+        self._events: list[Any] = [None] * len(buckets)
+        self._requests: list[MPI.Request] = []
+        self._asked = 0
+        self._try(hierarchy)
+
+    def start(self, index: int) -> None:
+        self._events[index] = self._gpu.compute.mark(self._events[index])
+        self._asked = index + 1
+        while len(self._requests) < self._asked and self._events[len(self._requests)].done:
+            self._post()
+
+    def finish(self) -> None:
+        while len(self._requests) < self._asked:
+            self._events[len(self._requests)].synchronize()
+            self._post()
+        rank = self._comm.rank
+        for index, request in enumerate(self._requests):
+            request.Wait()
+            lo, hi = self._parts[index][rank]
+            if lo < hi:
+                launch.sum_rows(self._received[index], self._in_order, 0, hi - lo, 1.0, self._vector[lo:hi])
+        self._gpu.compute.wait()  # MPI knows nothing of streams
+        for parts in self._parts[: self._asked]:
+            whole = [self._vector, _counts(parts), self._type]
+            self._comm.Allgatherv(MPI.IN_PLACE, whole)
+        self._requests.clear()
+
+    def free(self) -> None:
+        self._comm.Free()
+
+    def _post(self) -> None:
+        """Send every worker its part of the next bucket."""
+        index = len(self._requests)
+        received = self._received[index]
+        count = received.shape[1]
+        places = [count] * len(received), [count * worker for worker in range(len(received))]
+        sent = [self._vector, _counts(self._parts[index]), self._type]
+        self._requests.append(self._comm.Ialltoallv(sent, [received, places, self._type]))
+
+    def _try(self, hierarchy: Hierarchy) -> None:
+        """See whether it does what it says; collective.
+
+        Raises:
+            Unusable: It does not.
+        """
+        problem = ""
+        with self._gpu.here():
+            self._vector[...] = 1
+            for index in range(len(self._parts)):
+                self.start(index)
+            self.finish()
+            found = np.empty(self._vector.shape, self._vector.dtype)
+            self._gpu.download(self._vector, found)
+            self._vector[...] = 0
+        if not (found == self._comm.size).all():
+            problem = "this MPI library says that it takes memory of GPUs, and sums of it are wrong"
+        try:
+            agree(hierarchy, problem)
+        except Unusable:
+            self.free()
+            raise
+
+
+def _is_said() -> bool:
+    """Whether the MPI library in use says that it takes memory of GPUs."""
+    if any(os.environ.get(name) == "1" for name in _SAYS_SO):
+        return True
+    for path in _libraries():
+        library = ctypes.CDLL(path)
+        if hasattr(library, "MPIX_Query_cuda_support"):  # Open MPI
+            return bool(library.MPIX_Query_cuda_support())
+        if hasattr(library, "MPIX_GPU_query_support"):  # MPICH
+            answer = ctypes.c_int(0)
+            return library.MPIX_GPU_query_support(0, ctypes.byref(answer)) == 0 and bool(answer.value)
+    return False
+
+
+def _libraries() -> list[str]:
+    """The files of the MPI library in this process."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        paths = {line.split(maxsplit=5)[5].strip() for line in maps if "/libmpi" in line}
+    return sorted(path for path in paths if ".so" in path)
+
+
+def _length(ends: tuple[int, int]) -> int:
+    return ends[1] - ends[0]
+
+
+def _counts(parts: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [_length(ends) for ends in parts], [lo for lo, _ in parts]

@@ -1,0 +1,116 @@
+"""Sums among the GPUs of one node, which read each other's memory (CUDA IPC); several workers may share a GPU.
+
+Each worker sums a part of all vectors, in the order of the workers, and copies the other parts from those who summed
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...comm.hierarchy import Hierarchy
+from ...comm.node_allreduce import part
+from ...comm.phase_barrier import Board
+from ...core.layout import Array
+from ...errors import DeviceError
+from ...plan.plan import Bucket
+from .. import ops as launch
+from ..device import Gpu
+from ..ipc_memory import Exported, Opened
+from .transport import Unusable, agree
+
+
+class Ipc:
+    """See ``Way``."""
+
+    name = "ipc"
+
+    def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
+        agree(hierarchy, "" if hierarchy.n_nodes == 1 else "workers are on several nodes, or share no memory")
+        node = hierarchy.node
+        self._node, self._gpu, self._vector = node, gpu, vector
+        self._opened: list[Opened] = []
+        with gpu.here():
+            self._agree(hierarchy, self._open())
+            self._in_order = gpu.copy_of(np.arange(node.size))
+            self._parts = [[part(lo, hi, rank, node.size) for rank in range(node.size)] for lo, hi in buckets]
+            longest = max(hi - lo for parts in self._parts for lo, hi in parts)
+            self._rows = gpu.empty((node.size, longest), vector.dtype)
+        self._board = Board(hierarchy.shared, hierarchy.cores)
+        self._phase = 0
+        self._events: list[Any] = [None] * len(buckets)
+
+    def start(self, index: int) -> None:
+        lo, hi = self._parts[index][0][0], self._parts[index][-1][1]
+        self._gpu.compute.copy(self._vector[lo:hi], self._given[self._node.rank][lo:hi])
+        self._events[index] = self._gpu.compute.mark(self._events[index])
+
+    def finish(self) -> None:
+        for index, parts in enumerate(self._parts):
+            self._events[index].synchronize()
+            self._meet()
+            self._sum(*parts[self._node.rank])
+            self._gpu.compute.wait()
+            self._meet()
+            for (lo, hi), sums in zip(parts, self._sums, strict=True):
+                if lo < hi:
+                    self._gpu.compute.copy(sums[lo:hi], self._vector[lo:hi])
+
+    def free(self) -> None:
+        with self._gpu.here():
+            self._gpu.compute.wait()
+            self._node.Barrier()
+            for opened in self._opened:
+                opened.close()
+            self._node.Barrier()
+
+    def _sum(self, lo: int, hi: int) -> None:
+        """This worker's part of all vectors."""
+        if lo == hi:
+            return
+        for row, given in zip(self._rows, self._given, strict=True):
+            self._gpu.compute.copy(given[lo:hi], row[: hi - lo])
+        launch.sum_rows(self._rows, self._in_order, 0, hi - lo, 1.0, self._sums[self._node.rank][lo:hi])
+
+    def _open(self) -> str:
+        """Get memory of all workers: what each gives, and what each has summed. Collective; returns what is wrong."""
+        size, dtype = self._vector.size, self._vector.dtype
+        nbytes, problem, own = 2 * size * dtype.itemsize, "", None
+        try:
+            own = Exported(nbytes)
+        except DeviceError as error:
+            problem = str(error)
+        handles: list[bytes | None] = self._node.allgather(None if own is None else own.handle)
+        self._given, self._sums = [], []
+        for rank, handle in enumerate(handles):
+            memory: Any = own
+            if own is None or handle is None:
+                return problem or "CUDA IPC does not work for another worker"
+            if rank != self._node.rank:
+                try:
+                    memory = Opened(handle, nbytes, self._gpu.index)
+                except DeviceError as error:
+                    return str(error)
+                self._opened.append(memory)
+            given, sums = memory.array((2, size), dtype)
+            self._given.append(given)
+            self._sums.append(sums)
+        return ""
+
+    def _agree(self, hierarchy: Hierarchy, problem: str) -> None:
+        """As ``agree``, and let go of what others have opened here before they take it back."""
+        try:
+            agree(hierarchy, problem)
+        except Unusable:
+            for opened in self._opened:
+                opened.close()
+            self._node.Barrier()
+            raise
+
+    def _meet(self) -> None:
+        self._phase += 1
+        self._board.publish(self._phase)
+        self._board.wait(self._phase)

@@ -1,0 +1,160 @@
+"""Convolutions by cuDNN, through its frontend's graphs; nothing imports this module where that is not installed.
+
+Images lie as (batch, height, width, channels) and filters as (filters, height, width, channels); cuDNN is told so in
+its own order of axes, which is (batch, channels, height, width), by strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cudnn
+import cupy
+import numpy as np
+
+from ..core.device import Convolution
+from ..core.layout import Array, Shape
+
+_WORKSPACE = 1 << 30  # bytes; more than that is for algorithms that gain little by it
+_KINDS = {"f": cudnn.data_type.FLOAT, "e": cudnn.data_type.HALF, "H": cudnn.data_type.BFLOAT16}
+_NOTES = cudnn.numerical_note
+_DECLINES = (cudnn.cudnnGraphNotSupportedError, NotImplementedError, RuntimeError)
+
+
+class Convolutions:
+    """Plans of convolutions on the current GPU, made at the first use of each shape and kept.
+
+    A plan is the same sum in the same order at every run.
+
+    Args:
+        tf32: Whether float32 may be rounded to TF32 for tensor cores.
+        say: Takes a line for the user.
+    """
+
+    def __init__(self, tf32: bool, say: Callable[[str], None]) -> None:
+        self._handle = cudnn.create_handle()
+        self._tf32, self._say = tf32, say
+        self._plans: dict[Any, Plan | None] = {}
+
+    def plan(self, shape: Convolution, dtype: np.dtype[Any], needs_dx: bool) -> Plan | None:
+        """The plan for images of a type; None where cuDNN has none."""
+        if dtype.char not in _KINDS:
+            return None
+        key = shape, dtype.char, needs_dx
+        if key not in self._plans:
+            self._plans[key] = self._made(shape, dtype, needs_dx)
+        return self._plans[key]
+
+    def _made(self, shape: Convolution, dtype: np.dtype[Any], needs_dx: bool) -> Plan | None:
+        try:
+            return Plan(self, shape, dtype, needs_dx)
+        except _DECLINES as error:
+            told = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self._say(
+                f"cuDNN has no plan for filters {shape.filters} on images {shape.images}, which become products of "
+                f"matrices: {told}"
+            )
+            return None
+
+    def graph(self, kind: Any) -> Any:
+        """An empty graph of tensors of ``kind``."""
+        real = cudnn.data_type.FLOAT
+        return cudnn.pygraph(
+            io_data_type=kind, intermediate_data_type=real, compute_data_type=real, handle=self._handle
+        )
+
+    def build(self, graph: Any, kind: Any) -> None:
+        """Choose how a graph is computed.
+
+        Raises:
+            Exception: One of ``_DECLINES``: there is no way to.
+        """
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        unwanted = [_NOTES.NONDETERMINISTIC]
+        if kind == cudnn.data_type.FLOAT:
+            unwanted.append(_NOTES.DOWN_CONVERT_INPUTS)
+            unwanted += [] if self._tf32 else [_NOTES.TENSOR_CORE]
+        graph.deselect_numeric_notes(unwanted)
+        graph.deselect_workspace_greater_than(_WORKSPACE)
+        graph.check_support()
+        graph.build_plans()
+
+    def execute(self, graph: Any, operands: dict[Any, Array]) -> None:
+        """Run a graph that is built, on CuPy's current stream."""
+        cudnn.set_stream(handle=self._handle, stream=cupy.cuda.get_current_stream().ptr)
+        workspace = cupy.empty(max(1, graph.get_workspace_size()), np.uint8)
+        pointers = {tensor: array.data.ptr for tensor, array in operands.items()}  # type: ignore[attr-defined]
+        graph.execute(pointers, workspace.data.ptr, handle=self._handle)
+
+
+class Plan:
+    """A convolution of one shape and type: forward, and the gradients of images and filters.
+
+    Attributes:
+        grad_dtype: Of the filters' gradient.
+
+    Raises:
+        Exception: One of ``_DECLINES``: cuDNN cannot compute one of them.
+    """
+
+    def __init__(self, owner: Convolutions, shape: Convolution, dtype: np.dtype[Any], needs_dx: bool) -> None:
+        self._owner, self._shape, self._kind = owner, shape, _KINDS[dtype.char]
+        self._forward = self._make("conv_fprop", ("image", "weight"), self._kind)
+        self._data = self._make("conv_dgrad", ("loss", "filter"), self._kind) if needs_dx else None
+        self.grad_dtype, self._filters = self._of_filters(dtype)
+
+    def forward(self, x: Array, filters: Array, y: Array) -> None:
+        """Set ``y``."""
+        self._run(self._forward, x, filters, y)
+
+    def data_gradient(self, dy: Array, filters: Array, dx: Array) -> None:
+        """Set ``dx``."""
+        self._run(self._data, dy, filters, dx)
+
+    def filter_gradient(self, x: Array, dy: Array, grad: Array) -> None:
+        """Set ``grad``, shaped as the filters, of ``grad_dtype``."""
+        self._run(self._filters, x, dy, grad)
+
+    def _of_filters(self, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], Any]:
+        """The gradient of the filters in float32 where that can be had, else in the type of the images."""
+        ports = "image", "loss"
+        try:
+            return np.dtype(np.float32), self._make("conv_wgrad", ports, cudnn.data_type.FLOAT)
+        except _DECLINES:
+            if self._kind == cudnn.data_type.FLOAT:
+                raise
+            return dtype, self._make("conv_wgrad", ports, self._kind)
+
+    def _make(self, operation: str, ports: tuple[str, str], kind: Any) -> Any:
+        """A graph, and its tensors: two that it reads, and one of ``kind`` that it writes."""
+        shape, graph = self._shape, self._owner.graph(self._kind)
+        shapes = {"image": shape.images, "weight": shape.filters, "filter": shape.filters, "loss": shape.outputs}
+        written = {"conv_fprop": shape.outputs, "conv_dgrad": shape.images, "conv_wgrad": shape.filters}[operation]
+        read = {name: graph.tensor(name=name, data_type=self._kind, **_laid(shapes[name])) for name in ports}
+        out = getattr(graph, operation)(
+            **read,
+            pre_padding=[before for before, _ in shape.padding],
+            post_padding=[after for _, after in shape.padding],
+            stride=list(shape.stride),
+            dilation=[1, 1],
+        )
+        laid = _laid(written)
+        out.set_output(True).set_data_type(kind).set_dim(laid["dim"]).set_stride(laid["stride"])
+        self._owner.build(graph, self._kind)
+        return graph, (*read.values(), out)
+
+    def _run(self, made: Any, *arrays: Array) -> None:
+        graph, tensors = made
+        self._owner.execute(graph, dict(zip(tensors, arrays, strict=True)))
+
+
+def _laid(shape: Shape) -> dict[str, list[int]]:
+    """How cuDNN is told of an array of (count, height, width, channels)."""
+    count, height, width, channels = shape
+    return {
+        "dim": [count, channels, height, width],
+        "stride": [height * width * channels, 1, width * channels, channels],
+    }

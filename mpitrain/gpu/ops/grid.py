@@ -1,0 +1,135 @@
+"""How a grid is laid over what there is to do, and a kernel started on it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...core.layout import Array, Shape
+
+Pair = tuple[int, int]
+
+THREADS = 256
+WARP = 32
+LINES = THREADS // WARP
+BLOCKS = 132 * 8  # all that the largest GPU, an H100, has running at once; more would only begin later
+_PARTS = 264  # blocks that share a sum over rows: each leaves a part, which one more kernel adds
+_TEAM_COLUMNS = 1024  # longer rows are worked on by a whole block
+
+KINDS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64")
+_STORED = {"float32": "float", "float64": "double", "float16": "Float16", "uint16": "Bfloat16"}
+
+
+class Kernels(Protocol):
+    """Where kernels run."""
+
+    def empty(self, shape: Shape, dtype: Any) -> Array:
+        """Memory of the device, with anything in it."""
+
+    def launch(self, source: str, name: str, grid: Pair, block: Pair, arguments: tuple[Any, ...]) -> None:
+        """Start a kernel of ``kernels/<source>.cu``; scalars among ``arguments`` have the exact types it takes."""
+
+
+_kernels: Kernels
+
+
+def use(kernels: Kernels) -> None:
+    """Have every launch in this process go to ``kernels``; local."""
+    global _kernels
+    _kernels = kernels
+
+
+def empty(shape: Shape, dtype: Any) -> Array:
+    """Memory of the device, with anything in it."""
+    return _kernels.empty(shape, dtype)
+
+
+def flat(source: str, name: str, typed: Array, n: int, arguments: tuple[Any, ...]) -> None:
+    """A line of threads for ``n`` elements, a pack of 16 bytes each."""
+    if n:
+        packs = -(-n * typed.itemsize // 16)
+        begin(source, named(name, typed), (blocks(packs, THREADS), 1), (THREADS, 1), arguments)
+
+
+def cells(source: str, name: str, typed: Array, rows: int, columns: int, arguments: tuple[Any, ...]) -> None:
+    """A warp for 32 neighbouring columns of a row, or more where there are many."""
+    if rows and columns:
+        down = blocks(rows, LINES)
+        across = max(1, min(BLOCKS // down, -(-columns // WARP)))
+        begin(source, named(name, typed), (down, across), (WARP, LINES), arguments)
+
+
+def teams(source: str, name: str, matrix: Array, arguments: tuple[Any, ...]) -> None:
+    """A warp for a row, or a block for a long one."""
+    if len(matrix):
+        grid, block = team_grid(matrix)
+        begin(source, named(name, matrix), grid, block, arguments)
+
+
+def team_grid(matrix: Array) -> tuple[Pair, Pair]:
+    rows, columns = matrix.shape
+    if columns > _TEAM_COLUMNS:
+        return (blocks(rows, 1), 1), (THREADS, 1)
+    return (blocks(rows, LINES), 1), (WARP, LINES)
+
+
+def blocks(work: int, at_once: int) -> int:
+    return max(1, min(BLOCKS, -(-work // at_once)))
+
+
+def sum_columns(name: str, matrix: Array, inputs: tuple[Array, ...], sums: Array) -> None:
+    """Two sums for each column, in ``sums``: blocks leave those of their rows, and one more kernel adds them."""
+    rows, columns = matrix.shape
+    tiles = -(-columns // WARP)
+    shared = shares(rows, LINES, tiles)
+    parts = empty((shared, 2 * columns), np.float64)
+    sizes = int64(rows), int32(columns)
+    begin("normalize", named(name, matrix), (tiles, shared), (WARP, LINES), (*inputs, *sizes, parts))
+    add_columns(parts, sums)
+
+
+def shares(rows: int, at_once: int, tiles: int) -> int:
+    """How many blocks, which work on ``at_once`` rows each, share the rows of each of so many tiles of columns."""
+    return max(1, min(_PARTS, BLOCKS // tiles, -(-rows // (4 * at_once))))
+
+
+def add_columns(parts: Array, sums: Array) -> None:
+    """``sums``, of any shape, are those of the columns of ``parts``, float64."""
+    count, columns = parts.shape
+    arguments = (parts, int32(count), int32(columns), sums)
+    begin("sum", named("add_columns", sums), (-(-columns // WARP), 1), (WARP, LINES), arguments)
+
+
+def begin(source: str, name: str, grid: Pair, block: Pair, arguments: tuple[Any, ...]) -> None:
+    for argument in arguments:
+        assert not hasattr(argument, "flags") or argument.flags.c_contiguous, f"{name} takes C-contiguous arrays"
+    _kernels.launch(source, name, grid, block, arguments)
+
+
+def real(stored: Array) -> type[np.floating[Any]]:
+    """The type of the scalars, parameters and gradients of parameters that go with an array of activations."""
+    return np.float64 if stored.dtype == np.float64 else np.float32
+
+
+def named(name: str, typed: Array) -> str:
+    return f"{name}_{_STORED[typed.dtype.name]}"
+
+
+def kind(numbers: Array) -> np.int32:
+    """Which type of number, as common.cuh counts them; a bool is stored as a uint8."""
+    return np.int32(KINDS.index("uint8" if numbers.dtype == np.bool_ else numbers.dtype.name))
+
+
+def or_null(vector: Array) -> Array | np.uint64:
+    """A null pointer for an empty vector, whose own pointer may be any."""
+    return vector if vector.size else np.uint64(0)
+
+
+def int32(value: int) -> np.int32:
+    assert value < 2**31
+    return np.int32(value)
+
+
+def int64(value: int) -> np.int64:
+    return np.int64(value)

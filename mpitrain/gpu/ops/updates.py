@@ -1,0 +1,167 @@
+"""Those of optim/rules.py, and what a step decides on the device so that the host need not wait for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...core.layout import Array
+from .grid import KINDS, THREADS, WARP, begin, blocks, empty, flat, int32, int64, named, or_null
+
+_CHUNK = 2048  # as in optim.cu
+RULES = ("sgd", "momentum", "nesterov", "adam", "adagrad", "rmsprop")  # in the order of optim/rules.py
+
+
+def update_segments(
+    rule: int,
+    constants: tuple[float, float, float, float],
+    segments: Array,
+    scales: Array,
+    l2: Array,
+    shrink: Array,
+    rows: Array,
+    order: Array,
+    origin: int,
+    params: Array,
+    slot0: Array,
+    slot1: Array,
+    average: Array,
+    follow: float,
+    scratch: Array | None = None,
+    *,
+    rate: float = 1.0,
+    go: Array | None = None,
+    factor: Array | None = None,
+) -> None:
+    """Update params, slots and average on every segment, all in one pass; segments ascend and do not overlap.
+
+    The arguments are those of ``rules.update_segments``; ``scratch`` is not used.
+
+    Args:
+        rate: ``shrink`` is multiplied by this.
+        go: Of shape (1,), float64: nothing is done where it is 0.
+        factor: Of shape (1,), float64: gradients of parameters are multiplied by this, too.
+    """
+    arguments = (
+        *(np.float64(value) for value in constants),
+        *(segments, int32(len(segments)), scales, l2, shrink, np.float64(rate)),
+        *(rows, int64(rows.shape[1]), order, int32(order.size), int64(origin), int64(params.size)),
+        *(params, or_null(slot0), or_null(slot1), or_null(average), np.float64(follow)),
+        *(_given(go), _given(factor)),
+    )
+    if len(segments):
+        begin("optim", named(f"update_segments_{RULES[rule]}", params), (_chunks(params), 1), (THREADS, 1), arguments)
+
+
+def measure_segments(
+    directed: bool,
+    normed: bool,
+    constants: tuple[float, float, float, float],
+    segments: Array,
+    decay: Array,
+    rows: Array,
+    order: Array,
+    own: Array,
+    params: Array,
+    slot0: Array,
+    slot1: Array,
+    sums: Array,
+    scratch: Array | None = None,
+    *,
+    go: Array | None = None,
+    factor: Array | None = None,
+) -> None:
+    """Write each segment's gradient, or Adam's direction where ``directed``, to ``own``; sum its squares.
+
+    The arguments are those of ``rules.measure_segments``, and of ``update_segments``; ``scratch`` is not used.
+    """
+    if not len(segments):
+        return
+    parts = empty((-(-params.size // _CHUNK) + len(segments), 2), np.float64)
+    arguments = (
+        *(np.float64(value) for value in constants),
+        *(segments, int32(len(segments)), decay, rows, int64(rows.shape[1]), order, int32(order.size)),
+        *(own, int64(params.size), params, or_null(slot0), or_null(slot1), parts, _given(go), _given(factor)),
+    )
+    name = named("measure_directions" if directed else "measure_gradients", params)
+    begin("optim", name, (_chunks(params), 1), (THREADS, 1), arguments)
+    begin("optim", "sum_segments", (len(segments), 1), (THREADS, 1), (segments, int32(normed), parts, sums))
+
+
+# Decisions; see step.cu.
+
+GO, FACTOR, SCALE, GOOD, STOPPED, OVERFLOW, OWN, TOTAL, UPDATED = range(9)  # of the state, shape (9,), float64
+POLICIES = ("stop", "skip", "ignore")
+
+
+def judge(own: Array, total: Array, policy: str, scaled: bool, state: Array) -> None:
+    """Decide whether a step's update is made, and by what its gradient is to be multiplied.
+
+    Args:
+        own: Shape (1,), float64: this worker's share of the loss.
+        total: Shape (1,): all workers'.
+        policy: What to do about a loss that is not finite.
+        scaled: Whether the loss's gradient was multiplied by ``state[SCALE]``, which is then changed.
+        state: Shape (9,), float64.
+    """
+    kind, policy_number = int32(KINDS.index(total.dtype.name)), int32(POLICIES.index(policy))
+    _single("judge", (own, total, kind, policy_number, int32(scaled), state))
+
+
+def find_overflow(values: Array, flag: Array) -> None:
+    """Set ``flag``, of shape (1,), float64, to 1 where one of ``values`` is not finite; else leave it."""
+    flat("step", "find_overflow", values, values.size, (int64(values.size), values, flag))
+
+
+def note_loss(loss: Array, place: Array) -> None:
+    """Copy a loss, of shape (1,), float64, to one of another type."""
+    _single(named("note_loss", place), (loss, place))
+
+
+def clip_scales(segments: Array, sums: Array, largest: float, scales: Array) -> None:
+    """Set ``scales``, of shape (k,), to what makes the whole gradient's norm at most ``largest``.
+
+    Args:
+        sums: Shape (k, 2), as ``measure_segments`` leaves them.
+    """
+    _single("clip_scales", (segments, int32(len(segments)), sums, np.float64(largest), scales))
+
+
+def layer_scales(
+    segments: Array,
+    sums: Array,
+    decayed: Array,
+    rate: float,
+    ratio: tuple[float, float, bool],
+    largest: float,
+    decay: float,
+    scales: Array,
+    l2: Array,
+) -> None:
+    """Set the factors of a layerwise optimizer's segments, each a parameter, by their norms.
+
+    Args:
+        sums: Shape (k, 2): squared norms of the parameters and of their gradients or directions.
+        ratio: (above, below, clipped): the trust ratio is above * |params| / (|gradient| + below * |params|),
+            of the clipped gradient or of the gradient as it is.
+        largest: What the whole gradient is clipped to; infinite for no clipping.
+        decay: What ``l2`` is set to where ``decayed`` is 1, times the segment's scale.
+        scales, l2: Shape (k,): to be set.
+    """
+    above, below, clipped = ratio
+    numbers = np.float64(rate), np.float64(above), np.float64(below), int32(clipped), np.float64(largest)
+    _single("layer_scales", (segments, int32(len(segments)), sums, decayed, *numbers, np.float64(decay), scales, l2))
+
+
+def _single(name: str, arguments: tuple[Any, ...]) -> None:
+    """By one thread of a warp."""
+    begin("step", name, (1, 1), (WARP, 1), arguments)
+
+
+def _given(number: Array | None) -> Array | np.uint64:
+    return np.uint64(0) if number is None else number
+
+
+def _chunks(params: Array) -> int:
+    return blocks(params.size, _CHUNK)

@@ -1,0 +1,48 @@
+"""Those that make batches and sums, and round."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...core.layout import Array
+from .grid import LINES, THREADS, WARP, begin, blocks, cells, flat, int32, int64, named
+
+# data/loader.py
+
+
+def take(stored: Array, numbers: Array, scale: float, out: Array) -> None:
+    """out[i] = scale * stored[numbers[i]], row by row, converted to out's type."""
+    rows, columns = out.shape
+    if stored.dtype == np.bool_:
+        stored = stored.view(np.uint8)
+    arguments = (stored, numbers, int64(rows), int32(columns), out.dtype.type(scale), out)
+    cells("batch", f"take_{stored.dtype.name}", out, rows, -(-columns // 4), arguments)
+
+
+# kernels.py
+
+
+def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out: Array) -> None:
+    """out = scale * (rows[order[0]] + rows[order[1]] + ...)[start:stop], added in that order."""
+    length = rows.shape[1]
+    first = rows.reshape(-1)[start:]
+    arguments = (int64(stop - start), first, int64(length), order, int32(order.size), out.dtype.type(scale), out)
+    flat("sum", "sum_rows", out, stop - start, arguments)
+
+
+# No Numba form: between float32 and the types of 16 bits.
+
+
+def cast(x: Array, y: Array) -> None:
+    """``y`` is ``x``, rounded to the nearest where it has fewer bits; one of them is float32. Bfloat16 is uint16."""
+    packs = -(-x.size // 8)
+    if packs:
+        name = named(named("cast", x), y)
+        begin("cast", name, (blocks(packs, THREADS), 1), (THREADS, 1), (int64(x.size), x, y))
+
+
+def transpose(x: Array, y: Array) -> None:
+    """``y`` is the matrix ``x`` transposed; of such types as ``cast`` takes, or both float32."""
+    rows, columns = x.shape
+    grid = -(-columns // WARP), -(-rows // WARP)
+    begin("cast", named(named("transpose", x), y), grid, (WARP, LINES), (x, int32(rows), int32(columns), y))

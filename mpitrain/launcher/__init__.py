@@ -1,0 +1,1 @@
+"""Starts ranks with mpirun, watches them, and restarts them."""

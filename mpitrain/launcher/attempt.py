@@ -1,0 +1,248 @@
+"""One start of the launcher, from beginning to end: output, signals, and that no process is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ..monitor.heartbeat import is_alive
+from ..process import rank_status as presence
+from ..process.reaper import end_with_parent
+from .command_line import Command
+from .hosts import Agent, is_here
+from .lost_hosts import Stall
+from .output_filter import LauncherFilter
+
+_GRACE_S = 3.0  # between asking the launcher to end and ending it
+_LOOK_S = 5.0  # between two looks at how far the ranks are
+_OUTSTAYS_S = 30.0  # a launcher whose ranks have all ended, or are about to
+_ONCE_S = 0.1  # a scheduler may signal a job's processes one by one and all together
+_KEPT_BYTES = 200_000  # of what was said last
+
+
+class Interrupts:
+    """The signals that this process has received, in their order; the handler does nothing but note them.
+
+    What comes within a tenth of a second of the first is the same signal, sent twice.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._first_at = 0.0
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+        before = {number: signal.getsignal(number) for number in numbers}
+        for number, handler in before.items():
+            if number != signal.SIGHUP or handler is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, self._note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: object) -> None:
+        now = time.monotonic()
+        if self.received and now < self._first_at + _ONCE_S:
+            return
+        self._first_at = self._first_at or now
+        self.received.append(number)
+
+
+class Attempt:
+    """One run of the launcher.
+
+    Args:
+        ranks: That it starts; None where only the launcher knows.
+        hosts: That the user named.
+
+    Attributes:
+        pid: The launcher's; this and what follows is known when it has run.
+        status: The launcher's, negative where a signal killed it.
+        said: What ranks and launcher said last, the launcher's comments included.
+        withheld: What of it was not shown.
+        entries: The ranks that had signed in.
+        left: Hosts on which ranks that are left could not be looked for, and why.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        ranks: int | None,
+        hosts: Sequence[str],
+        run_dir: Path,
+        agent: Agent,
+        interrupts: Interrupts,
+    ) -> None:
+        self._command, self._ranks, self._run_dir = command, ranks, run_dir
+        self._others = [host for host in hosts if not is_here(host)]
+        self._agent, self._interrupts = agent, interrupts
+        self._said = bytearray()
+        self.withheld = ""
+        self._asked_at: float | None = None  # when the launcher was asked to end at once
+        self._asked_to_save: float | None = None  # when the ranks were
+        self._ended_since: float | None = None  # when all ranks were first seen to have ended
+        self.pid = self.status = 0
+        self.entries: list[presence.Entry] = []
+        self.left: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Have the launcher train, return when it has ended, and leave no process."""
+        presence.clear(self._run_dir)
+        self.status = self._launch(self._command.words, {**os.environ, **self._command.environment})
+        self.entries = presence.read(self._run_dir)
+        self._sweep()
+        presence.clear(self._run_dir)
+
+    @property
+    def said(self) -> str:
+        return self._said.decode(errors="replace")
+
+    def _launch(self, words: list[str], environment: dict[str, str]) -> int:
+        with subprocess.Popen(
+            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_begin
+        ) as process:
+            self.pid = process.pid
+            assert process.stdout is not None and process.stderr is not None
+            readers = [
+                threading.Thread(target=self._forward, args=pair, daemon=True)
+                for pair in ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer))
+            ]
+            for reader in readers:
+                reader.start()
+            stall, looked = Stall(self._ask_hosts, time.monotonic()), time.monotonic()
+            while process.poll() is None:
+                self._heed_signals(process)
+                if self._asked_at is None and time.monotonic() > looked + _LOOK_S:
+                    looked = time.monotonic()
+                    self._look(process, stall, looked)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=0.1)
+            stall.close()
+            for reader in readers:
+                reader.join(timeout=1)  # a process that is left behind may hold the pipe
+        return process.returncode
+
+    def _look(self, process: subprocess.Popen[bytes], stall: Stall, now: float) -> None:
+        """End a launcher that waits for what does not come, and tell ranks again that have not heard."""
+        entries = presence.read(self._run_dir)
+        if self._others and stall.lost([(entry.pid, entry.step) for entry in entries], now):
+            self._end(process)
+            return
+        ended = bool(entries) and len(entries) == self._ranks and all(e.done or e.ended_at for e in entries)
+        self._ended_since = (self._ended_since or now) if ended else None
+        if self._ended_since is not None and now > self._ended_since + _OUTSTAYS_S:
+            self._end(process)
+        elif self._asked_to_save is not None and not ended:
+            process.send_signal(signal.SIGUSR1)
+
+    def _heed_signals(self, process: subprocess.Popen[bytes]) -> None:
+        """Have the ranks save and end when a signal comes, and end them at once at the second."""
+        count = len(self._interrupts.received)  # which may grow meanwhile
+        if count == 1 and self._asked_to_save is None and self._asked_at is None and self._all_ready():
+            # Launchers hand this one to the ranks and leave it at that; after one that ends themselves they would
+            # give the ranks no time to save.
+            self._asked_to_save = time.monotonic()
+            process.send_signal(signal.SIGUSR1)
+            _say("\nmpitrain: saving, then ending; Ctrl-C ends it at once")
+        elif count and self._asked_at is None and (count > 1 or self._asked_to_save is None):
+            self._end(process)
+        if self._asked_at is not None and time.monotonic() > self._asked_at + _GRACE_S:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Ask the launcher to end at once."""
+        self._asked_at = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+
+    def _ask_hosts(self) -> dict[str, str]:
+        return self._agent.run_on_each((host, "true") for host in self._others)
+
+    def _all_ready(self) -> bool:
+        """Whether a signal would have every rank save; before that there is nothing to save."""
+        entries = presence.read(self._run_dir)
+        expected = len(entries) if self._ranks is None else self._ranks
+        return bool(entries) and len(entries) == expected and all(entry.ready for entry in entries)
+
+    def _sweep(self) -> None:
+        """End the ranks that are still there, which end with their launcher where all is well."""
+        here = [entry for entry in self.entries if is_here(entry.host)]
+        deadline = time.monotonic() + (1.0 if self.status else 5.0)
+        while any(is_alive(entry.pid, entry.start) for entry in here):
+            if time.monotonic() > deadline:
+                for entry in here:
+                    if is_alive(entry.pid, entry.start):
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(entry.pid, signal.SIGKILL)
+                break
+            time.sleep(0.02)
+        # Open MPI's launcher ends with 0 when it has lost a host.
+        well = self.status == 2 or (self.status in (0, os.EX_TEMPFAIL) and all(entry.done for entry in self.entries))
+        if self._asked_at is not None or not well:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)  # such as an ssh whose other end waits for a launcher that is gone
+            self._sweep_others()
+        # Open MPI's, when killed, leaves what a later one with its process number stumbles over.
+        shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{self.pid}", ignore_errors=True)
+
+    def _sweep_others(self) -> None:
+        """The same on other hosts, where a rank of this run is known by its environment."""
+        mark = shlex.quote(f"{presence.RUN_DIR_VARIABLE}={self._run_dir}")
+        command = (
+            "cd /proc && for p in [0-9]*; do "
+            f"tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -qxF {mark} && "
+            "tr '\\0' ' ' < $p/cmdline | grep -q -- '-m mpitrain train' && kill -9 $p; done; true"
+        )
+        self.left = self._agent.run_on_each((host, command) for host in self._others)
+
+    def _forward(self, pipe: IO[bytes], stream: IO[bytes]) -> None:
+        """Pass on what comes, less the launcher's comments on how ranks ended."""
+        launcher_filter = LauncherFilter()
+        while chunk := _read(pipe):
+            chunk = chunk.replace(b"\0", b"")  # with which Open MPI ends its comments
+            self._said += chunk
+            del self._said[:-_KEPT_BYTES]
+            _write(stream, launcher_filter.feed(chunk))
+        _write(stream, launcher_filter.rest())
+        self.withheld += launcher_filter.dropped.decode(errors="replace")
+
+
+def _read(pipe: IO[bytes]) -> bytes:
+    """What comes next; nothing at the end, and where a process that is left holds a pipe that is closed here."""
+    try:
+        return os.read(pipe.fileno(), 65536)
+    except (OSError, ValueError):
+        return b""
+
+
+def _begin() -> None:
+    """What the launcher's process does first."""
+    os.setpgid(0, 0)  # a terminal's Ctrl-C is for the parent alone, which passes it on in its own way
+    end_with_parent(signal.SIGTERM)  # which lets the launcher end the ranks
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal is gone
+        print(line, file=sys.stderr, flush=True)
+
+
+def _write(stream: IO[bytes], data: bytes) -> None:
+    if data:
+        with contextlib.suppress(OSError):  # the same; what the ranks say must be taken all the same
+            stream.write(data)
+            stream.flush()

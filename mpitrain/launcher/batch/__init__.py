@@ -1,0 +1,1 @@
+"""Batch jobs: scripts for Slurm, PBS and LSF, site defaults and sweeps."""

@@ -1,0 +1,156 @@
+"""Hands scripts to a scheduler, and follows a job of Slurm's."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import LaunchError
+from ...process.run_directory import missing_folders, remove_empty
+from .job import Batch, Script
+from .script import Scheduler
+
+_COMMANDS: dict[Scheduler, str] = {"slurm": "sbatch", "pbs": "qsub", "lsf": "bsub"}
+_NUMBERS = {"slurm": r"^(\d+)", "pbs": r"^(\S+)", "lsf": r"<(\d+)>"}
+_MENDS = (
+    ("partition", "sinfo lists the partitions"),
+    ("account", "sacctmgr show associations user=$USER lists your accounts"),
+    ("qos", "sacctmgr show associations user=$USER lists yours"),
+    ("feature", "sinfo -o '%N %f' lists what nodes have"),
+    ("node count", "sinfo shows how many nodes there are"),
+    ("configuration source", "this machine belongs to no cluster: submit from a login node"),
+    ("node configuration", "no node has that much: sinfo -o '%P %D %c %m %G' shows cores, memory and GPUs"),
+    ("time limit", "sinfo shows each partition's limit"),
+    ("dependency", "squeue shows the jobs that there are"),
+)
+_FORGOTTEN = "no longer known to Slurm"
+_OVER = frozenset(
+    [
+        "COMPLETED",
+        "FAILED",
+        "CANCELLED",
+        "TIMEOUT",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "BOOT_FAIL",
+        "DEADLINE",
+        "PREEMPTED",
+        "REVOKED",
+    ]
+) | {_FORGOTTEN}
+_POLL_S = 1.0
+_ASK_S = 5.0  # between two questions to the controller, which serves everybody
+
+
+def submit(scheduler: Scheduler, batch: Batch, script: Script) -> str:
+    """Write the script where the job's log will be, hand it to the scheduler, and return the job's number.
+
+    Raises:
+        LaunchError: The script cannot be written, there is no such scheduler here, or it refuses the job.
+    """
+    name = _COMMANDS[scheduler]
+    program = shutil.which(name)
+    if program is None:
+        raise LaunchError(
+            f"{name} is not on PATH: submit from a machine of the cluster where it is, or see the script with --dry-run"
+        )
+    made = _write(batch, script)
+    try:
+        return _hand_over(scheduler, [program, *script.words], batch, script)
+    except LaunchError:
+        batch.script.unlink(missing_ok=True)
+        remove_empty(made)
+        raise
+
+
+def follow(job: str, log: Path) -> bool:
+    """Print a job's log as it grows until the job has ended; return whether it completed.
+
+    Ctrl-C ends the following, not the job.
+    """
+    at, asked, state = 0, 0.0, "PENDING"
+    try:
+        while True:
+            over = state in _OVER
+            at = _print_from(log, at)
+            if over:
+                break
+            time.sleep(_POLL_S)
+            if time.monotonic() - asked > _ASK_S or not at:
+                asked, before, state = time.monotonic(), state, _state(job) or state
+                if state != before and state != "COMPLETING":
+                    print(f"mpitrain: job {job} is {state.lower()}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print(f"\nmpitrain: job {job} goes on; scancel {job} ends it", file=sys.stderr)
+        return True
+    return state == "COMPLETED"
+
+
+def _state(job: str) -> str | None:
+    """Slurm's word for a job; None if it does not answer."""
+    words = ["scontrol", "--oneliner", "show", "job", job]
+    try:
+        said = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if "Invalid job id" in said.stderr:
+        return _FORGOTTEN
+    found = re.search(r"\bJobState=(\w+)", said.stdout)
+    return found[1] if found else None
+
+
+def _print_from(log: Path, at: int) -> int:
+    """Print what a file has from a place on, and return its end."""
+    try:
+        with log.open("rb") as file:
+            file.seek(at)
+            while chunk := file.read(65536):
+                sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+            return file.tell()
+    except FileNotFoundError:
+        return at
+
+
+def _write(batch: Batch, script: Script) -> list[Path]:
+    """Write the script; return the folders made for it, innermost first."""
+    made = missing_folders(batch.log_dir)
+    try:
+        batch.log_dir.mkdir(parents=True, exist_ok=True)
+        batch.script.write_text(script.text, encoding="utf-8")
+    except OSError as error:
+        raise LaunchError(
+            f"the run directory {batch.run_dir} cannot be written: {error.strerror}; give another --run-dir"
+        ) from error
+    return made
+
+
+def _hand_over(scheduler: Scheduler, words: Sequence[str], batch: Batch, script: Script) -> str:
+    words = [*words, "--parsable"] if scheduler == "slurm" else list(words)
+    given = None
+    if scheduler == "lsf":
+        given = script.text  # bsub reads its lines from standard input only
+    else:
+        words.append(str(batch.script))
+    try:
+        done = subprocess.run(words, input=given, capture_output=True, text=True, check=False, timeout=120)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{_COMMANDS[scheduler]} does not answer: {error}; is the scheduler up?") from error
+    number = re.search(_NUMBERS[scheduler], done.stdout, re.MULTILINE)
+    if done.returncode or number is None:
+        raise LaunchError(refusal(_COMMANDS[scheduler], done.stderr or done.stdout))
+    return number[1]
+
+
+def refusal(command: str, said: str) -> str:
+    """One line of what a scheduler's command said when it refused a job, and how to mend it."""
+    lines = [re.sub(rf"^{command}: (error|fatal): ", "", line).strip() for line in said.splitlines()]
+    reasons = [re.sub(r"^Batch job submission failed: ", "", line) for line in lines if line and "--help" not in line]
+    reason = "; ".join(dict.fromkeys(reasons)) or "it gave no reason"
+    mend = next((mend for word, mend in _MENDS if word in reason.lower()), "")
+    return f"{command} refused the job: {reason}" + (f" ({mend})" if mend else "")

@@ -1,0 +1,61 @@
+"""Batch scripts: a batch job in, text out. Nothing here looks at the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import jinja2
+
+from ...version import __version__
+from . import lsf, pbs, slurm
+from .job import Batch, Script, shell
+from .resources import seconds_of
+
+Scheduler = Literal["slurm", "pbs", "lsf"]
+
+_TEMPLATE = Path(__file__).with_name("job.sh.j2")
+
+
+def render(scheduler: Scheduler, batch: Batch) -> Script:
+    """The script that runs a batch job under a scheduler.
+
+    Every value is quoted for whom it is read by: the shell, or the scheduler, which reads its lines in its own way.
+
+    Raises:
+        ConfigError: The scheduler cannot be told what is asked for.
+    """
+    words: list[str] = []
+    asked = batch.resources
+    about: dict[str, Any]
+    if scheduler == "slurm":
+        lines, words = slurm.directives(batch)
+        again = slurm.AGAIN if asked.requeue else ""
+        about = {"prefix": slurm.PREFIX, "index": slurm.INDEX, "command": slurm.command(batch), "again": again}
+    elif scheduler == "pbs":
+        lines = pbs.directives(batch)
+        again = pbs.again(batch) if asked.requeue else ""
+        about = {"prefix": pbs.PREFIX, "index": pbs.INDEX, "command": pbs.command(batch), "again": again}
+    else:
+        lines = lsf.directives(batch)
+        about = {"prefix": lsf.PREFIX, "index": lsf.INDEX, "command": lsf.command(batch), "again": ""}
+    about["index"] = about["index"] if batch.in_tasks else ""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    text = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        directives=lines,
+        words=shell(words),
+        version=__version__,
+        folder=shell([batch.folder]),
+        setup=batch.setup,
+        limit_s=0 if scheduler == "slurm" or asked.time is None else seconds_of(asked.time),
+        run_dir=shell([batch.run_dir]),
+        points=[{"name": shell([f"/{point.name}"]), "words": shell(point.words)} for point in batch.points],
+        first=1 if scheduler == "lsf" else 0,
+        starter=batch.starter,
+        answers=slurm.ANSWERS if scheduler == "slurm" else "",
+        script=shell([batch.script]),
+        seeds=batch.seeds,
+        stays=not asked.requeue or scheduler == "pbs",
+        **about,
+    )
+    return Script(text + "\n", words)

@@ -1,0 +1,97 @@
+"""Sweeps: every combination of the values of some flags, each a run of its own."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+
+from ...errors import ConfigError
+from ...plan.config import flag
+from ...plan.options import CommaSeparated, nearest
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._=,+-]+")
+_LONGEST = 200  # bytes of a file name that leave room below the 255 of most file systems
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination.
+
+    Attributes:
+        name: Of its run directory: the values, in characters that no shell and no file system minds.
+        words: The flags that set it.
+    """
+
+    name: str
+    words: tuple[str, ...]
+
+
+def combinations(sweeps: Sequence[str], options: Sequence[click.Option]) -> list[Point]:
+    """Every combination of ``NAME=VALUE,VALUE,...``, the last name's values changing fastest.
+
+    Args:
+        sweeps: As they were given.
+        options: The flags that there are: the run's and the job's.
+
+    Raises:
+        ConfigError: A sweep has no values, its flag is not among ``options`` or takes no such value, or is
+            given twice.
+    """
+    known = {str(option.name): option for option in options}
+    axes: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    for sweep in sweeps:
+        name, values = _parse(sweep, known)
+        if name in axes:
+            raise ConfigError(f"--sweep {name} is given twice: give all its values in one, with commas between them")
+        axes[name] = [(f"{name}={value}", _words(known[name], value)) for value in values]
+    points = [
+        Point(",".join(text for text, _ in chosen), tuple(word for _, words in chosen for word in words))
+        for chosen in itertools.product(*axes.values())
+    ]
+    return _with_names(points)
+
+
+def _parse(sweep: str, known: dict[str, click.Option]) -> tuple[str, list[str]]:
+    given, equals, text = sweep.partition("=")
+    name = given.strip().lstrip("-").replace("-", "_")
+    if not equals or not name or not text:
+        raise ConfigError(f"--sweep {sweep}: give a flag's name and its values, such as learning_rate=0.1,0.01")
+    if name not in known or name in ("run_dir", "resume", "config"):
+        near = nearest(name, list(known))
+        mend = f"did you mean {near}?" if near and near != name else "--help lists the flags"
+        raise ConfigError(f"--sweep {sweep}: there is no flag {flag(name)} to sweep; {mend}")
+    # A flag whose value has commas itself takes semicolons between its values.
+    values = text.split(";" if isinstance(known[name].type, CommaSeparated) else ",")
+    if "" in values:
+        raise ConfigError(f"--sweep {sweep}: an empty value; leave out the comma")
+    if len(set(values)) < len(values):
+        raise ConfigError(f"--sweep {sweep}: a value is given twice; give each once")
+    for value in values:
+        _check(sweep, known[name], value)
+    return name, values
+
+
+def _check(sweep: str, option: click.Option, value: str) -> None:
+    try:
+        option.type.convert(value, option, None)
+    except click.BadParameter as error:
+        raise ConfigError(f"--sweep {sweep}: {' '.join(error.message.split())}") from error
+
+
+def _words(option: click.Option, value: str) -> tuple[str, ...]:
+    if option.is_flag:
+        on = bool(click.BOOL.convert(value, option, None))
+        return ((option.opts if on else option.secondary_opts)[0],)
+    return (f"{option.opts[0]}={value}",)
+
+
+def _with_names(points: list[Point]) -> list[Point]:
+    """Names for folders: numbered where values differ only in what a name cannot hold, or are too long."""
+    names = [_UNSAFE.sub("_", point.name) for point in points]
+    if len(set(names)) < len(names) or max(map(len, names)) > _LONGEST:
+        names = [f"{index}-{name[:_LONGEST]}" for index, name in enumerate(names)]
+    return [Point(name, point.words) for name, point in zip(names, points, strict=True)]

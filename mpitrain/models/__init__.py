@@ -1,0 +1,1 @@
+"""The model interface: loss and gradient of a batch, on one device or several."""

@@ -1,0 +1,130 @@
+"""Several GPUs of one rank, whose gradients are summed on the first where the parameters live there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from ..core.layout import Array, Layout
+from ..gpu import ops as launch
+from ..nn.layer import Context
+from ..plan.job import Job
+from .base import Say, Towers
+
+
+class GpuTowers(Towers):
+    """Towers on GPUs.
+
+    Vectors that this is bound to may lie on the first GPU: parameters then go from there to the others, and gradients
+    come there to be summed, from GPU to GPU. Where they are this process's, each tower exchanges with its memory.
+    """
+
+    def __init__(self, job: Job, layout: Layout, dtype: Any, devices: Sequence[Any], say: Say) -> None:
+        super().__init__(job, layout, dtype, devices, say)
+        self._gpus, self._size, self._dtype = devices, layout.size, dtype
+        self._resident = False
+        self._sent: list[tuple[Array, list[Array]]] = []  # from the first GPU, and where to on each of the others
+
+    def bind(self, params: Array, grads: Array) -> None:
+        first = self._gpus[0]
+        self._resident = first.owns(params)
+        if not self._resident:
+            super().bind(params, grads)
+            return
+        self._grads = grads
+        if not first.owns(self._rows):
+            self._take_memory()
+        self._sent = [(params, [own for own, _ in self._copies]), *self._sent[1:]]
+        self._towers[0].bind(params, self._rows[0])
+        for tower, (own_params, own_grads) in zip(self._towers[1:], self._copies, strict=True):
+            tower.bind(own_params, own_grads)
+
+    def refresh(self) -> None:
+        if not self._resident:
+            super().refresh()
+            return
+        with self.here():
+            current = self._gpus[0].compute.mark()
+        for i, gpu in enumerate(self._gpus[1:]):
+            with gpu.here():
+                gpu.compute.after(current)
+                for source, targets in self._sent:
+                    gpu.compute.copy(source, targets[i])
+
+    def forward(self, examples: Array, labels: Array, context: Context) -> Any:
+        if not self._resident:
+            return super().forward(examples, labels, context)
+        # Kept until the next step, for what is freed is given away, and may be written before it is copied.
+        self._kept = losses = self._forward_all(examples, labels, context)
+        with self.here():
+            self._gather([(loss.reshape(1), self._losses[i]) for i, loss in enumerate(losses)])
+            launch.sum_rows(self._losses, self._in_order, 0, 1, 1.0, self._loss)
+        return self._loss
+
+    def backward(self) -> None:
+        if not self._resident:
+            super().backward()
+            return
+        self._on_all(lambda index: self._towers[index].backward())
+        with self.here():
+            others = enumerate(self._copies, start=1)
+            self._gather([(None, None), *((grads, self._rows[i]) for i, (_, grads) in others)])
+            launch.sum_rows(self._rows, self._in_order, 0, self._size, 1.0, self._grads)
+
+    def number(self, loss: Any) -> float:
+        return self._towers[0].number(loss) if self._resident else super().number(loss)
+
+    def scale_loss(self, scale: Array | None) -> None:
+        self._towers[0].scale_loss(scale)
+        if scale is None:
+            return
+        copies = []
+        for gpu, tower in zip(self._gpus[1:], self._towers[1:], strict=True):
+            with gpu.here():
+                copies.append(gpu.zeros(scale.shape, scale.dtype))
+            tower.scale_loss(copies[-1])
+        self._sent.append((scale, copies))
+
+    def trace(self) -> None:
+        for tower in self._towers:
+            tower.trace()
+
+    def footprint(self) -> dict[str, int]:
+        return self._towers[0].footprint()
+
+    def here(self) -> AbstractContextManager[object]:
+        return self._towers[0].here()
+
+    def fetched(self, vector: Array) -> Array:
+        return self._towers[0].fetched(vector) if self._resident else vector
+
+    def _take_memory(self) -> None:
+        count = len(self._gpus)
+        first = self._gpus[0]
+        with first.here():
+            self._rows = first.zeros((count, self._size), self._dtype)
+            self._losses = first.zeros((count, 1), np.float64)
+            self._loss = first.zeros((1,), np.float64)
+            self._in_order = first.copy_of(np.arange(count))
+        self._copies = []
+        for gpu in self._gpus[1:]:
+            with gpu.here():
+                self._copies.append((gpu.zeros((self._size,), self._dtype), gpu.zeros((self._size,), self._dtype)))
+
+    def _gather(self, pairs: list[tuple[Any, Any]]) -> None:
+        """Copy an array of each GPU to one of the first, when it is done; nothing where there is None."""
+        first = self._gpus[0].compute
+        for gpu, (source, target) in zip(self._gpus, pairs, strict=True):
+            if source is None:
+                continue
+            with gpu.here():
+                done = gpu.compute.mark()
+            first.after(done)
+            first.copy(source, target)
+        copied = first.mark()  # before that nobody may write what was copied, in the batch's next part if it has parts
+        for gpu in self._gpus[1:]:
+            with gpu.here():
+                gpu.compute.after(copied)

@@ -1,0 +1,148 @@
+"""What is trained: a ``Job``, made by the function ``job`` of a job file."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..data import Split
+from ..errors import JobError, UserError
+from ..nn.layer import Layer
+from ..nn.loss import Loss
+from ..optim import Optimizer, moving_average
+from ..training.hooks import Hook
+from .placement import Pins
+
+
+@dataclass
+class Job:
+    """A model, and what it takes to train it.
+
+    Attributes:
+        model: Takes a batch of examples, shape (batch, *train.shape).
+        loss: Takes the model's outputs and the labels.
+        optimizer: Updates the parameters.
+        train: Examples to train on.
+        validation: Examples to measure on, or None.
+        batch_size: Examples a worker takes for one step; ``--batch-size`` wins.
+        train_steps: Stop after this step; ``--train-steps`` wins.
+        moving_average: Averages of the parameters to validate with, or None.
+        hooks: Called by the training loop beside its own.
+        pins: With parameter servers: the server, from 0, of a variable by name, or a function of name, shape and
+            bytes that returns it, or None for wherever ``--placement`` puts it.
+    """
+
+    model: Layer
+    loss: Loss
+    optimizer: Optimizer
+    train: Split
+    validation: Split | None = None
+    batch_size: int = 100
+    train_steps: int = 1000
+    moving_average: moving_average | None = None
+    hooks: Sequence[Hook] = ()
+    pins: Pins | None = None
+
+    def __post_init__(self) -> None:
+        wanted: dict[str, type] = {"model": Layer, "loss": Loss, "optimizer": Optimizer, "train": Split}
+        for name, kind in wanted.items():
+            self._check(name, getattr(self, name), kind)
+        optional: dict[str, type] = {"validation": Split, "moving_average": moving_average}
+        for name, kind in optional.items():
+            if getattr(self, name) is not None:
+                self._check(name, getattr(self, name), kind)
+        for name in ("batch_size", "train_steps"):
+            self._check(name, getattr(self, name), int)
+        for hook in self.hooks:
+            self._check("hooks", hook, Hook)
+
+    def _check(self, name: str, value: object, kind: type) -> None:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise JobError(f"Job({name}=...) was given {value!r}: give {kind.__name__}")
+
+    def facts(self) -> dict[str, object]:
+        """What must be the same on every rank, besides the model."""
+        return {
+            "loss": type(self.loss).__name__,
+            "optimizer": re.sub(r" at 0x[0-9a-f]+", "", repr(self.optimizer)),
+            "number of training examples": len(self.train),
+            "shape of an example": self.train.shape,
+            "number of validation examples": 0 if self.validation is None else len(self.validation),
+            "moving average": self.moving_average,
+            "hooks": [type(hook).__name__ for hook in self.hooks],
+        }
+
+
+JobFunction = Callable[..., Job]
+
+
+def load_job_file(path: Path) -> JobFunction:
+    """Run a job file and return its function ``job``.
+
+    Raises:
+        JobError: There is no such file, it raises, or it defines no ``job``.
+    """
+    if not path.is_file():
+        near = ", ".join(sorted(str(p) for p in path.parent.glob("*.py"))[:8]) if path.parent.is_dir() else ""
+        hint = f"; there are {near}" if near else ""
+        raise JobError(f"no job file {str(path)!r}{hint}")
+    if path.suffix != ".py":
+        raise JobError(f"{str(path)!r} is not a job file: give a Python file that defines 'job'")
+    spec = importlib.util.spec_from_file_location(f"mpitrain_job_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.parent.resolve()))  # so that job files can share code
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise JobError(_describe(path, error)) from error
+    return _job_function(path, module)
+
+
+def _job_function(path: Path, module: ModuleType) -> JobFunction:
+    function = getattr(module, "job", None)
+    if not inspect.isfunction(function):
+        found = sorted(n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__)
+        there = f"it defines {', '.join(found)}" if found else "it defines no function"
+        raise JobError(f"job file {path} has no function 'job' that returns a Job; {there}")
+    return function
+
+
+def make_job(path: Path, function: JobFunction, arguments: dict[str, Any]) -> Job:
+    """Call a job file's function.
+
+    Raises:
+        JobError: It raises, or returns something else than a Job.
+    """
+    try:
+        job = function(**arguments)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise JobError(_describe(path, error)) from error
+    if not isinstance(job, Job):
+        raise JobError(f"'job' in {path} returned {type(job).__name__}: return a Job")
+    return job
+
+
+def _describe(path: Path, error: BaseException) -> str:
+    """The error in one line, with the place in the job file that it came from."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}: {error.msg}"
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path or f.filename == str(path)
+    ]
+    place = f", line {frames[-1].lineno}, in {frames[-1].name}" if frames else ""
+    text = " ".join(str(error).split())
+    return f"job file {path}{place}: {type(error).__name__}{': ' if text else ''}{text}"

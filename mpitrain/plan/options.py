@@ -1,0 +1,180 @@
+"""Command line flags from types: of the run's options, and of a job function's parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import click
+import docstring_parser
+
+from ..errors import ConfigError, JobError
+from .config import RunConfig, flag
+
+if typing.TYPE_CHECKING:
+    from .job import JobFunction
+
+
+ParamType: TypeAlias = "click.ParamType[Any]"  # which older versions of click do not let one write
+
+
+class NearestChoice(click.Choice[str]):
+    """A choice that answers a mistyped value with the nearest valid one."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        message = super().get_invalid_choice_message(value, ctx)
+        near = nearest(str(value), [str(choice) for choice in self.choices])
+        return f"{message} Did you mean {near}?" if near else message
+
+
+class CommaSeparated(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """Values with commas between them, as in ``--hidden-units 100,50``."""
+
+    def __init__(self, item: ParamType) -> None:
+        self.item = item
+        self.name = f"{item.name},..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
+        values = value.split(",") if isinstance(value, str) else value
+        return [self.item.convert(v, param, ctx) for v in values]
+
+
+def nearest(given: str, valid: list[str]) -> str:
+    """The valid word most like the given one; empty where none is like it."""
+    return next(iter(difflib.get_close_matches(given, valid, n=1)), "")
+
+
+def run_options(**defaults: Any) -> list[click.Option]:
+    """An option for each field of ``RunConfig``; ``defaults`` win over its own."""
+    return options_of(RunConfig, **defaults)
+
+
+def options_of(kind: type, **defaults: Any) -> list[click.Option]:
+    """An option for each field of a dataclass, whose metadata has ``help`` and ``metavar``."""
+    hints = typing.get_type_hints(kind)
+    return [
+        _option(f.name, hints[f.name], defaults.get(f.name, f.default), f.metadata["help"], f.metadata["metavar"])
+        for f in dataclasses.fields(kind)
+    ]
+
+
+def job_options(path: Path, function: JobFunction) -> list[click.Option]:
+    """An option for each parameter of a job function, with help from its docstring.
+
+    Raises:
+        JobError: A parameter's type has no form on a command line, or its name is an option of every run.
+    """
+    described = {p.arg_name: p.description or "" for p in docstring_parser.parse(function.__doc__ or "").params}
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception as error:
+        raise JobError(f"the annotations of 'job' in {path} cannot be read: {error}") from error
+    taken = {*(f.name for f in dataclasses.fields(RunConfig)), *_RESERVED}
+    options = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in taken:
+            raise JobError(
+                f"parameter {name!r} of 'job' in {path} is an option of every run: call it something else; "
+                "Job(...) takes the defaults of batch_size and train_steps"
+            )
+        default = None if parameter.default is inspect.Parameter.empty else parameter.default
+        hint = hints.get(name, str if default is None else type(default))
+        required = parameter.default is inspect.Parameter.empty
+        try:
+            options.append(_option(name, hint, default, described.get(name, ""), None, required))
+        except TypeError as error:
+            raise JobError(f"parameter {name!r} of 'job' in {path} {error}") from error
+    return options
+
+
+def read_config_file(path: Path, options: list[click.Option]) -> dict[str, Any]:
+    """Values from a TOML file, such as a run's ``config.toml``: tables ``run`` and ``job``.
+
+    Raises:
+        ConfigError: It cannot be read, or names an option that there is not.
+    """
+    tables = read_toml(path, "--config")
+    for name, table in tables.items():
+        if name not in ("run", "job", "versions") or not isinstance(table, dict):
+            raise ConfigError(f"--config {path}: {name!r} belongs in a table [run] or [job]")
+    values = {**tables.get("run", {}), **tables.get("job", {})}
+    known = [str(option.name) for option in options]
+    for name in values:
+        if name not in known:
+            near = nearest(name, known)
+            raise ConfigError(f"--config {path}: no option {name!r}{f'; did you mean {near!r}?' if near else ''}")
+    return values
+
+
+def read_toml(path: Path, asked: str) -> dict[str, Any]:
+    """A TOML file that the flag ``asked`` names.
+
+    Raises:
+        ConfigError: It cannot be read, or is no TOML.
+    """
+    try:
+        with path.open("rb") as file:
+            return _toml().load(file)
+    except OSError as error:
+        raise ConfigError(f"{asked} {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{asked} {path}: {error}") from error
+
+
+def _toml() -> Any:
+    try:
+        return importlib.import_module("tomllib")
+    except ModuleNotFoundError:  # Python 3.10
+        return importlib.import_module("tomli")
+
+
+def _option(
+    name: str, hint: Any, default: Any, help: str, metavar: str | None = None, required: bool = False
+) -> click.Option:
+    names = [flag(name), name]
+    if hint is bool or hint == (bool | None):
+        names[0] = f"{flag(name)}/{flag('no_' + name)}"
+        kind = None
+    else:
+        kind = _type_of(hint)
+    # A required option has no default, not even None, which newer versions of click would take for one.
+    given = {} if required else {"default": default}
+    return click.Option(
+        names, type=kind, required=required, help=help, metavar=metavar, show_default=default is not None, **given
+    )
+
+
+_RESERVED = (
+    *("config", "dry_run", "env", "help", "hostfile", "hosts", "job_file", "launcher_args", "max_restarts"),
+    *("min_ranks", "network", "ranks", "remote_agent"),
+)
+
+_TYPES: Mapping[Any, Callable[[], ParamType]] = {
+    int: lambda: click.INT,
+    float: lambda: click.FLOAT,
+    str: lambda: click.STRING,
+    bool: lambda: click.BOOL,
+    Path: lambda: click.Path(path_type=Path),
+}
+
+
+def _type_of(hint: Any) -> ParamType:
+    if hint in _TYPES:
+        return _TYPES[hint]()
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        inner = [a for a in arguments if a is not type(None)]
+        if len(inner) == 1:
+            return _type_of(inner[0])
+    if origin is Literal and all(isinstance(a, str) for a in arguments):
+        return NearestChoice(arguments)
+    if origin in (list, tuple) and arguments:
+        return CommaSeparated(_type_of(arguments[0]))
+    raise TypeError(f"has type {hint}: use int, float, bool, str, Path, Literal of texts, or a list of one of these")

@@ -1,0 +1,129 @@
+"""Which server holds which range of the flat vector: round-robin, greedy by bytes, or every variable partitioned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..core.layout import ALIGN, Entry, Layout, Shape
+from ..errors import JobError
+
+Policy = Literal["round_robin", "greedy", "partitioned"]
+Pins = Mapping[str, int] | Callable[[str, Shape, int], "int | None"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of one variable, on one server.
+
+    Attributes:
+        entry: The variable.
+        start, stop: Elements of the flat vector.
+        server: Task index of the server that holds it.
+    """
+
+    entry: Entry
+    start: int
+    stop: int
+    server: int
+
+
+def place(layout: Layout, servers: int, policy: Policy, itemsize: int, pins: Pins | None = None) -> list[Piece]:
+    """Lay the variables out over the servers; every element lies on exactly one.
+
+    ``round_robin`` deals variables out in the order of the vector; ``greedy`` gives the largest variable left to the
+    server with the fewest bytes (longest processing time first, Graham 1969); ``partitioned`` cuts every variable
+    in as many ranges as there are servers. A pinned variable lies whole where it is pinned, and counts for ``greedy``.
+
+    Args:
+        itemsize: Bytes of an element.
+        pins: Server of a variable by name; or a function of name, shape and bytes that returns it, or None.
+
+    Raises:
+        JobError: A variable is pinned to a server that there is not, or a pinned name is not the model's.
+    """
+    pinned = _pinned(layout, servers, itemsize, pins)
+    if policy == "partitioned":
+        free = [piece for entry in layout.entries if entry.name not in pinned for piece in _cut(entry, servers)]
+    else:
+        choose = _greedy if policy == "greedy" else _round_robin
+        chosen = choose([e for e in layout.entries if e.name not in pinned], servers, _loads(layout, pinned, servers))
+        free = [Piece(entry, entry.start, entry.stop, server) for entry, server in chosen]
+    whole = [Piece(e, e.start, e.stop, pinned[e.name]) for e in layout.entries if e.name in pinned]
+    return sorted([*free, *whole], key=lambda piece: piece.start)
+
+
+def ranges_of(pieces: list[Piece], server: int, layout: Layout) -> list[tuple[int, int]]:
+    """The server's ranges of the vector, neighbours joined, so that all servers' ranges cover [0, size).
+
+    The gap that alignment leaves behind a variable goes with the variable's last piece.
+    """
+    starts = [piece.start for piece in pieces[1:]] + [layout.size]
+    ranges: list[tuple[int, int]] = []
+    for piece, following in zip(pieces, starts, strict=True):
+        if piece.server != server:
+            continue
+        if ranges and ranges[-1][1] == piece.start:
+            ranges[-1] = (ranges[-1][0], following)
+        else:
+            ranges.append((piece.start, following))
+    return ranges
+
+
+def _pinned(layout: Layout, servers: int, itemsize: int, pins: Pins | None) -> dict[str, int]:
+    if pins is None:
+        return {}
+    names = [entry.name for entry in layout.entries]
+    if callable(pins):
+        asked = {e.name: _ask(pins, e, itemsize) for e in layout.entries}
+        found = {name: server for name, server in asked.items() if server is not None}
+    elif isinstance(pins, Mapping):
+        found = dict(pins)
+    else:
+        raise JobError(
+            f"Job(pins=...) was given {pins!r}: give servers by name, or a function of name, shape and bytes"
+        )
+    for name, server in found.items():
+        if name not in names:
+            raise JobError(f"Job(pins=...) pins {name!r}, which is not in the model; it has {', '.join(names[:12])}")
+        if isinstance(server, bool) or not isinstance(server, int) or not 0 <= server < servers:
+            raise JobError(f"Job(pins=...) pins {name!r} to server {server!r}: there are servers 0 to {servers - 1}")
+    return found
+
+
+def _ask(pins: Callable[[str, Shape, int], int | None], entry: Entry, itemsize: int) -> int | None:
+    try:
+        return pins(entry.name, entry.shape, entry.size * itemsize)
+    except Exception as error:
+        raise JobError(
+            f"Job(pins=...): the function raises {type(error).__name__} for {entry.name!r}: {error}"
+        ) from error
+
+
+def _loads(layout: Layout, pinned: Mapping[str, int], servers: int) -> list[int]:
+    loads = [0] * servers
+    for entry in layout.entries:
+        if entry.name in pinned:
+            loads[pinned[entry.name]] += entry.size
+    return loads
+
+
+def _round_robin(entries: list[Entry], servers: int, loads: list[int]) -> list[tuple[Entry, int]]:
+    return [(entry, index % servers) for index, entry in enumerate(entries)]
+
+
+def _greedy(entries: list[Entry], servers: int, loads: list[int]) -> list[tuple[Entry, int]]:
+    chosen = []
+    for entry in sorted(entries, key=lambda e: -e.size):
+        server = loads.index(min(loads))
+        loads[server] += entry.size
+        chosen.append((entry, server))
+    return chosen
+
+
+def _cut(entry: Entry, servers: int) -> list[Piece]:
+    """Nearly equal ranges, cut at cache lines; a small variable may have fewer than there are servers."""
+    lines = -(-entry.size // ALIGN)
+    cuts = [min(entry.start + lines * i // servers * ALIGN, entry.stop) for i in range(servers)] + [entry.stop]
+    return [Piece(entry, cuts[i], cuts[i + 1], i) for i in range(servers) if cuts[i] < cuts[i + 1]]

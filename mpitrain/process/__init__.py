@@ -1,0 +1,1 @@
+"""A rank as a process: launcher environment, signals, status files and the run directory."""

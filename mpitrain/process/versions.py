@@ -1,0 +1,61 @@
+"""The versions of everything that a run's results may depend on."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from threadpoolctl import threadpool_info
+
+from ..core.h5 import h5py
+from ..gpu import nvml
+
+# What is imported in a run, and what may be.
+_PACKAGES = (
+    "mpitrain",
+    "mpi4py",
+    "numpy",
+    "numba",
+    "llvmlite",
+    "h5py",
+    "click",
+    "docstring-parser",
+    "rich",
+    "threadpoolctl",
+    "tomli-w",
+    "tqdm",
+    "tensorboardX",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "nvidia-cublas",
+    "nvidia-cublas-cu12",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+    "nvidia-cudnn-frontend",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+)
+
+
+def versions() -> dict[str, str]:
+    """Python's, the system's, and those of every package and library that is there, by name; MPI's is left out."""
+    packages = {name: found for name in _PACKAGES if (found := _installed(name))}
+    blas = {
+        f"{lib['user_api']}_{lib['internal_api']}": f"{lib['version']} {lib.get('architecture', '')}".strip()
+        for lib in threadpool_info()
+    }
+    system = {"python": platform.python_version(), "system": platform.platform()}
+    return {**system, **packages, "hdf5": h5py.version.hdf5_version, **blas, **_gpus()}
+
+
+def _gpus() -> dict[str, str]:
+    """This host's GPUs and their driver, if it has any."""
+    found = nvml.cards()
+    return {"nvidia_driver": found[0].driver, "gpus": ", ".join(card.name for card in found)} if found else {}
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""

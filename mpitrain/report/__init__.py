@@ -1,0 +1,1 @@
+"""Reads run directories afterwards: tables, plots and the report page."""

@@ -1,0 +1,40 @@
+"""A curve in a terminal, drawn with the dots of braille characters: two by four in each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..core.layout import Array
+
+# Bits of a character's dots, by row and column (Unicode 16.0, block 2800).
+_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+
+
+def curve(x: Array, y: Array, width: int, height: int) -> list[str]:
+    """Draw ``y`` over ``x`` into ``height`` lines of ``width`` characters, from corner to corner of the values' range.
+
+    Args:
+        x: Shape (n,), rising.
+        y: Shape (n,); what is not finite is left out.
+    """
+    finite = np.isfinite(y)
+    x, y = np.asarray(x, np.float64)[finite], np.asarray(y, np.float64)[finite]
+    dots = np.zeros((4 * height, 2 * width), bool)
+    if len(x):
+        _draw(dots, x, y)
+    cells = dots.reshape(height, 4, width, 2).transpose(0, 2, 1, 3) * np.array(_BITS)
+    return ["".join(chr(0x2800 + bits) for bits in row) for row in cells.sum(axis=(2, 3)).tolist()]
+
+
+def _draw(dots: Array, x: Array, y: Array) -> None:
+    """Set the dots from the lowest to the highest value in each column, and on to the next column's."""
+    rows, columns = dots.shape
+    lowest, extent = y.min(), np.ptp(y)
+    level = (y - lowest) / extent if extent else np.full(len(y), 0.5)
+    row = np.rint((1 - level) * (rows - 1))
+    column = np.rint((x - x[0]) / (np.ptp(x) or 1.0) * (columns - 1)).astype(np.int64)
+    between = np.interp(np.arange(columns), column, row)
+    for at in range(int(column[0]), int(column[-1]) + 1):
+        here = row[column == at]
+        reached = [between[at], *here, *([between[at - 1]] if at else [])]
+        dots[round(min(reached)) : round(max(reached)) + 1, at] = True

@@ -1,0 +1,208 @@
+"""``mpitrain report``: one page with plots of one or several runs, which needs nothing but itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import RecordError
+from ..monitor.format import amount, duration
+from ..monitor.heartbeat import State, states
+from ..version import __version__
+from .history import Run, is_run, read_run
+from .plots import COLORS, Plot, Shown, as_png, as_svg, make_plots
+from .runs import find
+from .time_shares import GROUPS, Shares, read_shares
+
+_TEMPLATE = Path(__file__).with_name("page.html.j2")
+_COLUMNS = ("run", "job", "mode", "state", "steps", "time", "loss", "validation loss", "accuracy", "examples/s")
+_WORDS = ("run", "job", "mode", "state")  # columns that hold no numbers
+# Options that say where a run is kept, and nothing of how it trains.
+_NOT_COMPARED = {"run_dir", "resume"}
+
+
+def report_command() -> click.Command:
+    """The command, for ``cli`` to register."""
+    return click.Command(
+        "report",
+        callback=_report,
+        help="Write a page with plots of runs, or of all runs in a folder: loss, accuracy, speed, where the time went.",
+        params=[
+            click.Argument(["runs"], nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN..."),
+            click.Option(
+                ["-o", "--output"],
+                type=click.Path(path_type=Path),
+                metavar="PATH",
+                help="The page, or with --png the folder.  [default: report.html or plots, in RUN if it is one]",
+            ),
+            click.Option(["--png"], is_flag=True, help="Write the plots alone, as PNG files in a folder."),
+        ],
+    )
+
+
+def _report(runs: tuple[Path, ...], output: Path | None, png: bool) -> None:
+    _check_installed(["matplotlib"] if png else ["matplotlib", "jinja2"])
+    shown = collect(runs)
+    base = runs[0] if len(runs) == 1 else Path()
+    path = output or base / ("plots" if png else "report.html")
+    try:
+        if png:
+            written = _write_pngs(path, make_plots(shown))
+        else:
+            path.write_text(page(shown), encoding="utf-8")
+            written = str(path)
+    except OSError as error:
+        raise RecordError(f"{path} cannot be written: {error.strerror}; give another --output") from error
+    print(written)
+
+
+def collect(folders: Sequence[Path]) -> list[Shown]:
+    """Read runs, and give each a label and a colour of its own.
+
+    Raises:
+        RecordError: One is no run directory, or is given twice, or cannot be read.
+    """
+    folders = [run for folder in folders for run in _runs_in(folder)]
+    resolved = [folder.resolve() for folder in folders]
+    for folder in resolved:
+        if resolved.count(folder) > 1:
+            raise RecordError(f"{folder} is given twice; give each run once")
+    runs = [read_run(folder) for folder in folders]
+    return [
+        Shown(run, label, COLORS[index % len(COLORS)], read_shares(run.folder))
+        for index, (run, label) in enumerate(zip(runs, labels(resolved), strict=True))
+    ]
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """A run directory itself; of another folder the runs in it, such as those of a sweep."""
+    runs = [folder] if is_run(folder) or not folder.is_dir() else list(find(folder))
+    return runs or [folder]
+
+
+def labels(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of paths by which folders can be told apart."""
+    for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
+        found = [str(Path(*folder.parts[-depth:])) for folder in folders]
+        if len(set(found)) == len(found):
+            return found
+    raise AssertionError("the same folder twice")
+
+
+def page(shown: Sequence[Shown]) -> str:
+    """The whole page as HTML."""
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    state = states([run.run.folder for run in shown])
+    rows = [_Row(run, _cells(run.run, run.label, state[run.run.folder])) for run in shown]
+    columns = [name for name in _COLUMNS if any(row.cells[name] for row in rows)]
+    return template.render(
+        title=shown[0].label if len(shown) == 1 else f"{len(shown)} runs",
+        written=time.strftime("%Y-%m-%d at %H:%M"),
+        version=__version__,
+        columns=columns,
+        words=_WORDS,
+        runs=[row.as_mapping() for row in rows],
+        differences=differences([run.run.config for run in shown]),
+        times=[
+            {"label": run.label, "color": run.color, "sentence": sentence(run.shares)}
+            for run in shown
+            if run.shares is not None
+        ],
+        plots=[
+            {"name": plot.name, "title": plot.title, "about": plot.about, "svg": as_svg(plot)}
+            for plot in make_plots(shown)
+        ],
+    )
+
+
+def sentence(shares: Shares) -> str:
+    """What a trace sums up to, in words."""
+    parts = [f"{100 * shares.fraction(g):.0f} % {g}" for g in GROUPS if shares.fraction(g) >= 0.005]
+    text = f"{', '.join(parts)} (all ranks together, whole run)."
+    if shares.waited_for:
+        rank, share = shares.waited_for[0]
+        text += (
+            f" In the last {shares.kept_steps:,} steps the ranks waited {duration(shares.kept_wait_s)}; "
+            f"{100 * share:.0f} % of it for rank {rank.rank} ({rank.role}, on {rank.host}) to arrive"
+        )
+        if len(shares.waited_for) > 1:
+            rest = sum(share for _, share in shares.waited_for[1:])
+            text += f", {100 * rest:.0f} % for the others"
+        text += "."
+    return text
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Options, and versions, that are not the same in all runs, with each run's value."""
+    flat = [
+        {name: value for table in config.values() if isinstance(table, dict) for name, value in table.items()}
+        for config in configs
+    ]
+    names = dict.fromkeys(name for options in flat for name in options)
+    found = [(name, [str(options.get(name, "")) for options in flat]) for name in names if name not in _NOT_COMPARED]
+    return [(name, values) for name, values in found if len(set(values)) > 1]
+
+
+@dataclass(frozen=True)
+class _Row:
+    shown: Shown
+    cells: dict[str, str]
+
+    def as_mapping(self) -> dict[str, Any]:
+        run = self.shown.run
+        config = {name: table for name, table in run.config.items() if isinstance(table, dict)}
+        return {
+            "label": self.shown.label,
+            "color": self.shown.color,
+            "cells": self.cells,
+            "folder": str(run.folder.resolve()),
+            "config": config,
+        }
+
+
+def _cells(run: Run, label: str, state: State) -> dict[str, str]:
+    """What the table says of a run; empty where nothing is known."""
+
+    def last(name: str, form: str) -> str:
+        value = run.series(name).last
+        return "" if value != value else format(value, form)
+
+    speed = run.series("examples_per_s").last
+    return {
+        "run": label,
+        "job": run.job,
+        "mode": str(run.option("mode") or ""),
+        "state": "" if state == "unknown" else state,
+        "steps": f"{run.step:,}",
+        "time": duration(run.seconds),
+        "loss": last("loss", ".4f"),
+        "validation loss": last("validation_loss", ".4f"),
+        "accuracy": last("validation_accuracy", ".4f"),
+        "examples/s": "" if speed != speed else amount(speed),
+    }
+
+
+def _write_pngs(folder: Path, plots: Sequence[Plot]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{plot.name}.png" for plot in plots]
+    for path, plot in zip(paths, plots, strict=True):
+        path.write_bytes(as_png(plot))
+    if not paths:
+        raise RecordError("nothing has been measured yet: there is nothing to plot")
+    return "\n".join(map(os.fspath, paths))
+
+
+def _check_installed(packages: Sequence[str]) -> None:
+    lacking = [name for name in packages if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise RecordError(f"this needs {' and '.join(lacking)}: pip install 'mpitrain[report]'")

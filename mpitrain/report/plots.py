@@ -1,0 +1,399 @@
+"""Plots of one or several runs, as matplotlib figures."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.layout import Array
+from .history import Run, Series
+from .time_shares import GROUPS, Shares
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Told apart by readers with any kind of colour vision (Okabe and Ito 2008).
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B", "#7F7F7F")
+_GROUP_COLORS = dict(
+    zip(GROUPS, ("#009E73", "#D55E00", "#E69F00", "#56B4E9", "#8C564B", "#CC79A7", "#0072B2", "#9A9A9A"), strict=True)
+)
+_INK, _GRID = "#2b2f36", "#b9bec7"
+_MAX_POINTS = 800  # a curve has no more: more than a plot has pixels
+_MAX_BARS = 24  # ranks of a run that are shown one by one
+_SIZE = (5.0, 3.1)  # inches
+_STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Arial", "sans-serif"],
+    "font.size": 9,
+    "text.parse_math": False,  # a run's name may have a dollar in it
+    "text.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.linewidth": 0.8,
+    "axes.formatter.limits": (-4, 6),
+    "axes.formatter.useoffset": False,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.5,
+    "grid.alpha": 0.6,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.5,
+    "svg.fonttype": "none",  # text stays text: to be searched, and read aloud
+}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A run in the plots.
+
+    Attributes:
+        label: Unlike that of any other.
+        shares: What its trace sums up to, if it left one.
+    """
+
+    run: Run
+    label: str
+    color: str
+    shares: Shares | None = None
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure.
+
+    Attributes:
+        name: For files and anchors.
+        title: For people.
+        about: A sentence that says what is to be seen.
+    """
+
+    name: str
+    title: str
+    about: str
+    figure: Figure
+
+
+def make_plots(shown: Sequence[Shown]) -> list[Plot]:
+    """Every plot that the runs have something for."""
+    import matplotlib
+
+    plots = []
+    with matplotlib.rc_context(_STYLE):
+        for name, title, about, draw in _PLOTS:
+            figure = _new_figure()
+            axes = figure.add_subplot()
+            if draw(axes, shown):
+                plots.append(Plot(name, title, about, figure))
+    return plots
+
+
+def as_svg(plot: Plot) -> str:
+    """An ``svg`` element to put into a page: in the page's own colour of text, its ids unlike other plots'."""
+    import matplotlib
+
+    text = io.StringIO()
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": plot.name}):
+        plot.figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{plot.name}-", svg)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    width, height = (72 * size for size in plot.figure.get_size_inches())
+    head = (
+        f'<svg role="img" aria-label="{plot.about}" viewBox="0 0 {width:g} {height:g}" '
+        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+    )
+    return head + svg[svg.index(">") + 1 :]
+
+
+def as_png(plot: Plot) -> bytes:
+    """A picture of 2 pixels for each of a screen's usual ones."""
+    import matplotlib
+
+    data = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        plot.figure.savefig(data, format="png", dpi=200, facecolor="white")
+    return data.getvalue()
+
+
+def _new_figure() -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=_SIZE, layout="constrained")
+
+
+def _loss(axes: Axes, shown: Sequence[Shown]) -> bool:
+    several = len(shown) > 1
+    drawn = []
+    for run in shown:
+        training, validation = run.run.series("loss"), run.run.series("validation_loss")
+        faint = 0.45 if len(validation) else 1.0
+        label = None if len(validation) else run.label if several else "training"
+        drawn += _curve(axes, training, run.color, label or ("training" if not several else None), alpha=faint)
+        label = run.label if several else "validation"
+        drawn += _curve(axes, validation, run.color if several else COLORS[1], label, marker=True)
+    if several and any(len(run.run.series("validation_loss")) for run in shown):
+        axes.plot([], [], color=_INK, alpha=0.45, label="training (faint)")
+    return _finish(axes, drawn, "step", "loss", legend=True, log="auto")
+
+
+def _loss_by_time(axes: Axes, shown: Sequence[Shown]) -> bool:
+    longest = max((run.run.seconds for run in shown), default=0.0)
+    unit, seconds = next((u, s) for u, s in (("h", 3600.0), ("min", 60.0), ("s", 1.0)) if longest >= 2 * s or s == 1)
+    drawn = []
+    for run in shown:
+        validation = run.run.series("validation_loss")
+        curve = validation if len(validation) > 1 else run.run.series("loss")
+        drawn += _curve(axes, curve, run.color, run.label, x=curve.times / seconds, marker=curve is validation)
+    return _finish(axes, drawn, f"time of training, {unit}", "loss", legend=len(shown) > 1, log="auto")
+
+
+def _of(name: str, ylabel: str, **finish: Any) -> Callable[[Axes, Sequence[Shown]], bool]:
+    """Draws one measured value of each run by step."""
+
+    def draw(axes: Axes, shown: Sequence[Shown]) -> bool:
+        drawn = []
+        for run in shown:
+            curve = run.run.series(name)
+            drawn += _curve(axes, curve, run.color, run.label, marker=len(curve) <= 40)
+        return _finish(axes, drawn, "step", ylabel, legend=len(shown) > 1, **finish)
+
+    return draw
+
+
+def _dropped(axes: Axes, shown: Sequence[Shown]) -> bool:
+    """Nothing is drawn where nothing was dropped."""
+    any_dropped = any(np.nansum(run.run.series("dropped").values) > 0 for run in shown)
+    return any_dropped and _of("dropped", "gradients", zero=True)(axes, shown)
+
+
+def _staleness(axes: Axes, shown: Sequence[Shown]) -> bool:
+    drawn = []
+    for run in shown:
+        several = len(shown) > 1
+        drawn += _curve(axes, run.run.series("staleness_mean"), run.color, run.label if several else "mean")
+        most = run.run.series("staleness_max")
+        drawn += _curve(axes, most, run.color, None if several else "max", style=":", alpha=0.7)
+    if drawn and len(shown) > 1:
+        axes.plot([], [], ":", color=_INK, label="max (dotted)")
+    return _finish(axes, drawn, "step", "updates missed by a gradient", legend=True, zero=True)
+
+
+def _staleness_histogram(axes: Axes, shown: Sequence[Shown]) -> bool:
+    found = [(run, counts) for run in shown if (counts := run.run.newest("staleness_histogram")) and sum(counts)]
+    width = 0.8 / max(1, len(found))
+    for index, (run, counts) in enumerate(found):
+        counts = np.trim_zeros(np.asarray(counts, np.float64), "b")
+        share = 100 * counts / counts.sum()
+        left = np.arange(len(counts)) - 0.4 + (index + 0.5) * width
+        axes.bar(left, share, width, color=run.color, label=run.label)
+    axes.locator_params(axis="x", integer=True)
+    return _finish(axes, found, "updates missed by a gradient", "% of gradients", legend=len(found) > 1)
+
+
+def _workers(value: str, ylabel: str) -> Callable[[Axes, Sequence[Shown]], bool]:
+    """Draws one value of each worker's account at the end of each run."""
+
+    def draw(axes: Axes, shown: Sequence[Shown]) -> bool:
+        found = [(run, accounts) for run in shown if (accounts := run.run.newest("workers"))]
+        found = [(run, accounts) for run, accounts in found if any(_number(a.get(value)) for a in accounts)]
+        width = 0.8 / max(1, len(found))
+        for index, (run, accounts) in enumerate(found):
+            left = np.arange(len(accounts)) - 0.4 + (index + 0.5) * width
+            axes.bar(left, [_number(a.get(value)) for a in accounts], width, color=run.color, label=run.label)
+        axes.locator_params(axis="x", integer=True)
+        return _finish(axes, found, "worker", ylabel, legend=len(found) > 1)
+
+    return draw
+
+
+def _time_shares(axes: Axes, shown: Sequence[Shown]) -> bool:
+    rows = [row for run in shown if run.shares is not None for row in _bars(run, len(shown) > 1)]
+    if not rows:
+        return False
+    axes.figure.set_figheight(1.35 + 0.24 * len(rows))  # type: ignore[union-attr]
+    for group in GROUPS:
+        parts = np.array([parts[group] for _, parts in rows])
+        before = np.array([sum(parts[g] for g in list(GROUPS)[: list(GROUPS).index(group)]) for _, parts in rows])
+        if parts.any():
+            axes.barh(np.arange(len(rows)), parts, left=before, height=0.72, color=_GROUP_COLORS[group], label=group)
+    axes.set_yticks(np.arange(len(rows)), [label for label, _ in rows])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of time")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=3, columnspacing=1.2, handlelength=1.2)
+    return True
+
+
+def _bars(run: Shown, several: bool) -> list[tuple[str, dict[str, float]]]:
+    """Percent of time by group for each rank; for many ranks one mean for all."""
+    assert run.shares is not None
+    prefix = f"{run.label}: " if several else ""
+    if len(run.shares.ranks) > _MAX_BARS:
+        return [(f"{prefix}mean of {len(run.shares.ranks)}", {g: 100 * run.shares.fraction(g) for g in GROUPS})]
+    return [
+        (f"{prefix}rank {rank.rank}", {g: 100 * rank.group_s(g) / (rank.total_s or 1.0) for g in GROUPS})
+        for rank in run.shares.ranks
+    ]
+
+
+def _curve(
+    axes: Axes,
+    series: Series,
+    color: str,
+    label: str | None,
+    x: Array | None = None,
+    marker: bool = False,
+    style: str = "-",
+    alpha: float = 1.0,
+) -> list[object]:
+    """Draw one curve; returns what was drawn. A long one is thinned to means, its extremes are shaded."""
+    if not len(series):
+        return []
+    x = series.steps if x is None else x
+    shown, low, mean, high = _thinned(x, series.values)
+    marks: dict[str, Any] = {"marker": "o", "markersize": 3.5} if marker and len(shown) <= 60 else {}
+    if len(shown) == 1:
+        marks = {"marker": "o", "markersize": 4}
+    line = axes.plot(shown, mean, style, color=color, label=label, alpha=alpha, **marks)
+    if len(shown) < len(x):
+        axes.fill_between(shown, low, high, color=color, alpha=0.15 * alpha, linewidth=0)
+    return list(line)
+
+
+def _thinned(x: Array, values: Array) -> tuple[Array, Array, Array, Array]:
+    """At most ``_MAX_POINTS`` points: last x, lowest, mean and highest value of each run of neighbours."""
+    if len(x) <= _MAX_POINTS:
+        return x, values, values, values
+    cuts = np.linspace(0, len(x), _MAX_POINTS + 1).astype(np.int64)[:-1]
+    ends = np.append(cuts[1:], len(x)) - 1
+    finite = np.isfinite(values)
+    count = np.add.reduceat(finite, cuts, dtype=np.int64)
+    total = np.add.reduceat(np.where(finite, values, 0.0), cuts)
+    mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    return x[ends], np.fmin.reduceat(values, cuts), mean, np.fmax.reduceat(values, cuts)
+
+
+def _finish(
+    axes: Axes,
+    drawn: Sequence[object],
+    xlabel: str,
+    ylabel: str,
+    legend: bool = False,
+    log: str = "",
+    zero: bool = False,
+) -> bool:
+    """Label the axes; whether there is anything to be seen."""
+    if not drawn:
+        return False
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    if log == "auto" and _spans_decades(axes):
+        _plain_log_scale(axes)
+    elif zero:
+        axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(_thousands)
+    axes.xaxis.set_major_formatter(_thousands)
+    axes.margins(x=0.02)
+    if legend and axes.get_legend_handles_labels()[0]:
+        axes.legend()
+    return True
+
+
+def _plain_log_scale(axes: Axes) -> None:
+    """A logarithmic scale whose numbers are written out."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _spans_decades(axes: Axes) -> bool:
+    """Whether values are positive and differ by more than a logarithmic scale is needed to show."""
+    values = np.concatenate([np.asarray(line.get_ydata(), np.float64) for line in axes.get_lines()])
+    values = values[np.isfinite(values)]
+    return bool(len(values)) and values.min() > 0 and values.max() > 30 * values.min()
+
+
+def _thousands(value: float, _: float) -> str:
+    """Numbers as people write them: 1,500 and 0.25, and 2.5M where zeros would be many."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.4g}M"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
+
+
+_Draw = Callable[["Axes", Sequence[Shown]], bool]
+_PLOTS: tuple[tuple[str, str, str, _Draw], ...] = (
+    ("loss", "Loss", "Mean loss over the training batches and on the validation examples, by step.", _loss),
+    (
+        "accuracy",
+        "Accuracy",
+        "Share of validation examples that are classified right, by step.",
+        _of("validation_accuracy", "accuracy"),
+    ),
+    ("loss-by-time", "Loss by time", "Loss on the validation examples, or else in training, by time.", _loss_by_time),
+    (
+        "learning-rate",
+        "Learning rate",
+        "The optimizer's learning rate, by step.",
+        _of("learning_rate", "learning rate", zero=True),
+    ),
+    (
+        "throughput",
+        "Throughput",
+        "Examples a second of all workers together, validation and saving left out.",
+        _of("examples_per_s", "examples/s", zero=True),
+    ),
+    (
+        "staleness",
+        "Staleness",
+        "Updates that the parameters had while a gradient was computed on older ones.",
+        _staleness,
+    ),
+    (
+        "staleness-histogram",
+        "Staleness, all gradients",
+        "How many updates gradients had missed, at the end.",
+        _staleness_histogram,
+    ),
+    (
+        "dropped",
+        "Dropped gradients",
+        "Gradients that came too late to be used, by step.",
+        _dropped,
+    ),
+    (
+        "workers",
+        "Throughput by worker",
+        "Examples a second of each worker, over the whole run.",
+        _workers("examples_per_s", "examples/s"),
+    ),
+    (
+        "workers-staleness",
+        "Staleness by worker",
+        "Mean staleness of each worker's gradients.",
+        _workers("staleness_mean", "updates missed"),
+    ),
+    ("time-shares", "Where the time went", "Shares of each rank's time, by what it did.", _time_shares),
+)

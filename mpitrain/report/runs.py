@@ -1,0 +1,100 @@
+"""``mpitrain runs``: a table of the runs in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from ..errors import RecordError
+from ..monitor.format import columns, duration
+from ..monitor.heartbeat import State, Status, age_s, read, states
+from .history import Run, is_run, read_run
+
+_HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age")
+_STEP_COLUMN = 4
+
+
+def runs_command() -> click.Command:
+    """The command, for ``cli`` to register."""
+    folder = click.Argument(
+        ["folder"], required=False, default=Path("runs"), type=click.Path(path_type=Path), metavar="[FOLDER]"
+    )
+    return click.Command(
+        "runs",
+        callback=_runs,
+        params=[folder],
+        help="List the runs in FOLDER (by default: runs), the newest first.",
+        short_help="List the runs in a folder: job, mode, ranks, step, best validation, state, age.",
+    )
+
+
+def _runs(folder: Path) -> None:
+    found = list(find(folder))
+    if not found:
+        print(f"no runs in {folder}")
+        return
+    state = states(found)
+    ages = {path: age_s(path) for path in found}
+    rows = [_row(path, folder, state[path], ages[path]) for path in sorted(found, key=lambda path: ages[path])]
+    print("\n".join(columns([_HEAD, *rows], right=(_STEP_COLUMN,))))
+
+
+def find(folder: Path) -> Iterator[Path]:
+    """Run directories in a folder, at any depth but not in one another; the folder itself if it is one.
+
+    Raises:
+        RecordError: There is no such folder, or it cannot be listed.
+    """
+    if not folder.is_dir():
+        raise RecordError(f"{folder}: no such folder; give one that holds run directories")
+    if is_run(folder):
+        yield folder
+        return
+    try:
+        children = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    except OSError as error:
+        raise RecordError(f"{folder} cannot be listed: {error.strerror}") from error
+    for child in children:
+        yield from find(child)
+
+
+def best_validation(run: Run) -> str:
+    """The best that was measured: accuracy where there is one, else loss; and its step."""
+    for name, shown, best in (("validation_accuracy", "accuracy", max), ("validation_loss", "loss", min)):
+        series = run.series(name)
+        values = [(v, s) for v, s in zip(series.values.tolist(), series.steps.tolist(), strict=True) if v == v]
+        if values:
+            value = best(v for v, _ in values)
+            return f"{shown} {value:.4f} at {next(s for v, s in values if v == value):,}"
+    return "-"
+
+
+def _row(path: Path, folder: Path, state: State, age: float) -> tuple[str, ...]:
+    status = read(path)
+    name = str(path.relative_to(folder)) if path != folder else path.resolve().name
+    try:
+        run = read_run(path)
+    except RecordError:
+        return (name, "?", "?", "?", "?", "cannot be read", state, duration(age))
+    step = max(run.step, status.step if status is not None else 0)
+    if state == "died":
+        step = max(step, _saved_step(path))  # it may have died before the first line and the second heartbeat
+    mode = str(run.option("mode") or "?")
+    return (name, run.job, mode, _ranks(status), _progress(step, run), best_validation(run), state, duration(age))
+
+
+def _saved_step(folder: Path) -> int:
+    """The step of the newest checkpoint; 0 where there is none."""
+    numbers = (path.stem.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*.h5"))
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)  # others hold parts
+
+
+def _ranks(status: Status | None) -> str:
+    return status.ranks if status is not None else "?"
+
+
+def _progress(step: int, run: Run) -> str:
+    goal = run.option("train_steps")
+    return f"{step:,}/{goal:,}" if isinstance(goal, int) else f"{step:,}"

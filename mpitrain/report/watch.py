@@ -1,0 +1,199 @@
+"""``mpitrain watch``: a run's curves in a terminal while it goes on, from any machine that sees its directory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import numpy as np
+
+from ..monitor import heartbeat as status
+from ..monitor.format import amount, duration
+from .braille import curve
+from .history import METRICS, Run, Series, Tail, open_run
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_SHORTEST_S = 0.1
+_PLOTS = (
+    ("loss", "loss"),
+    ("validation_loss", "validation loss"),
+    ("validation_accuracy", "accuracy"),
+    ("examples_per_s", "examples/s"),
+    ("staleness_mean", "staleness"),
+    ("learning_rate", "learning rate"),
+)
+_LABEL = 9  # columns for what stands left of a curve
+
+
+def watch_command() -> click.Command:
+    """The command, for ``cli`` to register."""
+    return click.Command(
+        "watch",
+        callback=_watch,
+        params=[
+            click.Argument(["run"], type=click.Path(path_type=Path), metavar="RUN"),
+            click.Option(
+                ["--interval"],
+                type=click.FloatRange(min=_SHORTEST_S),
+                default=1.0,
+                show_default=True,
+                metavar="SECONDS",
+                help="Look at the run again after so long.",
+            ),
+        ],
+        help="Show a run in the terminal while it goes on; ends when the run ends. Ctrl-C leaves the run alone.",
+        short_help="Show a run in the terminal while it goes on.",
+    )
+
+
+def _watch(run: Path, interval: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    view = View(run)
+    view.look()
+    with Live(view.render(console.width, console.height), console=console, auto_refresh=False) as live:
+        try:
+            while not view.ended:
+                time.sleep(interval)
+                view.look()
+                live.update(view.render(console.width, console.height), refresh=True)
+        except KeyboardInterrupt:
+            pass
+
+
+@dataclass
+class View:
+    """What is known of a run at a time.
+
+    Args:
+        folder: The run directory.
+        now: A clock, seconds.
+
+    Raises:
+        RecordError: It is no run directory, or cannot be read.
+    """
+
+    folder: Path
+    now: Callable[[], float] = time.monotonic
+    state: status.State = field(default="unknown", init=False)
+
+    def __post_init__(self) -> None:
+        self.run: Run = open_run(self.folder)
+        self._tail = Tail(self.folder / METRICS)
+        self._status: status.Status | None = None
+        self._beat, self._beat_at = -1, self.now()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is to come."""
+        return self.state in status.ENDED
+
+    def look(self) -> None:
+        """Read what is new."""
+        lines = self._tail.read()
+        if lines:
+            self.run.add(lines)
+        self._status = status.read(self.folder)
+        if self._status is None:
+            self.state = "unknown"
+            return
+        if self._status.beat != self._beat:
+            self._beat, self._beat_at = self._status.beat, self.now()
+        # Whoever watches needs no other clock: a beat was seen so long ago.
+        age = self.now() - self._beat_at
+        here = status.Machine.here()
+        state = status.judge(self._status, here, age, status.is_alive)
+        self.state = "died" if state is None else state
+
+    @property
+    def step(self) -> int:
+        """The newest step that is known of."""
+        return max(self.run.step, self._status.step if self._status is not None else 0)
+
+    def render(self, width: int, height: int) -> RenderableType:
+        """The picture for a terminal of ``width`` columns and ``height`` lines."""
+        from rich.console import Group
+        from rich.text import Text
+
+        head: list[RenderableType] = [
+            Text.assemble((self.run.name, "bold"), "  ", self._about(), overflow="ellipsis", no_wrap=True)
+        ]
+        head += [self._progress(width), Text(self._newest(), overflow="ellipsis", no_wrap=True)]
+        # One line is left for the cursor; a picture that fills the terminal would scroll.
+        return Group(*head, *self._plots(width, height - len(head) - 1))
+
+    def _about(self) -> str:
+        ranks = f", {self._status.ranks} on {self._status.machine.host}" if self._status is not None else ""
+        return f"{self.run.job}, {self.run.option('mode') or '?'}{ranks}: {self.state}"
+
+    def _progress(self, width: int) -> RenderableType:
+        from rich.text import Text
+
+        goal, done = self.run.option("train_steps"), f" step {self.step:,}"
+        if not isinstance(goal, int) or not goal:
+            return Text(done)
+        part = min(1.0, self.step / goal)
+        words = f"{done} of {goal:,}, {100 * part:.0f} %, {duration(self.run.seconds)}{self._left(goal)}"
+        room = max(0, width - len(words) - 1)
+        full = round(part * room)
+        return Text.assemble(("━" * full, "green"), ("━" * (room - full), "bright_black"), words, no_wrap=True)
+
+    def _left(self, goal: int) -> str:
+        speed = self.run.series("step_s").last
+        if self.state != "running" or not speed > 0 or self.step >= goal:
+            return ""
+        return f", {duration((goal - self.step) * speed)} left"
+
+    def _newest(self) -> str:
+        parts = []
+        for name, title in _PLOTS:
+            value = self.run.series(name).last
+            if value == value:
+                parts.append(f"{_value(value)} {title}" if name == "examples_per_s" else f"{title} {_value(value)}")
+        return "  ".join(parts) or "nothing measured yet"
+
+    def _plots(self, width: int, height: int) -> list[RenderableType]:
+        """As many curves as there is room for, two beside each other where the terminal is wide enough."""
+        from rich.table import Table
+
+        found = [(title, series) for name, title in _PLOTS if len(series := self.run.series(name)) > 1]
+        across = 2 if width >= 76 and len(found) > 1 else 1
+        down = min(-(-len(found) // across), max(1, height // 6))
+        if not found or height < 5:
+            return []
+        each = min(max(3, height // down - 3), 14)
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        size = (width - 3 * (across - 1)) // across
+        for at in range(0, down * across, across):
+            grid.add_row(*(_plot(title, series, size, each) for title, series in found[at : at + across]))
+        return [grid]
+
+
+def _plot(title: str, series: Series, width: int, height: int) -> RenderableType:
+    """One curve with its range, in ``height + 2`` lines."""
+    from rich.text import Text
+
+    values = series.values[np.isfinite(series.values)]
+    lowest, highest = (values.min(), values.max()) if len(values) else (float("nan"), float("nan"))
+    rows = curve(series.steps, series.values, max(4, width - _LABEL - 1), height)
+    labels = {0: _value(highest), height - 1: _value(lowest)} if highest > lowest else {height // 2: _value(lowest)}
+    text = Text(no_wrap=True)
+    text.append(f"{'':{_LABEL}} {title}\n", style="bold")
+    for index, row in enumerate(rows):
+        text.append(f"{labels.get(index, ''):>{_LABEL}} ")
+        text.append(row + "\n", style="cyan")
+    first, last = f"{series.steps[0]:,}", f"step {series.steps[-1]:,}"
+    text.append(f"{'':{_LABEL}} {first}{last:>{max(1, len(rows[0]) - len(first))}}", style="bright_black")
+    return text
+
+
+def _value(value: float) -> str:
+    return amount(value) if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,98 @@
+"""What ``sync`` and ``local`` have in common: all workers take the same steps, each its own batch of every one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ..core.layout import Array
+from ..plan.plan import Plan
+from .base import StepResult, Totals, Turn, Work
+
+STOP = 1  # flag: some rank was asked to stop
+PAUSE = 2  # flag: the chief was asked for a pause
+
+
+class Lockstep:
+    """Counts steps and examples; the rest of ``base.Strategy`` is the subclass's.
+
+    Args:
+        rank: Of this worker among the workers.
+        step, position: Where training begins.
+    """
+
+    lockstep = True
+    on_device = False
+    loss_scale: Array | None = None
+
+    def __init__(self, plan: Plan, rank: int, step: int, position: int) -> None:
+        self._first, self._examples = rank * plan.batch, plan.step_examples
+        self._train_steps = plan.train_steps
+        self.step, self.position = step, position
+        self._flags = 0  # this rank's
+        self._stopping = False  # what all have agreed on, like ``paused``
+        self.paused = False
+        self._loss, self._counted, self._skipped = 0.0, 0, 0
+        self._result = StepResult(math.nan, True)
+
+    @property
+    def result(self) -> StepResult:
+        return self._result
+
+    @property
+    def settled(self) -> bool:
+        return True
+
+    @property
+    def numbers(self) -> Mapping[str, float]:
+        return {}
+
+    def pause_at(self, step: int) -> None:
+        """Nothing to do: nobody goes on before all have come."""
+
+    def pause_soon(self) -> None:
+        self._flags |= PAUSE
+
+    def take(self) -> Work | Turn:
+        self.paused = False
+        if self._stopping or self.step >= self._train_steps:
+            return Turn.END
+        return Work(self.step, self.position + self._first)
+
+    def stop(self) -> None:
+        self._flags |= STOP
+
+    def close(self) -> None:
+        """Nothing to do: all have the same parameters."""
+
+    def complete(self, name: str) -> Array:
+        raise NotImplementedError
+
+    def computable(self, name: str) -> Array:
+        return self.complete(name)
+
+    def totals(self) -> Totals:
+        return Totals(self._loss, self._counted, self._skipped, [])
+
+    def _hear(self, flags: int) -> None:
+        """Take notice of the union of all workers' flags."""
+        self._stopping, self.paused = bool(flags & STOP), bool(flags & PAUSE)
+        if self.paused:
+            self._flags &= ~PAUSE
+
+    def _count(self, loss: float, updated: bool) -> None:
+        """One more step."""
+        self._advance()
+        self._tally(loss, updated)
+
+    def _advance(self) -> None:
+        self.step += 1
+        self.position += self._examples
+
+    def _tally(self, loss: float, updated: bool) -> None:
+        self._result = StepResult(loss, updated)
+        if updated:
+            self._loss += loss
+            self._counted += 1
+        else:
+            self._skipped += 1

@@ -1,0 +1,1 @@
+"""Parameter servers: the modes async, ssp and backup."""

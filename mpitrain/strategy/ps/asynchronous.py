@@ -1,0 +1,100 @@
+"""``--mode async`` and ``ssp``: every gradient is a step of its own.
+
+A worker takes a ticket, reads the newest parameters, computes, and has every server apply the gradient as it comes;
+then it goes on. In ``ssp`` (Ho et al., More effective distributed ML via a stale synchronous parallel parameter server,
+2013, section 3) no worker runs more than so many steps ahead of the slowest.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...optim import Updater
+from ..base import StepResult
+from .client import Served
+from .shard import Push, Ranges
+from .store import Store
+
+
+class Asynchronous(Served):
+    """Every gradient is a step of its own, applied as it comes; in ``ssp`` nobody gets too far ahead.
+
+    Args:
+        store: Where the parameters are; freed with this.
+        early: Hand a shard its part of the gradient as soon as that is there: the gradient comes from a GPU, which
+            goes on meanwhile.
+    """
+
+    def __init__(self, store: Store, early: bool = False) -> None:
+        super().__init__(store)
+        plan = self._plan
+        self._measure: Updater | None = None
+        if plan.optimizer.clip_norm is not None and not plan.optimizer.layerwise:
+            slots = dict.fromkeys(plan.optimizer.slots, np.empty(0, plan.dtype))  # which measuring does not need
+            self._measure = Updater(plan.optimizer, plan.layout, self.params, slots)
+        self._early = early and self._measure is None
+        self._staleness: dict[int, int] = {}  # of this gradient, at the shards here that have applied it
+        self._posted: set[int] = set()  # shards elsewhere that have been sent it
+        # Workers begin at different shards, so that they do not queue for one after the other.
+        begin = self._worker % max(1, len(self._local))
+        self._in_turn = self._local[begin:] + self._local[:begin]
+
+    def begin(self, loss: float) -> None:
+        super().begin(loss)
+        self._staleness.clear()
+        self._posted.clear()
+
+    def ready(self, start: int) -> None:
+        if self._early and start > 0 and self._is_taken:
+            self._hand_in(start, 1.0)
+
+    def finish(self) -> None:
+        loss = self._step_loss
+        updated = self._is_taken
+        staleness = self._push() if updated else 0
+        if self._plan.config.mode == "ssp":
+            staleness = self._ahead
+        if self._ledger is not None:
+            self.step = self._ledger.finish(self._worker, loss, staleness, self._reads_since(), not updated)
+        elif self._far is not None:
+            self.step = self._far.finish(loss, staleness, self._reads_since(), not updated)
+        self.result = StepResult(loss, updated)
+
+    @property
+    def _is_taken(self) -> bool:
+        """Whether this gradient is applied."""
+        return math.isfinite(self._step_loss) or self._nan == "ignore"
+
+    def _push(self) -> int:
+        """Have every shard apply the gradient; returns its staleness at the first one."""
+        self._hand_in(0, self._clip())
+        for s, far in self._remote:
+            self._staleness[s] = far.wait_apply()
+        return self._staleness[0]
+
+    def _hand_in(self, start: int, clip: float) -> None:
+        """Give the gradient to shards that lie from ``start`` on, unless they have it."""
+        scaled = self._plan.config.staleness_scaling
+        for s, far in self._remote:
+            if s not in self._posted and _lie_from(start, self._store.ranges[s]):
+                far.post_apply(self.grads, Push(self._versions[s], clip, scaled))
+                self._posted.add(s)
+        for s, shard in self._in_turn:
+            if s not in self._staleness and _lie_from(start, shard.ranges):
+                self._staleness[s] = shard.apply(self.grads, Push(self._versions[s], clip, scaled))
+
+    def _clip(self) -> float:
+        """What the gradient is multiplied by to keep to the optimizer's ``clip_norm``."""
+        measure = self._measure
+        if measure is None:
+            return 1.0
+        rows = self.grads[np.newaxis]
+        squares = sum(measure.prepare(b.lo, b.hi, rows, self.grads, 0) for b in self._plan.buckets)
+        return self._plan.optimizer.clip_factor(float(np.asarray(squares)[0]))
+
+
+def _lie_from(start: int, ranges: Ranges) -> bool:
+    """Whether ranges, of which there may be none, are complete where the vector is from ``start`` on."""
+    return all(lo >= start for lo, _ in ranges)

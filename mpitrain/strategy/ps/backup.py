@@ -1,0 +1,127 @@
+"""``--mode backup``: a step takes the first gradients of it that come; what comes later is dropped.
+
+Chen, Pan, Monga, Bengio and Jozefowicz, Revisiting distributed synchronous SGD, 2016, section 3. Where all workers and
+servers share one node, the workers whose gradients a step takes are a team: each sums and updates its part of the
+parameters, in the order of tickets, and nothing is copied. All read the parameters where they are: who computes while
+they change has come too late, and its gradient is not taken. Elsewhere servers collect and update (``Collector``).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...comm.node_allreduce import part
+from ...core.layout import Array
+from ..base import StepResult, Wrap
+from .client import Served
+from .coordinator import DROPPED
+from .store import Store
+
+
+class Backup(Served):
+    """A worker of ``--mode backup`` with servers on several nodes."""
+
+    def _memory(self) -> tuple[Array, Array]:
+        params, grads = super()._memory()
+        rows = self._store.rows
+        if rows is not None:  # a server here sums the gradients where they are
+            grads = rows[self._store.nodes.comm.rank, : self._plan.layout.size]
+            grads[:] = 0
+        return params, grads
+
+    def _least_version(self, step: int) -> int:
+        return step
+
+    def finish(self) -> None:
+        loss = self._step_loss
+        step, ticket = self._work.step, self._ticket
+        if self._ledger is not None:
+            place = self._ledger.admit(self._worker, ticket, step, loss, self._reads_since())
+        else:
+            assert self._far is not None
+            place = self._far.admit(ticket, step, loss, self._reads_since())
+        own = loss * self._plan.taken  # the mean of this worker's examples, all that it knows of the step's
+        if place == DROPPED:
+            self.result = StepResult(own, False)
+            return
+        self._hand_in(step, ticket, loss)
+        self.result = StepResult(own, math.isfinite(loss) or self._nan == "ignore")
+
+    def _hand_in(self, step: int, ticket: int, loss: float) -> None:
+        """Give the gradient to all servers, and wait until they have applied the step."""
+        for _, far in self._remote:
+            far.post_collect(self.grads, ticket, step, loss)
+        row = self._store.nodes.comm.rank
+        for _, shard in self._local:
+            shard.collect(row, ticket, step, loss)
+        for _, far in self._remote:
+            far.wait()
+        for _, shard in self._local:
+            self._store.waiting.until(lambda spins, shard=shard: shard.version > step)  # type: ignore[misc]
+        self.step = step + 1
+
+    def trace(self, wrap: Wrap) -> None:
+        super().trace(wrap)
+        wrap(self, "_hand_in", "wait")
+
+
+class Team(Served):
+    """A worker of ``--mode backup`` where all share one node."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._updater = self._plan.updater(store.vectors)
+        here = [rank for rank in range(store.cluster.size) if store.nodes.same(rank, store.cluster.rank)]
+        self._row_of = np.array([here.index(rank) for rank in store.cluster.worker_ranks])
+
+    def _memory(self) -> tuple[Array, Array]:
+        assert self._store.rows is not None
+        grads = self._store.rows[self._store.nodes.comm.rank, : self._plan.layout.size]
+        grads[:] = 0
+        return self._store.vectors["params"], grads
+
+    def _read(self, step: int) -> None:
+        """Nothing to bring: the parameters are read where they are."""
+        self._reads += 1
+
+    def complete(self, name: str) -> Array:
+        assert self._ledger is not None
+        with self._ledger.standing():
+            return self._store.vectors[name].copy()
+
+    def trace(self, wrap: Wrap) -> None:
+        super().trace(wrap)
+        wrap(self, "_update", "update")
+        for method in ("wait_for_team", "wait_for_sums", "close_step"):
+            wrap(self._ledger, method, "wait")
+
+    def finish(self) -> None:
+        step, ledger, waiting = self._work.step, self._ledger, self._store.waiting
+        assert ledger is not None
+        place = ledger.admit(self._worker, self._ticket, step, self._step_loss, self._reads_since())
+        if place == DROPPED:
+            self.result = StepResult(self._step_loss * self._plan.taken, False)
+            return
+        ledger.wait_for_team(waiting)
+        workers, loss = ledger.admitted()
+        updated = math.isfinite(loss) or self._nan == "ignore"
+        if updated:
+            self._update(place, self._row_of[workers], step)
+        ledger.close_step(step, loss, not updated, waiting)
+        self.step = step + 1
+        self.result = StepResult(loss, updated)
+
+    def _update(self, place: int, order: Array, step: int) -> None:
+        rows, updater = self._store.rows, self._updater
+        assert rows is not None
+        lo, hi = part(0, self._plan.layout.size, place, len(order))
+        if not updater.needs_sums:
+            updater.update(lo, hi, rows, step, order=order)
+            return
+        partials = self._store.partials
+        assert partials is not None and self._ledger is not None
+        partials[place] = updater.prepare(lo, hi, rows, self.grads, step, order=order)
+        self._ledger.wait_for_sums(self._store.waiting)
+        updater.finish(lo, hi, self.grads, partials[: len(order)].sum(axis=0), step)

@@ -1,0 +1,337 @@
+"""Who may take which batch: tickets, gates, steps and accounts of workers that keep no common pace.
+
+A *ticket* is one worker's turn: its number says which examples the worker takes. One counter gives them out, so an
+epoch is each example once however fast each worker is. A *gate* is a step beyond which no ticket is given out until
+it is moved: when all that was given out is finished, the parameters stand still and are those of exactly that step.
+
+All of it is words of shared memory on the node of the first server, changed under one lock; what every step does there
+is compiled, and takes a fraction of a microsecond. Workers on other nodes ask that server to do it for them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+from ...comm.atomics import WORDS, load, lock, release, store
+from ...comm.backoff import Waiting
+from ...comm.shared_memory import SharedArrays
+from ...core.kernels import kernel
+from ...core.layout import Array
+from ..base import Account
+
+END = -1  # no ticket: training is over
+WAIT = -2  # no ticket yet
+PAUSE = -3  # no ticket yet, for all stand still before the gate: for the chief, who moves it
+DROPPED = -1  # in place of a place: the step has its gradients already
+
+BINS = 32  # of the staleness histogram; the last one counts all that is staler
+
+_LOCK = 0
+_NEXT, _DONE, _GATE, _END, _STEP, _ARRIVED, _SUMMED, _UPDATED, _LOSS, _SKIPPED = range(WORDS, WORDS + 10)
+_HEAD = 2 * WORDS
+# Of a worker's row.
+_CLOCK, _STEPS, _DROPPED, _STALE_SUM, _STALE_MAX, _READS = range(6)
+_HISTOGRAM = WORDS
+_ROW = _HISTOGRAM + BINS
+_ENDED = 1 << 62  # the clock of a worker that has ended: it holds nobody up
+# Of a place in the step that is being collected.
+_WORKER, _TICKET, _SHARE = range(3)
+_PLACE = 4
+
+
+class Rules(NamedTuple):
+    """How a mode gives out tickets.
+
+    Attributes:
+        workers: Their number.
+        bound: ssp: steps that a worker may be ahead of the slowest; -1 for any.
+        taken: backup: gradients that a step takes; 0 where each gradient is a step of its own.
+        team: backup: the workers of a step update the parameters themselves, and the step counts when they have.
+    """
+
+    workers: int
+    bound: int = -1
+    taken: int = 0
+    team: bool = False
+
+
+class State(NamedTuple):
+    """Where training stands.
+
+    Attributes:
+        done: Steps that are applied, those of the runs that this one goes on from included.
+        begun: Steps that are given out.
+        tickets: Given out.
+        loss: Sum of the losses of the steps of this run that were not skipped.
+        skipped: Steps of this run that were, since their loss was not finite.
+        accounts: For each worker.
+    """
+
+    done: int
+    begun: int
+    tickets: int
+    loss: float
+    skipped: int
+    accounts: list[Account]
+
+
+@kernel
+def _counted(words: Array, taken: int) -> int:
+    return words[_STEP] if taken else words[_NEXT]  # type: ignore[no-any-return]
+
+
+@kernel
+def _slowest(words: Array, workers: int) -> int:
+    slowest = _ENDED
+    for w in range(workers):
+        slowest = min(slowest, words[_HEAD + w * _ROW + _CLOCK])
+    return slowest
+
+
+@kernel
+def _take(words: Array, worker: int, workers: int, bound: int, taken: int, team: bool) -> tuple[int, int, int]:
+    """A ticket, its step and how far ahead of the slowest its worker is; or END or WAIT."""
+    lock(words, _LOCK)
+    counted, row = _counted(words, taken), _HEAD + worker * _ROW
+    ticket, lead = WAIT, 0
+    if counted >= words[_END]:
+        words[row + _CLOCK] = _ENDED
+        ticket = END
+    elif counted < words[_GATE] and not (team and words[_ARRIVED] == taken):
+        lead = words[row + _CLOCK] - _slowest(words, workers)
+        if bound < 0 or lead <= bound:
+            ticket = words[_NEXT]
+            words[_NEXT] += 1
+    release(words, _LOCK)
+    return ticket, counted, lead
+
+
+@kernel
+def _finish(words: Array, worker: int, loss: float, staleness: int, reads: int, skipped: bool) -> int:
+    lock(words, _LOCK)
+    row = words[_HEAD + worker * _ROW : _HEAD + (worker + 1) * _ROW]
+    row[_READS] += reads
+    if not skipped:
+        _count(row, staleness)
+    row[_CLOCK] += 1
+    _close(words, loss, skipped)
+    done = words[_DONE]
+    release(words, _LOCK)
+    return done  # type: ignore[no-any-return]
+
+
+@kernel
+def _close(words: Array, loss: float, skipped: bool) -> None:
+    """One more step is done."""
+    words[_DONE] += 1
+    if skipped:
+        words[_SKIPPED] += 1
+    else:
+        total = words[_LOSS : _LOSS + 1].view(np.float64)
+        total[0] += loss
+
+
+@kernel
+def _add_one(words: Array, at: int) -> None:
+    lock(words, _LOCK)
+    store(words, at, words[at] + 1)
+    release(words, _LOCK)
+
+
+@kernel
+def _close_team_step(words: Array, step: int, taken: int, loss: float, skipped: bool) -> None:
+    lock(words, _LOCK)
+    words[_UPDATED] += 1
+    if words[_UPDATED] == taken:
+        words[_ARRIVED] = words[_SUMMED] = words[_UPDATED] = 0
+        _close(words, loss, skipped)
+        store(words, _STEP, step + 1)
+    release(words, _LOCK)
+
+
+@kernel
+def _count(row: Array, staleness: int) -> None:
+    row[_STEPS] += 1
+    row[_STALE_SUM] += staleness
+    row[_STALE_MAX] = max(row[_STALE_MAX], staleness)
+    row[_HISTOGRAM + min(staleness, BINS - 1)] += 1
+
+
+@kernel
+def _admit(
+    words: Array, worker: int, ticket: int, step: int, loss: float, reads: int, workers: int, taken: int, team: bool
+) -> int:
+    lock(words, _LOCK)
+    row = words[_HEAD + worker * _ROW : _HEAD + (worker + 1) * _ROW]
+    row[_CLOCK] += 1
+    row[_READS] += reads
+    place = DROPPED
+    if words[_STEP] != step or words[_ARRIVED] == taken:
+        row[_DROPPED] += 1
+    else:
+        place = words[_ARRIVED]
+        at = _HEAD + workers * _ROW + place * _PLACE
+        words[at + _WORKER], words[at + _TICKET] = worker, ticket
+        share = words[at + _SHARE : at + _SHARE + 1].view(np.float64)
+        share[0] = loss
+        _count(row, 0)
+        if place + 1 == taken and not team:
+            words[_ARRIVED] = 0
+            store(words, _STEP, step + 1)
+        else:
+            store(words, _ARRIVED, place + 1)  # read without the lock by who waits for the others
+    release(words, _LOCK)
+    return place  # type: ignore[no-any-return]
+
+
+@kernel
+def _at_least(words: Array, at: int, value: int, spins: int) -> bool:
+    for _ in range(spins):
+        if load(words, at) >= value:
+            return True
+    return False
+
+
+class Ledger:
+    """Tickets, gates, steps and accounts; every method is local, and may be called by any rank of the node.
+
+    Construction is collective over the node. ``open`` comes before everything else.
+
+    Args:
+        shared: Of the node that it lies on.
+    """
+
+    def __init__(self, shared: SharedArrays, rules: Rules) -> None:
+        self.rules = rules
+        self._words = shared.allocate((_HEAD + rules.workers * (_ROW + _PLACE),), np.int64)
+
+    def open(self, step: int, end: int) -> None:
+        """Begin at ``step``, end at ``end``, with the gate at the beginning; by one rank."""
+        words = self._words
+        words[:] = 0
+        words[_STEP], words[_DONE], words[_GATE], words[_END] = step, step, step, end
+        words[_NEXT] = step if not self.rules.taken else 0
+
+    def take(self, worker: int, chief: bool = False) -> tuple[int, int, int]:
+        """A ticket for a worker: its number, the step that it is for, and how many steps the worker is ahead.
+
+        The number is ``WAIT`` where there is none yet, ``PAUSE`` where the chief has to move the gate first, and
+        ``END`` where there will be none.
+        """
+        rules = self.rules
+        ticket, step, ahead = _take(self._words, worker, rules.workers, rules.bound, rules.taken, rules.team)
+        if chief and ticket == WAIT and self._paused():
+            ticket = PAUSE
+        return ticket, step, ahead
+
+    def finish(self, worker: int, loss: float, staleness: int, reads: int, skipped: bool = False) -> int:
+        """Say that a gradient has been applied everywhere, or left out; returns the steps done."""
+        return _finish(self._words, worker, loss, staleness, reads, skipped)
+
+    def admit(self, worker: int, ticket: int, step: int, loss: float, reads: int) -> int:
+        """backup: this gradient's place among those of its step; ``DROPPED`` where it comes too late."""
+        r = self.rules
+        return _admit(self._words, worker, ticket, step, loss, reads, r.workers, r.taken, r.team)
+
+    def admitted(self) -> tuple[Array, float]:
+        """backup, in a team: the step's workers in the order of their tickets, shape (taken,), and its loss."""
+        taken = self.rules.taken
+        start = _HEAD + self.rules.workers * _ROW
+        places = self._words[start : start + taken * _PLACE].reshape(taken, _PLACE)
+        order = np.argsort(places[:, _TICKET])
+        return places[order, _WORKER], sum(places[order, _SHARE].view(np.float64).tolist())
+
+    def wait_for_team(self, waiting: Waiting) -> None:
+        """backup, in a team: return when the step has all its gradients."""
+        waiting.until(lambda spins: _at_least(self._words, _ARRIVED, self.rules.taken, spins))
+
+    def wait_for_sums(self, waiting: Waiting) -> None:
+        """backup, in a team: say that this rank's partial sums are there, and wait for those of the others."""
+        _add_one(self._words, _SUMMED)
+        waiting.until(lambda spins: _at_least(self._words, _SUMMED, self.rules.taken, spins))
+
+    def close_step(self, step: int, loss: float, skipped: bool, waiting: Waiting) -> None:
+        """backup, in a team: say that this rank's part is updated; return when all parts are, and the step is done."""
+        words = self._words
+        _close_team_step(words, step, self.rules.taken, loss, skipped)
+        waiting.until(lambda spins: _at_least(words, _STEP, step + 1, spins))
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """backup, in a team: keep the parameters as they are meanwhile, between two steps."""
+        while True:
+            with self._locked():
+                if self._words[_ARRIVED] != self.rules.taken:  # else the team is updating
+                    yield
+                    return
+            os.sched_yield()
+
+    def step_done(self, loss: float, skipped: bool) -> None:
+        """backup, with servers: the first of them has applied a step."""
+        with self._locked():
+            _close(self._words, loss, skipped)
+
+    def open_gate(self, step: int) -> None:
+        """Let tickets be given out for steps before ``step``; where that has been passed, for those begun."""
+        with self._locked():
+            self._words[_GATE] = max(step, self._begun())
+
+    def stop(self) -> None:
+        """Give no further tickets out, but those that a step under way needs."""
+        with self._locked():
+            self._words[_END] = min(self._words[_END], self._begun())
+
+    def _begun(self) -> int:
+        """The step after the last one that tickets have been given out for."""
+        return _counted(self._words, self.rules.taken) + (1 if self.rules.taken else 0)
+
+    def _paused(self) -> bool:
+        """Whether everything that was given out is finished, and the next step is beyond the gate."""
+        with self._locked():
+            words = self._words
+            return bool(words[_DONE] == words[_GATE] and words[_GATE] < words[_END])
+
+    def state(self) -> State:
+        """Where training stands."""
+        return state_of(*self.raw_state())
+
+    def raw_state(self) -> tuple[Array, Array]:
+        """Numbers of a ``State``, and its accounts' words, both int64: to be sent, and made a state elsewhere."""
+        count, words = self.rules.workers, self._words
+        with self._locked():
+            begun = _counted(words, self.rules.taken)
+            numbers = np.array([words[_DONE], begun, words[_NEXT], words[_LOSS], words[_SKIPPED]], np.int64)
+            return numbers, words[_HEAD : _HEAD + count * _ROW].copy()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock(self._words, _LOCK)
+        try:
+            yield
+        finally:
+            release(self._words, _LOCK)
+
+
+ACCOUNT_WORDS = _ROW
+
+
+def state_of(numbers: Array, rows: Array) -> State:
+    """``Ledger.raw_state`` as a state."""
+    done, begun, tickets, _, skipped = numbers.tolist()
+    accounts = [
+        Account(
+            steps=row[_STEPS],
+            dropped=row[_DROPPED],
+            staleness_sum=row[_STALE_SUM],
+            staleness_max=row[_STALE_MAX],
+            reads=row[_READS],
+            histogram=tuple(row[_HISTOGRAM:]),
+        )
+        for row in rows.reshape(-1, _ROW).tolist()
+    ]
+    return State(done, begun, tickets, float(numbers.view(np.float64)[3]), skipped, accounts)

@@ -1,0 +1,218 @@
+"""What a parameter server does: it answers workers on other nodes, and for ``backup`` applies collected steps.
+
+Workers on its own node need no answer: they read and update its shard in the memory that they share with it. A server
+stays in MPI's progress engine for those who do not, sleeps when nothing comes, and ends when every rank has come to
+the end of its training: a barrier that workers enter last, and that the server looks at all the while.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...comm.backoff import LONG
+from ...comm.mpi import MPI
+from ...comm.rpc import float_of
+from ...core.layout import Array
+from ..base import Wrap
+from .coordinator import WAIT
+from .remote import Kind
+from .shard import Push
+from .store import Store
+
+
+class Server:
+    """Serves one shard, and the ledger where it is the first server.
+
+    Args:
+        store: As this rank sees it.
+    """
+
+    def __init__(self, store: Store) -> None:
+        cluster = store.cluster
+        self._store, self._comm = store, cluster.comm
+        self._number = cluster.task_index
+        self._shard = store.shards[self._number]
+        self._worker_of = {rank: index for index, rank in enumerate(cluster.worker_ranks)}
+        self._chief = cluster.chief_rank
+        self._names = store.plan.vectors
+        self._ledger = store.ledger if self._number == 0 else None
+        # Workers on this node who change the shard by themselves.
+        self._neighbours = store.plan.config.mode != "backup" and any(
+            store.nodes.same(cluster.rank, worker) for worker in cluster.worker_ranks
+        )
+        self._staging = np.zeros(store.plan.layout.size if self._neighbours else 0, store.plan.dtype)
+        self._later: list[Callable[[], bool]] = []  # answers that have to wait
+        self._collector = None
+        if store.plan.config.mode == "backup" and not store.team:
+            self._collector = Collector(store, self._number, cluster.training.comm)
+
+    def trace(self, wrap: Wrap) -> None:
+        """Have the calls recorded in which this server works; local."""
+        wrap(self, "_answer", "serve")
+        wrap(self._shard, "apply", "update")
+        wrap(self._store.waiting, "pause", "wait")
+        if self._collector is not None:
+            wrap(self._collector, "_apply", "update")
+
+    def serve(self) -> None:
+        """Answer until all ranks have entered the barrier ``Comm.Ibarrier``; collective over all ranks."""
+        everybody = self._comm.Ibarrier()
+        mail, waiting = self._store.mail, self._store.waiting
+        has_work = mail is not None or self._collector is not None
+        idle = 0 if has_work else LONG
+        while not everybody.Test():
+            idle += 1
+            if mail is not None:
+                for client, kind, arguments in mail.requests():
+                    idle = 0
+                    self._answer(client, Kind(kind), arguments)
+            if self._collector is not None and self._collector.work():
+                idle = 0
+            if self._later:
+                self._later = [answer for answer in self._later if not answer()]
+            if idle and not (mail is not None and mail.expects()):
+                waiting.pause(idle)
+
+    def _answer(self, client: int, kind: Kind, arguments: list[int]) -> None:
+        """Reply to a request, or note it in ``_later``."""
+        answer = getattr(self, f"_{kind.name.lower()}")
+        answer(client, *arguments)
+
+    def _reply(self, client: int, *arguments: float, vector: Array | None = None, rows: Array | None = None) -> None:
+        assert self._store.mail is not None
+        self._store.mail.answer(client, arguments, vector, rows)
+
+    def _apply(self, client: int, version: int, clip: int, scaled: int, *_: int) -> None:
+        assert self._store.mail is not None
+        grads = self._store.mail.mailbox(client)
+        self._reply(client, self._shard.apply(grads, Push(version, float_of(clip), bool(scaled))))
+
+    def _read(self, client: int, version: int, *_: int) -> None:
+        def answer() -> bool:
+            if self._shard.version < version:
+                return False
+            at, params = self._still("params")
+            self._reply(client, at, vector=params)
+            return True
+
+        self._when_ready(answer)
+
+    def _vector(self, client: int, number: int, *_: int) -> None:
+        self._reply(client, vector=self._still(self._names[number])[1])
+
+    def _still(self, name: str) -> tuple[int, Array]:
+        """The version, and one of the vectors as it is now, which nobody changes before it is sent."""
+        if not self._neighbours:
+            return self._shard.version, self._shard.vectors[name]
+        # A copy, so that workers here wait for the length of a copy, and not for the network.
+        return self._shard.read(self._staging, name), self._staging
+
+    def _take(self, client: int, *_: int) -> None:
+        worker, ledger = self._worker_of[client], self._require_ledger()
+
+        def answer() -> bool:
+            taken = ledger.take(worker, chief=client == self._chief)
+            if taken[0] == WAIT:
+                return False
+            self._reply(client, *taken)
+            return True
+
+        self._when_ready(answer)
+
+    def _finish(self, client: int, loss: int, staleness: int, reads: int, skipped: int, *_: int) -> None:
+        worker = self._worker_of[client]
+        done = self._require_ledger().finish(worker, float_of(loss), staleness, reads, bool(skipped))
+        self._reply(client, done)
+
+    def _admit(self, client: int, ticket: int, step: int, loss: int, reads: int, *_: int) -> None:
+        worker = self._worker_of[client]
+        self._reply(client, self._require_ledger().admit(worker, ticket, step, float_of(loss), reads))
+
+    def _collect(self, client: int, ticket: int, step: int, loss: int, *_: int) -> None:
+        assert self._collector is not None and self._store.mail is not None
+        self._collector.add(ticket, step, float_of(loss), self._store.mail.mailbox(client))
+
+        def answer() -> bool:
+            if self._shard.version <= step:
+                return False
+            self._reply(client)
+            return True
+
+        self._later.append(answer)
+
+    def _state(self, client: int, *_: int) -> None:
+        numbers, rows = self._require_ledger().raw_state()
+        self._reply(client, *numbers.tolist(), rows=rows)
+
+    def _gate(self, client: int, step: int, *_: int) -> None:
+        self._require_ledger().open_gate(step)
+        self._reply(client)
+
+    def _stop(self, client: int, *_: int) -> None:
+        self._require_ledger().stop()
+        self._reply(client)
+
+    def _when_ready(self, answer: Callable[[], bool]) -> None:
+        if not answer():
+            self._later.append(answer)
+
+    def _require_ledger(self) -> Any:
+        assert self._ledger is not None, "only the first server has the ledger"
+        return self._ledger
+
+
+class Collector:
+    """backup: adds up a step's gradients, in the order of their tickets, when all are there.
+
+    Args:
+        number: Of this server.
+        servers: All of them, who add up norms where an optimizer needs those of whole vectors.
+    """
+
+    def __init__(self, store: Store, number: int, servers: MPI.Intracomm) -> None:
+        self._store, self._shard, self._servers = store, store.shards[number], servers
+        self._ledger = store.ledger if number == 0 else None
+        self._taken, self._skips = store.plan.taken, store.plan.config.nan == "skip"
+        self._sum = np.zeros(store.plan.layout.size, store.plan.dtype)
+        self._come: list[tuple[int, int, float, Array]] = []  # ticket, step, loss, gradient
+
+    def add(self, ticket: int, step: int, loss: float, grads: Array) -> None:
+        """Take a gradient from another node; it must stay as it is until the step is applied."""
+        self._come.append((ticket, step, loss, grads))
+
+    def work(self) -> bool:
+        """Apply the next step if its gradients are there; whether they were."""
+        step = self._shard.version
+        there = [(ticket, loss, grads) for ticket, of, loss, grads in self._come if of == step]
+        rows = self._store.rows
+        if rows is not None:
+            size = len(self._sum)
+            there += [(ticket, loss, rows[row, :size]) for ticket, row, loss in self._shard.collected(step)]
+        if len(there) < self._taken:
+            return False
+        there.sort(key=lambda one: one[0])
+        self._apply([grads for _, _, grads in there], sum(loss for _, loss, _ in there))
+        self._come = [one for one in self._come if one[1] != step]
+        return True
+
+    def _apply(self, gradients: list[Array], loss: float) -> None:
+        skipped = self._skips and not math.isfinite(loss)
+        if skipped:
+            self._shard.skip_step()
+        else:
+            for index, grads in enumerate(gradients):
+                self._shard.gather(grads, self._sum, first=index == 0)
+            self._shard.apply_step(self._sum, self._add_up)
+        if self._ledger is not None:
+            self._ledger.step_done(loss, skipped)
+
+    def _add_up(self, own: Array) -> Array:
+        """The sum of all servers' parts, in their order."""
+        everyone = np.empty((self._servers.size, len(own)))
+        self._servers.Allgather(own, everyone)
+        total: Array = everyone.sum(axis=0)
+        return total

@@ -1,0 +1,200 @@
+"""The part of the parameters that one server holds: ranges of the vector, a lock, and a version.
+
+A shard lies in memory that its node shares, so every rank of the node reads and updates it without its server's
+help; workers on other nodes have the server do it. The version counts updates. Both a read and an update hold the
+lock, so a read is of one version, and updates take place one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+from ...comm.atomics import WORDS, acquire, load, release, store
+from ...comm.backoff import Waiting
+from ...comm.shared_memory import SharedArrays
+from ...core.layout import Array
+from ...optim.updater import Updater
+
+Ranges = Sequence[tuple[int, int]]
+
+_LOCK, _VERSION, _HEAD = 0, WORDS, 2 * WORDS
+_STEP, _TICKET, _LOSS = range(3)  # of what a row's worker has handed in
+_ROW = WORDS
+
+
+class Push(NamedTuple):
+    """How a gradient is to be applied.
+
+    Attributes:
+        version: Of the parameters that it was computed from.
+        clip: What the gradient, all parameters together, is multiplied by.
+        scaled: Divide the learning rate by the staleness (Zhang, Gupta, Lian and Liu, Staleness-aware async-SGD,
+            2016, equation 6).
+    """
+
+    version: int
+    clip: float = 1.0
+    scaled: bool = False
+
+
+class Shard:
+    """One server's part; every method is local, and may be called by any rank of the node.
+
+    Construction is collective over the node. One rank of the node calls ``open`` before everything else.
+
+    Args:
+        shared: Of the node that it lies on.
+        ranges: Of the vector, disjoint, rising.
+        updater: Bound to the node's vectors, of which only the ranges are this shard's.
+        vectors: The node's vectors by name, with ``params`` among them, shape (layout.size,).
+        waiting: How to wait for the lock.
+    """
+
+    def __init__(
+        self,
+        shared: SharedArrays,
+        ranges: Ranges,
+        updater: Updater,
+        vectors: dict[str, Array],
+        waiting: Waiting,
+    ) -> None:
+        self.ranges, self.vectors, self._waiting = ranges, vectors, waiting
+        self.size = sum(hi - lo for lo, hi in ranges)
+        self._updater = updater
+        self._words = shared.allocate((_HEAD + shared.node.size * _ROW,), np.int64)
+
+    def open(self, step: int) -> None:
+        """Begin with version ``step``."""
+        self._words[:] = 0
+        store(self._words, _VERSION, step)
+
+    @property
+    def version(self) -> int:
+        """Updates applied, those of the runs that this one goes on from included."""
+        return load(self._words, _VERSION)
+
+    def read(self, out: Array, name: str = "params") -> int:
+        """Copy the newest parameters, or another of ``vectors``, to the shard's ranges of ``out``.
+
+        Args:
+            out: Shape (layout.size,).
+
+        Returns:
+            Their version.
+        """
+        vector = self.vectors[name]
+        with self.locked():
+            for lo, hi in self.ranges:
+                out[lo:hi] = vector[lo:hi]
+            return int(self._words[_VERSION])
+
+    def apply(self, grads: Array, push: Push) -> int:
+        """Update the parameters by one gradient; return its staleness: updates since the version it was computed from.
+
+        Args:
+            grads: Shape (layout.size,); or (``size``,): the ranges one behind the other. Where the optimizer works
+                by layers, the former is overwritten.
+        """
+        with self.locked():
+            version = int(self._words[_VERSION])
+            staleness = version - push.version
+            rate_scale = 1.0 / max(1, staleness) if push.scaled else 1.0
+            if self._updater.optimizer.layerwise:
+                self._update_by_sums(self._whole(grads), version, lambda sums: sums, rate_scale)
+            else:
+                for lo, hi, origin in self._origins(compact=len(grads) == self.size):
+                    self._updater.update(
+                        lo, hi, grads[np.newaxis], version, origin=origin, clip=push.clip, rate_scale=rate_scale
+                    )
+            self._next_version()
+        return staleness
+
+    def apply_step(self, grads: Array, sum_over_servers: Callable[[Array], Array]) -> None:
+        """Update the parameters by the sum of a step's gradients.
+
+        Args:
+            grads: The sum, shape (layout.size,); it may be overwritten.
+            sum_over_servers: Called where norms of whole vectors are needed, with this shard's part of their squares.
+        """
+        with self.locked():
+            version = int(self._words[_VERSION])
+            if self._updater.needs_sums:
+                self._update_by_sums(grads, version, sum_over_servers)
+            else:
+                for lo, hi in self.ranges:
+                    self._updater.update(lo, hi, grads[np.newaxis], version)
+            self._next_version()
+
+    def gather(self, grads: Array, out: Array, first: bool) -> None:
+        """Add a gradient, as ``apply`` takes it, to the shard's ranges of ``out``; the first one overwrites them."""
+        for lo, hi, origin in self._origins(compact=len(grads) == self.size):
+            part = grads[lo - origin : hi - origin]
+            if first:
+                out[lo:hi] = part
+            else:
+                out[lo:hi] += part
+
+    def collect(self, row: int, ticket: int, step: int, loss: float) -> None:
+        """backup: say that the gradient in a row of this node, for ``step``, is complete; for ``collected`` to find."""
+        words = self._words[_HEAD + row * _ROW : _HEAD + (row + 1) * _ROW]
+        words[_TICKET] = ticket
+        words.view(np.float64)[_LOSS] = loss
+        store(words, _STEP, step + 1)
+
+    def collected(self, step: int) -> list[tuple[int, int, float]]:
+        """backup: ticket, row and loss of what ``collect`` was told for ``step``."""
+        rows = self._words[_HEAD:].reshape(-1, _ROW)
+        return [
+            (int(words[_TICKET]), row, float(words.view(np.float64)[_LOSS]))
+            for row, words in enumerate(rows)
+            if load(words, _STEP) == step + 1
+        ]
+
+    def skip_step(self) -> None:
+        """Count a step whose gradient is left out."""
+        with self.locked():
+            self._next_version()
+
+    def _update_by_sums(
+        self, grads: Array, version: int, add_up: Callable[[Array], Array], rate_scale: float = 1.0
+    ) -> None:
+        """Update in two passes, with sums of squares added up in between."""
+        own = np.zeros(self._updater.n_sums)
+        for lo, hi in self.ranges:
+            own += self._updater.prepare(lo, hi, grads[np.newaxis], grads, version)
+        sums = add_up(own)
+        for lo, hi in self.ranges:
+            self._updater.finish(lo, hi, grads, sums, version, rate_scale=rate_scale)
+
+    def _whole(self, grads: Array) -> Array:
+        """A gradient with its ranges where they are in the vector."""
+        whole = self.vectors["params"]
+        if len(grads) == len(whole):
+            return grads
+        found = np.zeros_like(whole)
+        self.gather(grads, found, first=True)
+        return found
+
+    def _next_version(self) -> None:
+        # With release, for ``version`` is read without the lock.
+        store(self._words, _VERSION, int(self._words[_VERSION]) + 1)
+
+    def _origins(self, compact: bool) -> Iterator[tuple[int, int, int]]:
+        """Each range, and the element that a gradient's first one belongs to."""
+        before = 0
+        for lo, hi in self.ranges:
+            yield lo, hi, lo - before if compact else 0
+            before += hi - lo
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep the shard as it is meanwhile."""
+        self._waiting.until(lambda spins: acquire(self._words, _LOCK, spins))
+        try:
+            yield
+        finally:
+            release(self._words, _LOCK)

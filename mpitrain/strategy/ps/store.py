@@ -1,0 +1,175 @@
+"""Where the parameters of the served modes are, as one rank sees them: shards and ledger, here or elsewhere.
+
+A node with servers holds the vectors that training changes in memory that its ranks share; a server's shard is its
+ranges of them. The ledger lies on the first server's node. Without servers one node's memory holds everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...comm.backoff import Waiting
+from ...comm.cluster import Cluster
+from ...comm.mpi import MPI
+from ...comm.rpc import Mail, Roads, open_mail
+from ...comm.shared_memory import SharedArrays, row_stride, sharing_problem
+from ...core.layout import Array
+from ...errors import ConfigError
+from ...plan.placement import ranges_of
+from ...plan.plan import Plan
+from ..base import Fill
+from .coordinator import ACCOUNT_WORDS, Ledger, Rules
+from .shard import Shard
+
+STALENESS = 3
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Which ranks share memory.
+
+    Attributes:
+        comm: Those of them that share with this rank.
+        of: For each rank, a number that it has in common with those that it shares with.
+    """
+
+    comm: MPI.Intracomm
+    of: list[int]
+
+    def same(self, a: int, b: int) -> bool:
+        return self.of[a] == self.of[b]
+
+
+class Store:
+    """Shards, ledger and mail of this rank. Construction is collective over all ranks.
+
+    Attributes:
+        nodes: Which ranks share memory.
+        holders: For each shard, the rank that holds it: its server, or the first of the node that has none.
+        shards: Those on this node, by number.
+        ledger: Where it is on this node; else None.
+        vectors: This node's, by name, where it holds shards.
+        rows: backup: the gradients of this node's ranks, shape (ranks, size or more), where it holds shards.
+        team: Whether all workers and shards share one node, so that the workers of a step can update together.
+        mail: Between workers and the servers on other nodes; None where there are no such.
+        waiting: How this rank waits.
+        step, position: Where training begins.
+
+    Raises:
+        ConfigError: On every rank: there are several nodes and no server.
+    """
+
+    def __init__(self, cluster: Cluster, plan: Plan, fill: Fill, say: Callable[[str], None]) -> None:
+        self.plan, self.cluster = plan, cluster
+        self.nodes = _nodes(cluster, plan, say)
+        self.holders = cluster.servers or [0]
+        self._check_servers()
+        self._shared = SharedArrays(self.nodes.comm)
+        workers_here = sum(self.nodes.same(w, cluster.rank) for w in cluster.worker_ranks)
+        self.waiting = Waiting(crowded=workers_here > cluster.cores)
+        every = [*cluster.worker_ranks, *self.holders]
+        self.team = plan.config.mode == "backup" and all(self.nodes.same(rank, every[0]) for rank in every)
+        self.ranges = [ranges_of(plan.pieces, s, plan.layout) for s in range(plan.n_servers)]
+        self.vectors: dict[str, Array] = {}
+        self.shards: dict[int, Shard] = {}
+        self.rows: Array | None = None
+        self.partials: Array | None = None
+        self._allocate()
+        leads = bool(self.shards) and self.nodes.comm.rank == 0
+        self.step, self.position, _ = fill(self.vectors if leads else None, self._first_leader())
+        self._open(leads)
+        self.mail = self._open_mail(say)
+        if self.mail is not None:
+            self.waiting.progress = cluster.comm.Iprobe
+
+    @property
+    def remote(self) -> list[int]:
+        """Numbers of the shards on other nodes."""
+        return [s for s, holder in enumerate(self.holders) if not self.nodes.same(holder, self.cluster.rank)]
+
+    def free(self) -> None:
+        """Give memory back; collective over all ranks."""
+        if self.mail is not None:
+            self.mail.free()
+        self._shared.free()
+
+    def _check_servers(self) -> None:
+        if self.cluster.servers or len(set(self.nodes.of)) == 1:
+            return
+        error = ConfigError(
+            f"--mode {self.plan.config.mode} without servers keeps the parameters in memory that all ranks share, and "
+            f"these ranks are {len(set(self.nodes.of))} groups that share none (hosts, or --no-shared-memory): "
+            "give --ps 1 or more"
+        )
+        error.everywhere = True
+        raise error
+
+    def _allocate(self) -> None:
+        plan, shared, mine = self.plan, self._shared, self.cluster.rank
+        here = [s for s, holder in enumerate(self.holders) if self.nodes.same(holder, mine)]
+        size, stride = plan.layout.size, row_stride(plan.layout.size)
+        if here:
+            self.vectors = {name: shared.allocate((stride,), plan.dtype)[:size] for name in plan.vectors}
+            updater = plan.updater(self.vectors)
+            for s in here:
+                self.shards[s] = Shard(shared, self.ranges[s], updater, self.vectors, self.waiting)
+            if plan.config.mode == "backup":
+                self.rows = shared.allocate((self.nodes.comm.size, stride), plan.dtype)
+                self.partials = shared.allocate((self.nodes.comm.size, updater.n_sums), np.float64)
+        self.ledger: Ledger | None = None
+        if self.nodes.same(self.holders[0], mine):
+            self.ledger = Ledger(shared, self._rules())
+
+    def _rules(self) -> Rules:
+        config, workers = self.plan.config, self.plan.workers
+        if config.mode == "backup":
+            return Rules(workers, taken=self.plan.taken, team=self.team)
+        if config.mode == "ssp":
+            return Rules(workers, bound=STALENESS if config.staleness is None else config.staleness)
+        return Rules(workers)
+
+    def _first_leader(self) -> int:
+        """The rank that fills the first shard's node."""
+        return next(rank for rank in range(self.cluster.size) if self.nodes.same(rank, self.holders[0]))
+
+    def _open(self, leads: bool) -> None:
+        if leads:
+            for shard in self.shards.values():
+                shard.open(self.step)
+            if self.ledger is not None:
+                self.ledger.open(self.step, self.plan.train_steps)
+        self.cluster.comm.Barrier()
+
+    def _open_mail(self, say: Callable[[str], None]) -> Mail | None:
+        cluster, nodes = self.cluster, self.nodes
+        clients = {holder: [w for w in cluster.worker_ranks if not nodes.same(w, holder)] for holder in self.holders}
+        if not any(clients.values()):
+            if self.plan.push_precision is not None:
+                say("--push-precision changes nothing: all workers share memory with all servers")
+            return None
+        plan = self.plan
+        roads = Roads(
+            comm=cluster.comm,
+            clients=clients,
+            ranges=dict(zip(self.holders, self.ranges, strict=True)),
+            size=plan.layout.size,
+            dtype=plan.dtype,
+            n_rows=plan.workers * ACCOUNT_WORDS,
+            precision=plan.push_precision,
+        )
+        return open_mail(roads, plan.config.one_sided, say)
+
+
+def _nodes(cluster: Cluster, plan: Plan, say: Callable[[str], None]) -> Nodes:
+    """The nodes as they are, or each rank as a node of its own where memory is not, or not to be, shared."""
+    if plan.config.shared_memory:
+        vectors = len(plan.vectors) + (cluster.node.size if plan.config.mode == "backup" else 0)
+        nbytes = vectors * plan.nbytes
+        problem = next(filter(None, cluster.comm.allgather(sharing_problem(cluster.node, nbytes))), "")
+        if not problem:
+            return Nodes(cluster.node, cluster.node_of)
+        say(f"ranks of a node do not share memory, they send instead: {problem}")
+    return Nodes(cluster.alone, list(range(cluster.size)))

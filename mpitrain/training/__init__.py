@@ -1,0 +1,1 @@
+"""One rank from start to end: the training loop, its hooks, and what they use."""

@@ -1,0 +1,232 @@
+"""What happens beside training: logging, validation, checkpoints. A job file may add hooks of its own."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from ..monitor import worker_stats as accounts
+from ..process.rank_status import Presence
+from ..process.signals import Signals, TimeLimit
+
+if TYPE_CHECKING:
+    from ..strategy.base import Account, Totals
+    from .loop import Loop
+
+
+class Hook:
+    """Called by the training loop on every worker.
+
+    In ``sync`` and ``local`` all workers are at the same step then, so a method may communicate over
+    ``loop.cluster.workers``. In ``async``, ``ssp`` and ``backup`` each worker comes at its own pace, and
+    ``after_step`` must not communicate. Only the chief should print or write files.
+    """
+
+    def begin(self, loop: Loop) -> None:
+        """Called once, before the first step; all workers are there."""
+
+    def after_step(self, loop: Loop) -> None:
+        """Called after every step of this worker, with ``loop.step`` steps done, by all workers together in the modes
+        without a common pace, and ``loop.loss`` the last one's mean loss."""
+
+    def end(self, loop: Loop) -> None:
+        """Called once, after the last step; all workers are there, and have the same parameters."""
+
+
+class Every:
+    """Says when something that is done every N steps is due.
+
+    Args:
+        every: N; 0 for never.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._last = 0
+
+    def start(self, step: int) -> None:
+        """Count from ``step``."""
+        self._last = step
+
+    def due(self, step: int) -> bool:
+        """Whether a multiple of N has been reached or passed since this last said so."""
+        if not self._every or step // self._every <= self._last // self._every:
+            return False
+        self._last = step
+        return True
+
+    def next(self, step: int, end: int) -> int:
+        """The first multiple of N after ``step``, ``end`` at most."""
+        return min(end, (step // self._every + 1) * self._every) if self._every else end
+
+
+class Log(Hook):
+    """Reports loss, learning rate and speed every N steps: means since the last report, over all workers.
+
+    The first step's time is not counted: on a machine's first run kernels are compiled in it.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._when = Every(every)
+
+    def begin(self, loop: Loop) -> None:
+        self._when.start(loop.step)
+        self._timed = self._warned = False
+        self._compared_from: list[Account] | None = None
+        self._start(loop)
+
+    def after_step(self, loop: Loop) -> None:
+        if not self._timed:
+            self._timed = True
+            self._timed_from = loop.step, _seconds(loop)
+        if loop.settled and self._when.due(loop.step):
+            totals = self._report(loop) if loop.cluster.chief else None
+            self._start(loop, totals)
+
+    def end(self, loop: Loop) -> None:
+        # Where workers keep no common pace, another one may have taken the last step.
+        if self._when.due(loop.step) and loop.cluster.chief:
+            self._report(loop)
+
+    def _report(self, loop: Loop) -> Totals:
+        totals, before = loop.totals(), self._totals
+        steps, seconds = loop.step - self._timed_from[0], _seconds(loop) - self._timed_from[1]
+        counted = totals.steps - before.steps
+        values = {
+            "loss": (totals.loss - before.loss) / counted if counted else math.nan,
+            "learning_rate": loop.learning_rate,
+        }
+        if steps:
+            values |= {"examples_per_s": steps * loop.step_examples / seconds, "step_s": seconds / steps}
+        if totals.skipped > before.skipped:
+            values["skipped_steps"] = totals.skipped - before.skipped
+        loop.report(loop.step, values | accounts.since(before.accounts, totals.accounts, loop.plan.nbytes))
+        self._compare_shares(loop, totals.accounts)
+        return totals
+
+    def _compare_shares(self, loop: Loop, now: list[Account]) -> None:
+        """Warn once of a worker that takes too little; what was before the first report is not held against it."""
+        if self._compared_from is None:
+            self._compared_from = now
+        warning = accounts.unequal(self._compared_from, now)
+        if warning and not self._warned:
+            self._warned = True
+            loop.say(f"warning: {warning}")
+
+    def _start(self, loop: Loop, totals: Totals | None = None) -> None:
+        self._timed_from = loop.step, _seconds(loop)
+        if loop.cluster.chief:
+            self._totals = totals or loop.totals()
+
+
+def _seconds(loop: Loop) -> float:
+    """Time in which steps are taken: all but validating and saving, for which only workers in lockstep stand still."""
+    return loop.training_s if loop.lockstep else time.perf_counter()
+
+
+class Validate(Hook):
+    """Measures loss and accuracy on the validation examples every N steps and at the end."""
+
+    def __init__(self, every: int) -> None:
+        self._when = Every(every)
+
+    def begin(self, loop: Loop) -> None:
+        self._when.start(loop.step)
+
+    def after_step(self, loop: Loop) -> None:
+        if loop.settled and self._when.due(loop.step):
+            loop.validate_now()
+        loop.report_validation()
+
+    def end(self, loop: Loop) -> None:
+        loop.validate_at_end()
+
+
+class Save(Hook):
+    """Writes a checkpoint every N steps, every S seconds, and at the end."""
+
+    def __init__(self, every: int, every_s: float) -> None:
+        self._when, self._every_s = Every(every), every_s
+        self._done_at = -1
+
+    def begin(self, loop: Loop) -> None:
+        self._when.start(loop.step)
+        self._done_s, self._asked = time.monotonic(), False
+        if loop.saved:
+            self._done_at = loop.step
+        loop.pause_at(self._when.next(loop.step, loop.train_steps))
+
+    def after_step(self, loop: Loop) -> None:
+        self._look_at_clock(loop)
+        if loop.lockstep and loop.settled and (self._when.due(loop.step) or loop.paused):
+            self._save(loop)
+        loop.saving.tell()
+
+    def paused(self, loop: Loop) -> None:
+        """Called on the chief when all stand still at the step that ``begin`` or this asked for."""
+        self._save(loop)
+        loop.pause_at(self._when.next(loop.step, loop.train_steps))
+
+    def end(self, loop: Loop) -> None:
+        if self._done_at != loop.step:
+            self._save(loop)
+        loop.saving.finish()
+
+    def _save(self, loop: Loop) -> None:
+        self._done_at = loop.step
+        self._done_s, self._asked = time.monotonic(), False
+        loop.saving.save()
+
+    def _look_at_clock(self, loop: Loop) -> None:
+        """On the chief, whose clock counts for all: ask for a pause when the time has come."""
+        due = self._every_s > 0 and time.monotonic() - self._done_s >= self._every_s
+        if due and loop.cluster.chief and not self._asked:
+            self._asked = True
+            loop.pause_soon()
+
+
+class Stop(Hook):
+    """Ends the run after a signal, and while there is time to save before others end it.
+
+    Args:
+        signals: As they come to this rank.
+        limit: When others end the run; the chief's clock counts for all.
+
+    Attributes:
+        asked: Whether this worker has asked for the end.
+    """
+
+    def __init__(self, signals: Signals, limit: TimeLimit) -> None:
+        self._signals, self._limit = signals, limit
+        self.asked = False
+
+    def begin(self, loop: Loop) -> None:
+        self._last_s = time.time()
+
+    def after_step(self, loop: Loop) -> None:
+        now = time.time()
+        step_s, self._last_s = now - self._last_s, now
+        if self.asked:
+            return
+        why = self._signals.received
+        if why is None and loop.cluster.chief and self._limit.reached(now, step_s, loop.saving.longest_s):
+            why = "the time limit is near"
+        if why is not None:
+            self.asked = True
+            # Launchers end ranks with SIGTERM where another one has died, and may leave them no time to save.
+            loop.say(f"ending after step {loop.step:,}{'' if why == 'SIGTERM' else ', to save'}: {why}")
+            loop.stop()
+
+
+class Present(Hook):
+    """Keeps the step that this worker is in where ``mpitrain run`` finds it when the worker has died."""
+
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
+
+    def begin(self, loop: Loop) -> None:
+        self._presence.at(loop.step)
+
+    def after_step(self, loop: Loop) -> None:
+        self._presence.at(loop.step)

@@ -1,0 +1,64 @@
+"""Where everything of a run lies: which device computes which layer, and which memory holds which vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core.device import Device
+from ..monitor.console import format_table, size_of
+from ..nn.conv import Conv2D
+from ..nn.layer import Layer, walk
+from ..plan.plan import Plan
+
+_ON_DEVICES = "every worker's device"
+
+
+def whereabouts(model: Layer, plan: Plan, devices: Sequence[Device], resident: bool) -> str:
+    """Tables of layers and of vectors, for ``--log-device-placement``.
+
+    Args:
+        devices: A worker's.
+        resident: Whether vectors live on every worker's device.
+    """
+    alone = plan.workers == 1
+    names = ", ".join(device.name for device in devices) if alone else "own device, as above"
+    layers = [
+        (path or "model", type(layer).__name__, _shapes(layer), names)
+        for path, layer in walk(model)
+        if not layer.children()
+    ]
+    holder = _holder(plan, resident)
+    vectors = [(name, size_of(plan.nbytes), holder) for name in plan.vectors]
+    vectors.append(
+        ("gradients", f"{len(devices)} x {size_of(plan.nbytes)}", _ON_DEVICES if resident else "every worker's host")
+    )
+    return "\n".join(
+        [
+            format_table(("layer", "kind", "parameters", "on" if alone else "on each worker's"), layers),
+            format_table(("vector", "size", "in the memory of"), vectors),
+            *_convolutions(model, devices[0]),
+        ]
+    )
+
+
+def _convolutions(model: Layer, device: Any) -> list[str]:
+    """How a GPU computes them, where there are any."""
+    if not device.apart or not any(isinstance(layer, Conv2D) for _, layer in walk(model)):
+        return []
+    why = device.why_no_cudnn
+    return [f"convolutions are products of matrices: {why}" if why else "convolutions are cuDNN's, where it has a plan"]
+
+
+def _holder(plan: Plan, resident: bool) -> str:
+    """Whose memory has the vectors that training changes."""
+    config = plan.config
+    if resident:
+        return _ON_DEVICES
+    if config.served and config.ps:
+        return f"{config.ps} server{'s' * (config.ps > 1)}"
+    return "each node" if config.mode != "local" and config.shared_memory else "every worker"
+
+
+def _shapes(layer: Layer) -> str:
+    return ", ".join(f"{name} {'x'.join(map(str, spec.shape))}" for name, spec in layer.declared.items())

@@ -1,0 +1,346 @@
+"""What one rank does from its start to its end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import tomli_w
+from threadpoolctl import threadpool_limits
+
+from ..checkpoint.resume import Beginning, find_beginning
+from ..comm.cluster import Cluster, OtherRankFailed, report_crash
+from ..comm.mpi import library_name
+from ..core.device import Device
+from ..core.kernels import tell_compiling
+from ..errors import UserError
+from ..gpu.discovery import choose
+from ..models.base import replica_of
+from ..monitor import worker_stats as accounts
+from ..monitor.console import Console, describe, format_table, terminal_columns
+from ..monitor.metrics import MetricsFile
+from ..plan.config import RunConfig, plain
+from ..plan.job import Job
+from ..plan.placement import ranges_of
+from ..plan.plan import Plan, make_plan
+from ..process.launcher_env import launched_rank
+from ..process.output_prefix import speak_as
+from ..process.rank_status import RUN_DIR_VARIABLE, Presence
+from ..process.reaper import attend
+from ..process.run_directory import cannot_write, new_run_dir
+from ..process.signals import STOPPED_EARLY, Signals, TimeLimit, ask_slurm, end_of_time
+from ..process.versions import versions
+from ..strategy.ps.server import Server
+from ..strategy.ps.store import Store
+from ..strategy.select import is_resident, lockstep_strategy, served_strategy
+from .hooks import Present, Stop
+from .initial_state import Start
+from .loop import Loop, RunFiles
+from .placement_report import whereabouts
+from .telemetry import Records
+
+_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a rank was asked to do.
+
+    Attributes:
+        name: The job's name.
+        arguments: The job function's, for the record.
+        config: The run's options as the user gave them.
+        make: Makes the job; may fail on one rank only.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    config: RunConfig
+    make: Callable[[], Job]
+
+
+def run_rank(parse: Callable[[], Request]) -> NoReturn:
+    """Train on this rank, and exit with the status that says how it ended.
+
+    Collective over all ranks. A user's mistake is told by one rank, in one line, and every rank exits with
+    status 2; after an unforeseen exception the rank that met it ends all of them with status 1. A run that was
+    stopped before its last step, and has saved, exits with status 75.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank without a traceback from wherever it is
+    cluster, status = None, 0
+    presence = _sign_in()
+    try:
+        cluster = Cluster()
+        with cluster.agree("reading the command line and the job file"):
+            request = parse()
+        if _train(cluster, request, presence):
+            status = STOPPED_EARLY
+    except UserError as error:
+        presence.failed(error, mistake=True)
+        _end(cluster, error)
+    except OtherRankFailed:
+        time.sleep(5)  # the other rank prints its traceback, then ends this one
+        sys.exit(1)
+    except BaseException as error:
+        presence.failed(error, mistake=False)
+        print(report_crash(cluster, error), file=sys.__stderr__, flush=True)
+        if cluster is not None and cluster.size > 1:
+            cluster.abort(1)
+        sys.exit(1)
+    presence.is_done(stopped=status == STOPPED_EARLY)
+    sys.stdout.flush()
+    cluster.comm.Barrier()  # a launcher may end the others as soon as one has ended with a status
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # which the launcher may send while MPI ends
+    sys.exit(status)
+
+
+def _end(cluster: Cluster | None, error: UserError) -> NoReturn:
+    """Tell a user's mistake once, and end: in order where every rank has met it, else by ending the others."""
+    if cluster is None or error.everywhere or cluster.size == 1:
+        if (launched_rank(os.environ) if cluster is None else cluster.rank) == 0:
+            print(f"mpitrain: {error}", file=sys.__stderr__, flush=True)
+        elif cluster is None:
+            time.sleep(3)  # a launcher ends all when one ends, and the one that tells may not have done so yet
+    else:
+        print(f"mpitrain: {error} ({cluster.name_of_rank})", file=sys.__stderr__, flush=True)
+        cluster.abort(error.exit_status)
+    sys.exit(error.exit_status)
+
+
+def _train(cluster: Cluster, request: Request, presence: Presence) -> bool:
+    """Train; whether all was told to stop before the last step, which every rank then knows."""
+    config = request.config
+    cluster.assign(config)
+    presence.takes_role(cluster.role, cluster.task_index)
+    if RUN_DIR_VARIABLE in os.environ:
+        speak_as(None if cluster.chief else cluster.rank)
+    devices, notes = choose(cluster, config)
+    threads = _limit_threads(cluster, config.threads, len(devices))
+    with cluster.agree("making the job"):
+        job = request.make()
+        config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
+        plan = make_plan(job, config, len(cluster.worker_ranks))
+    cluster.check_same({**config.as_toml(), **job.facts()})
+    cluster.check_layout(plan.layout)
+    files, begin = RunFiles(Path(), None, None), Beginning()
+    with cluster.agree("opening the run directory"):
+        if cluster.chief:
+            folder = config.run_dir or _told_run_dir() or new_run_dir(request.name)
+            begin = find_beginning(config, folder / "checkpoints", plan.layout)
+            files = _open_files(folder, request, config)
+    begin, files.folder = cluster.comm.bcast((begin, files.folder), root=cluster.chief_rank)
+    signals = Signals()
+    signals.note()  # to the end: what comes when training is over must not keep this rank from ending in order
+    presence.is_ready()
+    records = None
+    try:
+        records = Records(cluster, config, files.folder, files.metrics)
+        resident = is_resident(cluster, plan, devices)
+        table = _write_ranks(cluster, files, " ".join(device.name for device in devices))
+        if files.console is not None:
+            if config.log_device_placement:
+                files.console.say(f"{table}\n{whereabouts(job.model, plan, devices, resident)}")
+            files.console.say(_headline(cluster, request.name, config, threads, devices))
+            tell_compiling(files.console.say)
+            for note in [*notes, *begin.notes, *_notes_on_data(job)]:
+                files.console.say(note)
+        if cluster.is_server:
+            _serve(cluster, job, plan, records, begin)
+            stopped = False
+        else:
+            # The chief's clock counts for all, so it alone asks Slurm.
+            end = end_of_time(plan.config.time_limit, ask=ask_slurm) if cluster.chief else None
+            limit = TimeLimit(end, time.time())
+            stop = Stop(signals, limit)
+            stopped = _work(cluster, job, plan, devices, files, records, begin, stop, presence)
+        records.write_trace()
+    finally:
+        if files.console is not None and files.metrics is not None:
+            files.console.stop()
+            files.metrics.close()
+        if records is not None:
+            records.close(sys.exc_info()[1])
+    return cluster.any(stopped)
+
+
+def _serve(cluster: Cluster, job: Job, plan: Plan, records: Records, begin: Beginning) -> None:
+    """What a parameter server does."""
+    store = Store(cluster, plan, Start(cluster, plan, job.model, begin), lambda line: None)
+    server = Server(store)
+    if records.track is not None:
+        server.trace(records.track.wrap)
+    server.serve()  # a signal's end is for the workers, who tell when they have saved
+    store.free()
+
+
+def _work(
+    cluster: Cluster,
+    job: Job,
+    plan: Plan,
+    devices: Sequence[Device],
+    files: RunFiles,
+    records: Records,
+    begin: Beginning,
+    stop: Stop,
+    presence: Presence,
+) -> bool:
+    """What a worker does; whether it was told to stop before the last step, as far as this worker knows."""
+    console = files.console
+    say = (lambda line: None) if console is None else console.say
+    start = Start(cluster, plan, job.model, begin)
+    if plan.config.served:
+        strategy = served_strategy(Store(cluster, plan, start, say), devices)
+    else:
+        strategy = lockstep_strategy(cluster, plan, devices, start, say)
+    for why in start.passed_over:
+        say(f"passed over: {why}")
+    with cluster.training.agree("copying the model to its devices"):
+        replica = replica_of(job, plan.layout, plan.dtype, devices, say)
+    loop = Loop(cluster, job, plan, strategy, replica, files, start, [stop, Present(presence)])
+    records.attach(loop)
+    say(_describe_job(loop))
+    began, first = time.perf_counter(), loop.step
+    loop.run()
+    seconds = time.perf_counter() - began
+    _account(loop, say, seconds)
+    # Where workers keep no common pace, another one may have been the first to ask.
+    stopped = cluster.training.any(stop.asked) and loop.step < loop.train_steps
+    say(_summary(loop, loop.step - first, seconds, stopped))
+    _end_servers(cluster)
+    loop.free()
+    return stopped
+
+
+def _account(loop: Loop, say: Callable[[str], None], seconds: float) -> None:
+    """Tell what each worker and server did, in the modes without a common pace; the chief's alone."""
+    found = loop.totals().accounts if loop.cluster.chief else []
+    if not found:
+        return
+    plan, cluster = loop.plan, loop.cluster
+    loop.report_record(accounts.as_json(found, plan.batch, plan.nbytes, seconds))
+    hosts = cluster.host_of
+    say(accounts.table(found, [hosts[rank] for rank in cluster.worker_ranks], plan.batch, plan.nbytes, seconds))
+    if cluster.servers:
+        held = [
+            sum(hi - lo for lo, hi in ranges_of(plan.pieces, server, plan.layout)) * plan.dtype.itemsize
+            for server in range(plan.n_servers)
+        ]
+        say(accounts.server_table([hosts[rank] for rank in cluster.servers], held, found))
+
+
+def _end_servers(cluster: Cluster) -> None:
+    """Enter the barrier that servers look at; collective over all ranks."""
+    if cluster.servers:
+        everybody = cluster.comm.Ibarrier()
+        while not everybody.Test():
+            time.sleep(100e-6)
+
+
+def _write_ranks(cluster: Cluster, files: RunFiles, device: str) -> str:
+    """Leave the table of who is what in the run directory, and return it; collective over all ranks."""
+    table = format_table(("rank", "host", "role", "task", "device"), cluster.table(device))
+    with cluster.agree("writing ranks.txt"):
+        if cluster.chief:
+            (files.folder / "ranks.txt").write_text(table + "\n", encoding="utf-8")
+    return table
+
+
+def _limit_threads(cluster: Cluster, asked: int | None, devices: int) -> int:
+    """Give BLAS its threads: as asked, else as the environment says, else this rank's share of the cores.
+
+    Where several devices of a rank compute at once they share them.
+    """
+    told = [int(os.environ[name]) for name in _THREAD_VARIABLES if os.environ.get(name, "").isdigit()]
+    threads = max(1, (asked or (told[0] if told else cluster.threads)) // devices)
+    threadpool_limits(threads)
+    return threads
+
+
+def _told_run_dir() -> Path | None:
+    """The run directory that ``mpitrain run`` has made, as one gives it on the command line."""
+    told = os.environ.get(RUN_DIR_VARIABLE)
+    return Path(os.path.relpath(told)) if told else None
+
+
+def _sign_in() -> Presence:
+    """Tell ``mpitrain run``, where it has started this rank, who this is."""
+    told, rank = os.environ.get(RUN_DIR_VARIABLE), launched_rank(os.environ)
+    if told:
+        attend(Path(told), rank)
+        speak_as(rank or None)
+    return Presence(Path(told) if told else None, rank)
+
+
+def _open_files(folder: Path, request: Request, config: RunConfig) -> RunFiles:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "config.toml").open("wb") as file:
+            record = {
+                "run": config.as_toml(),
+                "job": plain(request.arguments),
+                "versions": {"job_file": request.name, **versions(), "mpi": library_name()},
+            }
+            tomli_w.dump(record, file)
+        metrics = MetricsFile(folder / "metrics.jsonl")
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    about = {"config": record["run"], "job": record["job"], "versions": record["versions"]}
+    return RunFiles(folder, Console(terminal_columns()), metrics, about)
+
+
+def _notes_on_data(job: Job) -> list[str]:
+    """What is to be said of how data is read, once for each file."""
+    notes = [split.note for split in (job.train, job.validation) if split is not None and split.note is not None]
+    return list(dict.fromkeys(notes))
+
+
+def _headline(cluster: Cluster, name: str, config: RunConfig, threads: int, devices: Sequence[Device]) -> str:
+    workers, servers = len(cluster.worker_ranks), len(cluster.servers)
+    serving = f" and {servers} server{'s' * (servers != 1)}" if servers else ""
+    nodes = f"{cluster.n_nodes} node{'s' * (cluster.n_nodes != 1)}"
+    return (
+        f"{name}: {workers} worker{'s' * (workers != 1)}{serving} on {nodes}, "
+        f"{config.mode}, {config.dtype}, {threads} thread{'s' * (threads != 1)} each, {library_name()}"
+        + ("; on GPUs" if devices[0].apart else "")
+        + (f" in {config.precision}" if devices[0].apart and config.precision != "float32" else "")
+    )
+
+
+def _describe_job(loop: Loop) -> str:
+    resumed = f"; resumed from {loop.resumed} at step {loop.step:,}" if loop.resumed else ""
+    plan = loop.plan
+    of = f" of {plan.workers}" if plan.config.mode == "backup" and plan.taken < plan.workers else ""
+    return (
+        f"{loop.layout.n_params:,} parameters, {len(loop.job.train):,} training examples, "
+        f"{plan.batch} x {plan.taken}{of} a step{resumed}"
+    )
+
+
+def _summary(loop: Loop, steps: int, seconds: float, stopped: bool) -> str:
+    lines = []
+    if not steps:
+        lines.append(f"nothing left to train: it is at step {loop.step:,} of {loop.train_steps:,}")
+    else:
+        rate = steps * loop.step_examples / seconds
+        took = f"{steps:,} step{'s' * (steps != 1)} in {seconds:.1f} s"
+        lines.append(f"{took}: {rate:,.0f} examples/s, validation and saving included")
+    measured = "  ".join(describe(name, value) for name, value in loop.validation.items())
+    if measured:
+        lines.append(f"at step {loop.step:,}: {measured}")
+    folder = loop.files.folder
+    if stopped:
+        lines.append(
+            f"stopped early, at step {loop.step:,} of {loop.train_steps:,}: "
+            f"the same command with --run-dir {shlex.quote(str(folder))} goes on from there"
+        )
+    else:
+        lines.append(f"run directory: {folder}")
+    return "\n".join(lines)

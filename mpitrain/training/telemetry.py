@@ -1,0 +1,163 @@
+"""What a rank leaves beside metrics and checkpoints: log and trace, and the chief's status and TensorBoard events."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..comm import clock_sync as clock
+from ..comm.cluster import Cluster
+from ..core.layout import Array, Layout
+from ..errors import LaunchError
+from ..monitor import trace
+from ..monitor.heartbeat import Heartbeat, State
+from ..monitor.metrics import MetricsFile
+from ..monitor.rank_log import RankLog
+from ..monitor.tensorboard import Events, available
+from ..plan.config import RunConfig
+from ..process.rank_status import RUN_DIR_VARIABLE
+from ..strategy.base import Wrap
+from ..version import __version__
+from .hooks import Every, Hook
+
+if TYPE_CHECKING:
+    from .loop import Loop
+
+_log = logging.getLogger("mpitrain")
+_BESIDE_STEPS = 100  # what a track keeps spans for; threads beside training have few
+
+
+@dataclass(frozen=True)
+class Chief:
+    """What only the chief keeps.
+
+    Attributes:
+        events: None where there are none to be written.
+    """
+
+    metrics: MetricsFile
+    heart: Heartbeat
+    events: Events | None
+
+
+class Records:
+    """Opened when the run directory is there, closed when the run is over, however it ends.
+
+    Construction is collective over all ranks.
+
+    Attributes:
+        track: Where the time of the thread that trains is recorded; None without ``--trace``.
+
+    Raises:
+        LaunchError: On every rank: something in the run directory cannot be written.
+    """
+
+    def __init__(self, cluster: Cluster, config: RunConfig, folder: Path, metrics: MetricsFile | None) -> None:
+        self._cluster, self._folder, self._config = cluster, folder, config
+        self._chief: Chief | None = None
+        self._loop: Loop | None = None
+        with cluster.agree("opening the logs"):
+            try:
+                self._log = RankLog(folder, cluster.rank, cluster.chief or RUN_DIR_VARIABLE in os.environ)
+                if metrics is not None:
+                    self._chief = self._open(metrics)
+            except OSError as error:
+                raise LaunchError(f"{folder} cannot be written: {error.strerror}; give another --run-dir") from error
+        _log.info("%s, %s %d, process %d, mpitrain %s", *self._who(), os.getpid(), __version__)
+        self.track = trace.Track("training", config.trace_steps) if config.trace else None
+        self._tracks = [] if self.track is None else [self.track]
+        self._clock = self._measure_clock()
+
+    def attach(self, loop: Loop) -> None:
+        """Record a worker's training from here on; before it begins. Local."""
+        self._loop = loop
+        if self.track is not None:
+            loop.trace(self.track.wrap, self._beside)
+        chief = self._chief
+        if chief is None:
+            return
+        if loop.resumed is not None:
+            chief.metrics.write(loop.step, 0.0, {"resumed": loop.step})
+        if chief.events is not None:
+            chief.events.begin(loop.step)
+            chief.metrics.also = chief.events.scalars
+            if self._config.histogram_steps:
+                loop.add_hook(Histograms(self._config.histogram_steps, chief.events))
+
+    def write_trace(self) -> None:
+        """Collect what the ranks recorded, and write it; collective over all ranks."""
+        if self.track is None:
+            return
+        cluster = self._cluster
+        role = f"{cluster.role} {cluster.task_index}"
+        clocks = (self._clock, self._measure_clock())
+        mine = trace.RankTrace.of(cluster.rank, role, cluster.host, self._tracks, clocks)
+        everyone = cluster.comm.gather(mine, root=cluster.chief_rank)
+        if everyone is not None:
+            try:
+                trace.write(
+                    self._folder / trace.TRACE, everyone, lockstep=self._loop is not None and self._loop.lockstep
+                )
+            except OSError as error:  # the run itself has ended well
+                _log.warning("%s cannot be written: %s", self._folder / trace.TRACE, error.strerror)
+
+    def close(self, error: BaseException | None) -> None:
+        """Say how the run ended, with what error if with one; local."""
+        chief, loop = self._chief, self._loop
+        if error is not None:
+            self._log.failed(error)
+        if chief is not None:
+            done = loop is not None and loop.step >= loop.train_steps
+            state: State = "failed" if error is not None else "finished" if done else "stopped"
+            if chief.events is not None:
+                chief.events.close()
+            chief.heart.end(state)
+        self._log.close()
+
+    def _open(self, metrics: MetricsFile) -> Chief:
+        asked = self._config.tensorboard or self._config.histogram_steps > 0
+        wanted = asked or (self._config.tensorboard is None and available())
+        events = Events(self._folder / "tensorboard") if wanted else None
+        workers, servers = len(self._cluster.worker_ranks), len(self._cluster.servers)
+        ranks = f"{workers} worker{'s' * (workers != 1)}"
+        ranks += f" + {servers} server{'s' * (servers != 1)}" if servers else ""
+        heart = Heartbeat(self._folder, ranks, self._config.train_steps or 0, self._step)
+        return Chief(metrics, heart, events)
+
+    def _step(self) -> int:
+        return 0 if self._loop is None else self._loop.step
+
+    def _beside(self, name: str) -> Wrap:
+        """What records a thread beside this rank's training."""
+        self._tracks.append(trace.Track(name, _BESIDE_STEPS))
+        return self._tracks[-1].wrap
+
+    def _who(self) -> tuple[str, str, int]:
+        return self._cluster.name_of_rank, self._cluster.role, self._cluster.task_index
+
+    def _measure_clock(self) -> trace.Offset:
+        """Collective over all ranks, where there is a trace."""
+        return trace.Offset(*clock.measure(self._cluster.comm)) if self.track is not None else trace.Offset(0, 0, 0)
+
+
+class Histograms(Hook):
+    """Adds histograms of parameters, and of this worker's gradient, to the TensorBoard events every N steps."""
+
+    def __init__(self, every: int, events: Events) -> None:
+        self._when, self._events = Every(every), events
+
+    def begin(self, loop: Loop) -> None:
+        self._when.start(loop.step)
+
+    def after_step(self, loop: Loop) -> None:
+        if self._when.due(loop.step):
+            self._events.histograms(loop.step, "parameters", _trained(loop.layout, loop.params, states=True))
+            self._events.histograms(loop.step, "gradients", _trained(loop.layout, loop.grads, states=False))
+
+
+def _trained(layout: Layout, vector: Array, states: bool) -> dict[str, Array]:
+    views = layout.views(vector)
+    return {entry.name: views[entry.name] for entry in layout.entries if states or entry.kind == "param"}
