@@ -17,6 +17,7 @@ lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 env: .venv/.dev .venv-mpich/.dev .venv-nvcc/.done $(PARALLEL_HDF5)
 

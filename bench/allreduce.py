@@ -2,10 +2,9 @@
 
     python bench/allreduce.py [--ranks 2] [--rounds 5]
 
-Every rank has written its vector (outside the timed part); timed is ``NodeAverage.average``, after which the mean
-lies where every rank reads it. ``copied`` adds a copy of all of it into memory of the rank's own, which
-training does not need. The peers time MPI_Allreduce in place, each in its own environment, in turns. With
---inner this is the program that the ranks run.
+Timed is the averaging that ``--mode local`` uses, after which the mean lies in memory that all ranks of the node share.
+``copied`` adds a copy of the mean into the rank's own memory. The peers time MPI_Allreduce in place, each in its own
+environment, in alternating rounds. With --inner this is the program that the ranks run.
 """
 
 from __future__ import annotations
@@ -27,14 +26,16 @@ PEERS = {"Open MPI": ".venv", "MPICH": ".venv-mpich", "Intel MPI": ".venv-intel"
 def inner(repeats: int) -> None:
     import numpy as np
 
+    from mpitrain.comm.allreduce import Mean
+    from mpitrain.comm.hierarchy import Hierarchy
     from mpitrain.comm.mpi import start
-    from mpitrain.comm.node_allreduce import NodeAverage
 
     comm = start()
     result = {}
     for kib in SIZES_KIB:
         size = kib * 256
-        average = NodeAverage(comm, size, np.float32, len(os.sched_getaffinity(0)))
+        hierarchy = Hierarchy(comm, comm, len(os.sched_getaffinity(0)))
+        average = Mean(hierarchy, size, np.float32)
         source, target = np.full(size, comm.rank + 1, np.float32), np.zeros(size, np.float32)
         times: dict[str, list[float]] = defaultdict(list)
         for _ in range(max(5, min(repeats, 2_000_000 // kib))):
@@ -45,15 +46,14 @@ def inner(repeats: int) -> None:
                 if kind == "memcpy":
                     np.copyto(target, source)
                 else:
-                    mean = average.average()
+                    mean = average.combined()
                     if kind == "copied":
                         np.copyto(target, mean)
                 times[kind].append(time.perf_counter() - began)
                 if kind != "memcpy":
                     assert mean[0] == mean[-1] == (comm.size + 1) / 2
-                    average.release()
         result[kib] = {kind: statistics.median(values) for kind, values in times.items()}
-        average.free()
+        hierarchy.free()
     if comm.rank == 0:
         print(json.dumps(result))
 

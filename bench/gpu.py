@@ -213,11 +213,11 @@ def sum_by_hosts(size: int) -> None:
     from mpitrain.comm.allreduce import Mean
     from mpitrain.comm.cluster import Cluster
     from mpitrain.comm.hierarchy import Hierarchy
+    from mpitrain.core.ranges import Bucket
     from mpitrain.gpu.allreduce.host import Host
     from mpitrain.gpu.device import Gpu
     from mpitrain.gpu.stream import Stream, pinned
     from mpitrain.plan.config import RunConfig
-    from mpitrain.plan.plan import Bucket
 
     cluster = Cluster()
     cluster.assign(RunConfig())

@@ -28,7 +28,8 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     from mpitrain.plan.config import RunConfig
     from mpitrain.plan.placement import place
     from mpitrain.plan.plan import Plan
-    from mpitrain.strategy.base import Reached, Turn
+    from mpitrain.plan.progress import Reached
+    from mpitrain.strategy.base import Turn
     from mpitrain.strategy.ps.server import Server
     from mpitrain.strategy.ps.store import Store
     from mpitrain.strategy.select import served_strategy

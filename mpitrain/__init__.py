@@ -12,12 +12,12 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import data, nn, optim
+    from .plan.hook import Hook
     from .plan.job import Job
-    from .training.hooks import Hook
 
 __all__ = ["Hook", "Job", "__version__", "blas", "data", "nn", "optim"]
 
-_WHERE = {"Hook": "training.hooks", "Job": "plan.job"}
+_WHERE = {"Hook": "plan.hook", "Job": "plan.job"}
 
 
 def __getattr__(name: str) -> object:

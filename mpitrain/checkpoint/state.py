@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.layout import Array, Layout
 from ..errors import CheckpointError
-from ..strategy.base import Reached
+from ..plan.progress import Reached
 from .container import Compression, write_container
 from .reader import FORMAT, Checkpoint
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.kernels import sum_in_place
 from ..core.layout import Array
 from .hierarchy import Exchange, Hierarchy
-from .node_allreduce import sum_in_place
 from .shared_memory import row_stride
 
 

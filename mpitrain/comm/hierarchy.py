@@ -13,9 +13,9 @@ import numpy as np
 
 from ..core.kernels import sum_rows
 from ..core.layout import Array
+from ..core.ranges import part
 from .cluster import Cluster
 from .mpi import MPI, mpi_type
-from .node_allreduce import part
 from .phase_barrier import Board
 from .shared_memory import SharedArrays, sharing_problem
 

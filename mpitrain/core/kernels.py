@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils, event
@@ -108,3 +109,25 @@ def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out
         c = rows[order[r], start:stop]
         for i in range(out.size):
             out[i] = then * (out[i] + c[i])
+
+
+_BLOCK = 4096  # elements summed at a time: the sum of a block stays in the first-level cache
+
+
+@kernel
+def sum_in_place(rows: Array, lo: int, hi: int, scale: float, row: int) -> None:
+    """rows[row][lo:hi] = scale * (rows[0] + rows[1] + ...)[lo:hi], added in that order."""
+    if len(rows) == 2:
+        # Commutative, so the order is kept; and without a copy the vector passes through the core once.
+        factor = rows.dtype.type(scale)
+        total, other = rows[row, lo:hi], rows[1 - row, lo:hi]
+        for i in range(total.size):
+            total[i] = factor * (total[i] + other[i])
+        return
+    scratch, order = np.empty(_BLOCK, rows.dtype), np.arange(len(rows))
+    for start in range(lo, hi, _BLOCK):
+        stop = min(start + _BLOCK, hi)
+        block, target = scratch[: stop - start], rows[row, start:stop]
+        sum_rows(rows, order, start, stop, scale, block)
+        for i in range(target.size):  # not target[:] = block, which compiles to a slow general copy
+            target[i] = block[i]

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from ..monitor.heartbeat import is_alive
 from ..process import rank_status as presence
+from ..process.pid import is_alive
 from ..process.reaper import end_with_parent
 from .command_line import Command
 from .hosts import Agent, is_here

@@ -16,9 +16,9 @@ from .. import checkpoint
 from ..errors import ConfigError, LaunchError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
-from ..monitor.heartbeat import is_alive
 from ..plan.config import RunConfig
 from ..process import rank_status as presence
+from ..process.pid import is_alive
 from ..process.run_directory import cannot_write, missing_folders, new_run_dir, remove_empty
 from ..process.signals import STOPPED_EARLY
 from .allocation import allocated_ranks

@@ -19,7 +19,8 @@ from ..gpu.staging import Feed, Place
 from ..gpu.stream import Stream, pinned
 from ..nn.layer import Context, Layer, SumOverWorkers, walk
 from ..nn.loss import Loss
-from .base import Replica, Single
+from .base import Replica
+from .native import Single
 
 _WARM_UPS = 2  # steps before one is recorded: kernels are compiled then, and memory is taken
 

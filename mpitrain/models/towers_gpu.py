@@ -12,7 +12,7 @@ from ..core.layout import Array, Layout
 from ..gpu import ops as launch
 from ..nn.layer import Context
 from ..plan.job import Job
-from .base import Say, Towers
+from .towers import MakeOne, Towers
 
 
 class GpuTowers(Towers):
@@ -22,8 +22,8 @@ class GpuTowers(Towers):
     come there to be summed, from GPU to GPU. Where they are this process's, each tower exchanges with its memory.
     """
 
-    def __init__(self, job: Job, layout: Layout, dtype: Any, devices: Sequence[Any], say: Say) -> None:
-        super().__init__(job, layout, dtype, devices, say)
+    def __init__(self, make: MakeOne, job: Job, layout: Layout, dtype: Any, devices: Sequence[Any]) -> None:
+        super().__init__(make, job, layout, dtype, devices)
         self._gpus, self._size, self._dtype = devices, layout.size, dtype
         self._resident = False
         self._sent: list[tuple[Array, list[Array]]] = []  # from the first GPU, and where to on each of the others

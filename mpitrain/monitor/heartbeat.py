@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
+from ..process.pid import _text, is_alive, pid_start
+
 STATUS = "status.json"
 BEAT_S = 5.0
 # Clients of a network file system may show a file as it was up to a minute ago.
@@ -182,18 +184,6 @@ def age_s(folder: Path) -> float:
     return max(0.0, _clock_of(folder) - max(times)) if times else float("nan")
 
 
-def pid_start(pid: int) -> str:
-    """When a process started, in the kernel's ticks; empty where there is none."""
-    words = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return words[19] if len(words) > 19 else ""
-
-
-def is_alive(pid: int, start: str) -> bool:
-    """Whether a process of this machine with that number and start is there."""
-    words = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return len(words) > 19 and words[19] == start and words[0] not in "ZX"  # a zombie is not alive
-
-
 def _age(folder: Path) -> float | None:
     try:
         return _clock_of(folder) - (folder / STATUS).stat().st_mtime
@@ -210,13 +200,6 @@ def _clock_of(folder: Path) -> float:
             return os.fstat(file.fileno()).st_mtime
     except OSError:
         return time.time()
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _link(path: str) -> str:

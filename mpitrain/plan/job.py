@@ -18,7 +18,7 @@ from ..errors import JobError, UserError
 from ..nn.layer import Layer
 from ..nn.loss import Loss
 from ..optim import Optimizer, moving_average
-from ..training.hooks import Hook
+from .hook import Hook
 from .placement import Pins
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..core.layout import Array, Layout
+from ..core.ranges import Bucket, buckets_of, split_batch
 from ..errors import ConfigError, DataError, JobError
 from ..nn.layer import Layer, layout_of, walk
 from ..nn.normalize import BatchNorm
@@ -17,24 +17,6 @@ from ..optim import Optimizer, Updater, moving_average
 from .config import Precision, RunConfig
 from .job import Job
 from .placement import Piece, place
-
-
-class Bucket(NamedTuple):
-    """A range of the vector that is averaged in one go: the gradients of consecutive layers."""
-
-    lo: int
-    hi: int
-
-
-def buckets_of(starts: Sequence[int], size: int, bucket_elements: int) -> list[Bucket]:
-    """Cut [0, size) at layers' ``starts`` into buckets of at least ``bucket_elements``, the last first."""
-    buckets: list[Bucket] = []
-    hi = size
-    for lo in sorted({0, *starts}, reverse=True):
-        if hi - lo >= bucket_elements or lo == 0:
-            buckets.append(Bucket(lo, hi))
-            hi = lo
-    return buckets
 
 
 @dataclass(frozen=True)
@@ -191,12 +173,6 @@ def _check_mode(job: Job, config: RunConfig, workers: int) -> None:
             f"{optimizer.name} with clip_norm needs the whole gradient on one server: "
             f"give --ps 1 in place of {config.ps}, or leave clip_norm out"
         )
-
-
-def split_batch(batch: int, parts: int) -> list[tuple[int, int]]:
-    """Nearly equal ranges of [0, batch), none empty."""
-    cuts = [batch * i // parts for i in range(parts + 1)]
-    return [(a, b) for a, b in pairwise(cuts) if a < b]
 
 
 def _starts(model: Layer, layout: Layout) -> list[int]:

@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from ..monitor.heartbeat import pid_start
+from .pid import pid_start
 
 RUN_DIR_VARIABLE = "MPITRAIN_RUN_DIR"  # where ``mpitrain run`` has its ranks sign in
 _FOLDER = ".ranks"

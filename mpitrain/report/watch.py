@@ -13,6 +13,7 @@ import numpy as np
 
 from ..monitor import heartbeat as status
 from ..monitor.format import amount, duration
+from ..process.pid import is_alive
 from .braille import curve
 from .history import METRICS, Run, Series, Tail, open_run
 
@@ -110,7 +111,7 @@ class View:
         # Whoever watches needs no other clock: a beat was seen so long ago.
         age = self.now() - self._beat_at
         here = status.Machine.here()
-        state = status.judge(self._status, here, age, status.is_alive)
+        state = status.judge(self._status, here, age, is_alive)
         self.state = "died" if state is None else state
 
     @property

@@ -11,26 +11,6 @@ import numpy as np
 from ..core.layout import Array
 from ..errors import NonFiniteLoss
 
-
-class Reached(NamedTuple):
-    """Where training begins.
-
-    Attributes:
-        step: Steps done.
-        position: Examples taken from the endless stream.
-        numbers: See ``Strategy``: of the run that goes on, and so perhaps of another precision, or of another mode.
-    """
-
-    step: int
-    position: int
-    numbers: Mapping[str, float]
-
-
-# Given a node's vectors by name on one rank of the node, None on the others, and the rank that knows where training
-# begins: fills the vectors, returns what it found. Collective.
-Fill = Callable[["dict[str, Array] | None", int], Reached]
-
-
 # Given an object, the name of a method and a kind of span: has every call recorded. See ``monitor.trace``.
 Wrap = Callable[[object, str, str], None]
 

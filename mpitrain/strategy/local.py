@@ -17,7 +17,8 @@ from ..comm.allreduce import Mean
 from ..comm.hierarchy import Hierarchy
 from ..core.layout import Array
 from ..plan.plan import Plan
-from .base import Fill, StepResult, Wrap, not_finite
+from ..plan.progress import Fill
+from .base import StepResult, Wrap, not_finite
 from .bulk_synchronous import Lockstep
 
 LOCAL_STEPS = 8

@@ -9,7 +9,8 @@ from ..comm.hierarchy import Hierarchy, hierarchy_of
 from ..comm.mpi import MPI
 from ..core.device import CPU, Device
 from ..plan.plan import Plan
-from .base import Fill, Strategy
+from ..plan.progress import Fill
+from .base import Strategy
 from .local import Local
 from .ps.asynchronous import Asynchronous
 from .ps.backup import Backup, Team

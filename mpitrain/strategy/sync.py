@@ -25,11 +25,12 @@ import numpy as np
 
 from ..comm.hierarchy import Exchange, Hierarchy
 from ..comm.mpi import MPI
-from ..comm.node_allreduce import sum_in_place
 from ..comm.shared_memory import row_stride
+from ..core.kernels import sum_in_place
 from ..core.layout import Array
 from ..plan.plan import Plan
-from .base import Fill, Wrap, not_finite
+from ..plan.progress import Fill
+from .base import Wrap, not_finite
 from .bulk_synchronous import Lockstep
 
 

@@ -20,8 +20,10 @@ import numpy as np
 
 from ..comm.hierarchy import Hierarchy
 from ..core.layout import Array
-from ..plan.plan import Bucket, Plan
-from .base import Fill, StepResult, Totals, Wrap, not_finite
+from ..core.ranges import Bucket
+from ..plan.plan import Plan
+from ..plan.progress import Fill
+from .base import StepResult, Totals, Wrap, not_finite
 from .bulk_synchronous import Lockstep
 
 _LAG = 3  # steps that the host may be ahead of the last loss that it has read

@@ -1,37 +1,15 @@
-"""What happens beside training: logging, validation, checkpoints. A job file may add hooks of its own."""
+"""What happens beside training: logging, validation, checkpoints."""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
 
 from ..monitor import worker_stats as accounts
+from ..plan.hook import Hook, TrainingLoop
 from ..process.rank_status import Presence
 from ..process.signals import Signals, TimeLimit
-
-if TYPE_CHECKING:
-    from ..strategy.base import Account, Totals
-    from .loop import Loop
-
-
-class Hook:
-    """Called by the training loop on every worker.
-
-    In ``sync`` and ``local`` all workers are at the same step then, so a method may communicate over
-    ``loop.cluster.workers``. In ``async``, ``ssp`` and ``backup`` each worker comes at its own pace, and
-    ``after_step`` must not communicate. Only the chief should print or write files.
-    """
-
-    def begin(self, loop: Loop) -> None:
-        """Called once, before the first step; all workers are there."""
-
-    def after_step(self, loop: Loop) -> None:
-        """Called after every step of this worker, with ``loop.step`` steps done, by all workers together in the modes
-        without a common pace, and ``loop.loss`` the last one's mean loss."""
-
-    def end(self, loop: Loop) -> None:
-        """Called once, after the last step; all workers are there, and have the same parameters."""
+from ..strategy.base import Account, Totals
 
 
 class Every:
@@ -70,13 +48,13 @@ class Log(Hook):
     def __init__(self, every: int) -> None:
         self._when = Every(every)
 
-    def begin(self, loop: Loop) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._when.start(loop.step)
         self._timed = self._warned = False
         self._compared_from: list[Account] | None = None
         self._start(loop)
 
-    def after_step(self, loop: Loop) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         if not self._timed:
             self._timed = True
             self._timed_from = loop.step, _seconds(loop)
@@ -84,12 +62,12 @@ class Log(Hook):
             totals = self._report(loop) if loop.cluster.chief else None
             self._start(loop, totals)
 
-    def end(self, loop: Loop) -> None:
+    def end(self, loop: TrainingLoop) -> None:
         # Where workers keep no common pace, another one may have taken the last step.
         if self._when.due(loop.step) and loop.cluster.chief:
             self._report(loop)
 
-    def _report(self, loop: Loop) -> Totals:
+    def _report(self, loop: TrainingLoop) -> Totals:
         totals, before = loop.totals(), self._totals
         steps, seconds = loop.step - self._timed_from[0], _seconds(loop) - self._timed_from[1]
         counted = totals.steps - before.steps
@@ -105,7 +83,7 @@ class Log(Hook):
         self._compare_shares(loop, totals.accounts)
         return totals
 
-    def _compare_shares(self, loop: Loop, now: list[Account]) -> None:
+    def _compare_shares(self, loop: TrainingLoop, now: list[Account]) -> None:
         """Warn once of a worker that takes too little; what was before the first report is not held against it."""
         if self._compared_from is None:
             self._compared_from = now
@@ -114,13 +92,13 @@ class Log(Hook):
             self._warned = True
             loop.say(f"warning: {warning}")
 
-    def _start(self, loop: Loop, totals: Totals | None = None) -> None:
+    def _start(self, loop: TrainingLoop, totals: Totals | None = None) -> None:
         self._timed_from = loop.step, _seconds(loop)
         if loop.cluster.chief:
             self._totals = totals or loop.totals()
 
 
-def _seconds(loop: Loop) -> float:
+def _seconds(loop: TrainingLoop) -> float:
     """Time in which steps are taken: all but validating and saving, for which only workers in lockstep stand still."""
     return loop.training_s if loop.lockstep else time.perf_counter()
 
@@ -131,15 +109,15 @@ class Validate(Hook):
     def __init__(self, every: int) -> None:
         self._when = Every(every)
 
-    def begin(self, loop: Loop) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._when.start(loop.step)
 
-    def after_step(self, loop: Loop) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         if loop.settled and self._when.due(loop.step):
             loop.validate_now()
         loop.report_validation()
 
-    def end(self, loop: Loop) -> None:
+    def end(self, loop: TrainingLoop) -> None:
         loop.validate_at_end()
 
 
@@ -150,35 +128,35 @@ class Save(Hook):
         self._when, self._every_s = Every(every), every_s
         self._done_at = -1
 
-    def begin(self, loop: Loop) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._when.start(loop.step)
         self._done_s, self._asked = time.monotonic(), False
         if loop.saved:
             self._done_at = loop.step
         loop.pause_at(self._when.next(loop.step, loop.train_steps))
 
-    def after_step(self, loop: Loop) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         self._look_at_clock(loop)
         if loop.lockstep and loop.settled and (self._when.due(loop.step) or loop.paused):
             self._save(loop)
         loop.saving.tell()
 
-    def paused(self, loop: Loop) -> None:
+    def paused(self, loop: TrainingLoop) -> None:
         """Called on the chief when all stand still at the step that ``begin`` or this asked for."""
         self._save(loop)
         loop.pause_at(self._when.next(loop.step, loop.train_steps))
 
-    def end(self, loop: Loop) -> None:
+    def end(self, loop: TrainingLoop) -> None:
         if self._done_at != loop.step:
             self._save(loop)
         loop.saving.finish()
 
-    def _save(self, loop: Loop) -> None:
+    def _save(self, loop: TrainingLoop) -> None:
         self._done_at = loop.step
         self._done_s, self._asked = time.monotonic(), False
         loop.saving.save()
 
-    def _look_at_clock(self, loop: Loop) -> None:
+    def _look_at_clock(self, loop: TrainingLoop) -> None:
         """On the chief, whose clock counts for all: ask for a pause when the time has come."""
         due = self._every_s > 0 and time.monotonic() - self._done_s >= self._every_s
         if due and loop.cluster.chief and not self._asked:
@@ -201,10 +179,10 @@ class Stop(Hook):
         self._signals, self._limit = signals, limit
         self.asked = False
 
-    def begin(self, loop: Loop) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._last_s = time.time()
 
-    def after_step(self, loop: Loop) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         now = time.time()
         step_s, self._last_s = now - self._last_s, now
         if self.asked:
@@ -225,8 +203,8 @@ class Present(Hook):
     def __init__(self, presence: Presence) -> None:
         self._presence = presence
 
-    def begin(self, loop: Loop) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._presence.at(loop.step)
 
-    def after_step(self, loop: Loop) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         self._presence.at(loop.step)

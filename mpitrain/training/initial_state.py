@@ -11,7 +11,7 @@ from ..core.layout import Array
 from ..errors import CheckpointError
 from ..nn.layer import Layer, initialize
 from ..plan.plan import Plan
-from ..strategy.base import Reached
+from ..plan.progress import Reached
 
 
 class Start:

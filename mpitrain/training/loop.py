@@ -15,18 +15,20 @@ from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
 from ..comm.shared_dataset import SharedData
 from ..core.layout import Array, Layout
+from ..core.ranges import split_batch
 from ..data import Loader
 from ..errors import CheckpointError, NonFiniteLoss
 from ..models.base import Replica
 from ..monitor.console import Console
 from ..monitor.metrics import MetricsFile
 from ..nn.layer import Context
+from ..plan.hook import Hook
 from ..plan.job import Job
-from ..plan.plan import Plan, split_batch
+from ..plan.plan import Plan
 from ..strategy.base import Strategy, Totals, Turn, Work, Wrap
 from . import evaluation as validation
 from .checkpointing import Saving
-from .hooks import Hook, Log, Save, Validate
+from .hooks import Log, Save, Validate
 from .initial_state import Start
 
 

@@ -22,7 +22,7 @@ from ..core.device import Device
 from ..core.kernels import tell_compiling
 from ..errors import UserError
 from ..gpu.discovery import choose
-from ..models.base import replica_of
+from ..models.select import replica_of
 from ..monitor import worker_stats as accounts
 from ..monitor.console import Console, describe, format_table, terminal_columns
 from ..monitor.metrics import MetricsFile
@@ -36,7 +36,6 @@ from ..process.rank_status import RUN_DIR_VARIABLE, Presence
 from ..process.reaper import attend
 from ..process.run_directory import cannot_write, new_run_dir
 from ..process.signals import STOPPED_EARLY, Signals, TimeLimit, ask_slurm, end_of_time
-from ..process.versions import versions
 from ..strategy.ps.server import Server
 from ..strategy.ps.store import Store
 from ..strategy.select import is_resident, lockstep_strategy, served_strategy
@@ -45,6 +44,7 @@ from .initial_state import Start
 from .loop import Loop, RunFiles
 from .placement_report import whereabouts
 from .telemetry import Records
+from .versions import versions
 
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 

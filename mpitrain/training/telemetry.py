@@ -6,7 +6,6 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..comm import clock_sync as clock
 from ..comm.cluster import Cluster
@@ -18,13 +17,12 @@ from ..monitor.metrics import MetricsFile
 from ..monitor.rank_log import RankLog
 from ..monitor.tensorboard import Events, available
 from ..plan.config import RunConfig
+from ..plan.hook import Hook, TrainingLoop
 from ..process.rank_status import RUN_DIR_VARIABLE
 from ..strategy.base import Wrap
 from ..version import __version__
-from .hooks import Every, Hook
-
-if TYPE_CHECKING:
-    from .loop import Loop
+from .hooks import Every
+from .loop import Loop
 
 _log = logging.getLogger("mpitrain")
 _BESIDE_STEPS = 100  # what a track keeps spans for; threads beside training have few
@@ -149,10 +147,10 @@ class Histograms(Hook):
     def __init__(self, every: int, events: Events) -> None:
         self._when, self._events = Every(every), events
 
-    def begin(self, loop: Loop) -> None:
+    def begin(self, loop: TrainingLoop) -> None:
         self._when.start(loop.step)
 
-    def after_step(self, loop: Loop) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         if self._when.due(loop.step):
             self._events.histograms(loop.step, "parameters", _trained(loop.layout, loop.params, states=True))
             self._events.histograms(loop.step, "gradients", _trained(loop.layout, loop.grads, states=False))

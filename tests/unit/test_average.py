@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mpitrain.comm.node_allreduce import part, sum_in_place
+from mpitrain.core.kernels import sum_in_place
 from mpitrain.core.layout import ALIGN
-from mpitrain.plan.plan import buckets_of
+from mpitrain.core.ranges import buckets_of, part
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 64])

@@ -9,7 +9,7 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.core.layout import Layout
-from mpitrain.strategy.base import Reached
+from mpitrain.plan.progress import Reached
 
 LAYOUT = Layout.pack([("a", (7,), "param")])
 

@@ -9,7 +9,7 @@ from mpitrain import Job, data, nn, optim
 from mpitrain.core.device import Cpu
 from mpitrain.core.layout import Array
 from mpitrain.data import Split
-from mpitrain.models.base import replica_of
+from mpitrain.models.select import replica_of
 from mpitrain.nn.layer import Layer
 
 BATCH = 7

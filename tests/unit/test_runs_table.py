@@ -9,7 +9,8 @@ import pytest
 
 from mpitrain.cli.main import main
 from mpitrain.monitor.format import amount, columns, duration
-from mpitrain.monitor.heartbeat import Machine, Status, pid_start, write
+from mpitrain.monitor.heartbeat import Machine, Status, write
+from mpitrain.process.pid import pid_start
 
 from .rundirs import make_run
 

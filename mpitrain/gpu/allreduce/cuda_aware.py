@@ -11,9 +11,8 @@ import numpy as np
 
 from ...comm.hierarchy import Hierarchy
 from ...comm.mpi import MPI, mpi_type
-from ...comm.node_allreduce import part
 from ...core.layout import Array
-from ...plan.plan import Bucket
+from ...core.ranges import Bucket, part
 from .. import ops as launch
 from ..device import Gpu
 from .transport import Unusable, agree

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from ...comm.hierarchy import Exchange, Hierarchy
-from ...comm.node_allreduce import part, sum_in_place
 from ...comm.phase_barrier import Board
 from ...comm.shared_memory import SharedArrays, row_stride
-from ...core.kernels import sum_rows
+from ...core.kernels import sum_in_place, sum_rows
 from ...core.layout import Array
-from ...plan.plan import Bucket
+from ...core.ranges import Bucket, part
 from ..device import Gpu
 from ..stream import Stream
 

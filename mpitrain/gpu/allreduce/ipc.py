@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from ...comm.hierarchy import Hierarchy
-from ...comm.node_allreduce import part
 from ...comm.phase_barrier import Board
 from ...core.layout import Array
+from ...core.ranges import Bucket, part
 from ...errors import DeviceError
-from ...plan.plan import Bucket
 from .. import ops as launch
 from ..device import Gpu
 from ..ipc_memory import Exported, Opened

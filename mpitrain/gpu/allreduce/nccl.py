@@ -11,7 +11,7 @@ from typing import Any
 
 from ...comm.hierarchy import Hierarchy
 from ...core.layout import Array
-from ...plan.plan import Bucket
+from ...core.ranges import Bucket
 from .. import nccl
 from ..device import Gpu, identify
 from ..stream import Stream

@@ -9,8 +9,8 @@ import numpy as np
 
 from ...comm.hierarchy import Hierarchy
 from ...core.layout import Array
+from ...core.ranges import Bucket
 from ...errors import ConfigError
-from ...plan.plan import Bucket
 from ..device import Gpu
 from .cuda_aware import CudaAware
 from .host import Host

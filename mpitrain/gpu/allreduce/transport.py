@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ...comm.hierarchy import Hierarchy
 from ...core.layout import Array
-from ...plan.plan import Bucket
+from ...core.ranges import Bucket
 from ..device import Gpu
 
 

@@ -12,8 +12,8 @@ import math
 
 import numpy as np
 
-from ...comm.node_allreduce import part
 from ...core.layout import Array
+from ...core.ranges import part
 from ..base import StepResult, Wrap
 from .client import Served
 from .coordinator import DROPPED

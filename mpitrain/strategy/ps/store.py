@@ -20,7 +20,7 @@ from ...core.layout import Array
 from ...errors import ConfigError
 from ...plan.placement import ranges_of
 from ...plan.plan import Plan
-from ..base import Fill
+from ...plan.progress import Fill
 from .coordinator import ACCOUNT_WORDS, Ledger, Rules
 from .shard import Shard
 

@@ -6,8 +6,9 @@ import os
 
 import numpy as np
 
+from mpitrain.comm.allreduce import Mean
+from mpitrain.comm.hierarchy import Hierarchy
 from mpitrain.comm.mpi import start
-from mpitrain.comm.node_allreduce import NodeAverage
 from mpitrain.comm.phase_barrier import Board
 from mpitrain.comm.shared_memory import SharedArrays, sharing_problem
 
@@ -60,7 +61,8 @@ def check_board() -> None:
 
 
 def check_average(count: int, dtype: type) -> None:
-    average = NodeAverage(comm, count, dtype, cores)
+    hierarchy = Hierarchy(comm, comm, cores)
+    average = Mean(hierarchy, count, dtype)
     for turn in range(3):
         vectors = [np.random.default_rng([turn, r]).standard_normal(count).astype(dtype) for r in range(size)]
         average.own[:] = vectors[rank]
@@ -68,9 +70,9 @@ def check_average(count: int, dtype: type) -> None:
         for vector in vectors[1:]:
             total += vector
         expected = dtype(1.0 / size) * total
-        assert average.average().tobytes() == expected.tobytes()
-        average.release()
-    average.free()
+        assert average.combined().tobytes() == expected.tobytes()
+        comm.Barrier()  # all have compared before any starts the next round
+    hierarchy.free()
 
 
 check_arrays()

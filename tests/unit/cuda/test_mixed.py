@@ -12,7 +12,7 @@ import pytest
 from mpitrain import nn
 from mpitrain.core.device import Cpu
 from mpitrain.gpu import ops as launch
-from mpitrain.models.base import Single
+from mpitrain.models.native import Single
 from mpitrain.nn.layer import place, walk
 from tests.unit.gradients import bound
 

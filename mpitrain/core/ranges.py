@@ -1,0 +1,41 @@
+"""Ranges of a flat vector or of a batch: nearly equal parts, and buckets of consecutive layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from .layout import ALIGN
+
+
+def part(start: int, stop: int, index: int, parts: int) -> tuple[int, int]:
+    """The ``index``-th of ``parts`` nearly equal ranges of [start, stop), cut at cache lines."""
+    lines = -(-(stop - start) // ALIGN)
+    lo = start + lines * index // parts * ALIGN
+    hi = start + lines * (index + 1) // parts * ALIGN
+    return min(lo, stop), min(hi, stop)
+
+
+class Bucket(NamedTuple):
+    """A range of the vector that is averaged in one go: the gradients of consecutive layers."""
+
+    lo: int
+    hi: int
+
+
+def buckets_of(starts: Sequence[int], size: int, bucket_elements: int) -> list[Bucket]:
+    """Cut [0, size) at layers' ``starts`` into buckets of at least ``bucket_elements``, the last first."""
+    buckets: list[Bucket] = []
+    hi = size
+    for lo in sorted({0, *starts}, reverse=True):
+        if hi - lo >= bucket_elements or lo == 0:
+            buckets.append(Bucket(lo, hi))
+            hi = lo
+    return buckets
+
+
+def split_batch(batch: int, parts: int) -> list[tuple[int, int]]:
+    """Nearly equal ranges of [0, batch), none empty."""
+    cuts = [batch * i // parts for i in range(parts + 1)]
+    return [(a, b) for a, b in pairwise(cuts) if a < b]
