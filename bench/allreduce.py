@@ -26,7 +26,7 @@ PEERS = {"Open MPI": ".venv", "MPICH": ".venv-mpich", "Intel MPI": ".venv-intel"
 def inner(repeats: int) -> None:
     import numpy as np
 
-    from mpitrain.comm.allreduce import Mean
+    from mpitrain.comm.allreduce import MeanAllreduce
     from mpitrain.comm.hierarchy import Hierarchy
     from mpitrain.comm.mpi import start
 
@@ -35,7 +35,7 @@ def inner(repeats: int) -> None:
     for kib in SIZES_KIB:
         size = kib * 256
         hierarchy = Hierarchy(comm, comm, len(os.sched_getaffinity(0)))
-        average = Mean(hierarchy, size, np.float32)
+        average = MeanAllreduce(hierarchy, size, np.float32)
         source, target = np.full(size, comm.rank + 1, np.float32), np.zeros(size, np.float32)
         times: dict[str, list[float]] = defaultdict(list)
         for _ in range(max(5, min(repeats, 2_000_000 // kib))):
@@ -46,7 +46,7 @@ def inner(repeats: int) -> None:
                 if kind == "memcpy":
                     np.copyto(target, source)
                 else:
-                    mean = average.combined()
+                    mean = average.reduce()
                     if kind == "copied":
                         np.copyto(target, mean)
                 times[kind].append(time.perf_counter() - began)

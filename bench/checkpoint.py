@@ -109,7 +109,7 @@ def one_round(
 def resume_newest(folder: Path, layout: Layout, vectors: dict[str, np.ndarray]) -> None:
     """What ``--resume auto`` does: read the newest, and the one before it where that turns out damaged."""
     paths = checkpoint.steps(folder).values()
-    found, _ = checkpoint.first_whole(paths, lambda path: checkpoint.read(path, layout, vectors, 0))
+    found, _ = checkpoint.first_intact(paths, lambda path: checkpoint.read(path, layout, vectors, 0))
     assert found is not None
 
 

@@ -158,12 +158,12 @@ def update(arguments: Any) -> None:
     from mpitrain import optim
     from mpitrain.core.layout import Layout
     from mpitrain.gpu.device import Gpu
-    from mpitrain.gpu.update import Update
+    from mpitrain.gpu.update import GpuUpdate
 
     gpu = Gpu(0, 0.9)
     size = 1 << (14 if arguments.small else 27)
     layout = Layout.pack([("all.weight", (size,), "param")])
-    with gpu.here():
+    with gpu.activate():
         source, target = gpu.zeros((size,), np.float32), gpu.zeros((size,), np.float32)
         rate = 2 * source.nbytes / fastest(gpu, lambda: gpu.compute.copy(source, target))
         print(f"copy on the device            {rate / 1e9:8,.0f} GB/s read and written")
@@ -174,7 +174,7 @@ def update(arguments: Any) -> None:
             optim.adam(0.001, clip_norm=1.0),
         ):
             vectors = {name: gpu.zeros((size,), np.float32) for name in ("params", *optimizer.slots)}
-            step = Update(gpu, optimizer, layout, vectors, None, gpu.copy_of(np.ones(9)))
+            step = GpuUpdate(gpu, optimizer, layout, vectors, None, gpu.copy_of(np.ones(9)))
             seconds = fastest(gpu, lambda step=step: step(source, 3))
             # Every vector is read and written, the gradient read; where its norm is needed both happen once more.
             passes = 2 * len(vectors) + 1 + (2 if optimizer.needs_sums else 0)
@@ -210,11 +210,11 @@ def sums(arguments: Any) -> None:
 
 def sum_by_hosts(size: int) -> None:
     """On two ranks that share a GPU: a sum through pinned memory, beside its parts."""
-    from mpitrain.comm.allreduce import Mean
+    from mpitrain.comm.allreduce import MeanAllreduce
     from mpitrain.comm.cluster import Cluster
     from mpitrain.comm.hierarchy import Hierarchy
     from mpitrain.core.ranges import Bucket
-    from mpitrain.gpu.allreduce.host import Host
+    from mpitrain.gpu.allreduce.host import HostTransport
     from mpitrain.gpu.device import Gpu
     from mpitrain.gpu.stream import Stream, pinned
     from mpitrain.plan.config import RunConfig
@@ -224,11 +224,11 @@ def sum_by_hosts(size: int) -> None:
     comm = cluster.workers
     hierarchy = Hierarchy(comm, cluster.training.node, cluster.cores)
     gpu = Gpu(0, 0.4)
-    with gpu.here():
+    with gpu.activate():
         vector, host = gpu.zeros((size,), np.float32), pinned((size,), np.float32)
         second, there, back = Stream(), gpu.zeros((size,), np.float32), pinned((size,), np.float32)
-        way = Host(hierarchy, gpu, vector, [Bucket(0, size)])
-        mean = Mean(hierarchy, size, np.float32, scale=1.0)
+        way = HostTransport(hierarchy, gpu, vector, [Bucket(0, size)])
+        mean = MeanAllreduce(hierarchy, size, np.float32, scale=1.0)
         given, taken = np.ones(size, np.float32), np.ones(size, np.float32)
 
         def staged() -> None:
@@ -237,13 +237,13 @@ def sum_by_hosts(size: int) -> None:
             gpu.compute.wait()
 
         def copied() -> None:
-            gpu.compute.fetch(vector, host)
-            second.send(back, there)
+            gpu.compute.copy_to_host(vector, host)
+            second.copy_to_device(back, there)
             gpu.compute.wait()
             second.wait()
 
         def alone() -> None:
-            mean.combined()
+            mean.reduce()
 
         def by_mpi() -> None:
             comm.Allreduce(given, taken)

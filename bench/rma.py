@@ -31,9 +31,9 @@ def measure(mib: float, rounds: int) -> None:
     """What each of the two ranks runs: rank 0 is the server, rank 1 the worker."""
     import numpy as np
 
-    from mpitrain.comm.backoff import Waiting
+    from mpitrain.comm.backoff import Backoff
     from mpitrain.comm.mpi import MPI, start
-    from mpitrain.comm.rpc import MessageMail, Roads, WindowMail
+    from mpitrain.comm.rpc import MessageTransport, Routes, WindowTransport
     from mpitrain.comm.shared_memory import SharedArrays
     from mpitrain.core.layout import Layout
     from mpitrain.optim import Updater, sgd
@@ -42,9 +42,9 @@ def measure(mib: float, rounds: int) -> None:
     comm = start()
     alone = "--hosts" not in sys.argv
     size = int(mib * (1 << 20)) // 4
-    roads = Roads(comm, {0: [1]}, {0: [(0, size)]}, size, np.dtype(np.float32), 8)
+    routes = Routes(comm, {0: [1]}, {0: [(0, size)]}, size, np.dtype(np.float32), 8)
     grads = np.ones(size, np.float32)
-    halved = replace(roads, precision="bfloat16")
+    halved = replace(routes, precision="bfloat16")
     times: dict[str, list[float]] = {"put": [], "window": [], "message": [], "window, bf16": []}
     if alone:
         times["shared memory"] = []
@@ -52,9 +52,13 @@ def measure(mib: float, rounds: int) -> None:
         params = shared.allocate((size,), np.float32)
         layout = Layout.pack([("weight", (size,), "param")])
         updater = Updater(sgd(0.1), layout, params, {})
-        shard = Shard(shared, [(0, size)], updater, {"params": params}, Waiting(crowded=False))
+        shard = Shard(shared, [(0, size)], updater, {"params": params}, Backoff(oversubscribed=False))
         own = np.zeros(size, np.float32)
-    mails = {"window": WindowMail(roads), "message": MessageMail(roads), "window, bf16": WindowMail(halved)}
+    mails = {
+        "window": WindowTransport(routes),
+        "message": MessageTransport(routes),
+        "window, bf16": WindowTransport(halved),
+    }
     memory = np.zeros(size, np.float32)
     win = MPI.Win.Create(memory, 4, MPI.INFO_NULL, comm)
     win.Lock_all()
@@ -66,20 +70,20 @@ def measure(mib: float, rounds: int) -> None:
             shard.apply(grads, Push(0))
             shard.read(own)
             times["shared memory"].append(time.perf_counter() - began)
-        for name, mail in mails.items():
+        for name, rpc in mails.items():
             comm.Barrier()
             if comm.rank == 0:
-                serve(mail, memory)
+                serve(rpc, memory)
             else:
                 for _ in range(5):
                     began = time.perf_counter()
-                    mail.request(0, PUSH, [], grads)
-                    mail.reply(0)
-                    mail.request(0, PULL, [])
-                    mail.reply(0)
+                    rpc.request(0, PUSH, [], grads)
+                    rpc.reply(0)
+                    rpc.request(0, PULL, [])
+                    rpc.reply(0)
                     times[name].append(time.perf_counter() - began)
-                mail.request(0, STOP, [])
-                mail.reply(0)
+                rpc.request(0, STOP, [])
+                rpc.reply(0)
     if comm.rank == 1:
         # The slower direction's time is the origin's, so each rank reports its own Put.
         there, back = statistics.median(times["put"]), comm.recv(source=0)
@@ -113,12 +117,12 @@ def put_both_ways(comm, win, grads) -> float:
     return took
 
 
-def serve(mail, params) -> None:
+def serve(rpc, params) -> None:
     while True:
-        for client, kind, _ in mail.requests():
+        for client, kind, _ in rpc.requests():
             if kind == PUSH:
-                mail.mailbox(client)
-            mail.answer(client, [], params if kind == PULL else None)
+                rpc.mailbox(client)
+            rpc.respond(client, [], params if kind == PULL else None)
             if kind == STOP:
                 return
 

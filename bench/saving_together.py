@@ -21,10 +21,10 @@ import numpy as np
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint import shared_file as together
-from mpitrain.checkpoint.sharded import Part, PartsWriter
+from mpitrain.checkpoint.sharded import Part, ShardedWriter
 from mpitrain.comm.cluster import Cluster, Group
 from mpitrain.comm.mpi import MPI
-from mpitrain.comm.node_leaders import Leaders
+from mpitrain.comm.node_leaders import NodeLeaders
 from mpitrain.core.layout import Layout
 
 LAYERS = 32
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk to measure  [default: a temporary folder]")
     arguments = parser.parse_args()
     cluster = Cluster()
-    leaders = Leaders(Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), "", ""))
+    leaders = NodeLeaders(Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), "", ""))
     lacks = together.lacks()
     if lacks:
         sys.exit(f"{lacks}; see this file's first lines")
@@ -55,8 +55,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
         folder = Path(cluster.comm.bcast(made, root=0))
         writers = {
-            "a file a node": PartsWriter(folder, layout, 0, {}, "none", Part(leaders.rank, leaders.size, "0a")),
-            "one file": together.TogetherWriter(folder, layout, 0, {}, leaders),
+            "a file a node": ShardedWriter(folder, layout, 0, {}, "none", Part(leaders.rank, leaders.size, "0a")),
+            "one file": together.SharedFileWriter(folder, layout, 0, {}, leaders),
         }
         for _ in range(arguments.rounds):
             for name, writer in writers.items():

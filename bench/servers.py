@@ -28,11 +28,11 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     from mpitrain.plan.config import RunConfig
     from mpitrain.plan.placement import place
     from mpitrain.plan.plan import Plan
-    from mpitrain.plan.progress import Reached
+    from mpitrain.plan.progress import Progress
     from mpitrain.strategy.base import Turn
     from mpitrain.strategy.ps.server import Server
     from mpitrain.strategy.ps.store import Store
-    from mpitrain.strategy.select import served_strategy
+    from mpitrain.strategy.select import ps_strategy
 
     layout = Layout.pack([("weight", (int(mib * (1 << 18)),), "param")])
     config = RunConfig(mode="async", ps=servers, batch_size=1, train_steps=steps, shared_memory=share)
@@ -44,9 +44,9 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
         layout=layout,
         dtype=dtype,
         optimizer=sgd(0.1),
-        moving=None,
-        starts=[0],
-        pieces=place(layout, servers, "partitioned", dtype.itemsize),
+        moving_average=None,
+        layer_starts=[0],
+        placements=place(layout, servers, "partitioned", dtype.itemsize),
         workers=len(cluster.worker_ranks),
         batch=1,
         taken=1,
@@ -55,13 +55,13 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     def fill(vectors, root):
         if vectors is not None:
             vectors["params"][:] = 0
-        return Reached(0, 0, {})
+        return Progress(0, 0, {})
 
     store = Store(cluster, plan, fill, print)
     if cluster.is_server:
         Server(store).serve()
     else:
-        strategy = served_strategy(store)
+        strategy = ps_strategy(store)
         strategy.grads[:] = 1
         strategy.pause_at(cluster.workers.size)  # first, one step each that touches all memory
         began = 0.0

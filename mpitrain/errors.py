@@ -11,7 +11,7 @@ class UserError(Exception):
     """What was given cannot work; the message says what was given, what is valid, how to mend it."""
 
     exit_status = 2
-    everywhere = False  # whether every rank raises it, so that one may speak for all and all may end in order
+    on_all_ranks = False  # whether every rank raises it, so that one may speak for all and all may end in order
 
 
 class ConfigError(UserError):

@@ -7,29 +7,29 @@
     /run/state                  numbers of the run's state, as attributes: with float16 the loss's scale
 
 The step, the data cursor (``position``), the seed, and what else is a number or a text are attributes of the
-root. A block of text in front of the file (``seal``) has a digest of each dataset's values and one of everything else.
+root. A block of text in front of the file (``manifest``) has a digest of each dataset's values and one of everything else.
 Nothing is pickled, and nothing is executed when a checkpoint is read.
 """
 
 from __future__ import annotations
 
-from .directory import Retention, first_whole, newest, part_paths, path_for, remove_unfinished, steps, verify
+from .directory import Retention, first_intact, newest, part_paths, path_for, remove_unfinished, steps, verify
 from .reader import Checkpoint
-from .state import Fit, fit_of, read, take_fitting, write
+from .state import Fit, load_matching, match_of, read, write
 
 __all__ = [
     "Checkpoint",
     "Fit",
     "Retention",
-    "first_whole",
-    "fit_of",
+    "first_intact",
+    "load_matching",
+    "match_of",
     "newest",
     "part_paths",
     "path_for",
     "read",
     "remove_unfinished",
     "steps",
-    "take_fitting",
     "verify",
     "write",
 ]

@@ -20,7 +20,7 @@ from ..core.h5 import h5py
 from ..core.layout import Array
 from .digest import Digest, bytes_of
 from .disk import replacing
-from .manifest import Range, Seal, gaps, room_for
+from .manifest import Manifest, Range, block_size_for, gaps
 
 Compression = Literal["none", "gzip"]
 Attributes = Mapping[str, Mapping[str, Any]]
@@ -54,7 +54,7 @@ def write_container(
             digest.add(data)  # while it is in the cache for being written
             writer.append(data)
         ranges = {name: [Range(*place, str(digests[name]))] for name, place in frame.places.items()}
-        writer.write_front(np.frombuffer(Seal(frame.block, frame.size, str(rest), ranges).pack(), np.uint8))
+        writer.write_front(np.frombuffer(Manifest(frame.block, frame.size, str(rest), ranges).pack(), np.uint8))
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def make_frame(
         memory: An empty file, whoever made it closes it.
         ranges: The name of an array for each range of bytes that gets a digest of its own.
     """
-    block = room_for(ranges)
+    block = block_size_for(ranges)
     places = _make(memory, block, arrays, attributes, compression, virtual or {})
     size = max([_size(memory), *(stop for _, stop in places.values())])
     return Frame(memory, block, size, places)

@@ -51,19 +51,19 @@ def verify(path: Path) -> None:
         checkpoint.verify()
 
 
-def first_whole(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[tuple[Path, T] | None, list[str]]:
+def first_intact(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[tuple[Path, T] | None, list[str]]:
     """The first of checkpoints that is whole with what ``read`` returns for it, or None, and why those before are not.
 
     Args:
         read: Given a checkpoint, reads it once; raises DamagedCheckpoint where it is not as it was written.
     """
-    passed_over: list[str] = []
+    skipped: list[str] = []
     for path in paths:
         try:
-            return (path, read(path)), passed_over
+            return (path, read(path)), skipped
         except DamagedCheckpoint as error:
-            passed_over.append(str(error))
-    return None, passed_over
+            skipped.append(str(error))
+    return None, skipped
 
 
 class Retention:

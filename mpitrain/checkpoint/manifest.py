@@ -26,7 +26,7 @@ _DIGITS = 12
 HEAD = len(_MAGIC) + LENGTH + 1 + _DIGITS + 1  # bytes of the first two lines
 
 
-class BrokenSeal(ValueError):
+class DamagedManifest(ValueError):
     """The block is damaged, or there is none; the message says which."""
 
 
@@ -39,7 +39,7 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Seal:
+class Manifest:
     """What a block says of its file.
 
     Attributes:
@@ -63,7 +63,7 @@ class Seal:
         return _MAGIC + f"{_digest(self.block, body)} {self.block:0{_DIGITS}d}\n".encode() + body
 
     @classmethod
-    def unpack(cls, block: bytes) -> Seal:
+    def unpack(cls, block: bytes) -> Manifest:
         """Read a block whose length ``block_bytes`` told.
 
         Raises:
@@ -71,7 +71,7 @@ class Seal:
         """
         digest, body = block[len(_MAGIC) : HEAD].decode("ascii", "replace").split(" ")[0], block[HEAD:]
         if digest != _digest(len(block), body):
-            raise BrokenSeal("its first bytes are damaged")
+            raise DamagedManifest("its first bytes are damaged")
         said = json.loads(body.rstrip(b"\0"))
         arrays = {name: _ranges(values) for name, values in said["arrays"].items()}
         return cls(len(block), said["bytes"], said["rest"], arrays)
@@ -88,16 +88,16 @@ def block_bytes(head: bytes) -> int:
         BrokenSeal: There is no such block.
     """
     if not head:
-        raise BrokenSeal("it is empty")
+        raise DamagedManifest("it is empty")
     if head[: len(_MAGIC)] != _MAGIC:
-        raise BrokenSeal("it does not begin as a checkpoint of this version of mpitrain does")
+        raise DamagedManifest("it does not begin as a checkpoint of this version of mpitrain does")
     digits = head[HEAD - _DIGITS - 1 : HEAD - 1]
     if len(head) < HEAD or not digits.isdigit() or int(digits) <= HEAD or head[HEAD - 1 : HEAD] != b"\n":
-        raise BrokenSeal("its first bytes are damaged")
+        raise DamagedManifest("its first bytes are damaged")
     return int(digits)
 
 
-def room_for(names: Iterable[str]) -> int:
+def block_size_for(names: Iterable[str]) -> int:
     """Bytes of a block that has room for a range of each of these arrays: a power of two, as HDF5 wants it."""
     needed = 512 + sum(len(json.dumps(name)) + LENGTH + 60 for name in names)  # 60: two numbers, punctuation
     block = 4096

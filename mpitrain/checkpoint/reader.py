@@ -19,14 +19,14 @@ from ..core.layout import Array, Shape
 from ..errors import DamagedCheckpoint
 from .container import memory_file, pieces
 from .digest import Digest, bytes_of, digest_of
-from .manifest import HEAD, BrokenSeal, Range, Seal, block_bytes
+from .manifest import HEAD, DamagedManifest, Manifest, Range, block_bytes
 
 FORMAT = 2
 _CHUNK = 1 << 23  # smaller reads have the kernel read ahead less
 
 
 @dataclass(frozen=True)
-class Stored:
+class DatasetInfo:
     """A dataset of a checkpoint."""
 
     shape: Shape
@@ -48,7 +48,7 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.attributes: dict[str, dict[str, Any]] = {}
-        self.datasets: dict[str, Stored] = {}
+        self.datasets: dict[str, DatasetInfo] = {}
         self._parts: dict[str, Checkpoint] = {}  # by their files' names
         self._rows: dict[str, list[tuple[str, int, int]]] = {}  # of virtual datasets: part, first row, the one behind
         try:
@@ -137,15 +137,15 @@ class Checkpoint:
 
     def _open(self) -> None:
         try:
-            seal = self._read_seal()
-        except BrokenSeal as error:
+            manifest = self._read_manifest()
+        except DamagedManifest as error:
             raise self._damaged(str(error)) from error
         except OSError as error:
             raise DamagedCheckpoint(f"{self.path} cannot be read: {error.strerror}") from error
         self._memory = memory_file()
         try:
-            self._copy_rest(seal)
-            self._ranges: Mapping[str, list[Range]] = seal.arrays
+            self._copy_rest(manifest)
+            self._ranges: Mapping[str, list[Range]] = manifest.arrays
             self._file = h5py.File(self._memory, "r")
             self._list()
             self._check_name()
@@ -156,29 +156,29 @@ class Checkpoint:
             self._memory.close()
             raise
 
-    def _read_seal(self) -> Seal:
+    def _read_manifest(self) -> Manifest:
         block = block_bytes(os.pread(self._descriptor, HEAD, 0))
         size = os.fstat(self._descriptor).st_size
         if block > size:
-            raise BrokenSeal(f"it ends after {size:,} bytes, inside its first block")
+            raise DamagedManifest(f"it ends after {size:,} bytes, inside its first block")
         front = os.pread(self._descriptor, block, 0)
-        seal = Seal.unpack(front)
+        manifest = Manifest.unpack(front)
         self.identity = digest_of(front)
-        if seal.size != size:
-            raise BrokenSeal(f"it has {size:,} bytes, and {seal.size:,} were written")
-        return seal
+        if manifest.size != size:
+            raise DamagedManifest(f"it has {size:,} bytes, and {manifest.size:,} were written")
+        return manifest
 
-    def _copy_rest(self, seal: Seal) -> None:
+    def _copy_rest(self, manifest: Manifest) -> None:
         """Copy what the library is to interpret to memory, where nothing can change it after it was checked."""
         descriptor, digest = self._memory.fileno(), Digest()
-        os.ftruncate(descriptor, seal.size)
-        os.pwrite(descriptor, os.pread(self._descriptor, seal.block, 0), 0)
-        for start, stop in seal.other_ranges():
+        os.ftruncate(descriptor, manifest.size)
+        os.pwrite(descriptor, os.pread(self._descriptor, manifest.block, 0), 0)
+        for start, stop in manifest.other_ranges():
             at = start
             for piece in pieces(self._descriptor, start, stop):
                 digest.add(piece)
                 at += os.pwrite(descriptor, piece.data, at)
-        if str(digest) != seal.rest:
+        if str(digest) != manifest.rest:
             raise self._damaged("its structure (names, shapes, step, options) is not what was written")
 
     def _list(self) -> None:
@@ -186,7 +186,7 @@ class Checkpoint:
             if isinstance(item, h5py.Group):
                 self.attributes[name] = {key: _python(value) for key, value in item.attrs.items()}
             else:
-                self.datasets[name] = Stored(item.shape, item.dtype)
+                self.datasets[name] = DatasetInfo(item.shape, item.dtype)
 
         visit("/", self._file)
         self._file.visititems(visit)

@@ -11,7 +11,7 @@ from ..errors import CheckpointError, DamagedCheckpoint
 from ..plan.config import RunConfig
 
 
-class Beginning(NamedTuple):
+class ResumePlan(NamedTuple):
     """Where a run begins.
 
     Attributes:
@@ -29,7 +29,7 @@ class Beginning(NamedTuple):
     auto: bool = False
 
 
-def find_beginning(config: RunConfig, checkpoints: Path, layout: Layout) -> Beginning:
+def plan_resume(config: RunConfig, checkpoints: Path, layout: Layout) -> ResumePlan:
     """Look for the checkpoints that ``--resume`` and ``--init-from`` ask for, as the folder is now.
 
     Args:
@@ -41,14 +41,14 @@ def find_beginning(config: RunConfig, checkpoints: Path, layout: Layout) -> Begi
     auto = config.resume == "auto"
     resume = tuple(checkpoint.steps(checkpoints).values()) if auto else _asked_for(config, checkpoints)
     saved = bool(resume) and resume[0].resolve().parent == checkpoints.resolve()
-    begin = Beginning(resume, saved=saved, auto=auto)
+    begin = ResumePlan(resume, saved=saved, auto=auto)
     if config.init_from is None:
         return begin
     if resume:
         from_where = f"its own checkpoints in {checkpoints}" if auto else str(resume[0])
         return begin._replace(notes=(f"--init-from is left out: the run goes on from {from_where}",))
     _check("--init-from", config.init_from)
-    fit = checkpoint.fit_of(config.init_from, layout)
+    fit = checkpoint.match_of(config.init_from, layout)
     rest = f"; {fit}" if fit.wrong else ""
     note = f"{len(fit.fitting):,} of {len(layout.entries):,} parameters are those of {config.init_from}{rest}"
     return begin._replace(init_from=config.init_from, notes=(note,))

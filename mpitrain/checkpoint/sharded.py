@@ -43,7 +43,7 @@ class Part:
     token: str
 
 
-class PartsWriter:
+class ShardedWriter:
     """Writes one node's part of checkpoints, and the index of all.
 
     Args:
@@ -61,14 +61,14 @@ class PartsWriter:
         self._small: dict[str, Array] = {}
 
     def write(
-        self, vectors: Mapping[str, Array], step: int, position: int, numbers: Mapping[str, float] | None = None
+        self, vectors: Mapping[str, Array], step: int, data_cursor: int, extra_state: Mapping[str, float] | None = None
     ) -> None:
         """Write this node's part of a checkpoint; see ``state.write``. Local.
 
         Raises:
             OSError: The disk is full, or the folder cannot be written to.
         """
-        arrays, attributes = contents(self._layout, vectors, step, position, numbers, self._seed, self._about)
+        arrays, attributes = contents(self._layout, vectors, step, data_cursor, extra_state, self._seed, self._about)
         self._path, self._attributes = path_for(self._folder, step), attributes
         # What has no rows is small, and lies in the index itself.
         self._small = {name: array.copy() for name, array in arrays.items() if not array.shape or not array.size}

@@ -32,14 +32,14 @@ from .container import Frame, make_frame, memory_file
 from .digest import Digest, bytes_of
 from .directory import part_paths, path_for
 from .disk import flush_folder, make_folder
-from .manifest import Range, Seal
+from .manifest import Manifest, Range
 from .sharded import Part, rows_of_part
 from .state import contents
 
 _BLOCK_BYTES = 1 << 20  # written at a time: in the cache from its digest; longer ones have others wait for the file
 
 
-class Team(Protocol):
+class WriterGroup(Protocol):
     """The ranks that write together, one a node. Methods are collective over them; see ``comm.leaders``.
 
     Attributes:
@@ -74,15 +74,15 @@ def mpi_libraries(maps: str) -> set[str]:
     return {file for file in files if Path(file).name.startswith(("libmpi.so", "libmpich.so"))}
 
 
-class TogetherWriter:
+class SharedFileWriter:
     """Writes checkpoints together with other nodes. Construction is local.
 
     Args:
         about: See ``state.write``.
     """
 
-    def __init__(self, folder: Path, layout: Layout, seed: int, about: Mapping[str, Any], team: Team) -> None:
-        self._folder, self._layout, self._seed, self._about, self._team = folder, layout, seed, about, team
+    def __init__(self, folder: Path, layout: Layout, seed: int, about: Mapping[str, Any], group: WriterGroup) -> None:
+        self._folder, self._layout, self._seed, self._about, self._group = folder, layout, seed, about, group
         self._path = self._partial = Path()
         self._arrays: dict[str, Array] = {}
         self._shares: list[dict[str, tuple[int, int]]] = []  # of each node: rows by array, see ``_share``
@@ -94,7 +94,7 @@ class TogetherWriter:
         self._all_well = True
 
     def write(
-        self, vectors: Mapping[str, Array], step: int, position: int, numbers: Mapping[str, float] | None = None
+        self, vectors: Mapping[str, Array], step: int, data_cursor: int, extra_state: Mapping[str, float] | None = None
     ) -> None:
         """Write all of a checkpoint but its seal; see ``state.write``. Collective over the team.
 
@@ -105,7 +105,7 @@ class TogetherWriter:
         """
         digests: list[str] = []
         self._error, self._all_well = None, True
-        self._phase(lambda: self._make_frame(vectors, step, position, numbers))
+        self._phase(lambda: self._make_frame(vectors, step, data_cursor, extra_state))
         self._phase(self._look)
         self._phase(self._open)
         opened = self._all_well
@@ -115,7 +115,7 @@ class TogetherWriter:
         self._phase(self._close, whatever_happened=opened)
         self._phase(self._flush)
         if self._all_well:
-            self._keep_ranges(self._team.gather(digests))
+            self._keep_ranges(self._group.gather(digests))
         else:
             self._remove()
         if self._error is not None:
@@ -131,7 +131,7 @@ class TogetherWriter:
         assert frame is not None
         try:
             rest = self._write_frame(frame)  # once more: it is to be what was made, whatever HDF5 may have done to it
-            self._write_at(0, Seal(frame.block, frame.size, rest, self._ranges).pack())
+            self._write_at(0, Manifest(frame.block, frame.size, rest, self._ranges).pack())
             os.fsync(self._descriptor)
             os.replace(self._partial, self._path)
             flush_folder(self._folder)
@@ -148,18 +148,18 @@ class TogetherWriter:
             act()
         except Exception as error:
             self._error = self._error or error
-        self._all_well = self._team.agree(int(self._error is not None))[0] == 0
+        self._all_well = self._group.agree(int(self._error is not None))[0] == 0
 
     def _make_frame(
-        self, vectors: Mapping[str, Array], step: int, position: int, numbers: Mapping[str, float] | None
+        self, vectors: Mapping[str, Array], step: int, data_cursor: int, extra_state: Mapping[str, float] | None
     ) -> None:
         """Lay the file out; on the first node make it."""
-        arrays, attributes = contents(self._layout, vectors, step, position, numbers, self._seed, self._about)
+        arrays, attributes = contents(self._layout, vectors, step, data_cursor, extra_state, self._seed, self._about)
         self._arrays = {name: array for name, array in arrays.items() if array.size}
-        self._shares = [self._share(node) for node in range(self._team.size)]
+        self._shares = [self._share(node) for node in range(self._group.size)]
         self._path = path_for(self._folder, step)
         self._partial = self._path.with_suffix(".partial")
-        if self._team.rank == 0:
+        if self._group.rank == 0:
             make_folder(self._folder)
             self._descriptor = os.open(self._partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
             names = [name for share in self._shares for name in share]
@@ -170,7 +170,7 @@ class TogetherWriter:
     def _share(self, node: int) -> dict[str, tuple[int, int]]:
         """Which rows of arrays a node writes: the first, and the one behind the last. A scalar counts as a row."""
         sizes = {name: (_rows(array), array.nbytes // _rows(array)) for name, array in self._arrays.items()}
-        return rows_of_part(sizes, Part(node, self._team.size, ""))
+        return rows_of_part(sizes, Part(node, self._group.size, ""))
 
     def _look(self) -> None:
         """Find out what this node may not do while nobody waits for it inside the library."""
@@ -179,11 +179,11 @@ class TogetherWriter:
 
     def _open(self) -> None:
         with _errors_of_hdf5():
-            self._file = h5py.File(self._partial, "r+", driver="mpio", comm=self._team.comm)
+            self._file = h5py.File(self._partial, "r+", driver="mpio", comm=self._group.comm)
 
     def _write_values(self) -> list[str]:
         """Write this node's rows; return the digest of those of each array."""
-        digests = [self._write_rows(name, *rows) for name, rows in self._shares[self._team.rank].items()]
+        digests = [self._write_rows(name, *rows) for name, rows in self._shares[self._group.rank].items()]
         os.fsync(self._descriptor)  # which lets other threads run; closing does not
         return digests
 
@@ -213,7 +213,7 @@ class TogetherWriter:
 
     def _flush(self) -> None:
         os.fsync(self._descriptor)
-        if self._team.rank:
+        if self._group.rank:
             self._forget()
 
     def _keep_ranges(self, digests: list[list[str]]) -> None:
@@ -244,7 +244,7 @@ class TogetherWriter:
 
     def _remove(self) -> None:
         """Remove what is no checkpoint; on the first node."""
-        if self._team.rank == 0:
+        if self._group.rank == 0:
             with suppress(OSError):
                 self._partial.unlink(missing_ok=True)
         self._forget()

@@ -13,11 +13,11 @@ import numpy as np
 
 from ..core.layout import Array, Layout
 from ..errors import CheckpointError
-from ..plan.progress import Reached
+from ..plan.progress import Progress
 from .container import Compression, write_container
 from .reader import FORMAT, Checkpoint
 
-_NUMBERS = "run/state"  # the group whose attributes they are
+_EXTRA_STATE = "run/state"  # the group whose attributes they are
 
 
 def write(
@@ -25,11 +25,11 @@ def write(
     layout: Layout,
     vectors: Mapping[str, Array],
     step: int,
-    position: int,
+    data_cursor: int,
     seed: int,
     about: Mapping[str, Any],
     compression: Compression = "none",
-    numbers: Mapping[str, float] | None = None,
+    extra_state: Mapping[str, float] | None = None,
 ) -> None:
     """Write a checkpoint so that ``path`` holds all of it, on disk, or does not change.
 
@@ -48,21 +48,21 @@ def write(
     Raises:
         OSError: The disk is full, or the folder cannot be written to.
     """
-    write_container(path, *contents(layout, vectors, step, position, numbers, seed, about), compression)
+    write_container(path, *contents(layout, vectors, step, data_cursor, extra_state, seed, about), compression)
 
 
 def contents(
     layout: Layout,
     vectors: Mapping[str, Array],
     step: int,
-    position: int,
-    numbers: Mapping[str, float] | None,
+    data_cursor: int,
+    extra_state: Mapping[str, float] | None,
     seed: int,
     about: Mapping[str, Any],
 ) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
     """What ``write`` writes: arrays and attributes by path; the arrays are views of the vectors."""
     arrays: dict[str, Array] = {}
-    attributes: dict[str, dict[str, Any]] = {"/": _root(step, position, seed)}
+    attributes: dict[str, dict[str, Any]] = {"/": _root(step, data_cursor, seed)}
     for name, vector in vectors.items():
         group = _group(name)
         attributes[group] = {}
@@ -74,14 +74,14 @@ def contents(
             attributes[f"run/{name}"] = {key: _attribute(item) for key, item in value.items()}
         else:
             attributes["/"][name] = _attribute(value)
-    if numbers:
-        attributes[_NUMBERS] = dict(numbers)
+    if extra_state:
+        attributes[_EXTRA_STATE] = dict(extra_state)
     if "params" not in vectors:
         attributes = {name: values for name, values in attributes.items() if not name.startswith("params/")}
     return arrays, attributes
 
 
-def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) -> Reached:
+def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) -> Progress:
     """Fill ``vectors`` from a checkpoint; return its step, its position and the numbers that it holds, if any.
 
     Local; every rank that holds vectors may read.
@@ -110,7 +110,7 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
                 "examples goes on, or --resume never"
             )
         checkpoint.fill(wanted)
-        return Reached(int(root["step"]), int(root["position"]), checkpoint.attributes.get(_NUMBERS, {}))
+        return Progress(int(root["step"]), int(root["position"]), checkpoint.attributes.get(_EXTRA_STATE, {}))
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def compare(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> Fi
     )
 
 
-def fit_of(path: Path, layout: Layout) -> Fit:
+def match_of(path: Path, layout: Layout) -> Fit:
     """How a checkpoint's parameters fit a model; reads no values.
 
     Raises:
@@ -168,7 +168,7 @@ def fit_of(path: Path, layout: Layout) -> Fit:
         return _fit(checkpoint, layout)
 
 
-def take_fitting(path: Path, layout: Layout, params: Array) -> Fit:
+def load_matching(path: Path, layout: Layout, params: Array) -> Fit:
     """Fill what fits of ``params``, shape (layout.size,), from a checkpoint's parameters; leave the rest.
 
     Raises:
@@ -189,9 +189,9 @@ def _fit(checkpoint: Checkpoint, layout: Layout) -> Fit:
     return fit
 
 
-def _root(step: int, position: int, seed: int) -> dict[str, Any]:
+def _root(step: int, data_cursor: int, seed: int) -> dict[str, Any]:
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return {"format": FORMAT, "step": step, "position": position, "seed": seed, "saved_at": now}
+    return {"format": FORMAT, "step": step, "position": data_cursor, "seed": seed, "saved_at": now}
 
 
 def _attribute(value: Any) -> Any:

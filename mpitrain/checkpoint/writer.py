@@ -18,7 +18,7 @@ from .directory import Retention
 Write = Callable[[Mapping[str, Array], int, int, Mapping[str, float] | None], None]
 
 
-class Saver:
+class CheckpointWriter:
     """Has a run's checkpoints written; who writes has one. Every method is local and called by one thread.
 
     A save that fails is told, and not raised: a run outlives a full disk, and its older checkpoints stay.
@@ -59,8 +59,8 @@ class Saver:
         self,
         vectors: Mapping[str, Array],
         step: int,
-        position: int,
-        numbers: Mapping[str, float] | None = None,
+        data_cursor: int,
+        extra_state: Mapping[str, float] | None = None,
         own: bool = False,
     ) -> None:
         """Save the state, after the save before has ended.
@@ -75,7 +75,7 @@ class Saver:
         if self._background and not own:
             self._copying = self._thread.submit(self._copy, dict(vectors))
         held = vectors if own or not self._background else self._copies
-        self._start(step, partial(self._write, held, step, position, numbers))
+        self._start(step, partial(self._write, held, step, data_cursor, extra_state))
 
     def complete(self, step: int, write: Callable[[], None]) -> None:
         """Make what ``save`` has saved in parts a checkpoint, by calling ``write``; that may raise OSError."""

@@ -15,7 +15,7 @@ import docstring_parser
 from ..doctor.command import doctor_command
 from ..errors import ConfigError, UserError
 from ..launcher.batch.site import find_site, read_site
-from ..launcher.batch.submit import Asked, submit_job, submit_options
+from ..launcher.batch.submit import SubmitRequest, submit_job, submit_options
 from ..plan import options as flags
 from ..plan.config import RunConfig
 from ..report.page import report_command
@@ -26,7 +26,7 @@ from . import checkpoints as checkpoint_commands
 
 if TYPE_CHECKING:
     from ..plan.job import JobFunction
-    from ..training.rank import Request
+    from ..training.rank import TrainRequest
 
 _CONFIG = click.Option(
     ["--config"],
@@ -112,17 +112,17 @@ class JobCommand(click.Command):
             return {}
         return flags.read_config_file(Path(str(options["config"])), [*self._run, *self._job])
 
-    def request(self, values: dict[str, Any]) -> Request:
+    def request(self, values: dict[str, Any]) -> TrainRequest:
         """The values of all flags as what a rank is to do."""
         from ..plan.job import make_job
-        from ..training.rank import Request
+        from ..training.rank import TrainRequest
 
         path, function = values["job_file"], self.function
         assert function is not None
         arguments = {str(option.name): values[str(option.name)] for option in self._job}
         run = [str(option.name) for option in self._run if option is not _CONFIG]
         config = RunConfig(**{name: values[name] for name in run})
-        return Request(path.stem, arguments, config, lambda: make_job(path, function, arguments))
+        return TrainRequest(path.stem, arguments, config, lambda: make_job(path, function, arguments))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         about = "Options of the job"
@@ -141,7 +141,7 @@ class JobCommand(click.Command):
                     formatter.write_dl(records)
 
 
-def _train(**values: Any) -> Request:
+def _train(**values: Any) -> TrainRequest:
     command = click.get_current_context().command
     assert isinstance(command, JobCommand)
     return command.request(values)
@@ -264,7 +264,7 @@ def _submit(**values: Any) -> int:
     def check(words: Sequence[str]) -> None:
         _invoke(train_command(), [*arguments, *words])
 
-    asked = Asked(request.name, command.sweepable(), arguments, request.config, seeded, check)
+    asked = SubmitRequest(request.name, command.sweepable(), arguments, request.config, seeded, check)
     return submit_job(context.meta["own"], asked)
 
 

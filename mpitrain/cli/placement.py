@@ -12,14 +12,14 @@ def placement_table(plan: Plan) -> str:
     itemsize = plan.dtype.itemsize
     rows = []
     for entry in plan.layout.entries:
-        pieces = [piece for piece in plan.pieces if piece.entry == entry]
+        placements = [placement for placement in plan.placements if placement.entry == entry]
         where = ", ".join(
-            str(p.server) if len(pieces) == 1 else f"{p.server} [{p.start - entry.start}:{p.stop - entry.start}]"
-            for p in pieces
+            str(p.server) if len(placements) == 1 else f"{p.server} [{p.start - entry.start}:{p.stop - entry.start}]"
+            for p in placements
         )
         rows.append((entry.name, "x".join(map(str, entry.shape)) or "1", f"{entry.size * itemsize:,}", where))
     held = [
-        sum(hi - lo for lo, hi in ranges_of(plan.pieces, server, plan.layout)) * itemsize
+        sum(hi - lo for lo, hi in ranges_of(plan.placements, server, plan.layout)) * itemsize
         for server in range(plan.n_servers)
     ]
     total = max(1, sum(held))

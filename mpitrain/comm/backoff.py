@@ -14,7 +14,7 @@ _LONGEST_SLEEP_S = 500e-6
 LONG = 2000  # short sleeps, some 0.2 s, before they grow: who waits longer wakes within a millisecond
 
 
-class Waiting:
+class Backoff:
     """Waits for something that another process does, so that a long wait takes nothing from those that are waited for.
 
     Args:
@@ -26,9 +26,11 @@ class Waiting:
             for that: a Put to this rank ends only when this rank lets MPI progress.
     """
 
-    def __init__(self, crowded: bool, progress: Callable[[], object] | None = None, yield_s: float = _YIELD_S) -> None:
+    def __init__(
+        self, oversubscribed: bool, progress: Callable[[], object] | None = None, yield_s: float = _YIELD_S
+    ) -> None:
         self.progress, self._yield_s = progress, yield_s
-        self._spins = 1 if crowded else _SPINS
+        self._spins = 1 if oversubscribed else _SPINS
         self._launcher = os.getppid()
 
     def until(self, reached: Callable[[int], bool], progress: Callable[[], object] | None = None) -> None:

@@ -34,7 +34,7 @@ def measure(
         comm.Send(word, dest=0)
         comm.Recv(word, source=0)
         trips.append((sent, int(word[0]), clock()))
-    return best(trips)
+    return best_offset(trips)
 
 
 def measure_wall(comm: MPI.Intracomm) -> tuple[float, float]:
@@ -43,7 +43,7 @@ def measure_wall(comm: MPI.Intracomm) -> tuple[float, float]:
     return behind / 1e9, uncertain / 1e9
 
 
-def best(trips: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
+def best_offset(trips: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
     """The offset that the shortest of some round trips tells, as ``measure`` returns it.
 
     The answer was given at some time between sending and receiving; taken to be the middle, it is wrong by at most half

@@ -29,17 +29,17 @@ class Group:
     Attributes:
         comm: The ranks.
         node: Those of them on this node, in the order of their ranks.
-        alone: This rank only.
+        self_comm: This rank only.
         host: This node's name.
         name_of_rank: This rank as messages name it.
-        everyone: Whether these are all ranks of the run.
+        is_world: Whether these are all ranks of the run.
     """
 
-    everyone = False
+    is_world = False
 
-    def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, host: str, name_of_rank: str) -> None:
-        self.comm, self.node, self.host, self.name_of_rank = comm, node, host, name_of_rank
-        self.alone = MPI.Intracomm(MPI.COMM_SELF)
+    def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, host: str, rank_description: str) -> None:
+        self.comm, self.node, self.host, self.rank_description = comm, node, host, rank_description
+        self.self_comm = MPI.Intracomm(MPI.COMM_SELF)
 
     @contextmanager
     def agree(self, doing: str) -> Iterator[None]:
@@ -71,9 +71,9 @@ class Group:
         if any(failure != failures[rank] for failure in failures):
             message = f"{message} ({self._name_of(rank)})"
         agreed = kind(message)
-        if not self.everyone and self.comm.rank > 0:
+        if not self.is_world and self.comm.rank > 0:
             raise OtherRankFailed(message)  # the group's first rank tells it, and ends those outside the group
-        agreed.everywhere = self.everyone
+        agreed.on_all_ranks = self.is_world
         raise agreed from error
 
     def any(self, mine: bool) -> bool:
@@ -82,7 +82,7 @@ class Group:
 
     def _name_of(self, rank: int) -> str:
         """How messages name a rank of the group; collective over ``comm``."""
-        return self.comm.bcast(self.name_of_rank, root=rank)
+        return self.comm.bcast(self.rank_description, root=rank)
 
     def check_layout(self, layout: Layout) -> None:
         """Make sure that every rank has laid out the same parameters; collective over ``comm``.
@@ -140,7 +140,7 @@ class Cluster(Group):
         LaunchError: The launcher started several ranks, and MPI sees one.
     """
 
-    everyone = True
+    is_world = True
 
     def __init__(self) -> None:
         comm = start().Dup()
@@ -170,7 +170,7 @@ class Cluster(Group):
             config.check_ranks(self.size)
             servers = server_ranks(self.node_of, self.host_of, config.ps, config.ps_placement, config.ps_hosts)
         except UserError as error:
-            error.everywhere = True
+            error.on_all_ranks = True
             raise
         if not servers:
             return
@@ -181,7 +181,7 @@ class Cluster(Group):
             MPI.Intracomm(self.comm.Split(self.is_server, key=order)),
             MPI.Intracomm(self.node.Split(self.is_server, key=order)),
             self.host,
-            f"{self.role} {order} ({self.name_of_rank})",
+            f"{self.role} {order} ({self.rank_description})",
         )
 
     @property
@@ -228,7 +228,7 @@ def _mismatch(ranks: list[int], what: str, first: str, other: str) -> RankMismat
         f"rank{'s' * (len(ranks) > 1)} {_join(ranks)} and rank 0 do not have the same {what}: it is {first} on rank 0 "
         f"and {other} on rank {ranks[0]}; the job must be the same on every rank"
     )
-    error.everywhere = True
+    error.on_all_ranks = True
     return error
 
 
@@ -243,5 +243,5 @@ def _parameter(entry: tuple[str, tuple[int, ...]] | None) -> str:
 
 def report_crash(cluster: Cluster | None, error: BaseException) -> str:
     """One traceback, headed by the rank that it happened on."""
-    where = "" if cluster is None else f"{cluster.name_of_rank}: "
+    where = "" if cluster is None else f"{cluster.rank_description}: "
     return f"mpitrain: {where}unforeseen {type(error).__name__}\n" + "".join(traceback.format_exception(error))

@@ -36,8 +36,8 @@ class Codec:
         self._exact, self._back = np.empty(_BLOCK, dtype), np.empty(_BLOCK, dtype)
         self._single = np.empty(_BLOCK, np.float32)
 
-    def encode(self, vector: Array, left: Array, out: Array) -> None:
-        """Set ``out`` to ``vector + left``, rounded to the nearest, and ``left`` to what that left out.
+    def encode(self, vector: Array, residual: Array, out: Array) -> None:
+        """Set ``out`` to ``vector + residual``, rounded to the nearest, and ``residual`` to what that left out.
 
         NaN and infinity pass, and leave nothing.
 
@@ -51,11 +51,11 @@ class Codec:
         for part in _blocks(len(vector)):
             count = part.stop - part.start
             exact, back = self._exact[:count], self._back[:count]
-            np.add(vector[part], left[part], out=exact)
+            np.add(vector[part], residual[part], out=exact)
             with np.errstate(over="ignore"):
                 self._narrow(exact, out[part])
             self._widen(out[part], back)
-            if _leave(exact, back, left[part]):
+            if _update_residual(exact, back, residual[part]):
                 largest = np.abs(exact[np.isfinite(exact)]).max()
                 raise ConfigError(
                     f"a gradient has an element of {largest:.3g}, more than --push-precision {self._precision} holds: "
@@ -89,13 +89,13 @@ def _blocks(size: int) -> Iterator[slice]:
 
 
 @kernel
-def _leave(exact: Array, back: Array, left: Array) -> bool:
-    """``left = exact - back``, and nothing where that is not finite; whether ``exact`` is finite in such a place."""
-    zero, too_large = left.dtype.type(0), 0
-    for i in range(left.size):
+def _update_residual(exact: Array, back: Array, residual: Array) -> bool:
+    """``residual = exact - back``, and nothing where that is not finite; whether ``exact`` is finite in such a place."""
+    zero, too_large = residual.dtype.type(0), 0
+    for i in range(residual.size):
         rest = exact[i] - back[i]
         fits = rest - rest == zero
-        left[i] = rest if fits else zero
+        residual[i] = rest if fits else zero
         too_large += 0 if fits or exact[i] - exact[i] != zero else 1
     return too_large > 0
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from ..core.kernels import sum_rows
 from ..core.layout import Array
-from ..core.ranges import part
+from ..core.ranges import aligned_part
 from .cluster import Cluster
 from .mpi import MPI, mpi_type
-from .phase_barrier import Board
+from .phase_barrier import PhaseBarrier
 from .shared_memory import SharedArrays, sharing_problem
 
 
@@ -40,40 +40,40 @@ class Hierarchy:
     def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, cores: int) -> None:
         self.comm, self.node, self.cores = comm, node, cores
         self.shared = SharedArrays(node)
-        self.board = Board(self.shared, cores)
-        self.n_lanes = comm.allreduce(node.size, op=MPI.MIN)
+        self.barrier = PhaseBarrier(self.shared, cores)
+        self.n_chunks = comm.allreduce(node.size, op=MPI.MIN)
         leader = node.bcast(comm.rank, root=0)
-        owns = node.rank < self.n_lanes
-        self.lane: MPI.Intracomm | None = None
-        lane: Any = comm.Split(node.rank if owns else MPI.UNDEFINED, key=leader)
+        owns = node.rank < self.n_chunks
+        self.internode: MPI.Intracomm | None = None
+        internode: Any = comm.Split(node.rank if owns else MPI.UNDEFINED, key=leader)
         if owns:
-            self.lane = lane
+            self.internode = internode
         self.n_nodes = len(set(comm.allgather(leader)))
 
-    def slice(self, lo: int, hi: int) -> tuple[int, int]:
+    def chunk(self, lo: int, hi: int) -> tuple[int, int]:
         """This lane's range of [lo, hi); empty for a rank without a lane."""
-        return part(lo, hi, self.node.rank, self.n_lanes) if self.lane is not None else (lo, lo)
+        return aligned_part(lo, hi, self.node.rank, self.n_chunks) if self.internode is not None else (lo, lo)
 
-    def piece(self, lo: int, hi: int, node: int | None = None) -> tuple[int, int]:
+    def owned_range(self, lo: int, hi: int, node: int | None = None) -> tuple[int, int]:
         """The range of [lo, hi) that this rank owns, or that ``node``'s rank of this lane does."""
-        start, stop = self.slice(lo, hi)
-        if self.lane is None:
+        start, stop = self.chunk(lo, hi)
+        if self.internode is None:
             return start, stop
-        return part(start, stop, self.lane.rank if node is None else node, self.n_nodes)
+        return aligned_part(start, stop, self.internode.rank if node is None else node, self.n_nodes)
 
-    def gather(self, vector: Array, lo: int, hi: int) -> None:
+    def allgather(self, vector: Array, lo: int, hi: int) -> None:
         """Bring the pieces of a node-shared vector's [lo, hi) to every node; collective over the lane."""
-        if self.lane is None or self.n_nodes == 1:
+        if self.internode is None or self.n_nodes == 1:
             return
-        pieces = [self.piece(lo, hi, node) for node in range(self.n_nodes)]
-        counts, starts = [b - a for a, b in pieces], [a for a, _ in pieces]
-        self.lane.Allgatherv(MPI.IN_PLACE, [vector, (counts, starts), mpi_type(vector.dtype)])
+        owned = [self.owned_range(lo, hi, node) for node in range(self.n_nodes)]
+        counts, starts = [b - a for a, b in owned], [a for a, _ in owned]
+        self.internode.Allgatherv(MPI.IN_PLACE, [vector, (counts, starts), mpi_type(vector.dtype)])
 
     def free(self) -> None:
         """Give memory and communicators back."""
         self.shared.free()
-        if self.lane is not None:
-            self.lane.Free()
+        if self.internode is not None:
+            self.internode.Free()
 
 
 def hierarchy_of(cluster: Cluster, nbytes: int, share: bool, say: Callable[[str], None]) -> Hierarchy:
@@ -88,10 +88,10 @@ def hierarchy_of(cluster: Cluster, nbytes: int, share: bool, say: Callable[[str]
         if not problem:
             return Hierarchy(cluster.workers, cluster.training.node, cluster.cores)
         say(f"ranks of a node do not share memory, they send instead: {problem}")
-    return Hierarchy(cluster.workers, cluster.alone, cluster.cores)
+    return Hierarchy(cluster.workers, cluster.self_comm, cluster.cores)
 
 
-class Exchange:
+class ReduceScatter:
     """Sums one range over the nodes: started when the node's own sum is ready, finished later.
 
     A reduce-scatter by all-to-all, with the sum taken in the order of the nodes, so that the result does not
@@ -99,12 +99,12 @@ class Exchange:
     """
 
     def __init__(self, hierarchy: Hierarchy, lo: int, hi: int, dtype: Any) -> None:
-        assert hierarchy.lane is not None
-        self._lane = hierarchy.lane
-        self.lo, self.hi = hierarchy.piece(lo, hi)
+        assert hierarchy.internode is not None
+        self._internode = hierarchy.internode
+        self.lo, self.hi = hierarchy.owned_range(lo, hi)
         n = hierarchy.n_nodes
-        pieces = [hierarchy.piece(lo, hi, node) for node in range(n)]
-        self._send = ([b - a for a, b in pieces], [a for a, _ in pieces])
+        owned = [hierarchy.owned_range(lo, hi, node) for node in range(n)]
+        self._send = ([b - a for a, b in owned], [a for a, _ in owned])
         count = self.hi - self.lo
         self._received = np.zeros((n, count), dtype)
         self._recv = ([count] * n, [count * node for node in range(n)])
@@ -113,7 +113,7 @@ class Exchange:
 
     def start(self, vector: Array) -> None:
         """Send every node its piece of ``vector``, which must stay as it is until ``finish``."""
-        self._request = self._lane.Ialltoallv(
+        self._request = self._internode.Ialltoallv(
             [vector, self._send, self._type], [self._received, self._recv, self._type]
         )
 

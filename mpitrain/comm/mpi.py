@@ -39,7 +39,7 @@ def start() -> MPI.Intracomm:
         LaunchError: The launcher started several ranks, and belongs to another MPI than mpi4py's.
     """
     # Libraries end the process, or say a page, where they find another make's launcher: look first.
-    if speaks_another_language(os.environ, MPI.Get_library_version()):
+    if is_foreign_launcher(os.environ, MPI.Get_library_version()):
         check_launcher(os.environ, 1)
     if not MPI.Is_initialized():
         with warnings.catch_warnings():
@@ -49,7 +49,7 @@ def start() -> MPI.Intracomm:
     return MPI.COMM_WORLD
 
 
-def speaks_another_language(environ: Mapping[str, str], library: str) -> bool:
+def is_foreign_launcher(environ: Mapping[str, str], library: str) -> bool:
     """Whether the launcher talks to its ranks in a way that this library surely does not know."""
     if "Open MPI" in library:
         # Version 5 knows PMIx only; version 4 may have been built with Slurm's PMI.
@@ -72,7 +72,7 @@ def check_launcher(environ: Mapping[str, str], size: int) -> None:
         if started.isdigit() and int(started) > 1:
             raise LaunchError(
                 f"{'srun' if _by_srun(environ) else launcher} started {started} ranks, but each believes that it is "
-                f"alone: mpi4py uses {library_name()}. {_mend(environ)}"
+                f"alone: mpi4py uses {library_name()}. {_advice(environ)}"
             )
 
 
@@ -82,7 +82,7 @@ def _by_srun(environ: Mapping[str, str]) -> bool:
     return "SLURM_STEP_NUM_TASKS" in environ and not by_mpirun
 
 
-def _mend(environ: Mapping[str, str]) -> str:
+def _advice(environ: Mapping[str, str]) -> str:
     plugin = "pmix" if "Open MPI" in library_name() else "pmi2"
     if _by_srun(environ):
         return (

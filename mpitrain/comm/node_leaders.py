@@ -6,14 +6,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from .backoff import Waiting
+from .backoff import Backoff
 from .cluster import Group
 from .mpi import MPI
 
 T = TypeVar("T")
 
 
-class Leaders:
+class NodeLeaders:
     """The first ranks of a group's nodes. Construction is collective over the group, the rest over the leaders.
 
     Attributes:
@@ -35,16 +35,16 @@ class Leaders:
         return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     @property
-    def asked(self) -> bool:
-        """Whether ``ask`` was called, and its answer is not known yet; local."""
+    def pending(self) -> bool:
+        """Whether ``start_max`` was called, and its answer is not known yet; local."""
         return self._reduction is not None
 
-    def ask(self, number: int) -> None:
+    def start_max(self, number: int) -> None:
         """Tell a number, not negative, and begin to learn of the highest that any leader tells; returns at once."""
         self._mine[0] = number * self.size + self.rank
         self._reduction = self.comm.Iallreduce(self._mine, self._highest, op=MPI.MAX)
 
-    def answered(self, wait: bool = False) -> bool:
+    def test(self, wait: bool = False) -> bool:
         """Whether all leaders have asked; local unless it is to ``wait`` for that."""
         assert self._reduction is not None
         if wait:
@@ -55,16 +55,16 @@ class Leaders:
         return True
 
     @property
-    def highest(self) -> tuple[int, int]:
-        """What ``ask`` was answered: the highest number, and the rank of the leader that told it; local."""
+    def result(self) -> tuple[int, int]:
+        """What ``start_max`` was answered: the highest number, and the rank of the leader that told it; local."""
         number, rank = divmod(int(self._highest[0]), self.size)
         return number, rank
 
     def agree(self, number: int) -> tuple[int, int]:
         """The highest number, not negative, that any leader tells, and its rank; keeps no core busy until all have."""
-        self.ask(number)
-        Waiting(crowded=True, yield_s=0).until(lambda times: self.answered())
-        return self.highest
+        self.start_max(number)
+        Backoff(oversubscribed=True, yield_s=0).until(lambda times: self.test())
+        return self.result
 
     def gather(self, mine: T) -> list[T]:
         """What every leader gives, in the order of their ranks."""

@@ -14,7 +14,7 @@ import numpy as np
 from ..core.kernels import kernel
 from ..core.layout import Array
 from .atomics import WORDS, load_acquire, store
-from .backoff import Waiting
+from .backoff import Backoff
 from .shared_memory import SharedArrays
 
 _PHASE = 0
@@ -35,7 +35,7 @@ def _reached(words: Array, n: int, phase: int, spins: int) -> bool:
     return False
 
 
-class Board:
+class PhaseBarrier:
     """The phases, losses and flags of a node's ranks.
 
     Construction is collective over the node; afterwards every method is local, except that ``wait``
@@ -53,7 +53,7 @@ class Board:
         self._at = self.rank * WORDS + _PHASE
         self._words[self.rank * WORDS : (self.rank + 1) * WORDS] = 0
         shared.node.Barrier()
-        self._waiting = Waiting(crowded=self.size > cores)
+        self._waiting = Backoff(oversubscribed=self.size > cores)
 
     def note(self, loss: float, flags: int) -> None:
         """Write this rank's loss and flags; others see them once the next phase is published."""

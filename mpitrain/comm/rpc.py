@@ -1,10 +1,10 @@
 """Requests and replies between workers and the servers on other nodes, with vectors beside them.
 
-A worker has one request under way to a server at a time. With windows (``WindowMail``) everything is put: the vector
+A worker has one request under way to a server at a time. With windows (``WindowTransport``) everything is put: the vector
 into the worker's own mailbox at the server, then a header of a few words beside it, and likewise back, straight to
 where the worker computes with it. Who waits looks at its own memory and lets MPI progress meanwhile. (Across nodes a
 Put runs at the speed of the network, and a Get or an Accumulate of many bytes at a half or less of it.) Where windows
-cannot be had or make no progress, messages (``MessageMail``) carry the same.
+cannot be had or make no progress, messages (``MessageTransport``) carry the same.
 
 A header is numbered, and summed up in its last word, so that one that has arrived in part is not taken for whole.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from ..core.kernels import kernel
 from ..core.layout import Array
 from ..plan.config import Precision
-from .backoff import Waiting
+from .backoff import Backoff
 from .compression import Codec
 from .mpi import MPI, mpi_type
 
@@ -38,7 +38,7 @@ _SLOW_BYTES_PER_S = 0.5e9
 
 
 @dataclass(frozen=True)
-class Roads:
+class Routes:
     """Who writes to whom.
 
     Attributes:
@@ -68,7 +68,7 @@ class Roads:
         return sum(hi - lo for lo, hi in self.ranges[server])
 
 
-class Mail(Protocol):
+class RpcTransport(Protocol):
     """One rank's letters; see the module for what they are.
 
     Attributes:
@@ -82,7 +82,7 @@ class Mail(Protocol):
     def request(self, server: int, kind: int, arguments: Sequence[float], vector: Array | None = None) -> None:
         """Worker: ask a server, sending it its ranges of ``vector``, shape (size,); ``reply`` follows.
 
-        With ``Roads.precision`` they are rounded, and what that leaves out is added to the next vector.
+        With ``Routes.precision`` they are rounded, and what that leaves out is added to the next vector.
 
         Arguments are integers, or floats that go as their bits (see ``float_of``).
         """
@@ -93,13 +93,13 @@ class Mail(Protocol):
     def requests(self) -> Iterator[tuple[int, int, list[int]]]:
         """Server: what has arrived: each client's rank, kind and arguments. Lets MPI progress."""
 
-    def expects(self) -> bool:
+    def is_receiving(self) -> bool:
         """Server: whether something is on its way here that has not arrived, so that MPI should progress."""
 
     def mailbox(self, client: int) -> Array:
         """Server: the vector that came with a client's request: this server's ranges, one behind the other."""
 
-    def answer(
+    def respond(
         self, client: int, arguments: Sequence[float], vector: Array | None = None, rows: Array | None = None
     ) -> None:
         """Server: reply, with this server's ranges of ``vector`` and with ``rows``."""
@@ -140,33 +140,33 @@ def _arrived(headers: Array, index: int, number: int) -> bool:
     return headers[index, 0] == number and headers[index, -1] == _sum_up(headers[index])  # type: ignore[no-any-return]
 
 
-class _Letters:
+class _TransportBase:
     """What both kinds of mail have in common: numbers, ranks, and waiting."""
 
-    def __init__(self, roads: Roads) -> None:
-        self._roads, self._comm = roads, roads.comm
-        self._rank = roads.comm.rank
-        self._servers = roads.servers(self._rank)
-        self._clients = roads.clients.get(self._rank, [])
+    def __init__(self, routes: Routes) -> None:
+        self._routes, self._comm = routes, routes.comm
+        self._rank = routes.comm.rank
+        self._servers = routes.servers(self._rank)
+        self._clients = routes.clients.get(self._rank, [])
         self._numbers = np.zeros(max(len(self._servers), len(self._clients)), np.int64)
         # Spinning alone does not let MPI progress. Nor does sleeping, and what arrives meanwhile is slow to come.
-        capacity = max((roads.capacity(server) for server in self._servers), default=0)
-        yield_s = _YIELD_S + capacity * roads.dtype.itemsize / _SLOW_BYTES_PER_S
-        self._waiting = Waiting(crowded=True, yield_s=yield_s)
-        self._codec = None if roads.precision is None else Codec(roads.precision, roads.dtype)
-        self._sent_dtype = roads.dtype if self._codec is None else self._codec.wire
+        capacity = max((routes.capacity(server) for server in self._servers), default=0)
+        yield_s = _YIELD_S + capacity * routes.dtype.itemsize / _SLOW_BYTES_PER_S
+        self._waiting = Backoff(oversubscribed=True, yield_s=yield_s)
+        self._codec = None if routes.precision is None else Codec(routes.precision, routes.dtype)
+        self._sent_dtype = routes.dtype if self._codec is None else self._codec.wire
         coded = self._codec is not None
-        self._wire = np.zeros(roads.size if coded and self._servers else 0, self._sent_dtype)
-        self._left = np.zeros(len(self._wire), roads.dtype)
-        held = roads.capacity(self._rank) if coded and self._clients else 0
-        self._decoded = {client: np.zeros(held, roads.dtype) for client in self._clients}
+        self._wire = np.zeros(routes.size if coded and self._servers else 0, self._sent_dtype)
+        self._residual = np.zeros(len(self._wire), routes.dtype)
+        held = routes.capacity(self._rank) if coded and self._clients else 0
+        self._decoded = {client: np.zeros(held, routes.dtype) for client in self._clients}
 
     def _as_sent(self, vector: Array, server: int) -> Array:
         """A vector whose ranges of this server's are to be sent, in the type that travels."""
         if self._codec is None:
             return vector
-        for lo, hi in self._roads.ranges[server]:
-            self._codec.encode(vector[lo:hi], self._left[lo:hi], self._wire[lo:hi])
+        for lo, hi in self._routes.ranges[server]:
+            self._codec.encode(vector[lo:hi], self._residual[lo:hi], self._wire[lo:hi])
         return self._wire
 
     def _as_read(self, mailbox: Array, client: int) -> Array:
@@ -183,21 +183,21 @@ class _Letters:
         self._comm.Iprobe()
 
 
-class WindowMail(_Letters):
-    """``Mail`` by RMA windows. Construction and ``free`` are collective over the ranks.
+class WindowTransport(_TransportBase):
+    """``RpcTransport`` by RMA windows. Construction and ``free`` are collective over the ranks.
 
     Raises:
         MPI.Exception: A window cannot be had.
     """
 
-    def __init__(self, roads: Roads) -> None:
-        super().__init__(roads)
-        self._itemsize = roads.dtype.itemsize
+    def __init__(self, routes: Routes) -> None:
+        super().__init__(routes)
+        self._itemsize = routes.dtype.itemsize
         count = self._header_count(self._rank)
         is_worker = bool(self._servers)
         words = self._vectors_at(self._rank) // 8
-        kept = roads.dtype if is_worker else self._sent_dtype
-        elements = roads.size
+        kept = routes.dtype if is_worker else self._sent_dtype
+        elements = routes.size
         if not is_worker:
             elements = len(self._clients) * self._capacity(self._rank) if self._clients else 0
         raw = np.zeros(words * 8 + elements * kept.itemsize + 2 * _LINE, np.uint8)
@@ -205,14 +205,14 @@ class WindowMail(_Letters):
         self._headers = self._memory[: count * HEADER * 8].view(np.int64).reshape(count, HEADER)
         # Behind the headers: a worker's rows; and a server's bells, the numbers of requests whose vectors are coming.
         behind = self._memory[count * HEADER * 8 :]
-        self.rows = behind[: roads.n_rows * 8 if is_worker else 0].view(np.int64)
-        self._bells = behind[: count * 8 if self._clients else 0].view(np.int64)
+        self.rows = behind[: routes.n_rows * 8 if is_worker else 0].view(np.int64)
+        self._announced = behind[: count * 8 if self._clients else 0].view(np.int64)
         vectors = self._memory[words * 8 : words * 8 + elements * kept.itemsize].view(kept)
         self.vector = vectors
         self._mailboxes = vectors.reshape(len(self._clients), -1) if self._clients else vectors
         self._probed = np.zeros(8, np.uint8)
         self._probes: list[MPI.Request] = []
-        self._win = MPI.Win.Create(self._memory, 1, MPI.INFO_NULL, roads.comm)
+        self._win = MPI.Win.Create(self._memory, 1, MPI.INFO_NULL, routes.comm)
         self._win.Lock_all(MPI.MODE_NOCHECK)
 
     @property
@@ -236,13 +236,13 @@ class WindowMail(_Letters):
 
     def request(self, server: int, kind: int, arguments: Sequence[float], vector: Array | None = None) -> None:
         index = self._servers.index(server)
-        slot = self._roads.clients[server].index(self._rank)
+        slot = self._routes.clients[server].index(self._rank)
         self._numbers[index] += 1
         if vector is not None:
             self._put(self._numbers[index : index + 1], server, self._bell_at(server, slot))
             sent, itemsize = self._as_sent(vector, server), self._sent_dtype.itemsize
             at = self._vectors_at(server) + slot * self._capacity(server) * itemsize
-            for lo, hi in self._roads.ranges[server]:
+            for lo, hi in self._routes.ranges[server]:
                 self._put(sent[lo:hi], server, at)
                 at += (hi - lo) * itemsize
             self._win.Flush(server)  # before the header says that it is there
@@ -264,25 +264,25 @@ class WindowMail(_Letters):
                 words = self._headers[index].tolist()
                 yield client, words[1], words[2:-1]
 
-    def expects(self) -> bool:
-        return bool((self._bells > self._numbers).any())
+    def is_receiving(self) -> bool:
+        return bool((self._announced > self._numbers).any())
 
     def mailbox(self, client: int) -> Array:
         return self._as_read(self._mailboxes[self._clients.index(client)], client)
 
-    def answer(
+    def respond(
         self, client: int, arguments: Sequence[float], vector: Array | None = None, rows: Array | None = None
     ) -> None:
         index = self._clients.index(client)
         if vector is not None:
             at = self._vectors_at(client)
-            for lo, hi in self._roads.ranges[self._rank]:
+            for lo, hi in self._routes.ranges[self._rank]:
                 self._put(vector[lo:hi], client, at + lo * self._itemsize)
         if rows is not None:
             self._put(rows, client, self._header_count(client) * HEADER * 8)
         if vector is not None or rows is not None:
             self._win.Flush(client)
-        slot = self._roads.servers(client).index(self._rank)
+        slot = self._routes.servers(client).index(self._rank)
         self._put_header(_words(int(self._numbers[index]), 0, arguments), client, slot)
 
     def free(self) -> None:
@@ -298,7 +298,7 @@ class WindowMail(_Letters):
         self._win.Put([array, kind], target, [at, array.size, kind])
 
     def _header_count(self, rank: int) -> int:
-        return len(self._roads.clients[rank]) if rank in self._roads.clients else len(self._roads.servers(rank))
+        return len(self._routes.clients[rank]) if rank in self._routes.clients else len(self._routes.servers(rank))
 
     def _bell_at(self, server: int, slot: int) -> int:
         return (self._header_count(server) * HEADER + slot) * 8
@@ -306,21 +306,21 @@ class WindowMail(_Letters):
     def _vectors_at(self, rank: int) -> int:
         """Where a rank's vectors begin, in bytes: behind the headers, and a worker's rows or a server's bells."""
         count = self._header_count(rank)
-        nbytes = (count * HEADER + (count if rank in self._roads.clients else self._roads.n_rows)) * 8
+        nbytes = (count * HEADER + (count if rank in self._routes.clients else self._routes.n_rows)) * 8
         return -(-nbytes // _LINE) * _LINE
 
     def _capacity(self, server: int) -> int:
-        return self._roads.capacity(server)
+        return self._routes.capacity(server)
 
 
-class MessageMail(_Letters):
-    """``Mail`` by messages, for where windows do not work."""
+class MessageTransport(_TransportBase):
+    """``RpcTransport`` by messages, for where windows do not work."""
 
-    def __init__(self, roads: Roads) -> None:
-        super().__init__(roads)
-        self.vector = np.zeros(roads.size if self._servers else 0, roads.dtype)
-        self.rows = np.zeros(roads.n_rows, np.int64)
-        capacity = roads.capacity(self._rank) if self._clients else 0
+    def __init__(self, routes: Routes) -> None:
+        super().__init__(routes)
+        self.vector = np.zeros(routes.size if self._servers else 0, routes.dtype)
+        self.rows = np.zeros(routes.n_rows, np.int64)
+        capacity = routes.capacity(self._rank) if self._clients else 0
         self._mailboxes = {client: np.zeros(capacity, self._sent_dtype) for client in self._clients}
         self._sending: list[tuple[MPI.Request, Array]] = []  # what is under way must be kept
 
@@ -334,10 +334,10 @@ class MessageMail(_Letters):
         words = np.empty(HEADER, np.int64)
         self._comm.Recv(words, server, _REPLY)
         if words[0] & 1:
-            compact = np.empty(self._roads.capacity(server), self._roads.dtype)
+            compact = np.empty(self._routes.capacity(server), self._routes.dtype)
             self._comm.Recv(compact, server, _VECTOR)
             before = 0
-            for lo, hi in self._roads.ranges[server]:
+            for lo, hi in self._routes.ranges[server]:
                 self.vector[lo:hi] = compact[before : before + hi - lo]
                 before += hi - lo
         if words[0] & 2:
@@ -354,13 +354,13 @@ class MessageMail(_Letters):
                 self._comm.Recv(self._mailboxes[client], client, _VECTOR)
             yield client, int(words[1]), words[2:-1].tolist()
 
-    def expects(self) -> bool:
+    def is_receiving(self) -> bool:
         return False
 
     def mailbox(self, client: int) -> Array:
         return self._as_read(self._mailboxes[client], client)
 
-    def answer(
+    def respond(
         self, client: int, arguments: Sequence[float], vector: Array | None = None, rows: Array | None = None
     ) -> None:
         self._send(_words((vector is not None) + 2 * (rows is not None), 0, arguments), client, _REPLY)
@@ -373,7 +373,7 @@ class MessageMail(_Letters):
         MPI.Request.Waitall([request for request, _ in self._sending])
 
     def _compact(self, vector: Array, server: int) -> Array:
-        return np.concatenate([vector[:0], *(vector[lo:hi] for lo, hi in self._roads.ranges[server])])
+        return np.concatenate([vector[:0], *(vector[lo:hi] for lo, hi in self._routes.ranges[server])])
 
     def _send(self, array: Array, target: int, tag: int) -> None:
         # Nobody waits for it: a server that waited for one client would keep the others waiting, who may wait for it.
@@ -381,27 +381,27 @@ class MessageMail(_Letters):
         self._sending.append((self._comm.Isend(array, target, tag), array))
 
 
-_abandoned: list[WindowMail] = []
+_abandoned: list[WindowTransport] = []
 
 
-def open_mail(roads: Roads, one_sided: bool, say: Callable[[str], None]) -> Mail:
+def open_transport(routes: Routes, one_sided: bool, say: Callable[[str], None]) -> RpcTransport:
     """Windows where they work, else messages; collective over the ranks. ``say`` is told where they do not."""
     if not one_sided:
-        return MessageMail(roads)
-    mail: WindowMail | None = None
+        return MessageTransport(routes)
+    rpc: WindowTransport | None = None
     problem = ""
     try:
-        mail = WindowMail(roads)
-        if not mail.unified:
+        rpc = WindowTransport(routes)
+        if not rpc.unified:
             problem = "windows here have a memory of their own (MPI_WIN_SEPARATE)"
     except MPI.Exception as error:
         problem = f"MPI has no windows here: {error}"
-    problems = [found for found in roads.comm.allgather(problem) if found]
-    if not problems and mail is not None:
-        if mail.progresses():
-            return mail
+    problems = [found for found in routes.comm.allgather(problem) if found]
+    if not problems and rpc is not None:
+        if rpc.progresses():
+            return rpc
         # Freeing a window waits for what is under way on it, and that would be for ever; nor may its memory go.
-        _abandoned.append(mail)
+        _abandoned.append(rpc)
         problems = ["windows make no progress here"]
     say(f"servers on other nodes are reached by messages: {problems[0]}")
-    return MessageMail(roads)
+    return MessageTransport(routes)

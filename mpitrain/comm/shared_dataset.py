@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..data import Resident, Split, Storage, Streaming, check_labels
+from ..data import InMemory, Split, Storage, Streaming, check_labels
 from .cluster import Group
 from .shared_memory import SharedArrays, sharing_problem
 
 _RESIDENT_PART = 0.5  # of the node's free memory: a split that needs more is read from its file as it is used
 
 
-class SharedData:
+class SharedDataset:
     """Loads splits into the memory that a node's ranks share.
 
     Every method is collective over the group's ranks.
@@ -35,14 +35,14 @@ class SharedData:
         needed = split.nbytes * (1 if share else group.node.size)
         if split.block is not None and any(group.comm.allgather(needed > _RESIDENT_PART * _free_bytes())):
             return Streaming(split)
-        arrays = self._shared if share else SharedArrays(group.alone)
+        arrays = self._shared if share else SharedArrays(group.self_comm)
         examples = arrays.allocate((len(split), *split.shape), split.dtype)
         labels = arrays.allocate((len(split), *split.label_shape), split.label_dtype)
         with group.agree("reading data"):
             if not share or group.node.rank == 0:
                 split.read(0, len(split), examples, labels)
                 check_labels(split, labels)
-        return Resident(examples, labels)
+        return InMemory(examples, labels)
 
     def free(self) -> None:
         """Give the memory back; no storage may be read after that."""

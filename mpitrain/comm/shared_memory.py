@@ -46,7 +46,7 @@ class SharedArrays:
 
     Every method is collective over ``node``. Arrays live until ``free``; no rank may touch one after that.
     A rank alone on its node gets private memory, and needs no window.
-    Plain loads and stores reach the memory; ordering between ranks is the caller's (see ``Board``).
+    Plain loads and stores reach the memory; ordering between ranks is the caller's (see ``PhaseBarrier``).
     """
 
     def __init__(self, node: MPI.Intracomm) -> None:

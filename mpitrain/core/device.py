@@ -11,7 +11,7 @@ import numpy as np
 from .layout import Array, Shape
 
 
-class Convolution(NamedTuple):
+class ConvolutionShape(NamedTuple):
     """What a convolution is of.
 
     Attributes:
@@ -43,17 +43,17 @@ class Device(Protocol):
     """
 
     name: str
-    apart: bool
+    is_gpu: bool
     xp: Any
     block_bytes: int
-    narrow: np.dtype[Any] | None
+    compute_dtype: np.dtype[Any] | None
     kernels: Any
 
     @property
     def convolutions(self) -> Any:
         """What makes plans of convolutions there (see ``cuda.convolution``); None where nothing does."""
 
-    def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """The form of an element kernel (see ``kernels``) for this place's arrays: same arguments, same result."""
 
     def empty(self, shape: Shape, dtype: Any) -> Array:
@@ -70,9 +70,9 @@ class Cpu:
         index: Which one of several that a rank computes on (``--devices-per-rank``); they differ in name only.
     """
 
-    apart: bool = False
+    is_gpu: bool = False
     xp: Any = np
-    narrow: np.dtype[Any] | None = None
+    compute_dtype: np.dtype[Any] | None = None
     kernels: Any = None
     convolutions: Any = None
     # A block of windows is written and then read by products. Measured with 1 MiB of L2: below this size the calls
@@ -85,7 +85,7 @@ class Cpu:
     def __deepcopy__(self, memo: object) -> Cpu:
         return self  # a copy of a model computes at the same place
 
-    def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         return kernel
 
     def matmul(self, a: Array, b: Array, *, out: Array) -> Array:

@@ -42,7 +42,7 @@ def reduction(function: F) -> F:
     return _compile(function, _REORDER)
 
 
-def tell_compiling(say: Callable[[str], None]) -> None:
+def on_first_compilation(say: Callable[[str], None]) -> None:
     """Have the first compilation in this process told, for it takes seconds in which nothing else is to be seen; local.
 
     Kernels that come from the cache are not compiled.

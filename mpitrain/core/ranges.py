@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .layout import ALIGN
 
 
-def part(start: int, stop: int, index: int, parts: int) -> tuple[int, int]:
+def aligned_part(start: int, stop: int, index: int, parts: int) -> tuple[int, int]:
     """The ``index``-th of ``parts`` nearly equal ranges of [start, stop), cut at cache lines."""
     lines = -(-(stop - start) // ALIGN)
     lo = start + lines * index // parts * ALIGN

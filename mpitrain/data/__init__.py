@@ -1,14 +1,15 @@
 """Data sets: where examples are, in which order they come, and batches of them."""
 
+from ..core.renamed import warn
 from .hdf5 import hdf5
-from .loader import Loader, Resident, Storage, Streaming
+from .loader import InMemory, Loader, Storage, Streaming
 from .mnist import Images, mnist
 from .split import Split, check_labels, from_arrays
 
 __all__ = [
     "Images",
+    "InMemory",
     "Loader",
-    "Resident",
     "Split",
     "Storage",
     "Streaming",
@@ -17,3 +18,10 @@ __all__ = [
     "hdf5",
     "mnist",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Resident":
+        warn("mpitrain.data.Resident", "InMemory")
+        return InMemory
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,7 +19,7 @@ _ROWS_AHEAD = 4  # of those being copied: as measured, 2 to 16 do
 _CACHED_BLOCKS = 2 * MIXED_BLOCKS + 1  # this batch's, and the next one's, which may lie beyond
 
 
-class Resident:
+class InMemory:
     """Examples in memory, which several ranks may share.
 
     Args:
@@ -98,7 +98,7 @@ class Streaming:
         self._reader.shutdown(wait=True, cancel_futures=True)
 
 
-Storage = Resident | Streaming
+Storage = InMemory | Streaming
 Memory = Callable[[int], tuple[Array, Array]]
 
 

@@ -103,16 +103,16 @@ class _Watchdog(threading.Timer):
 
 def _start_ranks(ranks: int | None, run_dir: Path, timeout_s: float) -> list[Finding]:
     """Have ranks examine the machine, and read what they found; alone where none can be started."""
-    from ..launcher.command_line import Machine, Wish, compose
+    from ..launcher.command_line import LaunchSpec, LocalMachine, compose
     from ..launcher.mpi_flavors import find_launcher
 
-    machine = Machine.here()
+    machine = LocalMachine.here()
     if ranks is None and not machine.allocated:
         ranks = 2
     try:
         launcher = find_launcher()
         words = ["--json", "--run-dir", str(run_dir), "--timeout", str(timeout_s)]
-        command = compose(launcher, Wish(ranks), machine, words, "doctor")
+        command = compose(launcher, LaunchSpec(ranks), machine, words, "doctor")
     except LaunchError as error:
         return _alone(run_dir, timeout_s, "no ranks can be started", str(error))
     try:
@@ -134,5 +134,5 @@ def _start_ranks(ranks: int | None, run_dir: Path, timeout_s: float) -> list[Fin
     return _alone(run_dir, timeout_s, f"{launcher.program} {status}", f"{why.strip()} (try: {command})")
 
 
-def _alone(run_dir: Path, timeout_s: float, found: str, mend: str) -> list[Finding]:
-    return [Finding("Ranks", "start", "failure", found, mend), *(examine(run_dir, timeout_s) or [])]
+def _alone(run_dir: Path, timeout_s: float, found: str, advice: str) -> list[Finding]:
+    return [Finding("Ranks", "start", "failure", found, advice), *(examine(run_dir, timeout_s) or [])]

@@ -84,8 +84,8 @@ def _try(folder: Path, run_dir: Path) -> Iterator[Finding]:
     room = free.f_bavail * free.f_frsize
     told = f"{run_dir.resolve()} ({file_system(folder)}), {size_of(room)} free"
     little = room < _LITTLE
-    mend = "a full disk fails saves: keep fewer checkpoints (--keep), or give another --run-dir" if little else ""
-    yield Finding(TOPIC, "run directory", "warning" if little else "pass", told, mend)
+    advice = "a full disk fails saves: keep fewer checkpoints (--keep), or give another --run-dir" if little else ""
+    yield Finding(TOPIC, "run directory", "warning" if little else "pass", told, advice)
     yield _save(folder)
     yield _locking(folder)
 
@@ -101,8 +101,8 @@ def _save(folder: Path) -> Finding:
         with Checkpoint(path) as saved:
             saved.verify()
     except (OSError, DamagedCheckpoint) as error:
-        mend = "checkpoints cannot be trusted here: give a --run-dir on another file system"
-        return Finding(TOPIC, "save and verify", "failure", str(error), mend)
+        advice = "checkpoints cannot be trusted here: give a --run-dir on another file system"
+        return Finding(TOPIC, "save and verify", "failure", str(error), advice)
     rate = _STATE_BYTES / seconds
     return Finding(TOPIC, "save and verify", "pass", f"{size_of(rate)}/s: write, flush, rename, flush the folder")
 
@@ -132,8 +132,8 @@ def _shared(cluster: Cluster, folder: Path) -> Finding:
     everyone = cluster.comm.allgather((seen, time.monotonic() - began, cluster.host))
     blind = sorted({host for found, _, host in everyone if not found})
     if blind:
-        mend = (
+        advice = (
             "give a --run-dir on a file system that all hosts share, or copy the run directory to all before a restart"
         )
-        return Finding(TOPIC, "seen by all hosts", "warning", f"not by {', '.join(blind[:8])}", mend)
+        return Finding(TOPIC, "seen by all hosts", "warning", f"not by {', '.join(blind[:8])}", advice)
     return Finding(TOPIC, "seen by all hosts", "pass", f"within {max(s for _, s, _ in everyone):.1f} s")

@@ -35,7 +35,7 @@ class Finding:
     check: str
     verdict: Verdict
     found: str
-    mend: str = ""
+    advice: str = ""
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
@@ -59,8 +59,8 @@ def show(findings: Sequence[Finding], console: Console) -> None:
         for finding in group:
             style = _STYLES[finding.verdict]
             grid.add_row(Text(f"  {_SHOWN[finding.verdict]}", style=style), finding.check, Text(finding.found))
-            if finding.mend:
-                grid.add_row("", "", Text(f"-> {finding.mend}", style=style))
+            if finding.advice:
+                grid.add_row("", "", Text(f"-> {finding.advice}", style=style))
         console.print(grid)
     counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in ("failure", "warning", "pass")}
     console.print(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ..comm.cluster import Cluster
 from ..gpu import nvml
-from ..gpu.discovery import Seen, look, share_out, tell
+from ..gpu.discovery import VisibleGpus, assign_gpus, describe, find_gpus
 from ..monitor.console import size_of
 from .finding import Finding
 
@@ -29,10 +29,10 @@ assert bool((data == back).all())
 
 def check(cluster: Cluster) -> Iterator[Finding]:
     """Collective over all ranks; only rank 0's findings count."""
-    mine = (cluster.host, nvml.cards(), nvml.is_installed()) if cluster.node.rank == 0 else None
+    mine = (cluster.host, nvml.list_gpus(), nvml.is_installed()) if cluster.node.rank == 0 else None
     hosts = [host for host in cluster.comm.allgather(mine) if host is not None]
-    seen = Seen(cluster.node_of[cluster.rank], cluster.host, *look())
-    everyone: list[Seen] = cluster.comm.allgather(seen)
+    seen = VisibleGpus(cluster.node_of[cluster.rank], cluster.host, *find_gpus())
+    everyone: list[VisibleGpus] = cluster.comm.allgather(seen)
     cupy = _cupy()
     if not any(cards for _, cards, _ in hosts) and not any(rank.gpus for rank in everyone):
         yield Finding(TOPIC, "devices", "none", "no NVIDIA driver answers on any host: ranks compute on CPUs")
@@ -41,8 +41,8 @@ def check(cluster: Cluster) -> Iterator[Finding]:
     for host, cards, installed in hosts:
         yield from _host(host, cards, installed, any(rank.gpus for rank in everyone if rank.host == host))
     if not cupy:
-        mend = "pip install 'mpitrain[cuda12]' or 'mpitrain[cuda13]', by the driver's CUDA version"
-        yield Finding(TOPIC, "CuPy", "warning", "not installed: ranks compute on CPUs", mend)
+        advice = "pip install 'mpitrain[cuda12]' or 'mpitrain[cuda13]', by the driver's CUDA version"
+        yield Finding(TOPIC, "CuPy", "warning", "not installed: ranks compute on CPUs", advice)
         return
     yield Finding(TOPIC, "CuPy", "warning" if "does not import" in cupy else "pass", cupy)
     yield from _shares(everyone)
@@ -50,10 +50,10 @@ def check(cluster: Cluster) -> Iterator[Finding]:
     yield _cuda_aware()
 
 
-def _host(host: str, cards: list[nvml.Card], installed: bool, seen: bool) -> Iterator[Finding]:
+def _host(host: str, cards: list[nvml.GpuInfo], installed: bool, seen: bool) -> Iterator[Finding]:
     if not installed:
-        mend = "pip install nvidia-ml-py"
-        yield Finding(TOPIC, host, "warning", "memory, temperature and users of devices are not known", mend)
+        advice = "pip install nvidia-ml-py"
+        yield Finding(TOPIC, host, "warning", "memory, temperature and users of devices are not known", advice)
     elif not cards and seen:
         yield Finding(TOPIC, host, "warning", "CuPy sees a device, and NVML does not answer", "see nvidia-smi")
     elif not cards:
@@ -63,22 +63,22 @@ def _host(host: str, cards: list[nvml.Card], installed: bool, seen: bool) -> Ite
         free = f"{size_of(card.memory - card.used)} of {size_of(card.memory)} free"
         found = f"{card.name}, {free}{degrees}, driver {card.driver}"
         if card.users:
-            found += f"; in use by {nvml.told(card.users)}"
-        crowded = card.used > card.memory // 2
-        mend = "others use it: choose another with CUDA_VISIBLE_DEVICES" if crowded else ""
-        yield Finding(TOPIC, f"{host} device {index}", "warning" if crowded else "pass", found, mend)
+            found += f"; in use by {nvml.describe_processes(card.users)}"
+        oversubscribed = card.used > card.memory // 2
+        advice = "others use it: choose another with CUDA_VISIBLE_DEVICES" if oversubscribed else ""
+        yield Finding(TOPIC, f"{host} device {index}", "warning" if oversubscribed else "pass", found, advice)
 
 
-def _shares(everyone: list[Seen]) -> Iterator[Finding]:
+def _shares(everyone: list[VisibleGpus]) -> Iterator[Finding]:
     """Which device each rank would get in training."""
-    shares = share_out(everyone, 1, None)
+    shares = assign_gpus(everyone, 1, None)
     for host in dict.fromkeys(rank.host for rank in everyone):
         found = []
         for rank, (seen, own) in enumerate(zip(everyone, shares, strict=True)):
             if seen.host == host:
                 found.append(f"{rank} on {f'gpu:{own[0].index}' if own else 'cpu'}")
         told = ", ".join(found[:8]) + (" ..." if len(found) > 8 else "")
-        problems = [note for note in tell(everyone, shares) if host in note]
+        problems = [note for note in describe(everyone, shares) if host in note]
         if problems:
             yield Finding(TOPIC, f"{host} ranks", "warning", told, problems[0].removeprefix("warning: "))
         else:

@@ -24,8 +24,8 @@ def check() -> Iterator[Finding]:
         return
     version, problem = _ask("sbatch", "--version")
     if problem:
-        mend = "no job can be submitted from here: ask your site, or start ranks with mpitrain run"
-        yield Finding(TOPIC, "sbatch", "warning", problem, mend)
+        advice = "no job can be submitted from here: ask your site, or start ranks with mpitrain run"
+        yield Finding(TOPIC, "sbatch", "warning", problem, advice)
         return
     yield Finding(TOPIC, "sbatch", "pass", version)
     yield _plugins()
@@ -47,8 +47,8 @@ def _plugins() -> Finding:
     told = f"--mpi: {', '.join(found) or 'none'}"
     if any(name.startswith(wanted) for name in found):
         return Finding(TOPIC, "srun", "pass", told)
-    mend = f"{library_name()} needs srun --mpi={wanted}: use mpirun inside the allocation (mpitrain submit does)"
-    return Finding(TOPIC, "srun", "warning", told, mend)
+    advice = f"{library_name()} needs srun --mpi={wanted}: use mpirun inside the allocation (mpitrain submit does)"
+    return Finding(TOPIC, "srun", "warning", told, advice)
 
 
 def _partitions() -> Iterator[Finding]:
@@ -75,8 +75,8 @@ def _allocation() -> Iterator[Finding]:
     told = f"job {job}: {nodes} node{'s' * (nodes != '1')}, {tasks} task{'s' * (tasks != '1')}"
     end = end_of_time(None, ask=ask_slurm)
     if end is None:
-        mend = "give --time-limit S, or the run is ended without a checkpoint"
-        yield Finding(TOPIC, "allocation", "warning", f"{told}; its end is not told", mend)
+        advice = "give --time-limit S, or the run is ended without a checkpoint"
+        yield Finding(TOPIC, "allocation", "warning", f"{told}; its end is not told", advice)
     else:
         yield Finding(TOPIC, "allocation", "pass", f"{told}, {duration(end - time.time())} left")
 

@@ -56,8 +56,8 @@ def _shared(cluster: Cluster) -> Finding:
     problems = [(host, text) for host, text in cluster.comm.allgather((cluster.host, problem)) if text]
     if problems:
         host, text = problems[0]
-        mend = "enlarge /dev/shm (docker run --shm-size), or train with --no-shared-memory, which is slower"
-        return Finding(TOPIC, "shared memory", "failure", f"{host}: {text}", mend)
+        advice = "enlarge /dev/shm (docker run --shm-size), or train with --no-shared-memory, which is slower"
+        return Finding(TOPIC, "shared memory", "failure", f"{host}: {text}", advice)
     if cluster.size == cluster.n_nodes:
         return Finding(TOPIC, "shared memory", "none", "one rank a host: nothing is shared")
     return Finding(TOPIC, "shared memory", "pass", f"ranks of a host share windows of {size_of(_SHARED_BYTES)}")
@@ -139,8 +139,8 @@ def _large(cluster: Cluster, where: str, partner: int, rate: float) -> Finding:
     seconds = time.perf_counter() - began
     problem = next(filter(None, comm.allgather(problem)), "")
     if problem:
-        mend = "parameters of more than 2 GiB cannot travel between hosts: try another version of the library"
-        return Finding(TOPIC, check, "warning", problem, mend)
+        advice = "parameters of more than 2 GiB cannot travel between hosts: try another version of the library"
+        return Finding(TOPIC, check, "warning", problem, advice)
     return Finding(TOPIC, check, "pass", f"{where}, 2 GiB in {seconds:.1f} s")
 
 

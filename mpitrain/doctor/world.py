@@ -86,8 +86,8 @@ def _threads() -> Finding:
     level = MPI.Query_thread()
     if level >= MPI.THREAD_FUNNELED:
         return Finding(TOPIC, "threads of MPI", "pass", names[level])
-    mend = "checkpoints and data are read and written by threads: use a library built with thread support"
-    return Finding(TOPIC, "threads of MPI", "failure", names[level], mend)
+    advice = "checkpoints and data are read and written by threads: use a library built with thread support"
+    return Finding(TOPIC, "threads of MPI", "failure", names[level], advice)
 
 
 def _blas() -> Finding:
@@ -103,9 +103,9 @@ def _blas() -> Finding:
     own = subprocess.run([sys.executable, "-c", _ASK_BLAS], env=free, capture_output=True, text=True, check=False)
     if not own.stdout or own.stdout in told:
         return Finding(TOPIC, "matrix kernels", "pass", told)
-    mend = "unset OPENBLAS_CORETYPE, unless it is meant: on some processors this costs a third of the speed"
+    advice = "unset OPENBLAS_CORETYPE, unless it is meant: on some processors this costs a third of the speed"
     found = f"{told}, for OPENBLAS_CORETYPE={chosen} is set; here it would be {own.stdout}"
-    return Finding(TOPIC, "matrix kernels", "warning", found, mend)
+    return Finding(TOPIC, "matrix kernels", "warning", found, advice)
 
 
 def _hosts(cluster: Cluster) -> Iterator[Finding]:
@@ -116,15 +116,17 @@ def _hosts(cluster: Cluster) -> Iterator[Finding]:
         of = f"{usable} of {cores}" if usable < cores else f"{cores}"
         found = f"{ranks} rank{'s' * (ranks != 1)}, {of} cores, {size_of(free)} of memory free"
         if ranks > usable:
-            mend = f"it works, slowly: start {usable} here, or give the job more cores"
-            yield Finding(TOPIC, f"host {host}", "warning", f"{found}: more ranks than cores", mend)
+            advice = f"it works, slowly: start {usable} here, or give the job more cores"
+            yield Finding(TOPIC, f"host {host}", "warning", f"{found}: more ranks than cores", advice)
         else:
             yield Finding(TOPIC, f"host {host}", "pass", found)
     names = Counter(host for host, *_ in nodes)
     for host, count in names.items():
         if count > 1:
-            mend = "ranks of one host do not share memory: give containers of one host the same /dev/shm and IPC space"
-            yield Finding(TOPIC, "host names", "warning", f"{count} nodes call themselves {host}", mend)
+            advice = (
+                "ranks of one host do not share memory: give containers of one host the same /dev/shm and IPC space"
+            )
+            yield Finding(TOPIC, "host names", "warning", f"{count} nodes call themselves {host}", advice)
 
 
 def _binding(cluster: Cluster) -> Finding:
@@ -132,13 +134,19 @@ def _binding(cluster: Cluster) -> Finding:
     node = cluster.node
     sets = node.allgather(frozenset(os.sched_getaffinity(0)))
     used = len(frozenset().union(*sets))
-    crowded = [cores for cores, count in Counter(sets).items() if count > len(cores)]
-    squeezed = crowded and used < min(node.size, os.cpu_count() or 1)
-    found = f"{cluster.host}: {sum(sets.count(c) for c in crowded)} ranks on {len(crowded[0])} core" if squeezed else ""
+    oversubscribed = [cores for cores, count in Counter(sets).items() if count > len(cores)]
+    squeezed = oversubscribed and used < min(node.size, os.cpu_count() or 1)
+    found = (
+        f"{cluster.host}: {sum(sets.count(c) for c in oversubscribed)} ranks on {len(oversubscribed[0])} core"
+        if squeezed
+        else ""
+    )
     problems = [text for text in cluster.comm.allgather(found if node.rank == 0 else "") if text]
     if problems:
-        mend = "mpirun --bind-to none (Open MPI), -bind-to none (MPICH), or srun --cpu-bind=cores; mpitrain run does it"
-        return Finding(TOPIC, "binding", "failure", "; ".join(problems[:4]), mend)
+        advice = (
+            "mpirun --bind-to none (Open MPI), -bind-to none (MPICH), or srun --cpu-bind=cores; mpitrain run does it"
+        )
+        return Finding(TOPIC, "binding", "failure", "; ".join(problems[:4]), advice)
     each = sorted({len(cores) for cores in sets})
     told = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
     return Finding(TOPIC, "binding", "pass", f"each rank may use {told} core{'s' * (each[-1] != 1)} of its host")

@@ -10,7 +10,7 @@ import cupy
 from ..errors import DeviceError
 
 
-class ByProcessor:
+class CpuFallback:
     """A kernel whose arrays come from the GPU for every call, and go back: right, and slow.
 
     Args:

@@ -13,7 +13,7 @@ import cudnn
 import cupy
 import numpy as np
 
-from ..core.device import Convolution
+from ..core.device import ConvolutionShape
 from ..core.layout import Array, Shape
 
 _WORKSPACE = 1 << 30  # bytes; more than that is for algorithms that gain little by it
@@ -22,7 +22,7 @@ _NOTES = cudnn.numerical_note
 _DECLINES = (cudnn.cudnnGraphNotSupportedError, NotImplementedError, RuntimeError)
 
 
-class Convolutions:
+class ConvolutionPlans:
     """Plans of convolutions on the current GPU, made at the first use of each shape and kept.
 
     A plan is the same sum in the same order at every run.
@@ -35,9 +35,9 @@ class Convolutions:
     def __init__(self, tf32: bool, say: Callable[[str], None]) -> None:
         self._handle = cudnn.create_handle()
         self._tf32, self._say = tf32, say
-        self._plans: dict[Any, Plan | None] = {}
+        self._plans: dict[Any, ConvolutionPlan | None] = {}
 
-    def plan(self, shape: Convolution, dtype: np.dtype[Any], needs_dx: bool) -> Plan | None:
+    def plan(self, shape: ConvolutionShape, dtype: np.dtype[Any], needs_dx: bool) -> ConvolutionPlan | None:
         """The plan for images of a type; None where cuDNN has none."""
         if dtype.char not in _KINDS:
             return None
@@ -46,9 +46,9 @@ class Convolutions:
             self._plans[key] = self._made(shape, dtype, needs_dx)
         return self._plans[key]
 
-    def _made(self, shape: Convolution, dtype: np.dtype[Any], needs_dx: bool) -> Plan | None:
+    def _made(self, shape: ConvolutionShape, dtype: np.dtype[Any], needs_dx: bool) -> ConvolutionPlan | None:
         try:
-            return Plan(self, shape, dtype, needs_dx)
+            return ConvolutionPlan(self, shape, dtype, needs_dx)
         except _DECLINES as error:
             told = (str(error).strip() or type(error).__name__).splitlines()[0]
             self._say(
@@ -90,7 +90,7 @@ class Convolutions:
         graph.execute(pointers, workspace.data.ptr, handle=self._handle)
 
 
-class Plan:
+class ConvolutionPlan:
     """A convolution of one shape and type: forward, and the gradients of images and filters.
 
     Attributes:
@@ -100,7 +100,7 @@ class Plan:
         Exception: One of ``_DECLINES``: cuDNN cannot compute one of them.
     """
 
-    def __init__(self, owner: Convolutions, shape: Convolution, dtype: np.dtype[Any], needs_dx: bool) -> None:
+    def __init__(self, owner: ConvolutionPlans, shape: ConvolutionShape, dtype: np.dtype[Any], needs_dx: bool) -> None:
         self._owner, self._shape, self._kind = owner, shape, _KINDS[dtype.char]
         self._forward = self._make("conv_fprop", ("image", "weight"), self._kind)
         self._data = self._make("conv_dgrad", ("loss", "filter"), self._kind) if needs_dx else None

@@ -1,7 +1,7 @@
 """A GPU as a device, by CuPy; nothing imports this module where there is none.
 
 Products are cuBLAS's, element kernels those of ``launch``. Each thread has a current device: whoever computes on a GPU
-enters ``here`` first.
+enters ``activate`` first.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cupy_backends.cuda.libs import cublas
 from ..core.layout import Array, Shape
 from ..errors import DeviceError
 from . import ops as launch
-from .cpu_fallback import ByProcessor
+from .cpu_fallback import CpuFallback
 from .cublas import Blas
-from .nvml import cards, told
+from .nvml import describe_processes, list_gpus
 from .nvrtc import CupyKernels
 from .stream import Stream
 
@@ -63,7 +63,7 @@ class Gpu:
         DeviceError: The memory cannot be had.
     """
 
-    apart: bool = True
+    is_gpu: bool = True
     xp: Any = cupy
     kernels: Any = launch
     block_bytes: int = _WINDOW_BYTES
@@ -73,36 +73,36 @@ class Gpu:
         self, index: int, fraction: float, growth: bool = True, precision: str = "float32", is_soft: bool = True
     ) -> None:
         self.index, self._precision, self._is_soft = index, precision, is_soft
-        self._forms: dict[Callable[..., Any], Callable[..., Any]] = {}
-        self.narrow = _NARROW.get(precision)
+        self._dispatched: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self.compute_dtype = _COMPUTE_DTYPES.get(precision)
         self._device = cupy.cuda.Device(index)
         self.name = f"gpu:{index}"
         with self._device:
             self.compute = Stream()
-        with self.here():
+        with self.activate():
             pool = cupy.get_default_memory_pool()
             pool.set_limit(fraction=fraction)
             if not growth:
                 cupy.empty(int(pool.get_limit() * 0.98), np.uint8)  # the pool keeps what is given back to it
-            self._blas = Blas(self.compute.own.ptr)
+            self._blas = Blas(self.compute.raw.ptr)
         self._pinned: dict[int, Array] = {}  # by address
         launch.use(_KERNELS)
 
-    def here(self) -> AbstractContextManager[object]:
+    def activate(self) -> AbstractContextManager[object]:
         """A block in which this thread computes on this GPU.
 
         Raises:
             DeviceError: Memory has run out in it.
         """
-        return _Here(self)
+        return _Activation(self)
 
-    def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        form = self._forms.get(kernel)
-        if form is None:
+    def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        dispatch = self._dispatched.get(kernel)
+        if dispatch is None:
             own = kernel.__module__.startswith("mpitrain.")
-            form = getattr(launch, kernel.__name__.removeprefix("_")) if own else None
-            self._forms[kernel] = form = form or ByProcessor(kernel, self.say, self._is_soft)
-        return form
+            dispatch = getattr(launch, kernel.__name__.removeprefix("_")) if own else None
+            self._dispatched[kernel] = dispatch = dispatch or CpuFallback(kernel, self.say, self._is_soft)
+        return dispatch
 
     def empty(self, shape: Shape, dtype: Any) -> Array:
         made: Array = cupy.empty(shape, dtype)
@@ -124,10 +124,10 @@ class Gpu:
         if importlib.util.find_spec("cudnn") is None:
             return "cuDNN's frontend is not installed: pip install 'mpitrain[cudnn13]', or cudnn12 for an older driver"
         try:
-            from .cudnn import Convolutions
+            from .cudnn import ConvolutionPlans
 
-            with self.here():
-                self._convolutions = Convolutions(self._precision == "tf32", lambda line: self.say(line))
+            with self.activate():
+                self._convolutions = ConvolutionPlans(self._precision == "tf32", lambda line: self.say(line))
         except Exception as error:  # an installation can be broken in any way
             told = str(error).strip() or type(error).__name__
             return f"cuDNN's frontend is installed, and says: {told.splitlines()[0]}"
@@ -137,11 +137,11 @@ class Gpu:
         return isinstance(array, cupy.ndarray)
 
     def upload(self, host: Array, out: Array) -> None:
-        self.compute.send(host, out)
+        self.compute.copy_to_device(host, out)
         self.compute.wait()
 
     def download(self, there: Array, out: Array) -> None:
-        self.compute.fetch(there, out)
+        self.compute.copy_to_host(there, out)
         self.compute.wait()
 
     def copy_of(self, host: Array) -> Array:
@@ -164,7 +164,7 @@ class Gpu:
         address = host.ctypes.data
         if address in self._pinned or not host.nbytes:
             return
-        with self.here(), suppress(runtime.CUDARuntimeError):  # slower, and as right
+        with self.activate(), suppress(runtime.CUDARuntimeError):  # slower, and as right
             runtime.hostRegister(address, host.nbytes, 0)
             self._pinned[address] = host
 
@@ -172,7 +172,7 @@ class Gpu:
         """Take that back, before the memory is given back."""
         address = host.ctypes.data
         if address in self._pinned:
-            with self.here():
+            with self.activate():
                 runtime.hostUnregister(address)
             del self._pinned[address]
 
@@ -184,12 +184,12 @@ class Gpu:
     @property
     def held(self) -> int:
         """Bytes that this process has taken of this GPU's memory, for arrays."""
-        with self.here():
+        with self.activate():
             return int(cupy.get_default_memory_pool().total_bytes())
 
     def free(self) -> None:
         """Give memory back to the GPU, and let go of the host's; nothing may compute here any more."""
-        with self.here():
+        with self.activate():
             self.compute.wait()
             for address in self._pinned:
                 runtime.hostUnregister(address)
@@ -199,8 +199,8 @@ class Gpu:
     def out_of_memory(self, error: MemoryError) -> DeviceError:
         """What to tell a user whose model does not fit."""
         free, total = runtime.memGetInfo()
-        users = next((card.users for card in cards() if card.identifier == identify()[self.index]), [])
-        use = f", and others are on it: {told(users)}" if users else ""
+        users = next((gpu.users for gpu in list_gpus() if gpu.identifier == identify()[self.index]), [])
+        use = f", and others are on it: {describe_processes(users)}" if users else ""
         return DeviceError(
             f"{self.name} is out of memory: {str(error).rstrip('.')}; {free / 2**30:.1f} of {total / 2**30:.1f} GiB "
             f"are free{use}; lower --batch-size, raise --accumulate-steps or --gpu-memory-fraction, or take more GPUs"
@@ -210,7 +210,7 @@ class Gpu:
         return self  # a copy of a model computes at the same place
 
 
-class _Here:
+class _Activation:
     """Enters a GPU, and tells in words when its memory has run out."""
 
     def __init__(self, gpu: Gpu) -> None:
@@ -218,11 +218,11 @@ class _Here:
 
     def __enter__(self) -> None:
         self._device.__enter__()
-        self._gpu.compute.own.__enter__()
+        self._gpu.compute.raw.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         told = self._gpu.out_of_memory(error) if isinstance(error, MemoryError) else None
-        self._gpu.compute.own.__exit__(kind, error, trace)
+        self._gpu.compute.raw.__exit__(kind, error, trace)
         self._device.__exit__(kind, error, trace)
         if told is not None:
             raise told from error
@@ -230,4 +230,4 @@ class _Here:
 
 # What cuBLAS calls types of matrices; those of 16 bits are summed in float32. The bits of bfloat16 come as uint16.
 _TYPES = {"f": runtime.CUDA_R_32F, "d": runtime.CUDA_R_64F, "e": runtime.CUDA_R_16F, "H": runtime.CUDA_R_16BF}
-_NARROW = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}
+_COMPUTE_DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}

@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..plan.config import RunConfig
 
 
-class Seen(NamedTuple):
+class VisibleGpus(NamedTuple):
     """What a worker sees on its host.
 
     Attributes:
@@ -33,21 +33,21 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Share:
+class GpuShare:
     """A GPU for a worker: its number there, and the part of its memory that the worker may take."""
 
     index: int
     fraction: float
 
 
-class Choice(NamedTuple):
+class DeviceChoice(NamedTuple):
     """A rank's devices, and what the chief has to say of everybody's."""
 
     devices: list[Device]
     notes: list[str]
 
 
-def choose(cluster: Cluster, config: RunConfig) -> Choice:
+def choose_devices(cluster: Cluster, config: RunConfig) -> DeviceChoice:
     """The devices of this rank; collective over all ranks.
 
     Raises:
@@ -56,32 +56,32 @@ def choose(cluster: Cluster, config: RunConfig) -> Choice:
     count = config.devices_per_rank
     cpus: list[Device] = [CPU] if count == 1 else [Cpu(index) for index in range(count)]
     if config.device == "cpu":
-        return Choice([CPU] if cluster.is_server else cpus, [])
-    mine = Seen(cluster.node_of[cluster.rank], cluster.host, *(([], "") if cluster.is_server else look()))
+        return DeviceChoice([CPU] if cluster.is_server else cpus, [])
+    mine = VisibleGpus(cluster.node_of[cluster.rank], cluster.host, *(([], "") if cluster.is_server else find_gpus()))
     everyone = cluster.comm.allgather(mine)
     workers = [everyone[rank] for rank in cluster.worker_ranks]
     try:
         check(workers, config)
     except ConfigError as error:
-        error.everywhere = True
+        error.on_all_ranks = True
         raise
     if cluster.is_server:
-        return Choice([CPU], [])
-    shares = share_out(workers, count, config.gpu_memory_fraction)
-    notes = tell(workers, shares)
+        return DeviceChoice([CPU], [])
+    shares = assign_gpus(workers, count, config.gpu_memory_fraction)
+    notes = describe(workers, shares)
     own = shares[cluster.task_index]
     if not own:
-        return Choice(cpus, notes)
+        return DeviceChoice(cpus, notes)
     from .device import Gpu
 
     gpus: list[Device] = [
         Gpu(share.index, share.fraction, config.gpu_memory_growth, config.precision, config.soft_placement)
         for share in own
     ]
-    return Choice(gpus, notes)
+    return DeviceChoice(gpus, notes)
 
 
-def check(workers: Sequence[Seen], config: RunConfig) -> None:
+def check(workers: Sequence[VisibleGpus], config: RunConfig) -> None:
     """Refuse where GPUs are asked for and are not there.
 
     Raises:
@@ -116,7 +116,7 @@ def check(workers: Sequence[Seen], config: RunConfig) -> None:
         )
 
 
-def share_out(workers: Sequence[Seen], count: int, fraction: float | None) -> list[list[Share]]:
+def assign_gpus(workers: Sequence[VisibleGpus], count: int, fraction: float | None) -> list[list[GpuShare]]:
     """Give each worker ``count`` GPUs of those that it sees, the ones with the fewest takers first.
 
     GPUs are told apart by their identifiers, so it does not matter whether the scheduler shows all of a node's to every
@@ -137,12 +137,12 @@ def share_out(workers: Sequence[Seen], count: int, fraction: float | None) -> li
             takers[worker.node, worker.gpus[index]] += 1
             taken[-1].append(index)
     return [
-        [Share(i, fraction or own.count(i) / takers[worker.node, worker.gpus[i]]) for i in own]
+        [GpuShare(i, fraction or own.count(i) / takers[worker.node, worker.gpus[i]]) for i in own]
         for worker, own in zip(workers, taken, strict=True)
     ]
 
 
-def tell(workers: Sequence[Seen], shares: Sequence[Sequence[Share]]) -> list[str]:
+def describe(workers: Sequence[VisibleGpus], shares: Sequence[Sequence[GpuShare]]) -> list[str]:
     """What users should know of who computes where."""
     notes = []
     without = [index for index, own in enumerate(shares) if not own]
@@ -167,8 +167,8 @@ def tell(workers: Sequence[Seen], shares: Sequence[Sequence[Share]]) -> list[str
     return notes
 
 
-def look() -> tuple[list[str], str, bool]:
-    """What this process sees: the last three of ``Seen``; local."""
+def find_gpus() -> tuple[list[str], str, bool]:
+    """What this process sees: the last three of ``VisibleGpus``; local."""
     if importlib.util.find_spec("cupy") is None:
         return [], "CuPy is not installed: pip install 'mpitrain[cuda13]', or cuda12 for an older driver", False
     try:

@@ -12,7 +12,7 @@ from ..core.layout import Array
 from .device import Gpu
 
 
-class Replay:
+class StepGraphs:
     """Work on a GPU's stream, cut where others are to be told that part of it is done.
 
     The work must be the same every time: the same kernels at the same addresses, with the same numbers. Numbers that
@@ -31,7 +31,7 @@ class Replay:
     """
 
     def __init__(self, gpu: Gpu, record: Callable[[Callable[[int], None]], Array], cuts: Collection[int]) -> None:
-        self._stream, self._cuts = gpu.compute.own, cuts
+        self._stream, self._cuts = gpu.compute.raw, cuts
         self._pieces: list[tuple[Any, int | None]] = []
         # What the work takes for itself must not be given to anybody else afterwards.
         self._memory = cupy.cuda.MemoryPool(cupy.get_default_memory_pool().malloc)
@@ -54,7 +54,7 @@ class Replay:
         """Have the first piece done."""
         self._pieces[0][0].launch(self._stream)
 
-    def go_on(self, told: Callable[[int], None]) -> None:
+    def resume(self, told: Callable[[int], None]) -> None:
         """Have the others done; ``told(i)`` is called at each cut, when all before it has been asked for."""
         for (_, child), (graph, _) in zip(self._pieces, self._pieces[1:], strict=False):
             assert child is not None

@@ -11,13 +11,13 @@ from ..core.layout import Array, Shape
 from ..errors import DeviceError
 
 
-class Exported:
+class ExportedMemory:
     """Memory of the current GPU that other processes can open.
 
     It is not of the pool, whose memory has no handle of its own.
 
     Attributes:
-        handle: What ``Opened`` takes, in another process.
+        handle: What ``OpenedMemory`` takes, in another process.
 
     Raises:
         DeviceError: CUDA cannot do that here.
@@ -35,7 +35,7 @@ class Exported:
         return _array(self._memory, shape, dtype)
 
 
-class Opened:
+class OpenedMemory:
     """Memory that another process has exported, seen from a GPU of this one, which may be the same.
 
     Args:

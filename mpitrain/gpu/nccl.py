@@ -39,7 +39,7 @@ class Communicator:
     def sum(self, vector: Array, stream: Stream) -> None:
         """Replace a vector of each GPU by the sum of all, on a stream; collective."""
         place = vector.data.ptr  # type: ignore[attr-defined]
-        self._own.allReduce(place, place, vector.size, self._types[vector.dtype], nccl.NCCL_SUM, stream.own.ptr)
+        self._own.allReduce(place, place, vector.size, self._types[vector.dtype], nccl.NCCL_SUM, stream.raw.ptr)
 
     def destroy(self) -> None:
         """Give everything back; nothing may be under way."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 
-class User(NamedTuple):
+class GpuProcess(NamedTuple):
     """A process that computes on a GPU.
 
     Attributes:
@@ -19,7 +19,7 @@ class User(NamedTuple):
     nbytes: int | None
 
 
-class Card(NamedTuple):
+class GpuInfo(NamedTuple):
     """A GPU.
 
     Attributes:
@@ -35,7 +35,7 @@ class Card(NamedTuple):
     used: int
     temperature: int | None
     driver: str
-    users: list[User]
+    users: list[GpuProcess]
 
 
 def is_installed() -> bool:
@@ -47,7 +47,7 @@ def is_installed() -> bool:
     return True
 
 
-def cards() -> list[Card]:
+def list_gpus() -> list[GpuInfo]:
     """This host's GPUs, all of them whatever CUDA_VISIBLE_DEVICES says; none where no driver answers. Local."""
     if not is_installed():
         return []
@@ -60,38 +60,38 @@ def cards() -> list[Card]:
     try:
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [_card(pynvml, handle, driver) for handle in handles]
+        return [_gpu_info(pynvml, handle, driver) for handle in handles]
     except pynvml.NVMLError:
         return []
     finally:
         pynvml.nvmlShutdown()
 
 
-def _card(nvml: Any, handle: Any, driver: str) -> Card:
+def _gpu_info(nvml: Any, handle: Any, driver: str) -> GpuInfo:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     temperature, users = None, []
     with suppress(nvml.NVMLError):
         temperature = int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
     with suppress(nvml.NVMLError):
         found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        users = [_user(nvml, process) for process in found if process.pid != os.getpid()]
+        users = [_process(nvml, process) for process in found if process.pid != os.getpid()]
     identifier = _text(nvml.nvmlDeviceGetUUID(handle)).removeprefix("GPU-").replace("-", "")
     name = _text(nvml.nvmlDeviceGetName(handle))
-    return Card(identifier, name, int(memory.total), int(memory.used), temperature, driver, users)
+    return GpuInfo(identifier, name, int(memory.total), int(memory.used), temperature, driver, users)
 
 
-def _user(nvml: Any, process: Any) -> User:
+def _process(nvml: Any, process: Any) -> GpuProcess:
     name = ""
     with suppress(nvml.NVMLError):
         name = os.path.basename(_text(nvml.nvmlSystemGetProcessName(process.pid)))
-    return User(process.pid, name, process.usedGpuMemory)
+    return GpuProcess(process.pid, name, process.usedGpuMemory)
 
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def told(users: list[User]) -> str:
+def describe_processes(users: list[GpuProcess]) -> str:
     """Processes in words, such as ``python (pid 4711, 12.0 GiB)``."""
     some = []
     for pid, name, nbytes in users[:4]:

@@ -12,42 +12,42 @@ from ..data.split import Split
 from .device import Gpu
 from .stream import Stream, pinned
 
-_PLACES = 2  # one is filled and copied while the GPU computes with the other
+_BUFFERS = 2  # one is filled and copied while the GPU computes with the other
 _LINE = 256  # bytes: arrays begin on such a border, as memory of the GPU does
 
 
-class Place:
+class StagingBuffer:
     """A batch, in pinned memory here and in memory there; copied in one go.
 
     Attributes:
-        number: Of this place among those for batches of the same size.
+        index: Of this place among those for batches of the same size.
         examples, labels, position: Here.
         there: The same three on the GPU.
     """
 
-    def __init__(self, gpu: Gpu, number: int, count: int, split: Split) -> None:
+    def __init__(self, gpu: Gpu, index: int, count: int, split: Split) -> None:
         parts: list[tuple[Shape, Any]] = [((1,), np.uint64)]
         parts += [((count, *split.label_shape), split.label_dtype), ((count, *split.shape), split.dtype)]
         nbytes = sum(_room(*part) for part in parts)
-        self.number = number
-        self.here, self._there = pinned((nbytes,), np.uint8), gpu.empty((nbytes,), np.uint8)
-        self.position, self.labels, self.examples = _cut(self.here, parts)
-        position, labels, examples = _cut(self._there, parts)
-        self.there = examples, labels, position
+        self.index = index
+        self.activate, self._device_block = pinned((nbytes,), np.uint8), gpu.empty((nbytes,), np.uint8)
+        self.position, self.labels, self.examples = _cut(self.activate, parts)
+        position, labels, examples = _cut(self._device_block, parts)
+        self.device_arrays = examples, labels, position
         self._copied: Any = None
         # The pool may have given what another array had that the GPU still works with.
-        self._used: Any = gpu.compute.mark()
+        self._used: Any = gpu.compute.record()
 
-    def send(self, copying: Stream, computing: Stream) -> None:
+    def copy_to_device(self, copying: Stream, computing: Stream) -> None:
         """Have it copied as soon as the GPU no longer needs what was there, and what is computed next wait for it."""
-        copying.after(self._used)
-        copying.send(self.here, self._there)
-        self._copied = copying.mark(self._copied)
-        computing.after(self._copied)
+        copying.wait_event(self._used)
+        copying.copy_to_device(self.activate, self._device_block)
+        self._copied = copying.record(self._copied)
+        computing.wait_event(self._copied)
 
     def used(self, computing: Stream) -> None:
         """Say that all is given to the GPU that needs this batch."""
-        self._used = computing.mark(self._used)
+        self._used = computing.record(self._used)
 
     def wait(self) -> None:
         """Return when the memory here may be written."""
@@ -55,50 +55,50 @@ class Place:
             self._copied.synchronize()
 
 
-class Feed:
+class BatchStager:
     """Places of a split's batches, as they are stored: a byte of a picture travels as a byte."""
 
     def __init__(self, gpu: Gpu, split: Split) -> None:
         self._gpu, self._split = gpu, split
-        with gpu.here():
+        with gpu.activate():
             self._copying = Stream()
-        self._places: dict[int, list[Place]] = {}
-        self._by_address: dict[int, Place] = {}
+        self._buffers: dict[int, list[StagingBuffer]] = {}
+        self._by_address: dict[int, StagingBuffer] = {}
 
     def memory(self, count: int) -> tuple[Array, Array]:
         """Pinned memory for the next batch of ``count`` examples and their labels, as ``Split.read`` takes them.
 
         Waits until what was in it has been copied.
         """
-        place = self._next(count)
-        return place.examples, place.labels
+        buffer = self._next(count)
+        return buffer.examples, buffer.labels
 
-    def send(self, examples: Array, labels: Array, position: int) -> Place:
-        """Begin to copy a batch, from ``memory`` or from elsewhere; within ``gpu.here()``."""
-        place = self._by_address.get(examples.ctypes.data)
-        if place is None or len(place.examples) != len(examples):
-            place = self._next(len(examples))
-            np.copyto(place.examples, examples)
-            np.copyto(place.labels, labels)
-        place.position[0] = position
-        place.send(self._copying, self._gpu.compute)
-        return place
+    def copy_to_device(self, examples: Array, labels: Array, position: int) -> StagingBuffer:
+        """Begin to copy a batch, from ``memory`` or from elsewhere; within ``gpu.activate()``."""
+        buffer = self._by_address.get(examples.ctypes.data)
+        if buffer is None or len(buffer.examples) != len(examples):
+            buffer = self._next(len(examples))
+            np.copyto(buffer.examples, examples)
+            np.copyto(buffer.labels, labels)
+        buffer.position[0] = position
+        buffer.copy_to_device(self._copying, self._gpu.compute)
+        return buffer
 
     @property
     def nbytes(self) -> int:
         """Bytes of the GPU's memory."""
-        return sum(place.here.nbytes for places in self._places.values() for place in places)
+        return sum(buffer.activate.nbytes for buffers in self._buffers.values() for buffer in buffers)
 
-    def _next(self, count: int) -> Place:
-        places = self._places.get(count)
-        if places is None:
-            with self._gpu.here():
-                places = [Place(self._gpu, number, count, self._split) for number in range(_PLACES)]
-            self._places[count] = places
-            self._by_address |= {place.examples.ctypes.data: place for place in places}
-        places.append(places.pop(0))
-        places[-1].wait()
-        return places[-1]
+    def _next(self, count: int) -> StagingBuffer:
+        buffers = self._buffers.get(count)
+        if buffers is None:
+            with self._gpu.activate():
+                buffers = [StagingBuffer(self._gpu, index, count, self._split) for index in range(_BUFFERS)]
+            self._buffers[count] = buffers
+            self._by_address |= {buffer.examples.ctypes.data: buffer for buffer in buffers}
+        buffers.append(buffers.pop(0))
+        buffers[-1].wait()
+        return buffers[-1]
 
 
 def _room(shape: Shape, dtype: Any) -> int:

@@ -15,13 +15,13 @@ class Stream:
     """A queue of work of the current GPU. Nothing here waits but ``wait``."""
 
     def __init__(self) -> None:
-        self.own = cupy.cuda.Stream(non_blocking=True)
+        self.raw = cupy.cuda.Stream(non_blocking=True)
 
-    def send(self, host: Array, there: Array) -> None:
+    def copy_to_device(self, host: Array, there: Array) -> None:
         """Copy to the GPU; ``host`` must stay as it is until the stream has come there. Both C-contiguous."""
         self._copy(there.data.ptr, host.ctypes.data, host.nbytes, runtime.memcpyHostToDevice)  # type: ignore[attr-defined]
 
-    def fetch(self, there: Array, host: Array) -> None:
+    def copy_to_host(self, there: Array, host: Array) -> None:
         """Copy from the GPU; ``host`` has it when the stream has come there. Both C-contiguous."""
         self._copy(host.ctypes.data, there.data.ptr, host.nbytes, runtime.memcpyDeviceToHost)  # type: ignore[attr-defined]
 
@@ -31,25 +31,25 @@ class Stream:
             self._copy(target.data.ptr, source.data.ptr, source.nbytes, runtime.memcpyDeviceToDevice)
             return
         places = target.data.ptr, target.device.id, source.data.ptr, source.device.id
-        runtime.memcpyPeerAsync(*places, source.nbytes, self.own.ptr)
+        runtime.memcpyPeerAsync(*places, source.nbytes, self.raw.ptr)
 
-    def mark(self, event: Any = None) -> Any:
+    def record(self, event: Any = None) -> Any:
         """An event, new or used again: that all this stream has been given until now is done."""
         event = cupy.cuda.Event(disable_timing=True) if event is None else event
-        event.record(self.own)
+        event.record(self.raw)
         return event
 
-    def after(self, event: Any) -> None:
+    def wait_event(self, event: Any) -> None:
         """Do what comes from now on after an event of another stream."""
-        self.own.wait_event(event)
+        self.raw.wait_event(event)
 
     def wait(self) -> None:
         """Return when all that this stream has been given is done."""
-        self.own.synchronize()
+        self.raw.synchronize()
 
     def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
         if nbytes:
-            runtime.memcpyAsync(target, source, nbytes, kind, self.own.ptr)
+            runtime.memcpyAsync(target, source, nbytes, kind, self.raw.ptr)
 
 
 def pinned(shape: Shape, dtype: Any) -> Array:

@@ -16,8 +16,8 @@ from . import ops as launch
 from .device import Gpu
 
 
-class Update:
-    """Binds an optimizer to vectors on a GPU, which it updates whole. To be used within ``gpu.here()``.
+class GpuUpdate:
+    """Binds an optimizer to vectors on a GPU, which it updates whole. To be used within ``gpu.activate()``.
 
     Args:
         vectors: ``params``, the optimizer's slots, and ``average`` where there is one; shape (layout.size,) each.

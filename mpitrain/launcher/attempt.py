@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from ..process import rank_status as presence
+from ..process import rank_status
 from ..process.pid import is_alive
 from ..process.reaper import end_with_parent
 from .command_line import Command
-from .hosts import Agent, is_here
-from .lost_hosts import Stall
+from .hosts import RemoteAgent, is_here
+from .lost_hosts import LostHostDetector
 from .output_filter import LauncherFilter
 
 _GRACE_S = 3.0  # between asking the launcher to end and ending it
@@ -43,7 +43,7 @@ class Interrupts:
         self._first_at = 0.0
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
+    def recorded(self) -> Iterator[None]:
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
         before = {number: signal.getsignal(number) for number in numbers}
         for number, handler in before.items():
@@ -85,32 +85,32 @@ class Attempt:
         ranks: int | None,
         hosts: Sequence[str],
         run_dir: Path,
-        agent: Agent,
+        agent: RemoteAgent,
         interrupts: Interrupts,
     ) -> None:
         self._command, self._ranks, self._run_dir = command, ranks, run_dir
         self._others = [host for host in hosts if not is_here(host)]
         self._agent, self._interrupts = agent, interrupts
-        self._said = bytearray()
-        self.withheld = ""
-        self._asked_at: float | None = None  # when the launcher was asked to end at once
-        self._asked_to_save: float | None = None  # when the ranks were
-        self._ended_since: float | None = None  # when all ranks were first seen to have ended
+        self._output = bytearray()
+        self.filtered_output = ""
+        self._terminated_at: float | None = None  # when the launcher was asked to end at once
+        self._stop_requested_at: float | None = None  # when the ranks were
+        self._all_ended_at: float | None = None  # when all ranks were first seen to have ended
         self.pid = self.status = 0
-        self.entries: list[presence.Entry] = []
-        self.left: dict[str, str] = {}
+        self.statuses: list[rank_status.RankStatus] = []
+        self.unreachable: dict[str, str] = {}
 
     def run(self) -> None:
         """Have the launcher train, return when it has ended, and leave no process."""
-        presence.clear(self._run_dir)
+        rank_status.clear(self._run_dir)
         self.status = self._launch(self._command.words, {**os.environ, **self._command.environment})
-        self.entries = presence.read(self._run_dir)
-        self._sweep()
-        presence.clear(self._run_dir)
+        self.statuses = rank_status.read(self._run_dir)
+        self._kill_leftover_ranks()
+        rank_status.clear(self._run_dir)
 
     @property
-    def said(self) -> str:
-        return self._said.decode(errors="replace")
+    def output(self) -> str:
+        return self._output.decode(errors="replace")
 
     def _launch(self, words: list[str], environment: dict[str, str]) -> int:
         with subprocess.Popen(
@@ -124,12 +124,12 @@ class Attempt:
             ]
             for reader in readers:
                 reader.start()
-            stall, looked = Stall(self._ask_hosts, time.monotonic()), time.monotonic()
+            stall, looked = LostHostDetector(self._ping_hosts, time.monotonic()), time.monotonic()
             while process.poll() is None:
-                self._heed_signals(process)
-                if self._asked_at is None and time.monotonic() > looked + _LOOK_S:
+                self._handle_signals(process)
+                if self._terminated_at is None and time.monotonic() > looked + _LOOK_S:
                     looked = time.monotonic()
-                    self._look(process, stall, looked)
+                    self._check_progress(process, stall, looked)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=0.1)
             stall.close()
@@ -137,89 +137,89 @@ class Attempt:
                 reader.join(timeout=1)  # a process that is left behind may hold the pipe
         return process.returncode
 
-    def _look(self, process: subprocess.Popen[bytes], stall: Stall, now: float) -> None:
+    def _check_progress(self, process: subprocess.Popen[bytes], stall: LostHostDetector, now: float) -> None:
         """End a launcher that waits for what does not come, and tell ranks again that have not heard."""
-        entries = presence.read(self._run_dir)
-        if self._others and stall.lost([(entry.pid, entry.step) for entry in entries], now):
+        statuses = rank_status.read(self._run_dir)
+        if self._others and stall.lost([(status.pid, status.step) for status in statuses], now):
             self._end(process)
             return
-        ended = bool(entries) and len(entries) == self._ranks and all(e.done or e.ended_at for e in entries)
-        self._ended_since = (self._ended_since or now) if ended else None
-        if self._ended_since is not None and now > self._ended_since + _OUTSTAYS_S:
+        ended = bool(statuses) and len(statuses) == self._ranks and all(e.done or e.ended_at for e in statuses)
+        self._all_ended_at = (self._all_ended_at or now) if ended else None
+        if self._all_ended_at is not None and now > self._all_ended_at + _OUTSTAYS_S:
             self._end(process)
-        elif self._asked_to_save is not None and not ended:
+        elif self._stop_requested_at is not None and not ended:
             process.send_signal(signal.SIGUSR1)
 
-    def _heed_signals(self, process: subprocess.Popen[bytes]) -> None:
+    def _handle_signals(self, process: subprocess.Popen[bytes]) -> None:
         """Have the ranks save and end when a signal comes, and end them at once at the second."""
         count = len(self._interrupts.received)  # which may grow meanwhile
-        if count == 1 and self._asked_to_save is None and self._asked_at is None and self._all_ready():
+        if count == 1 and self._stop_requested_at is None and self._terminated_at is None and self._all_ranks_ready():
             # Launchers hand this one to the ranks and leave it at that; after one that ends themselves they would
             # give the ranks no time to save.
-            self._asked_to_save = time.monotonic()
+            self._stop_requested_at = time.monotonic()
             process.send_signal(signal.SIGUSR1)
             _say("\nmpitrain: saving, then ending; Ctrl-C ends it at once")
-        elif count and self._asked_at is None and (count > 1 or self._asked_to_save is None):
+        elif count and self._terminated_at is None and (count > 1 or self._stop_requested_at is None):
             self._end(process)
-        if self._asked_at is not None and time.monotonic() > self._asked_at + _GRACE_S:
+        if self._terminated_at is not None and time.monotonic() > self._terminated_at + _GRACE_S:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """Ask the launcher to end at once."""
-        self._asked_at = time.monotonic()
+        self._terminated_at = time.monotonic()
         process.send_signal(signal.SIGTERM)
 
-    def _ask_hosts(self) -> dict[str, str]:
+    def _ping_hosts(self) -> dict[str, str]:
         return self._agent.run_on_each((host, "true") for host in self._others)
 
-    def _all_ready(self) -> bool:
+    def _all_ranks_ready(self) -> bool:
         """Whether a signal would have every rank save; before that there is nothing to save."""
-        entries = presence.read(self._run_dir)
-        expected = len(entries) if self._ranks is None else self._ranks
-        return bool(entries) and len(entries) == expected and all(entry.ready for entry in entries)
+        statuses = rank_status.read(self._run_dir)
+        expected = len(statuses) if self._ranks is None else self._ranks
+        return bool(statuses) and len(statuses) == expected and all(status.ready for status in statuses)
 
-    def _sweep(self) -> None:
+    def _kill_leftover_ranks(self) -> None:
         """End the ranks that are still there, which end with their launcher where all is well."""
-        here = [entry for entry in self.entries if is_here(entry.host)]
+        here = [status for status in self.statuses if is_here(status.host)]
         deadline = time.monotonic() + (1.0 if self.status else 5.0)
-        while any(is_alive(entry.pid, entry.start) for entry in here):
+        while any(is_alive(status.pid, status.start) for status in here):
             if time.monotonic() > deadline:
-                for entry in here:
-                    if is_alive(entry.pid, entry.start):
+                for status in here:
+                    if is_alive(status.pid, status.start):
                         with contextlib.suppress(ProcessLookupError):
-                            os.kill(entry.pid, signal.SIGKILL)
+                            os.kill(status.pid, signal.SIGKILL)
                 break
             time.sleep(0.02)
         # Open MPI's launcher ends with 0 when it has lost a host.
-        well = self.status == 2 or (self.status in (0, os.EX_TEMPFAIL) and all(entry.done for entry in self.entries))
-        if self._asked_at is not None or not well:
+        well = self.status == 2 or (self.status in (0, os.EX_TEMPFAIL) and all(status.done for status in self.statuses))
+        if self._terminated_at is not None or not well:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # such as an ssh whose other end waits for a launcher that is gone
-            self._sweep_others()
+            self._kill_leftover_ranks_elsewhere()
         # Open MPI's, when killed, leaves what a later one with its process number stumbles over.
         shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{self.pid}", ignore_errors=True)
 
-    def _sweep_others(self) -> None:
+    def _kill_leftover_ranks_elsewhere(self) -> None:
         """The same on other hosts, where a rank of this run is known by its environment."""
-        mark = shlex.quote(f"{presence.RUN_DIR_VARIABLE}={self._run_dir}")
+        mark = shlex.quote(f"{rank_status.RUN_DIR_VARIABLE}={self._run_dir}")
         command = (
             "cd /proc && for p in [0-9]*; do "
             f"tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -qxF {mark} && "
             "tr '\\0' ' ' < $p/cmdline | grep -q -- '-m mpitrain train' && kill -9 $p; done; true"
         )
-        self.left = self._agent.run_on_each((host, command) for host in self._others)
+        self.unreachable = self._agent.run_on_each((host, command) for host in self._others)
 
     def _forward(self, pipe: IO[bytes], stream: IO[bytes]) -> None:
         """Pass on what comes, less the launcher's comments on how ranks ended."""
         launcher_filter = LauncherFilter()
         while chunk := _read(pipe):
             chunk = chunk.replace(b"\0", b"")  # with which Open MPI ends its comments
-            self._said += chunk
-            del self._said[:-_KEPT_BYTES]
+            self._output += chunk
+            del self._output[:-_KEPT_BYTES]
             _write(stream, launcher_filter.feed(chunk))
         _write(stream, launcher_filter.rest())
-        self.withheld += launcher_filter.dropped.decode(errors="replace")
+        self.filtered_output += launcher_filter.dropped.decode(errors="replace")
 
 
 def _read(pipe: IO[bytes]) -> bytes:

@@ -37,7 +37,7 @@ _BINDING_VARIABLES = (
 
 
 @dataclass(frozen=True)
-class Wish:
+class LaunchSpec:
     """What the user asks of the launcher.
 
     Attributes:
@@ -58,7 +58,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Machine:
+class LocalMachine:
     """What the command depends on beside the wish.
 
     Attributes:
@@ -72,7 +72,7 @@ class Machine:
     environ: Mapping[str, str]
 
     @classmethod
-    def here(cls) -> Machine:
+    def here(cls) -> LocalMachine:
         """The machine that this process runs on."""
         return cls(len(os.sched_getaffinity(0)), os.geteuid() == 0, os.environ)
 
@@ -101,87 +101,87 @@ class Command:
 
 
 def compose(
-    launcher: Launcher, wish: Wish, machine: Machine, arguments: Sequence[str], command: str = "train"
+    launcher: Launcher, spec: LaunchSpec, machine: LocalMachine, arguments: Sequence[str], command: str = "train"
 ) -> Command:
     """The command line that starts the ranks of ``mpitrain COMMAND ARGUMENTS``.
 
-    What the user has set in the environment, or says in ``wish.words``, is left as it is.
+    What the user has set in the environment, or says in ``spec.words``, is left as it is.
     """
-    parts = _open_mpi(launcher, wish, machine) if launcher.make == "openmpi" else _hydra(launcher, wish, machine)
+    parts = _open_mpi(launcher, spec, machine) if launcher.flavor == "openmpi" else _hydra(launcher, spec, machine)
     words, environment = parts
     # Some may be set already, by this package in this process, and are not where the command is pasted.
     ours = {n: value for n, value in environment.items() if n == "PATH" or machine.environ.get(n, value) == value}
-    start = [launcher.program, *(["-n", str(wish.ranks)] if wish.ranks is not None else [])]
+    start = [launcher.program, *(["-n", str(spec.ranks)] if spec.ranks is not None else [])]
     rank = [sys.executable, "-m", "mpitrain", command, *arguments]
-    return Command([*start, *words, *wish.words, *rank], {**ours, **wish.env})
+    return Command([*start, *words, *spec.words, *rank], {**ours, **spec.env})
 
 
-def _open_mpi(launcher: Launcher, wish: Wish, machine: Machine) -> tuple[list[str], dict[str, str]]:
+def _open_mpi(launcher: Launcher, spec: LaunchSpec, machine: LocalMachine) -> tuple[list[str], dict[str, str]]:
     environment = {"OMPI_MCA_osc": "^ucx"}  # complains where there is no such device
     if launcher.major == 4:
         environment["OMPI_MCA_btl_base_warn_component_unused"] = "0"
     if machine.root:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    if _crowded(wish, machine):
+    if _is_oversubscribed(spec, machine):
         environment["OMPI_MCA_mpi_yield_when_idle"] = "1"
     words = []
-    if wish.hosts is not None:
-        words += ["--host", ",".join(map(str, wish.hosts))]
-    words += _open_mpi_binding(wish, machine)
-    if wish.agent is not None:
+    if spec.hosts is not None:
+        words += ["--host", ",".join(map(str, spec.hosts))]
+    words += _open_mpi_binding(spec, machine)
+    if spec.agent is not None:
         words += ["--prtemca", "plm_ssh_agent"] if launcher.major >= 5 else ["--mca", "plm_rsh_agent"]
-        words += [wish.agent]
-    if wish.network is not None:
+        words += [spec.agent]
+    if spec.network is not None:
         daemons = ["--prtemca", "prte_if_include"] if launcher.major >= 5 else ["--mca", "oob_tcp_if_include"]
-        words += [*daemons, wish.network, "--mca", "btl_tcp_if_include", wish.network]
-    if wish.hosts is not None or machine.allocated:
-        known = {**machine.environ, **environment, **wish.env}
-        for name in sorted(name for name in known if name in wish.env or _passed(name, known[name])):
+        words += [*daemons, spec.network, "--mca", "btl_tcp_if_include", spec.network]
+    if spec.hosts is not None or machine.allocated:
+        known = {**machine.environ, **environment, **spec.env}
+        for name in sorted(name for name in known if name in spec.env or _passed(name, known[name])):
             words += ["-x", name]
     return words, environment
 
 
-def _open_mpi_binding(wish: Wish, machine: Machine) -> list[str]:
-    if _binds_itself(wish, machine):
+def _open_mpi_binding(spec: LaunchSpec, machine: LocalMachine) -> list[str]:
+    if _binds_itself(spec, machine):
         return []
-    if wish.hosts is not None or wish.ranks is None or machine.allocated:
+    if spec.hosts is not None or spec.ranks is None or machine.allocated:
         return ["--bind-to", "none"]  # their cores are not known here; each node's ranks share them by their threads
-    if wish.ranks > machine.cores:
+    if spec.ranks > machine.cores:
         return ["--oversubscribe", "--bind-to", "none"]
-    return ["--map-by", f"slot:PE={machine.cores // wish.ranks}", "--bind-to", "core"]
+    return ["--map-by", f"slot:PE={machine.cores // spec.ranks}", "--bind-to", "core"]
 
 
-def _hydra(launcher: Launcher, wish: Wish, machine: Machine) -> tuple[list[str], dict[str, str]]:
+def _hydra(launcher: Launcher, spec: LaunchSpec, machine: LocalMachine) -> tuple[list[str], dict[str, str]]:
     """MPICH's and Intel MPI's."""
-    intel = launcher.make == "intel"
+    intel = launcher.flavor == "intel"
     environment: dict[str, str] = {"UCX_LOG_LEVEL": "error"}  # memory pools, at the end
     folder = str(Path(launcher.program).parent)
     if intel and folder not in machine.environ.get("PATH", "").split(":"):
         environment["PATH"] = f"{folder}:{machine.environ.get('PATH', '')}"  # its mpirun looks for its parts there
     words = []
-    if wish.hosts is not None:
-        words += ["-hosts", ",".join(map(str, wish.hosts))]
-    elif wish.ranks is not None and wish.ranks <= machine.cores and not intel and not machine.allocated:
-        words += [] if _binds_itself(wish, machine) else ["-bind-to", f"core:{machine.cores // wish.ranks}"]
-    elif intel and _crowded(wish, machine) and not _binds_itself(wish, machine):
+    if spec.hosts is not None:
+        words += ["-hosts", ",".join(map(str, spec.hosts))]
+    elif spec.ranks is not None and spec.ranks <= machine.cores and not intel and not machine.allocated:
+        words += [] if _binds_itself(spec, machine) else ["-bind-to", f"core:{machine.cores // spec.ranks}"]
+    elif intel and _is_oversubscribed(spec, machine) and not _binds_itself(spec, machine):
         environment["I_MPI_PIN"] = "0"
-    if wish.agent is not None:
+    if spec.agent is not None:
         words += ["-bootstrap", "ssh", "-bootstrap-exec"] if intel else ["-launcher", "ssh", "-launcher-exec"]
-        words += [wish.agent]
-    if wish.network is not None:
-        words += ["-iface", wish.network]
+        words += [spec.agent]
+    if spec.network is not None:
+        words += ["-iface", spec.network]
     return words, environment
 
 
-def _crowded(wish: Wish, machine: Machine) -> bool:
+def _is_oversubscribed(spec: LaunchSpec, machine: LocalMachine) -> bool:
     """Whether ranks share cores; other hosts are taken to have as many as this one."""
-    here = max((host.slots for host in wish.hosts), default=0) if wish.hosts is not None else wish.ranks or 0
+    here = max((host.slots for host in spec.hosts), default=0) if spec.hosts is not None else spec.ranks or 0
     return here > machine.cores
 
 
-def _binds_itself(wish: Wish, machine: Machine) -> bool:
+def _binds_itself(spec: LaunchSpec, machine: LocalMachine) -> bool:
     """Whether the user has said what ranks are bound to, or where they go."""
-    said = {word.lstrip("-").split("=")[0] for word in wish.words if word.startswith("-")}
+    said = {word.lstrip("-").split("=")[0] for word in spec.words if word.startswith("-")}
     return not said.isdisjoint(_BINDING_WORDS) or any(name in machine.environ for name in _BINDING_VARIABLES)
 
 

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..process.rank_status import Entry
+from ..process.rank_status import RankStatus
 
 # Open MPI's launcher, 4 and 5; Intel MPI's; MPICH's.
 _OPEN_MPI_SIGNAL = re.compile(r"process rank (\d+)\s+with PID (\d+)\s+on node (\S+)\s+exited\s+on\s+signal (\d+)")
@@ -25,7 +25,7 @@ _OFTEN = {
 }
 
 
-class Death(NamedTuple):
+class RankExit(NamedTuple):
     """That a process ended.
 
     Attributes:
@@ -41,103 +41,103 @@ class Death(NamedTuple):
     status: int
 
 
-def read_deaths(said: str) -> list[Death]:
+def parse_exits(output: str) -> list[RankExit]:
     """The processes whose end a launcher tells of, those that were killed by its cleaning up last."""
-    found = [Death(int(r), int(p) or None, h, int(s), 0) for r, p, h, s in _OPEN_MPI_SIGNAL.findall(said)]
-    found += [Death(int(r), None, "", 0, int(s)) for r, s in _OPEN_MPI_STATUS.findall(said)]
-    for rank, pid, host, number, by_signal in _INTEL.findall(said):
-        found.append(Death(int(rank), int(pid), host, *((int(number), 0) if by_signal else (0, int(number)))))
+    found = [RankExit(int(r), int(p) or None, h, int(s), 0) for r, p, h, s in _OPEN_MPI_SIGNAL.findall(output)]
+    found += [RankExit(int(r), None, "", 0, int(s)) for r, s in _OPEN_MPI_STATUS.findall(output)]
+    for rank, pid, host, number, by_signal in _INTEL.findall(output):
+        found.append(RankExit(int(rank), int(pid), host, *((int(number), 0) if by_signal else (0, int(number)))))
     if not found:
-        for pid, host, number in _MPICH.findall(said):
-            by_signal = f"(signal {number})" in said
-            found.append(Death(None, int(pid), host, *((int(number), 0) if by_signal else (0, int(number)))))
-    return sorted(found, key=lambda death: death.signal in (signal.SIGKILL, signal.SIGTERM))
+        for pid, host, number in _MPICH.findall(output):
+            by_signal = f"(signal {number})" in output
+            found.append(RankExit(None, int(pid), host, *((int(number), 0) if by_signal else (0, int(number)))))
+    return sorted(found, key=lambda rank_exit: rank_exit.signal in (signal.SIGKILL, signal.SIGTERM))
 
 
-def read_lost(said: str) -> str:
+def parse_lost_hosts(output: str) -> str:
     """Which hosts a launcher says it has lost, in words; empty where it says nothing of the kind."""
-    names = dict.fromkeys(one or other for one, other in _LOST.findall(said))
+    names = dict.fromkeys(one or other for one, other in _LOST.findall(output))
     if names:
         return f"host{'s' * (len(names) > 1)} {' and '.join(names)}"
-    return "one of its hosts" if _LOST_SOME in said else ""
+    return "one of its hosts" if _LOST_SOME in output else ""
 
 
-def noted_deaths(entries: Sequence[Entry]) -> list[Death]:
+def recorded_exits(statuses: Sequence[RankStatus]) -> list[RankExit]:
     """The ranks that were seen to end badly, the one that began it first.
 
     A rank that loses its connection to another one ends with a status or aborts: where any was killed otherwise, it
     comes before those. What the launcher kills when it cleans up it kills with what saw it.
     """
-    bad = [entry for entry in entries if entry.ended_at and (entry.signal or entry.status)]
-    bad.sort(key=lambda entry: (_may_follow(entry.signal), entry.ended_at))
-    return [Death(entry.rank, entry.pid, entry.host, entry.signal, entry.status) for entry in bad]
+    bad = [status for status in statuses if status.ended_at and (status.signal or status.status)]
+    bad.sort(key=lambda status: (_is_secondary(status.signal), status.ended_at))
+    return [RankExit(status.rank, status.pid, status.host, status.signal, status.status) for status in bad]
 
 
-def first_error(entries: Sequence[Entry]) -> Entry | None:
+def first_error(statuses: Sequence[RankStatus]) -> RankStatus | None:
     """A rank that ended with an exception, rather not one of MPI's own: others meet those when a rank is gone."""
-    failed = sorted((entry for entry in entries if entry.error), key=lambda entry: error_may_follow(entry))
+    failed = sorted((status for status in statuses if status.error), key=lambda status: is_secondary_error(status))
     return failed[0] if failed else None
 
 
-def error_may_follow(entry: Entry) -> bool:
+def is_secondary_error(status: RankStatus) -> bool:
     """Whether ranks meet this rank's exception because of another one's end, too."""
-    return entry.error.startswith("mpi4py.MPI.Exception: ")
+    return status.error.startswith("mpi4py.MPI.Exception: ")
 
 
-def may_follow(death: Death) -> bool:
+def is_secondary(rank_exit: RankExit) -> bool:
     """Whether ranks end so because of another one's end, too."""
-    return _may_follow(death.signal)
+    return _is_secondary(rank_exit.signal)
 
 
-def _may_follow(number: int) -> bool:
+def _is_secondary(number: int) -> bool:
     return number in (0, signal.SIGABRT, signal.SIGTERM)
 
 
-def find(death: Death, entries: Sequence[Entry]) -> Entry | None:
+def find_status(rank_exit: RankExit, statuses: Sequence[RankStatus]) -> RankStatus | None:
     """The rank that died, as it had signed in."""
-    for entry in entries:
-        if entry.rank == death.rank or (death.rank is None and death.pid in (entry.pid, entry.attendant)):
-            return entry
+    for status in statuses:
+        if status.rank == rank_exit.rank or (rank_exit.rank is None and rank_exit.pid in (status.pid, status.reaper)):
+            return status
     return None
 
 
-def tell(death: Death, entries: Sequence[Entry], ranks: int) -> str:
+def describe_exit(rank_exit: RankExit, statuses: Sequence[RankStatus], ranks: int) -> str:
     """A line about the process that died."""
-    entry = find(death, entries)
-    if entry is None:
-        who = "a process" if death.rank is None else f"rank {death.rank} of {ranks}"
-        where = f" on {death.host}" if death.host else ""
-        number = f", process {death.pid}" if death.pid else ""
-        return f"{who}{where}{number}, {_how(death)} before training had begun"
-    return f"{_name(entry, ranks)}, {_how(death)}{_when(entry, entries)}"
+    status = find_status(rank_exit, statuses)
+    if status is None:
+        who = "a process" if rank_exit.rank is None else f"rank {rank_exit.rank} of {ranks}"
+        where = f" on {rank_exit.host}" if rank_exit.host else ""
+        number = f", process {rank_exit.pid}" if rank_exit.pid else ""
+        return f"{who}{where}{number}, {_how(rank_exit)} before training had begun"
+    return f"{_name(status, ranks)}, {_how(rank_exit)}{_when(status, statuses)}"
 
 
-def tell_error(entry: Entry, entries: Sequence[Entry], ranks: int) -> str:
+def describe_error(status: RankStatus, statuses: Sequence[RankStatus], ranks: int) -> str:
     """A line about a rank that ended with an exception."""
-    return f"{_name(entry, ranks)}, ended with {entry.error.splitlines()[0]}{_when(entry, entries)}"
+    return f"{_name(status, ranks)}, ended with {status.error.splitlines()[0]}{_when(status, statuses)}"
 
 
-def _name(entry: Entry, ranks: int) -> str:
-    role = f" ({entry.role} {entry.task})" if entry.role else ""
-    return f"rank {entry.rank} of {ranks}{role} on {entry.host}, process {entry.pid}"
+def _name(status: RankStatus, ranks: int) -> str:
+    role = f" ({status.role} {status.task})" if status.role else ""
+    return f"rank {status.rank} of {ranks}{role} on {status.host}, process {status.pid}"
 
 
-def _how(death: Death) -> str:
-    if not death.signal:
-        return f"ended with status {death.status}"
+def _how(rank_exit: RankExit) -> str:
+    if not rank_exit.signal:
+        return f"ended with status {rank_exit.status}"
     try:
-        name = signal.Signals(death.signal).name
+        name = signal.Signals(rank_exit.signal).name
     except ValueError:
         name = "an unknown one"
-    often = f"; {_OFTEN[signal.Signals(death.signal)]}" if death.signal in list(_OFTEN) else ""
-    return f"was killed by signal {death.signal} ({name}{often})"
+    often = f"; {_OFTEN[signal.Signals(rank_exit.signal)]}" if rank_exit.signal in list(_OFTEN) else ""
+    return f"was killed by signal {rank_exit.signal} ({name}{often})"
 
 
-def _when(entry: Entry, entries: Sequence[Entry]) -> str:
-    if not entry.ready:
+def _when(status: RankStatus, statuses: Sequence[RankStatus]) -> str:
+    if not status.ready:
         return " before training had begun"
-    if entry.done:
+    if status.done:
         return " after its last step"
     # A server takes no steps of its own.
-    step = max((other.step for other in entries), default=0) if entry.role == "ps" else entry.step
+    step = max((other.step for other in statuses), default=0) if status.role == "ps" else status.step
     return f", in step {step + 1:,}"

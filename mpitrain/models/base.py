@@ -10,7 +10,7 @@ from ..core.layout import Array
 from ..nn.layer import Context
 
 
-class Replica:
+class Model:
     """What computes gradients. Every method is local, but for layers that communicate (see ``Context``).
 
     Attributes:
@@ -18,7 +18,7 @@ class Replica:
         memory: Gives the memory that the next batch of so many examples is best put in; None where any will do.
     """
 
-    takes_stored = False
+    accepts_raw = False
     memory: Callable[[int], tuple[Array, Array]] | None = None
 
     def bind(self, params: Array, grads: Array) -> None:
@@ -33,7 +33,7 @@ class Replica:
 
         Returns:
             A number; or where the model computes on a device, an array there that will hold it when the device has
-            come so far, and until the next call. See ``number``.
+            come so far, and until the next call. See ``loss_value``.
         """
         raise NotImplementedError
 
@@ -41,7 +41,7 @@ class Replica:
         """Assign the gradient of what the last ``forward`` returned."""
         raise NotImplementedError
 
-    def number(self, loss: Any) -> float:
+    def loss_value(self, loss: Any) -> float:
         """What ``forward`` has returned, as a number; waits for it."""
         return float(loss)
 
@@ -64,16 +64,16 @@ class Replica:
     def trace(self) -> None:
         """Have ``forward`` and ``backward`` return when they are done, so that their times are those of the work."""
 
-    def footprint(self) -> dict[str, int]:
+    def memory_use(self) -> dict[str, int]:
         """Bytes of a device's memory by what they are for, beside the parameters and what is like them; under ``held``
         all that this process has taken there. Empty where there is no such memory."""
         return {}
 
-    def here(self) -> AbstractContextManager[object]:
+    def activate(self) -> AbstractContextManager[object]:
         """A block in which the vectors that this is bound to may be computed with."""
         return nullcontext()
 
-    def fetched(self, vector: Array) -> Array:
+    def to_host(self, vector: Array) -> Array:
         """A vector that this is bound to, in this process's memory: itself or a copy."""
         return vector
 

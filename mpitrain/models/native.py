@@ -10,10 +10,10 @@ from ..core.layout import Array, Layout
 from ..nn.container import Sequential
 from ..nn.layer import Context, Layer, bind, place
 from ..nn.loss import Loss
-from .base import Replica
+from .base import Model
 
 
-class Single(Replica):
+class NativeModel(Model):
     """A model that computes with the vectors themselves, on one device."""
 
     def __init__(self, model: Layer, loss: Loss, layout: Layout, device: Device) -> None:
@@ -42,10 +42,10 @@ class Single(Replica):
 
     def _outputs(self, examples: Array, context: Context) -> Array:
         outputs = self._model.forward(examples, context)
-        return outputs if self._loss.mixed else self._model.widened(outputs, "outputs")
+        return outputs if self._loss.supports_amp else self._model.cast_output(outputs, "outputs")
 
     def _scaled(self, gradient: Array) -> Array:
         """The loss's gradient times its scale, where it has one and does not know of it."""
-        if self._loss.mixed or self._loss.scale is None:
+        if self._loss.supports_amp or self._loss.scale is None:
             return gradient
         return self._loss.device.xp.multiply(gradient, self._loss.scale, out=gradient)

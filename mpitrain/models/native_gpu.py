@@ -14,18 +14,18 @@ from ..core.layout import Array, Layout
 from ..data.split import Split
 from ..gpu import ops as launch
 from ..gpu.device import Gpu
-from ..gpu.graphs import Replay
-from ..gpu.staging import Feed, Place
+from ..gpu.graphs import StepGraphs
+from ..gpu.staging import BatchStager, StagingBuffer
 from ..gpu.stream import Stream, pinned
 from ..nn.layer import Context, Layer, SumOverWorkers, walk
 from ..nn.loss import Loss
-from .base import Replica
-from .native import Single
+from .base import Model
+from .native import NativeModel
 
 _WARM_UPS = 2  # steps before one is recorded: kernels are compiled then, and memory is taken
 
 
-class OnGpu(Replica):
+class NativeGpuModel(Model):
     """A model on a GPU.
 
     Vectors that it is bound to may lie there, too. Where they are this process's, parameters go there when they have
@@ -39,26 +39,26 @@ class OnGpu(Replica):
         say: Takes a line for the user.
     """
 
-    takes_stored = True
+    accepts_raw = True
 
     def __init__(
         self, model: Layer, loss: Loss, layout: Layout, gpu: Gpu, split: Split, say: Callable[[str], None]
     ) -> None:
         self._gpu, self._split, self._loss, self._say = gpu, split, loss, say
         gpu.say = say
-        self._model, self._inner = model, Single(model, loss, layout, gpu)
-        self._feed = Feed(gpu, split)
-        with gpu.here():
+        self._model, self._inner = model, NativeModel(model, loss, layout, gpu)
+        self._stager = BatchStager(gpu, split)
+        with gpu.activate():
             self._leaving = Stream()
         self._copies: dict[Any, Array] = {}
-        self._told: Callable[[int], None] = lambda child: None
+        self._on_ready: Callable[[int], None] = lambda child: None
         self._cuts: Mapping[int, int] = {}
         self._inner.watch(lambda child: self._reached(child), {})
-        self._records = all(_is_static(part) for part in _parts(model, loss))
+        self._recordable = all(_is_static(part) for part in _parts(model, loss))
         self._ran: Counter[int] = Counter()
-        self._replays: dict[tuple[int, int], Replay] = {}
-        self._replay: Replay | None = None
-        self._place: Place | None = None
+        self._replays: dict[tuple[int, int], StepGraphs] = {}
+        self._replay: StepGraphs | None = None
+        self._staged: StagingBuffer | None = None
         # Of a loss that is on its way here: the array there, the one here, and when it is there.
         self._loss_there: Any = None
         self._loss_here = pinned((1,), np.float64)
@@ -69,111 +69,111 @@ class OnGpu(Replica):
     def bind(self, params: Array, grads: Array) -> None:
         gpu = self._gpu
         self._params, self._grads = params, grads
-        self._is_apart = not gpu.owns(params)
-        if not self._is_apart:
+        self._on_host = not gpu.owns(params)
+        if not self._on_host:
             self._inner.bind(params, grads)
             return
         if not self._copies:  # these will come and go at every step, others perhaps once
             gpu.pin(params)
             gpu.pin(grads)
-        with gpu.here():
+        with gpu.activate():
             self._inner.bind(self._copy("params", params), self._copy("grads", grads))
 
     def watch(self, told: Callable[[int], None], cuts: Mapping[int, int]) -> None:
-        self._told, self._cuts = told, cuts
+        self._on_ready, self._cuts = told, cuts
 
     def scale_loss(self, scale: Array | None) -> None:
         self._loss.scale = scale
 
     def memory(self, count: int) -> tuple[Array, Array]:
-        return self._feed.memory(count)
+        return self._stager.memory(count)
 
     def refresh(self) -> None:
-        if self._is_apart:
-            with self._gpu.here():
-                self._gpu.compute.send(self._params, self._copy("params", self._params))
+        if self._on_host:
+            with self._gpu.activate():
+                self._gpu.compute.copy_to_device(self._params, self._copy("params", self._params))
 
     def forward(self, examples: Array, labels: Array, context: Context) -> Any:
-        with self._gpu.here():
-            self._place = place = self._feed.send(examples, labels, context.position)
-            self._replay = self._replay_of(place, len(examples), context)
+        with self._gpu.activate():
+            self._staged = staged = self._stager.copy_to_device(examples, labels, context.position)
+            self._replay = self._replay_of(staged, len(examples), context)
             if self._replay is None:
-                loss = self._begin(place, context)
+                loss = self._begin(staged, context)
             else:
                 self._replay.start()
                 loss = self._replay.result
-            if self._is_apart:
+            if self._on_host:
                 self._loss_there = loss
-                self._leaving.after(self._gpu.compute.mark())
-                self._leaving.fetch(loss, self._loss_here)
-                self._loss_came = self._leaving.mark(self._loss_came)
+                self._leaving.wait_event(self._gpu.compute.record())
+                self._leaving.copy_to_host(loss, self._loss_here)
+                self._loss_came = self._leaving.record(self._loss_came)
             if self._waits:
                 self._gpu.compute.wait()
             return loss
 
     def backward(self) -> None:
-        assert self._place is not None
-        with self._gpu.here():
+        assert self._staged is not None
+        with self._gpu.activate():
             self._complete_from = len(self._grads)
             if self._replay is None:
                 self._inner.backward()
             else:
-                self._replay.go_on(self._pass_on)
-            self._place.used(self._gpu.compute)
-            if self._is_apart:
+                self._replay.resume(self._pass_on)
+            self._staged.used(self._gpu.compute)
+            if self._on_host:
                 self._leave(0)
-                self._tell()
+                self._announce()
             elif self._waits:
                 self._gpu.compute.wait()
 
-    def number(self, loss: Any) -> float:
+    def loss_value(self, loss: Any) -> float:
         if loss is self._loss_there:
             self._loss_came.synchronize()
             return float(self._loss_here[0])
-        with self._gpu.here():
+        with self._gpu.activate():
             return float(self._gpu.numbers(loss))
 
     def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
-        with self._gpu.here():
+        with self._gpu.activate():
             found = self._inner.evaluate(self._sent("examples", examples), self._sent("labels", labels))
             loss, correct = found if isinstance(found, tuple) else self._gpu.numbers(found)
             return float(self._gpu.numbers(loss)), None if correct is None else int(correct)
 
     def trace(self) -> None:
-        self._waits, self._records = True, False
+        self._waits, self._recordable = True, False
 
-    def footprint(self) -> dict[str, int]:
-        with self._gpu.here():
+    def memory_use(self) -> dict[str, int]:
+        with self._gpu.activate():
             return {
                 "activations": sum(layer.buffer_bytes for _, layer in walk(self._model)) + self._loss.buffer_bytes,
-                "batches": self._feed.nbytes + sum(copy.nbytes for copy in self._copies.values()),
+                "batches": self._stager.nbytes + sum(copy.nbytes for copy in self._copies.values()),
                 "graphs": sum(replay.nbytes for replay in self._replays.values()),
                 "cuBLAS": self._gpu.workspace,
                 "held": self._gpu.held,
             }
 
-    def here(self) -> AbstractContextManager[object]:
-        return self._gpu.here()
+    def activate(self) -> AbstractContextManager[object]:
+        return self._gpu.activate()
 
-    def fetched(self, vector: Array) -> Array:
-        if self._is_apart:
+    def to_host(self, vector: Array) -> Array:
+        if self._on_host:
             return vector
         host = np.empty(vector.shape, vector.dtype)
-        with self._gpu.here():
+        with self._gpu.activate():
             self._gpu.download(vector, host)
         return host
 
     def close(self) -> None:
-        with self._gpu.here():
+        with self._gpu.activate():
             self._gpu.compute.wait()
         self._replays.clear()
         self._gpu.free()
 
     # A step.
 
-    def _begin(self, place: Place, context: Context) -> Any:
+    def _begin(self, staged: StagingBuffer, context: Context) -> Any:
         """The forward pass, of a batch that is there."""
-        stored, labels, position = place.there
+        stored, labels, position = staged.device_arrays
         context = replace(context, position=position, sum_over_workers=self._summing(context.sum_over_workers))
         loss: Any = self._inner.forward(self._examples(stored), labels, context)
         if self._gpu.owns(loss) and loss.dtype == np.float64:
@@ -202,51 +202,51 @@ class OnGpu(Replica):
             self._pass_on(child)
 
     def _pass_on(self, child: int) -> None:
-        if self._is_apart:
+        if self._on_host:
             self._leave(self._cuts[child])
-            self._left.append((child, self._leaving.mark()))
+            self._left.append((child, self._leaving.record()))
         else:
-            self._told(child)
+            self._on_ready(child)
 
     def _leave(self, start: int) -> None:
         """Have ``grads[start:]`` copied to this process, as far as it has not been yet."""
         part = slice(start, self._complete_from)
-        self._leaving.after(self._gpu.compute.mark())
-        self._leaving.fetch(self._copy("grads", self._grads)[part], self._grads[part])
+        self._leaving.wait_event(self._gpu.compute.record())
+        self._leaving.copy_to_host(self._copy("grads", self._grads)[part], self._grads[part])
         self._complete_from = start
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         """Say which gradients are here, as they come; return when all are."""
         left, self._left = self._left, []
         for child, came in left:
             came.synchronize()
-            self._told(child)
+            self._on_ready(child)
         self._leaving.wait()
 
     # Recording.
 
-    def _replay_of(self, place: Place, count: int, context: Context) -> Replay | None:
-        key = place.number, count
+    def _replay_of(self, staged: StagingBuffer, count: int, context: Context) -> StepGraphs | None:
+        key = staged.index, count
         found = self._replays.get(key)
-        if found is None and self._records and context.training:
+        if found is None and self._recordable and context.training:
             self._ran[count] += 1
             if self._ran[count] > _WARM_UPS:
-                found = self._record(place, context)
+                found = self._record(staged, context)
                 if found is not None:
                     self._replays[key] = found
         return found
 
-    def _record(self, place: Place, context: Context) -> Replay | None:
+    def _record(self, staged: StagingBuffer, context: Context) -> StepGraphs | None:
         def step(reached: Callable[[int], None]) -> Array:
             self._inner.watch(reached, {})
-            loss = self._begin(place, context)
+            loss = self._begin(staged, context)
             self._inner.backward()
             return loss
 
         try:
-            return Replay(self._gpu, step, self._cuts)
+            return StepGraphs(self._gpu, step, self._cuts)
         except Exception as error:
-            self._records = False
+            self._recordable = False
             told = str(error).splitlines()[0] if str(error) else type(error).__name__
             self._say(f"steps are not replayed as CUDA graphs, which is slower: {told}")
             return None
@@ -280,7 +280,7 @@ class OnGpu(Replica):
             return None
 
         def sum_by_host(array: Array) -> None:
-            self._records = False
+            self._recordable = False
             host = np.empty(array.shape, array.dtype)
             self._gpu.download(array, host)
             sum_over_workers(host)

@@ -10,36 +10,36 @@ from ..core.layout import Layout
 from ..nn.layer import Layer
 from ..nn.loss import Loss
 from ..plan.job import Job
-from .base import Replica
-from .native import Single
+from .base import Model
+from .native import NativeModel
 from .towers import Towers
 
 
-def replica_of(
+def make_model(
     job: Job,
     layout: Layout,
     dtype: Any,
     devices: Sequence[Device] = (CPU,),
     say: Callable[[str], None] = lambda line: None,
-) -> Replica:
+) -> Model:
     """The replica of a rank that computes on ``devices``.
 
     Args:
         say: Takes a line for the user.
     """
     towers = Towers
-    if devices[0].apart:
-        from .native_gpu import OnGpu
+    if devices[0].is_gpu:
+        from .native_gpu import NativeGpuModel
         from .towers_gpu import GpuTowers
 
         towers = GpuTowers
 
-        def make(model: Layer, loss: Loss, device: Any) -> Replica:
-            return OnGpu(model, loss, layout, device, job.train, say)
+        def make(model: Layer, loss: Loss, device: Any) -> Model:
+            return NativeGpuModel(model, loss, layout, device, job.train, say)
     else:
 
-        def make(model: Layer, loss: Loss, device: Any) -> Replica:
-            return Single(model, loss, layout, device)
+        def make(model: Layer, loss: Loss, device: Any) -> Model:
+            return NativeModel(model, loss, layout, device)
 
     if len(devices) == 1:
         return make(job.model, job.loss, devices[0])

@@ -24,25 +24,25 @@ from ..errors import JobError
 from ..nn.layer import Context, Layer, SumOverWorkers
 from ..nn.loss import Loss
 from ..plan.job import Job
-from .base import Replica
+from .base import Model
 
 T = TypeVar("T")
 # Given a model and a loss, makes what computes with them on a device.
-MakeOne = Callable[[Layer, Loss, Any], Replica]
+MakeOne = Callable[[Layer, Loss, Any], Model]
 
 
-class Towers(Replica):
+class Towers(Model):
     """Copies of the model on several devices, each in a thread of its own; the first in the caller's."""
 
     def __init__(self, make: MakeOne, job: Job, layout: Layout, dtype: Any, devices: Sequence[Device]) -> None:
         copies = [_copied(job) for _ in devices[1:]]  # the first has the job's own, which hooks may know
         pairs = zip([(job.model, job.loss), *copies], devices, strict=True)
         self._towers = [make(model, loss, device) for (model, loss), device in pairs]
-        self.takes_stored = self._towers[0].takes_stored
+        self.accepts_raw = self._towers[0].accepts_raw
         self._rows = np.zeros((len(devices), layout.size), dtype)
         self._order = np.arange(len(devices))
         self._threads = ThreadPoolExecutor(len(devices) - 1, "tower")
-        self._meeting = Meeting(len(devices))
+        self._meeting = TowerAllreduce(len(devices))
         self._grads = self._rows[0]
 
     def bind(self, params: Array, grads: Array) -> None:
@@ -58,7 +58,7 @@ class Towers(Replica):
 
     def forward(self, examples: Array, labels: Array, context: Context) -> Any:
         losses = self._forward_all(examples, labels, context)
-        return sum(tower.number(loss) for tower, loss in zip(self._towers, losses, strict=True))
+        return sum(tower.loss_value(loss) for tower, loss in zip(self._towers, losses, strict=True))
 
     def _forward_all(self, examples: Array, labels: Array, context: Context) -> list[Any]:
         """What each tower's ``forward`` returns for its part of a batch."""
@@ -104,7 +104,7 @@ class Towers(Replica):
         return [future.result() for future in done]
 
 
-class Meeting:
+class TowerAllreduce:
     """Sums of small arrays over a rank's towers, and over the workers where these sum, too."""
 
     def __init__(self, towers: int) -> None:

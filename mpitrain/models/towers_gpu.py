@@ -46,11 +46,11 @@ class GpuTowers(Towers):
         if not self._resident:
             super().refresh()
             return
-        with self.here():
-            current = self._gpus[0].compute.mark()
+        with self.activate():
+            current = self._gpus[0].compute.record()
         for i, gpu in enumerate(self._gpus[1:]):
-            with gpu.here():
-                gpu.compute.after(current)
+            with gpu.activate():
+                gpu.compute.wait_event(current)
                 for source, targets in self._sent:
                     gpu.compute.copy(source, targets[i])
 
@@ -59,7 +59,7 @@ class GpuTowers(Towers):
             return super().forward(examples, labels, context)
         # Kept until the next step, for what is freed is given away, and may be written before it is copied.
         self._kept = losses = self._forward_all(examples, labels, context)
-        with self.here():
+        with self.activate():
             self._gather([(loss.reshape(1), self._losses[i]) for i, loss in enumerate(losses)])
             launch.sum_rows(self._losses, self._in_order, 0, 1, 1.0, self._loss)
         return self._loss
@@ -69,13 +69,13 @@ class GpuTowers(Towers):
             super().backward()
             return
         self._on_all(lambda index: self._towers[index].backward())
-        with self.here():
+        with self.activate():
             others = enumerate(self._copies, start=1)
             self._gather([(None, None), *((grads, self._rows[i]) for i, (_, grads) in others)])
             launch.sum_rows(self._rows, self._in_order, 0, self._size, 1.0, self._grads)
 
-    def number(self, loss: Any) -> float:
-        return self._towers[0].number(loss) if self._resident else super().number(loss)
+    def loss_value(self, loss: Any) -> float:
+        return self._towers[0].loss_value(loss) if self._resident else super().loss_value(loss)
 
     def scale_loss(self, scale: Array | None) -> None:
         self._towers[0].scale_loss(scale)
@@ -83,7 +83,7 @@ class GpuTowers(Towers):
             return
         copies = []
         for gpu, tower in zip(self._gpus[1:], self._towers[1:], strict=True):
-            with gpu.here():
+            with gpu.activate():
                 copies.append(gpu.zeros(scale.shape, scale.dtype))
             tower.scale_loss(copies[-1])
         self._sent.append((scale, copies))
@@ -92,26 +92,26 @@ class GpuTowers(Towers):
         for tower in self._towers:
             tower.trace()
 
-    def footprint(self) -> dict[str, int]:
-        return self._towers[0].footprint()
+    def memory_use(self) -> dict[str, int]:
+        return self._towers[0].memory_use()
 
-    def here(self) -> AbstractContextManager[object]:
-        return self._towers[0].here()
+    def activate(self) -> AbstractContextManager[object]:
+        return self._towers[0].activate()
 
-    def fetched(self, vector: Array) -> Array:
-        return self._towers[0].fetched(vector) if self._resident else vector
+    def to_host(self, vector: Array) -> Array:
+        return self._towers[0].to_host(vector) if self._resident else vector
 
     def _take_memory(self) -> None:
         count = len(self._gpus)
         first = self._gpus[0]
-        with first.here():
+        with first.activate():
             self._rows = first.zeros((count, self._size), self._dtype)
             self._losses = first.zeros((count, 1), np.float64)
             self._loss = first.zeros((1,), np.float64)
             self._in_order = first.copy_of(np.arange(count))
         self._copies = []
         for gpu in self._gpus[1:]:
-            with gpu.here():
+            with gpu.activate():
                 self._copies.append((gpu.zeros((self._size,), self._dtype), gpu.zeros((self._size,), self._dtype)))
 
     def _gather(self, pairs: list[tuple[Any, Any]]) -> None:
@@ -120,11 +120,13 @@ class GpuTowers(Towers):
         for gpu, (source, target) in zip(self._gpus, pairs, strict=True):
             if source is None:
                 continue
-            with gpu.here():
-                done = gpu.compute.mark()
-            first.after(done)
+            with gpu.activate():
+                done = gpu.compute.record()
+            first.wait_event(done)
             first.copy(source, target)
-        copied = first.mark()  # before that nobody may write what was copied, in the batch's next part if it has parts
+        copied = (
+            first.record()
+        )  # before that nobody may write what was copied, in the batch's next part if it has parts
         for gpu in self._gpus[1:]:
-            with gpu.here():
-                gpu.compute.after(copied)
+            with gpu.activate():
+                gpu.compute.wait_event(copied)

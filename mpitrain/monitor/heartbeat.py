@@ -31,19 +31,22 @@ SKEW_S = 3600.0
 
 State = Literal["running", "finished", "stopped", "failed", "died", "unknown"]
 ENDED: tuple[State, ...] = ("finished", "stopped", "failed", "died")
+# Keys of status.json, and of the host in it, as version 0.1 wrote them.
+_OLD_KEYS = {"machine": "host", "beat": "heartbeat", "began": "started_at"}
+_OLD_HOST_KEYS = {"host": "hostname", "boot": "boot_id", "pids": "pid_namespace"}
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Machine:
+class ProcessHost:
     """Where a process is: its host, that host's boot, and the namespace that its number belongs to."""
 
-    host: str
-    boot: str
-    pids: str
+    hostname: str
+    boot_id: str
+    pid_namespace: str
 
     @classmethod
-    def here(cls) -> Machine:
+    def here(cls) -> ProcessHost:
         """This process's machine."""
         return cls(socket.gethostname(), _text("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid"))
 
@@ -65,11 +68,11 @@ class Status:
     step: int
     train_steps: int
     ranks: str
-    beat: int
-    machine: Machine
+    heartbeat: int
+    host: ProcessHost
     pid: int
     pid_start: str
-    began: float
+    started_at: float
 
 
 class Heartbeat:
@@ -85,7 +88,7 @@ class Heartbeat:
         self._folder, self._step, self._told = folder, step, False
         pid = os.getpid()
         self._status = Status(
-            "running", step(), train_steps, ranks, 0, Machine.here(), pid, pid_start(pid), time.time()
+            "running", step(), train_steps, ranks, 0, ProcessHost.here(), pid, pid_start(pid), time.time()
         )
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -104,7 +107,7 @@ class Heartbeat:
             self._write("running")
 
     def _write(self, state: State) -> None:
-        self._status = replace(self._status, state=state, step=self._step(), beat=self._status.beat + 1)
+        self._status = replace(self._status, state=state, step=self._step(), heartbeat=self._status.heartbeat + 1)
         try:
             write(self._folder, self._status)
         except OSError as error:
@@ -128,8 +131,10 @@ def read(folder: Path) -> Status | None:
     """A folder's status, or None where there is none that can be understood."""
     try:
         found = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-        machine = Machine(**found.pop("machine"))
-        return Status(machine=machine, **{f.name: found[f.name] for f in fields(Status) if f.name != "machine"})
+        found = {_OLD_KEYS.get(key, key): value for key, value in found.items()}
+        host = {_OLD_HOST_KEYS.get(key, key): value for key, value in found["host"].items()}
+        values = {f.name: found[f.name] for f in fields(Status) if f.name != "host"}
+        return Status(host=ProcessHost(**{f.name: host[f.name] for f in fields(ProcessHost)}), **values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -138,24 +143,24 @@ def states(folders: Iterable[Path], watch_s: float = 3 * BEAT_S) -> dict[Path, S
     """The state of each run; takes ``watch_s`` seconds where one must be watched to know."""
     found: dict[Path, State] = {}
     doubtful: dict[Path, int] = {}
-    here = Machine.here()
+    here = ProcessHost.here()
     for folder in folders:
         status = read(folder)
-        state = "unknown" if status is None else judge(status, here, _age(folder), is_alive)
+        state = "unknown" if status is None else classify(status, here, _age(folder), is_alive)
         if state is None and status is not None:
-            doubtful[folder] = status.beat
+            doubtful[folder] = status.heartbeat
         else:
             found[folder] = state or "unknown"
     if doubtful:
         time.sleep(watch_s)
     for folder, beat in doubtful.items():
         status = read(folder)
-        quiet = status is None or (status.state == "running" and status.beat == beat)
+        quiet = status is None or (status.state == "running" and status.heartbeat == beat)
         found[folder] = "died" if quiet or status is None else status.state
     return found
 
 
-def judge(status: Status, here: Machine, age_s: float | None, alive: Callable[[int, str], bool]) -> State | None:
+def classify(status: Status, here: ProcessHost, age_s: float | None, alive: Callable[[int, str], bool]) -> State | None:
     """The state of a run whose file was written ``age_s`` seconds ago; None where that leaves a doubt.
 
     Args:
@@ -165,9 +170,9 @@ def judge(status: Status, here: Machine, age_s: float | None, alive: Callable[[i
     """
     if status.state != "running":
         return status.state
-    if status.machine == here:
+    if status.host == here:
         return "running" if alive(status.pid, status.pid_start) else "died"
-    if status.machine.host == here.host and status.machine.boot != here.boot and here.boot and status.machine.boot:
+    if status.host.hostname == here.hostname and status.host.boot_id != here.boot_id and here.boot_id and status.host.boot_id:
         return "died"  # its machine has been started again since
     if age_s is None:
         return None

@@ -25,7 +25,7 @@ class MetricsFile:
         self.before_s = 0.0
         self.also: Callable[[int, Mapping[str, Any]], None] | None = None
         if path.exists():
-            self.before_s = _mend_end(path)
+            self.before_s = _repair_end(path)
         self._file: IO[str] = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, step: int, time_s: float, measured: Mapping[str, Any]) -> None:
@@ -47,7 +47,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _mend_end(path: Path) -> float:
+def _repair_end(path: Path) -> float:
     """Cut off a line that a killed run left half written; return the last line's ``time_s``, or 0."""
     with path.open("r+b") as file:
         size = file.seek(0, 2)

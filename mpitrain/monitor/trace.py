@@ -228,7 +228,7 @@ def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans], waited: dic
                 "host": trace.host,
                 "steps": trace.tracks[0][1].n_steps,
                 "seconds": trace.tracks[0][2],
-                "beside": {name: seconds for name, _, seconds in trace.tracks[1:]},
+                "background": {name: seconds for name, _, seconds in trace.tracks[1:]},
                 "waited_for_s": waited.get(trace.rank, 0.0),
                 "clock_error_us": max(clock.error for clock in trace.clocks) / 1e3,
             }

@@ -3,41 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from .console import format_table, size_of
 
 _ENOUGH = 50  # steps of the busiest worker before shares are compared
 
 
-class Account(Protocol):
-    """As a strategy keeps it for a worker."""
+class WorkerStats(NamedTuple):
+    """What one worker has done since the run began.
 
-    @property
-    def steps(self) -> int: ...
-    @property
-    def dropped(self) -> int: ...
-    @property
-    def staleness_sum(self) -> int: ...
-    @property
-    def staleness_max(self) -> int: ...
-    @property
-    def reads(self) -> int: ...
-    @property
-    def histogram(self) -> tuple[int, ...]: ...
+    Attributes:
+        steps: Gradients of it that were taken.
+        dropped: Gradients of it that came too late.
+        staleness_sum, staleness_max: Over its gradients.
+        reads: How often it read the parameters, for a gradient or for another purpose.
+        histogram: Its gradients by staleness; the last bin counts all from there on.
+    """
+
+    steps: int
+    dropped: int
+    staleness_sum: int
+    staleness_max: int
+    reads: int
+    histogram: tuple[int, ...]
 
 
-def histogram(accounts: Sequence[Account]) -> list[int]:
+def histogram(workers: Sequence[WorkerStats]) -> list[int]:
     """Gradients of all workers by staleness; the last bin counts all from there on."""
-    return [sum(counts) for counts in zip(*(account.histogram for account in accounts), strict=True)]
+    return [sum(counts) for counts in zip(*(stats.histogram for stats in workers), strict=True)]
 
 
-def moved(account: Account, nbytes: int) -> int:
+def moved(stats: WorkerStats, nbytes: int) -> int:
     """Bytes of parameters read and of gradients handed in, in memory or over a network; of a vector of ``nbytes``."""
-    return (account.reads + account.steps) * nbytes
+    return (stats.reads + stats.steps) * nbytes
 
 
-def since(before: Sequence[Account], now: Sequence[Account], nbytes: int) -> dict[str, float]:
+def since(before: Sequence[WorkerStats], now: Sequence[WorkerStats], nbytes: int) -> dict[str, float]:
     """Staleness, gradients dropped and bytes moved between two readings of the accounts; empty where there are none."""
     steps = _sum(now, "steps") - _sum(before, "steps")
     if not steps:
@@ -45,7 +47,7 @@ def since(before: Sequence[Account], now: Sequence[Account], nbytes: int) -> dic
     counts = [b - a for a, b in zip(histogram(before), histogram(now), strict=True)]
     stalest = max((staleness for staleness, count in enumerate(counts) if count), default=0)
     if stalest == len(counts) - 1:
-        stalest = max(account.staleness_max for account in now)
+        stalest = max(stats.staleness_max for stats in now)
     values = {
         "staleness_mean": (_sum(now, "staleness_sum") - _sum(before, "staleness_sum")) / steps,
         "staleness_max": float(stalest),
@@ -55,7 +57,7 @@ def since(before: Sequence[Account], now: Sequence[Account], nbytes: int) -> dic
     return {**values, "dropped": float(dropped)} if _sum(now, "dropped") else values
 
 
-def unequal(before: Sequence[Account], now: Sequence[Account]) -> str:
+def unequal(before: Sequence[WorkerStats], now: Sequence[WorkerStats]) -> str:
     """A warning where a worker took less than half of another's share between two readings; else empty."""
     if len(now) < 2:
         return ""
@@ -69,45 +71,45 @@ def unequal(before: Sequence[Account], now: Sequence[Account]) -> str:
     )
 
 
-def as_json(accounts: Sequence[Account], batch: int, nbytes: int, seconds: float) -> dict[str, Any]:
+def as_json(workers: Sequence[WorkerStats], batch: int, nbytes: int, seconds: float) -> dict[str, Any]:
     """The accounts at the end, for ``metrics.jsonl``."""
-    workers = [
+    rows = [
         {
             "worker": worker,
-            "steps": account.steps,
-            "examples_per_s": account.steps * batch / seconds,
-            "staleness_mean": _mean_staleness(account),
-            "staleness_max": account.staleness_max,
-            "dropped": account.dropped,
-            "moved_bytes": moved(account, nbytes),
+            "steps": stats.steps,
+            "examples_per_s": stats.steps * batch / seconds,
+            "staleness_mean": _mean_staleness(stats),
+            "staleness_max": stats.staleness_max,
+            "dropped": stats.dropped,
+            "moved_bytes": moved(stats, nbytes),
         }
-        for worker, account in enumerate(accounts)
+        for worker, stats in enumerate(workers)
     ]
-    return {"workers": workers, "staleness_histogram": histogram(accounts)}
+    return {"workers": rows, "staleness_histogram": histogram(workers)}
 
 
-def table(accounts: Sequence[Account], hosts: Sequence[str], batch: int, nbytes: int, seconds: float) -> str:
+def table(workers: Sequence[WorkerStats], hosts: Sequence[str], batch: int, nbytes: int, seconds: float) -> str:
     """Each worker's account, and how stale gradients were."""
     titles = ("worker", "host", "taken", "examples/s", "staleness", "at most", "dropped", "moved")
     rows = [
         (
             str(worker),
             host,
-            f"{account.steps:,}",
-            f"{account.steps * batch / seconds:,.0f}",
-            f"{_mean_staleness(account):.2f}",
-            str(account.staleness_max),
-            f"{account.dropped:,}",
-            size_of(moved(account, nbytes)),
+            f"{stats.steps:,}",
+            f"{stats.steps * batch / seconds:,.0f}",
+            f"{_mean_staleness(stats):.2f}",
+            str(stats.staleness_max),
+            f"{stats.dropped:,}",
+            size_of(moved(stats, nbytes)),
         )
-        for worker, (account, host) in enumerate(zip(accounts, hosts, strict=True))
+        for worker, (stats, host) in enumerate(zip(workers, hosts, strict=True))
     ]
-    return format_table(titles, rows) + "\n" + _histogram_line(histogram(accounts))
+    return format_table(titles, rows) + "\n" + _histogram_line(histogram(workers))
 
 
-def server_table(hosts: Sequence[str], nbytes: Sequence[int], accounts: Sequence[Account]) -> str:
+def server_table(hosts: Sequence[str], nbytes: Sequence[int], workers: Sequence[WorkerStats]) -> str:
     """Each server's part of the vector, in bytes, and what workers have handed in to it and read from it."""
-    gradients, reads = _sum(accounts, "steps"), _sum(accounts, "reads")
+    gradients, reads = _sum(workers, "steps"), _sum(workers, "reads")
     titles = ("server", "host", "holds", "gradients", "received", "given out")
     rows = [
         (str(server), host, size_of(held), f"{gradients:,}", size_of(held * gradients), size_of(held * reads))
@@ -127,9 +129,9 @@ def _histogram_line(counts: Sequence[int]) -> str:
     return f"staleness of gradients  {'  '.join(shown)}"
 
 
-def _mean_staleness(account: Account) -> float:
-    return account.staleness_sum / account.steps if account.steps else 0.0
+def _mean_staleness(stats: WorkerStats) -> float:
+    return stats.staleness_sum / stats.steps if stats.steps else 0.0
 
 
-def _sum(accounts: Sequence[Account], name: str) -> int:
-    return sum(getattr(account, name) for account in accounts)
+def _sum(workers: Sequence[WorkerStats], name: str) -> int:
+    return sum(getattr(stats, name) for stats in workers)

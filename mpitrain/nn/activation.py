@@ -23,7 +23,7 @@ class Activation(Layer):
         in_place: Overwrite ``x``. A container sets it where nobody else reads x.
     """
 
-    mixed = True
+    supports_amp = True
     kind: str
     slope = 0.0
     follows_bias = False
@@ -35,7 +35,7 @@ class Activation(Layer):
             return self._activate(x)
         if self.follows_bias:
             return x
-        x = self.taken(x, "x")
+        x = self.cast_input(x, "x")
         y = x if self.in_place else self.activations("y", x.shape)
         kernels.activate(x, self.kind, self.slope, y)
         self._kept = x if self.kind == "gelu" else y
@@ -47,7 +47,7 @@ class Activation(Layer):
             return self._differentiate(self.device.xp.ascontiguousarray(dy))
         if self.follows_bias:
             return dy
-        dy = self.taken(dy, "dy")
+        dy = self.cast_input(dy, "dy")
         kernels.activate_backward(self._kept, self.kind, self.slope, dy)
         return dy
 
@@ -67,14 +67,14 @@ class ReLU(Activation):
     def _activate(self, x: Array) -> Array:
         if self.in_place:
             self._y = x
-            self.form(_relu_in_place)(x.reshape(-1))
+            self.dispatch(_relu_in_place)(x.reshape(-1))
         else:
             self._y = self.buffer("y", x.shape)
-            self.form(_relu)(x.reshape(-1), self._y.reshape(-1))
+            self.dispatch(_relu)(x.reshape(-1), self._y.reshape(-1))
         return self._y
 
     def _differentiate(self, dy: Array) -> Array:
-        self.form(_relu_backward)(self._y.reshape(-1), dy.reshape(-1))
+        self.dispatch(_relu_backward)(self._y.reshape(-1), dy.reshape(-1))
         return dy
 
 
@@ -95,12 +95,12 @@ class LeakyReLU(Activation):
     def _activate(self, x: Array) -> Array:
         self._x = x
         y = self.buffer("y", x.shape)
-        self.form(_leaky_relu)(x.reshape(-1), x.reshape(-1), self.slope, y.reshape(-1))
+        self.dispatch(_leaky_relu)(x.reshape(-1), x.reshape(-1), self.slope, y.reshape(-1))
         return y
 
     def _differentiate(self, dy: Array) -> Array:
         dx = self.buffer("dx", dy.shape)
-        self.form(_leaky_relu)(self._x.reshape(-1), dy.reshape(-1), self.slope, dx.reshape(-1))
+        self.dispatch(_leaky_relu)(self._x.reshape(-1), dy.reshape(-1), self.slope, dx.reshape(-1))
         return dx
 
 
@@ -115,11 +115,11 @@ class GELU(Activation):
     def _activate(self, x: Array) -> Array:
         self._x, y = x, self.buffer("y", x.shape)
         self._phi = self.buffer("phi", x.shape)
-        self.form(_gelu)(x.reshape(-1), self._phi.reshape(-1), y.reshape(-1))
+        self.dispatch(_gelu)(x.reshape(-1), self._phi.reshape(-1), y.reshape(-1))
         return y
 
     def _differentiate(self, dy: Array) -> Array:
-        self.form(_gelu_backward)(self._x.reshape(-1), self._phi.reshape(-1), dy.reshape(-1))
+        self.dispatch(_gelu_backward)(self._x.reshape(-1), self._phi.reshape(-1), dy.reshape(-1))
         return dy
 
 
@@ -133,7 +133,7 @@ class Tanh(Activation):
         return self._y
 
     def _differentiate(self, dy: Array) -> Array:
-        self.form(_tanh_backward)(self._y.reshape(-1), dy.reshape(-1))
+        self.dispatch(_tanh_backward)(self._y.reshape(-1), dy.reshape(-1))
         return dy
 
 
@@ -146,11 +146,11 @@ class Sigmoid(Activation):
         self._y = self.device.xp.abs(x, out=self.buffer("y", x.shape))
         self.device.xp.negative(self._y, out=self._y)
         self.device.xp.exp(self._y, out=self._y)
-        self.form(_sigmoid)(x.reshape(-1), self._y.reshape(-1))
+        self.dispatch(_sigmoid)(x.reshape(-1), self._y.reshape(-1))
         return self._y
 
     def _differentiate(self, dy: Array) -> Array:
-        self.form(_sigmoid_backward)(self._y.reshape(-1), dy.reshape(-1))
+        self.dispatch(_sigmoid_backward)(self._y.reshape(-1), dy.reshape(-1))
         return dy
 
 

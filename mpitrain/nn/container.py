@@ -37,7 +37,7 @@ class Sequential(Layer):
         JobError: No layer, something that is no layer, the same layer or the same name twice.
     """
 
-    mixed = True
+    supports_amp = True
     # A model's input needs no gradient; a container that holds this one sets it as its own case is.
     needs_dx = False
 
@@ -71,14 +71,14 @@ class Sequential(Layer):
 
     def forward(self, x: Array, ctx: Context) -> Array:
         for i, layer in enumerate(self.layers):
-            x = layer.forward(x if layer.mixed else self.widened(x, f"x{i}"), ctx)
+            x = layer.forward(x if layer.supports_amp else self.cast_output(x, f"x{i}"), ctx)
         return x
 
     def backward(self, dy: Array) -> Array | None:
         gradient: Any = dy
         for i in range(len(self.layers) - 1, self._first - 1, -1):
             layer = self.layers[i]
-            gradient = layer.backward(gradient if layer.mixed else self.widened(gradient, f"dy{i}"))
+            gradient = layer.backward(gradient if layer.supports_amp else self.cast_output(gradient, f"dy{i}"))
             if self.after_backward is not None:
                 self.after_backward(i)
         return gradient if self.needs_dx else None
@@ -90,7 +90,7 @@ class Residual(Sequential):
     He, Zhang, Ren and Sun, Deep residual learning for image recognition, CVPR 2016, equation 1.
     """
 
-    mixed = True
+    supports_amp = True
 
     def build(self, shape: Shape) -> Shape:
         made = super().build(shape)
@@ -99,16 +99,16 @@ class Residual(Sequential):
         return shape
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        x = self.taken(x, "x")
-        made = self.taken(super().forward(x, ctx), "made")
+        x = self.cast_input(x, "x")
+        made = self.cast_input(super().forward(x, ctx), "made")
         return self._sum(x, made, self.activations("y", x.shape))
 
     def backward(self, dy: Array) -> Array | None:
-        dy = self.taken(dy, "dy")
+        dy = self.cast_input(dy, "dy")
         around = self.activations("dx", dy.shape)
         around[...] = dy  # before the layers overwrite it
         dx = super().backward(dy)
-        return None if dx is None else self._sum(around, self.taken(dx, "slope"), around)
+        return None if dx is None else self._sum(around, self.cast_input(dx, "slope"), around)
 
     def _sum(self, a: Array, b: Array, out: Array) -> Array:
         if self.device.kernels is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
-from ..core.device import Convolution
+from ..core.device import ConvolutionShape
 from ..core.layout import Array, Shape
 from ..errors import JobError
 from .arguments import positive, wrong_shape
@@ -34,7 +34,7 @@ class Conv2D(Biased):
         name: Overrides the name that the model would give.
     """
 
-    mixed = True
+    supports_amp = True
     weight: Array
     weight_grad: Array
 
@@ -75,7 +75,7 @@ class Conv2D(Biased):
         return (rows.windows, columns.windows, self.filters)
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        x = self.taken(x, "x")
+        x = self.cast_input(x, "x")
         y = self.activations("y", (len(x), self._grid.rows.windows, self._grid.columns.windows, self.filters))
         self._plan = self._planned(x, y)
         if self._plan is None:
@@ -88,7 +88,7 @@ class Conv2D(Biased):
         return self.add_bias(y.reshape(-1, self.filters)).reshape(y.shape) if self._adds_bias else y
 
     def backward(self, dy: Array) -> Array | None:
-        dy = self.taken(dy, "dy")
+        dy = self.cast_input(dy, "dy")
         if self._adds_bias:
             self.add_bias_backward(dy.reshape(-1, self.filters))
         dx = self.activations("dx", self._grid.images_shape(len(dy))) if self.needs_dx else None
@@ -111,7 +111,7 @@ class Conv2D(Biased):
         self._turned = self.activations("filters", (self.filters, *self.kernel, self.in_channels))
         rows, columns = self._grid.rows, self._grid.columns
         padding = (rows.before, rows.after), (columns.before, columns.after)
-        shape = Convolution(x.shape, self._turned.shape, y.shape, self.stride, padding)
+        shape = ConvolutionShape(x.shape, self._turned.shape, y.shape, self.stride, padding)
         return convolutions.plan(shape, x.dtype, self.needs_dx)
 
     def _multiply(self, x: Array, y: Array) -> None:
@@ -156,13 +156,13 @@ class Conv2D(Biased):
         """Overwrites ``windows``, which have been used, with their gradient."""
         weight = self._weight[: self._grid.window_size]
         self.device.matmul(dy, weight.T, out=windows[:, : len(weight)])
-        self._grid.add(self.form, windows, rows, padded_grad)
+        self._grid.add(self.dispatch, windows, rows, padded_grad)
 
     def _matrix(self) -> Array:
         """The weight, shape (window size, filters), and below it the bias where that is multiplied by ones."""
         weight = self.weight.reshape(-1, self.filters)
         if not self._multiplies_bias:
-            return self.operand(weight, "weight")
+            return self.cast_param(weight, "weight")
         matrix = self.buffer("matrix", (len(weight) + 1, self.filters))
         matrix[:-1] = weight
         matrix[-1] = self.bias
@@ -185,7 +185,7 @@ class Conv2D(Biased):
     @property
     def _block(self) -> int:
         """Elements of windows to lay out at a time."""
-        return self.device.block_bytes // (self.narrow or self.dtype).itemsize
+        return self.device.block_bytes // (self.compute_dtype or self.dtype).itemsize
 
     @property
     def _adds_bias(self) -> bool:
@@ -209,7 +209,7 @@ class Conv2D(Biased):
         return self.activations("windows", (all_windows, columns))[span]
 
     def _lay_out(self, images: slice, rows: slice, windows: Array) -> None:
-        self._grid.copy(self.form, self._padded[images], rows, windows)
+        self._grid.copy(self.dispatch, self._padded[images], rows, windows)
         if self._multiplies_bias:
             windows[:, -1] = 1
 

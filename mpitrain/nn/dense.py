@@ -24,7 +24,7 @@ class Dense(Biased):
         name: Overrides the name that the model would give.
     """
 
-    mixed = True
+    supports_amp = True
     weight: Array
     weight_grad: Array
 
@@ -52,14 +52,14 @@ class Dense(Biased):
         return (self.out_features,)
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        self._x = x = self.taken(x, "x")
-        self._weight = self.operand(self.weight, "weight")
+        self._x = x = self.cast_input(x, "x")
+        self._weight = self.cast_param(self.weight, "weight")
         y = self.activations("y", (len(x), self.out_features))
         self.device.matmul(x, self._weight, out=y)
         return self.add_bias(y) if self.has_bias else y
 
     def backward(self, dy: Array) -> Array | None:
-        dy = self.taken(dy, "dy")
+        dy = self.cast_input(dy, "dy")
         if self.has_bias:
             dy = self.add_bias_backward(dy)
         self.device.matmul(self._x.T, dy, out=self.weight_grad)
@@ -82,7 +82,7 @@ class Embedding(Layer):
 
     weight: Array
     weight_grad: Array
-    mixed = True
+    supports_amp = True
     needs_dx = False  # integers have no gradient
 
     def __init__(
@@ -106,12 +106,12 @@ class Embedding(Layer):
     def forward(self, x: Array, ctx: Context) -> Array:
         self._x = x
         y = self.activations("y", (*x.shape, self.features))
-        self.form(_take_rows)(self.weight, x.reshape(-1), y.reshape(-1, self.features))
+        self.dispatch(_take_rows)(self.weight, x.reshape(-1), y.reshape(-1, self.features))
         return y
 
     def backward(self, dy: Array) -> None:
-        dy = self.taken(dy, "dy")
-        self.form(_add_rows)(dy.reshape(-1, self.features), self._x.reshape(-1), self.weight_grad)
+        dy = self.cast_input(dy, "dy")
+        self.dispatch(_add_rows)(dy.reshape(-1, self.features), self._x.reshape(-1), self.weight_grad)
 
 
 @kernel

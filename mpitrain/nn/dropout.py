@@ -28,7 +28,7 @@ class Dropout(Layer):
         name: Overrides the name that the model would give.
     """
 
-    mixed = True
+    supports_amp = True
 
     def __init__(self, rate: float, name: str | None = None) -> None:
         super().__init__(name)
@@ -39,7 +39,7 @@ class Dropout(Layer):
         self._ctx = ctx
         if not self._drops(ctx):
             return x
-        x = self.taken(x, "x")
+        x = self.cast_input(x, "x")
         y = self.activations("y", x.shape)
         self._mask(x, y)
         return y
@@ -47,7 +47,7 @@ class Dropout(Layer):
     def backward(self, dy: Array) -> Array:
         if not self._drops(self._ctx):
             return dy
-        dy = self.taken(dy, "dy")
+        dy = self.cast_input(dy, "dy")
         dx = self.activations("dx", dy.shape)  # and not dy itself, with which the loop would not vectorize
         self._mask(dy, dx)
         return dx
@@ -58,12 +58,12 @@ class Dropout(Layer):
     def _mask(self, x: Array, y: Array) -> None:
         rows = (len(x), math.prod(x.shape[1:]))
         keep = 1 - self.rate
-        self.form(_drop)(
+        self.dispatch(_drop)(
             x.reshape(rows),
             y.reshape(rows),
             np.uint64(self._ctx.seed & _UINT64),
             np.uint64(self.index),
-            self._ctx.position if self.device.apart else np.uint64(self._ctx.position),
+            self._ctx.position if self.device.is_gpu else np.uint64(self._ctx.position),
             np.uint64(round(keep * 2**32)),
             1 / keep,
         )

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..core.device import CPU, Device
 from ..core.layout import Array, Kind, Layout, Shape
+from ..core.renamed import Renamed, class_option
 
 Initializer = Callable[[np.random.Generator, Shape], Array]
 SumOverWorkers = Callable[[Array], None]
@@ -57,7 +58,7 @@ class Layer:
     Arrays returned by ``forward`` and ``backward`` may be buffers that the next call overwrites. A layer may
     overwrite the ``dy`` it is given, but not ``x``.
 
-    A subclass may say ``mixed = True``: then ``x`` and ``dy`` can be of 16 bits or of the parameters' type, ``taken``
+    A subclass may say ``supports_amp = True``: then ``x`` and ``dy`` can be of 16 bits or of the parameters' type, ``cast_input``
     gives them in the one that is right, and it returns arrays that ``activations`` makes.
 
     A subclass whose ``forward`` and ``backward`` ask the same of a GPU in every training step, but for values in
@@ -66,8 +67,10 @@ class Layer:
     """
 
     device: Device = CPU  # where its arrays are; see ``place``
-    mixed = False  # whether it may be given activations and gradients of 16 bits, and returns them; see ``place``
-    narrow: np.dtype[Any] | None = None  # the type that it returns them in, where that is not the parameters'
+    supports_amp = (
+        False  # whether it may be given activations and gradients of 16 bits, and returns them; see ``place``
+    )
+    compute_dtype: np.dtype[Any] | None = None  # the type that it returns them in, where that is not the parameters'
     output_shape: Shape = ()  # of one example; of a whole model, once it is laid out
     needs_dx = True  # set False by the model where nothing before this layer has parameters
 
@@ -79,9 +82,9 @@ class Layer:
         self._buffers: dict[tuple[str, Shape], Array] = {}
 
     def __init_subclass__(cls) -> None:
-        """A class that overrides what one for activations of 16 bits does need not be for them."""
-        if not {"forward", "backward", "mixed"}.isdisjoint(vars(cls)):
-            cls.mixed = vars(cls).get("mixed", False)
+        """A class that overrides a method of a layer that supports AMP has to declare support itself."""
+        if not {"forward", "backward", "supports_amp", "mixed"}.isdisjoint(vars(cls)):
+            cls.supports_amp = class_option(cls, "supports_amp", old="mixed")
 
     def build(self, shape: Shape) -> Shape:
         """Declare parameters for inputs of ``shape`` (of one example); return the output's shape.
@@ -102,9 +105,9 @@ class Layer:
         """
         raise NotImplementedError
 
-    def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """The form of an element kernel that runs where this layer's arrays are."""
-        return self.device.form(kernel)
+        return self.device.dispatch(kernel)
 
     def children(self) -> list[tuple[str, Layer]]:
         """Named layers inside this one, in the order in which they run forward."""
@@ -114,24 +117,31 @@ class Layer:
         """Ask for a parameter; to be called in ``build``."""
         self.declared[name] = Declared(shape, init, kind)
 
-    def taken(self, array: Array, tag: str) -> Array:
+    def cast_input(self, array: Array, tag: str) -> Array:
         """Activations or their gradients, C-contiguous, in the type that this layer's have."""
         array = self.device.xp.ascontiguousarray(array)
-        return array if self.narrow is None or array.dtype == self.narrow else self._cast(array, tag, self.narrow)
+        return (
+            array
+            if self.compute_dtype is None or array.dtype == self.compute_dtype
+            else self._cast(array, tag, self.compute_dtype)
+        )
 
-    def widened(self, array: Array, tag: str) -> Array:
+    def cast_output(self, array: Array, tag: str) -> Array:
         """Activations or their gradients in the type of parameters."""
-        if self.narrow is None or array.dtype == self.dtype:
+        if self.compute_dtype is None or array.dtype == self.dtype:
             return array
         return self._cast(self.device.xp.ascontiguousarray(array), tag, self.dtype)
 
-    def operand(self, parameter: Array, tag: str) -> Array:
+    def cast_param(self, parameter: Array, tag: str) -> Array:
         """A parameter as it takes part in products: rounded to the type of activations. To be called in ``forward``."""
-        return parameter if self.narrow is None else self._cast(parameter, tag, self.narrow)
+        return parameter if self.compute_dtype is None else self._cast(parameter, tag, self.compute_dtype)
 
     def activations(self, tag: str, shape: Shape) -> Array:
         """A ``buffer`` of the type that this layer's activations have."""
-        return self.buffer(tag, shape, self.narrow)
+        return self.buffer(tag, shape, self.compute_dtype)
+
+    form, taken, widened = Renamed("dispatch"), Renamed("cast_input"), Renamed("cast_output")
+    operand, narrow, mixed = Renamed("cast_param"), Renamed("compute_dtype"), Renamed("supports_amp")
 
     def _cast(self, array: Array, tag: str, dtype: Any) -> Array:
         out = self.buffer(tag, array.shape, dtype)
@@ -181,17 +191,17 @@ def layout_of(model: Layer, shape: Shape, dtype: Any) -> Layout:
 def place(model: Layer, device: Device) -> None:
     """Have a model compute on ``device``; before its first forward pass.
 
-    Where activations have 16 bits, layers that are not ``mixed`` are given those of the parameters' type all the same,
+    Where activations have 16 bits, layers that are not ``supports_amp`` are given those of the parameters' type all the same,
     and so are all layers within them.
     """
-    _place(model, device, device.narrow)
+    _place(model, device, device.compute_dtype)
 
 
-def _place(layer: Layer, device: Device, narrow: np.dtype[Any] | None) -> None:
+def _place(layer: Layer, device: Device, compute_dtype: np.dtype[Any] | None) -> None:
     layer.device = device
-    layer.narrow = narrow if layer.mixed else None
+    layer.compute_dtype = compute_dtype if layer.supports_amp else None
     for _, child in layer.children():
-        _place(child, device, layer.narrow)
+        _place(child, device, layer.compute_dtype)
 
 
 def bind(model: Layer, layout: Layout, params: Array, grads: Array) -> None:

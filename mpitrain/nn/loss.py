@@ -9,6 +9,7 @@ import numpy as np
 from ..core.device import CPU, Device
 from ..core.kernels import kernel, reduction
 from ..core.layout import Array, Shape
+from ..core.renamed import class_option
 from ..errors import JobError
 
 
@@ -27,12 +28,12 @@ class Loss:
 
     device: Device = CPU
     scale: Array | None = None
-    mixed = False
+    supports_amp = False
 
     def __init_subclass__(cls) -> None:
-        """A class that overrides what one for outputs of 16 bits does need not be for them."""
-        if not {"__call__", "evaluate", "mixed"}.isdisjoint(vars(cls)):
-            cls.mixed = vars(cls).get("mixed", False)
+        """A class that overrides a method of a loss that supports AMP has to declare support itself."""
+        if not {"__call__", "evaluate", "supports_amp", "mixed"}.isdisjoint(vars(cls)):
+            cls.supports_amp = class_option(cls, "supports_amp", old="mixed")
 
     def __init__(self) -> None:
         self._gradients: dict[tuple[Shape, str], Array] = {}
@@ -83,7 +84,7 @@ class Loss:
 class SoftmaxCrossEntropy(Loss):
     """``-log softmax(outputs)[label]``: outputs (batch, classes), labels (batch,) integers in [0, classes)."""
 
-    mixed = True
+    supports_amp = True
 
     def check(self, shape: Shape, classes: int | None) -> None:
         if len(shape) != 1 or (classes is not None and shape[0] < classes):
@@ -96,11 +97,11 @@ class SoftmaxCrossEntropy(Loss):
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         _check_classes(outputs, labels)
         gradient = self._gradient(outputs)
-        return self.device.form(_softmax_gradient)(outputs, labels, weight, gradient, *self._scaling), gradient
+        return self.device.dispatch(_softmax_gradient)(outputs, labels, weight, gradient, *self._scaling), gradient
 
     def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
         _check_classes(outputs, labels)
-        return self.device.form(_softmax_evaluate)(outputs, labels)
+        return self.device.dispatch(_softmax_evaluate)(outputs, labels)
 
 
 class SigmoidCrossEntropy(Loss):
@@ -110,17 +111,17 @@ class SigmoidCrossEntropy(Loss):
     example's loss is the mean over its elements; it is predicted right if all its elements are.
     """
 
-    mixed = True
+    supports_amp = True
 
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         gradient = self._gradient(outputs)
         pair = _paired(self, outputs, labels)
-        return self.device.form(_sigmoid_gradient)(
+        return self.device.dispatch(_sigmoid_gradient)(
             *pair, weight, gradient.reshape(pair[0].shape), *self._scaling
         ), gradient
 
     def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
-        return self.device.form(_sigmoid_evaluate)(*_paired(self, outputs, labels))
+        return self.device.dispatch(_sigmoid_evaluate)(*_paired(self, outputs, labels))
 
 
 class MeanSquaredError(Loss):
@@ -129,17 +130,17 @@ class MeanSquaredError(Loss):
     Outputs (batch, ...), labels of the same shape, or (batch,) for outputs (batch, 1).
     """
 
-    mixed = True
+    supports_amp = True
 
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         gradient = self._gradient(outputs)
         pair = _paired(self, outputs, labels)
-        return self.device.form(_square_gradient)(
+        return self.device.dispatch(_square_gradient)(
             *pair, weight, gradient.reshape(pair[0].shape), *self._scaling
         ), gradient
 
     def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
-        return self.device.form(_square_evaluate)(*_paired(self, outputs, labels)), None
+        return self.device.dispatch(_square_evaluate)(*_paired(self, outputs, labels)), None
 
 
 def _check_classes(outputs: Array, labels: Array) -> None:

@@ -30,7 +30,7 @@ class BatchNorm(Layer):
         name: Overrides the name that the model would give.
     """
 
-    mixed = True
+    supports_amp = True
     scale: Array
     scale_grad: Array
     shift: Array
@@ -64,7 +64,7 @@ class BatchNorm(Layer):
         return shape
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        x = self.taken(x, "x")
+        x = self.cast_input(x, "x")
         self._ctx, self._x = ctx, x.reshape(-1, self.features)
         self._center, self._inverse = (
             self.buffer("center", self.mean.shape),
@@ -76,14 +76,16 @@ class BatchNorm(Layer):
             self._center[...] = self.mean
             self._inverse[...] = 1 / self.device.xp.sqrt(self.variance + self.eps)
         y = self.activations("y", x.shape)
-        self.form(_normalize)(self._x, self._center, self._inverse, self.scale, self.shift, y.reshape(self._x.shape))
+        self.dispatch(_normalize)(
+            self._x, self._center, self._inverse, self.scale, self.shift, y.reshape(self._x.shape)
+        )
         return y
 
     def backward(self, dy: Array) -> Array | None:
-        dy = self.taken(dy, "dy")
+        dy = self.cast_input(dy, "dy")
         rows = dy.reshape(self._x.shape)
         sums = self.buffer("grad_sums", (2, self.features), np.float64)
-        self.form(_gradient_sums)(self._x, self._center, self._inverse, rows, sums)
+        self.dispatch(_gradient_sums)(self._x, self._center, self._inverse, rows, sums)
         self.shift_grad[...], self.scale_grad[...] = sums
         if not self.needs_dx:
             return None
@@ -92,13 +94,13 @@ class BatchNorm(Layer):
             sums /= self._count
         else:
             sums[...] = 0  # running statistics do not depend on x
-        self.form(_normalize_backward)(self._x, self._center, self._inverse, self.scale, sums, rows)
+        self.dispatch(_normalize_backward)(self._x, self._center, self._inverse, self.scale, sums, rows)
         return dy
 
     def _use_batch(self, ctx: Context, batch: int) -> None:
         """Take the statistics of this batch, and assign the increments of the running ones."""
         sums = self.buffer("sums", (2 * self.features + 1,), np.float64)
-        self.form(_moment_sums)(self._x, sums)
+        self.dispatch(_moment_sums)(self._x, sums)
         self._sum_over_workers(sums, ctx)
         self._count = sums[-1:].copy()  # what it divides would otherwise change it
         sums /= self._count
@@ -127,7 +129,7 @@ class LayerNorm(Layer):
         name: Overrides the name that the model would give.
     """
 
-    mixed = True
+    supports_amp = True
     scale: Array
     scale_grad: Array
     shift: Array
@@ -145,19 +147,21 @@ class LayerNorm(Layer):
         return shape
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        rows = self.taken(x, "x").reshape(-1, self.features)
+        rows = self.cast_input(x, "x").reshape(-1, self.features)
         y = self.activations("y", x.shape)
         self._normal = self.activations("normal", rows.shape)
         self._inverse = self.buffer("inverse", rows.shape[:1])
-        self.form(_layer_norm)(
+        self.dispatch(_layer_norm)(
             rows, self.eps, self.scale, self.shift, self._normal, self._inverse, y.reshape(rows.shape)
         )
         return y
 
     def backward(self, dy: Array) -> Array | None:
-        dy = self.taken(dy, "dy")
+        dy = self.cast_input(dy, "dy")
         sums = self.buffer("grad_sums", (2, self.features), np.float64)
-        self.form(_layer_norm_backward)(self._normal, self._inverse, self.scale, dy.reshape(self._normal.shape), sums)
+        self.dispatch(_layer_norm_backward)(
+            self._normal, self._inverse, self.scale, dy.reshape(self._normal.shape), sums
+        )
         self.shift_grad[...], self.scale_grad[...] = sums
         return dy if self.needs_dx else None
 

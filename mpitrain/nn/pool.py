@@ -45,7 +45,7 @@ class MaxPool(_Pool):
         name: Overrides the name that the model would give.
     """
 
-    mixed = True
+    supports_amp = True
 
     def __init__(self, size: int, stride: int | None = None, name: str | None = None) -> None:
         super().__init__(size, stride, name)
@@ -53,22 +53,22 @@ class MaxPool(_Pool):
             raise JobError(f"MaxPool: size is {size}; give at most 16")
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        x = self.taken(x, "x")
+        x = self.cast_input(x, "x")
         self._shape = x.shape
         y = self.activations("y", (len(x), *self._output))
         self._place = self.buffer("place", y.shape, np.uint8)
         if self.size == 2:
-            self.form(_max_pool_2)(x, self.stride, y, self._place)
+            self.dispatch(_max_pool_2)(x, self.stride, y, self._place)
         else:
-            self.form(_max_pool)(x, self.size, self.stride, y, self._place)
+            self.dispatch(_max_pool)(x, self.size, self.stride, y, self._place)
         return y
 
     def backward(self, dy: Array) -> Array | None:
         if not self.needs_dx:
             return None
-        dy = self.taken(dy, "dy")
+        dy = self.cast_input(dy, "dy")
         dx = self.activations("dx", self._shape)
-        self.form(_max_pool_backward)(dy, self._place, self.size, self.stride, dx)
+        self.dispatch(_max_pool_backward)(dy, self._place, self.size, self.stride, dx)
         return dx
 
 
@@ -81,21 +81,21 @@ class AveragePool(_Pool):
         name: Overrides the name that the model would give.
     """
 
-    mixed = True
+    supports_amp = True
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        x = self.taken(x, "x")
+        x = self.cast_input(x, "x")
         self._shape = x.shape
         y = self.activations("y", (len(x), *self._output))
-        self.form(_average_pool)(x, self.size, self.stride, y)
+        self.dispatch(_average_pool)(x, self.size, self.stride, y)
         return y
 
     def backward(self, dy: Array) -> Array | None:
         if not self.needs_dx:
             return None
-        dy = self.taken(dy, "dy")
+        dy = self.cast_input(dy, "dy")
         dx = self.activations("dx", self._shape)
-        self.form(_average_pool_backward)(dy, self.size, self.stride, dx)
+        self.dispatch(_average_pool_backward)(dy, self.size, self.stride, dx)
         return dx
 
 

@@ -12,7 +12,7 @@ from .layer import Context, Layer
 class Flatten(Layer):
     """An example of any shape as one axis."""
 
-    mixed = True
+    supports_amp = True
 
     def build(self, shape: Shape) -> Shape:
         return (math.prod(shape),)
@@ -33,7 +33,7 @@ class Reshape(Layer):
         name: Overrides the name that the model would give.
     """
 
-    mixed = True
+    supports_amp = True
 
     def __init__(self, *shape: int, name: str | None = None) -> None:
         super().__init__(name)

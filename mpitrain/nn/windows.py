@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from ..core.kernels import kernel
 from ..core.layout import Array, Shape
 
-Form = Callable[[Callable[..., Any]], Callable[..., Any]]
+Dispatch = Callable[[Callable[..., Any]], Callable[..., Any]]
 Padding = Literal["same", "valid"] | int
 
 
@@ -83,7 +83,7 @@ class Grid(NamedTuple):
         start = (images.start * self.rows.windows + rows.start) * self.columns.windows
         return slice(start, start + (images.stop - images.start) * (rows.stop - rows.start) * self.columns.windows)
 
-    def copy(self, form: Form, padded: Array, rows: slice, matrix: Array) -> None:
+    def copy(self, dispatch: Dispatch, padded: Array, rows: slice, matrix: Array) -> None:
         """Lay out the windows of some rows of images, a window a row of ``matrix``.
 
         Args:
@@ -92,11 +92,11 @@ class Grid(NamedTuple):
             rows: Which rows of windows, of every image.
             matrix: Shape (windows, at least window_size); what a row has beyond that is left alone.
         """
-        form(_copy_windows)(padded, rows.start, *self._steps, self._by_place(matrix, rows))
+        dispatch(_copy_windows)(padded, rows.start, *self._steps, self._by_place(matrix, rows))
 
-    def add(self, form: Form, matrix: Array, rows: slice, padded: Array) -> None:
+    def add(self, dispatch: Dispatch, matrix: Array, rows: slice, padded: Array) -> None:
         """Add windows where ``copy`` takes them from: its transpose."""
-        form(_add_windows)(self._by_place(matrix, rows), rows.start, *self._steps, padded)
+        dispatch(_add_windows)(self._by_place(matrix, rows), rows.start, *self._steps, padded)
 
     @property
     def _steps(self) -> tuple[int, int, int, int]:

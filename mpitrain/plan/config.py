@@ -175,7 +175,7 @@ class RunConfig:
                 f"to take: give {workers - 1} or less"
             )
 
-    def taken(self, workers: int) -> int:
+    def gradients_per_step(self, workers: int) -> int:
         """Gradients that one update takes from so many workers."""
         if self.mode in ("async", "ssp"):
             return 1

@@ -15,7 +15,7 @@ class TrainingLoop(Protocol):
         cluster: The ranks: ``cluster.chief`` is True on the worker that prints and writes files; ``cluster.workers`` is
             the workers' communicator.
         step: Steps done; in the served modes by all workers together.
-        position: Examples that all workers together have taken from the stream of examples.
+        data_cursor: Examples that all workers together have taken from the stream of examples.
         train_steps: The step at which training ends.
         step_examples: Examples of one step, over all gradients that it takes.
         loss: Mean loss of the last step, as far as this worker knows it; NaN before the first step.
@@ -32,7 +32,7 @@ class TrainingLoop(Protocol):
     @property
     def step(self) -> int: ...
     @property
-    def position(self) -> int: ...
+    def data_cursor(self) -> int: ...
     @property
     def train_steps(self) -> int: ...
     @property

@@ -76,10 +76,10 @@ def job_options(path: Path, function: JobFunction) -> list[click.Option]:
         hints = typing.get_type_hints(function)
     except Exception as error:
         raise JobError(f"the annotations of 'job' in {path} cannot be read: {error}") from error
-    taken = {*(f.name for f in dataclasses.fields(RunConfig)), *_RESERVED}
+    gradients_per_step = {*(f.name for f in dataclasses.fields(RunConfig)), *_RESERVED}
     options = []
     for name, parameter in inspect.signature(function).parameters.items():
-        if name in taken:
+        if name in gradients_per_step:
             raise JobError(
                 f"parameter {name!r} of 'job' in {path} is an option of every run: call it something else; "
                 "Job(...) takes the defaults of batch_size and train_steps"

@@ -14,7 +14,7 @@ Pins = Mapping[str, int] | Callable[[str, Shape, int], "int | None"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class Placement:
     """A range of one variable, on one server.
 
     Attributes:
@@ -29,7 +29,7 @@ class Piece:
     server: int
 
 
-def place(layout: Layout, servers: int, policy: Policy, itemsize: int, pins: Pins | None = None) -> list[Piece]:
+def place(layout: Layout, servers: int, policy: Policy, itemsize: int, pins: Pins | None = None) -> list[Placement]:
     """Lay the variables out over the servers; every element lies on exactly one.
 
     ``round_robin`` deals variables out in the order of the vector; ``greedy`` gives the largest variable left to the
@@ -49,19 +49,19 @@ def place(layout: Layout, servers: int, policy: Policy, itemsize: int, pins: Pin
     else:
         choose = _greedy if policy == "greedy" else _round_robin
         chosen = choose([e for e in layout.entries if e.name not in pinned], servers, _loads(layout, pinned, servers))
-        free = [Piece(entry, entry.start, entry.stop, server) for entry, server in chosen]
-    whole = [Piece(e, e.start, e.stop, pinned[e.name]) for e in layout.entries if e.name in pinned]
+        free = [Placement(entry, entry.start, entry.stop, server) for entry, server in chosen]
+    whole = [Placement(e, e.start, e.stop, pinned[e.name]) for e in layout.entries if e.name in pinned]
     return sorted([*free, *whole], key=lambda piece: piece.start)
 
 
-def ranges_of(pieces: list[Piece], server: int, layout: Layout) -> list[tuple[int, int]]:
+def ranges_of(placements: list[Placement], server: int, layout: Layout) -> list[tuple[int, int]]:
     """The server's ranges of the vector, neighbours joined, so that all servers' ranges cover [0, size).
 
     The gap that alignment leaves behind a variable goes with the variable's last piece.
     """
-    starts = [piece.start for piece in pieces[1:]] + [layout.size]
+    starts = [piece.start for piece in placements[1:]] + [layout.size]
     ranges: list[tuple[int, int]] = []
-    for piece, following in zip(pieces, starts, strict=True):
+    for piece, following in zip(placements, starts, strict=True):
         if piece.server != server:
             continue
         if ranges and ranges[-1][1] == piece.start:
@@ -122,8 +122,8 @@ def _greedy(entries: list[Entry], servers: int, loads: list[int]) -> list[tuple[
     return chosen
 
 
-def _cut(entry: Entry, servers: int) -> list[Piece]:
+def _cut(entry: Entry, servers: int) -> list[Placement]:
     """Nearly equal ranges, cut at cache lines; a small variable may have fewer than there are servers."""
     lines = -(-entry.size // ALIGN)
     cuts = [min(entry.start + lines * i // servers * ALIGN, entry.stop) for i in range(servers)] + [entry.stop]
-    return [Piece(entry, cuts[i], cuts[i + 1], i) for i in range(servers) if cuts[i] < cuts[i + 1]]
+    return [Placement(entry, cuts[i], cuts[i + 1], i) for i in range(servers) if cuts[i] < cuts[i + 1]]

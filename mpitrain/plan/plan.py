@@ -16,7 +16,7 @@ from ..nn.normalize import BatchNorm
 from ..optim import Optimizer, Updater, moving_average
 from .config import Precision, RunConfig
 from .job import Job
-from .placement import Piece, place
+from .placement import Placement, place
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Plan:
     layout: Layout
     dtype: np.dtype[Any]
     optimizer: Optimizer
-    moving: moving_average | None
-    starts: list[int]
-    pieces: list[Piece]
+    moving_average: moving_average | None
+    layer_starts: list[int]
+    placements: list[Placement]
     workers: int
     batch: int
-    taken: int
+    gradients_per_step: int
 
     @property
     def train_steps(self) -> int:
@@ -55,12 +55,12 @@ class Plan:
     @property
     def step_examples(self) -> int:
         """Examples of one update: what the loss is a mean over."""
-        return self.batch * self.taken
+        return self.batch * self.gradients_per_step
 
     @property
     def vectors(self) -> list[str]:
         """Names of the vectors that training changes: ``params``, the slots, and ``average`` where there is one."""
-        return ["params", *self.optimizer.slots, *(["average"] if self.moving is not None else [])]
+        return ["params", *self.optimizer.slots, *(["average"] if self.moving_average is not None else [])]
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +81,7 @@ class Plan:
     @property
     def buckets(self) -> list[Bucket]:
         """Ranges that gradients are averaged in, the last first."""
-        return buckets_of(self.starts, self.layout.size, self.config.bucket_bytes // self.dtype.itemsize)
+        return buckets_of(self.layer_starts, self.layout.size, self.config.bucket_bytes // self.dtype.itemsize)
 
     @property
     def weight(self) -> float:
@@ -91,7 +91,7 @@ class Plan:
     def updater(self, vectors: Mapping[str, Array]) -> Updater:
         """The optimizer, bound to vectors of shape (layout.size,)."""
         slots, average = {name: vectors[name] for name in self.optimizer.slots}, vectors.get("average")
-        return Updater(self.optimizer, self.layout, vectors["params"], slots, average, self.moving)
+        return Updater(self.optimizer, self.layout, vectors["params"], slots, average, self.moving_average)
 
 
 def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
@@ -101,9 +101,9 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
         JobError, DataError, ConfigError: They do not; the message says how to mend it.
     """
     assert config.batch_size is not None
-    taken = config.taken(workers)
+    gradients_per_step = config.gradients_per_step(workers)
     dtype = np.dtype(config.dtype)
-    _check_batch(config.batch_size * taken, taken, job)
+    _check_batch(config.batch_size * gradients_per_step, gradients_per_step, job)
     _check_devices(config)
     layout = layout_of(job.model, job.train.shape, dtype)
     if layout.n_params == 0:
@@ -114,21 +114,21 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
         config=config,
         layout=layout,
         dtype=dtype,
-        optimizer=job.optimizer.for_epochs(len(job.train) / (config.batch_size * taken)),
-        moving=job.moving_average,
-        starts=_starts(job.model, layout),
-        pieces=place(layout, max(1, config.ps), config.placement, dtype.itemsize, job.pins),
+        optimizer=job.optimizer.for_epochs(len(job.train) / (config.batch_size * gradients_per_step)),
+        moving_average=job.moving_average,
+        layer_starts=_starts(job.model, layout),
+        placements=place(layout, max(1, config.ps), config.placement, dtype.itemsize, job.pins),
         workers=workers,
         batch=config.batch_size,
-        taken=taken,
+        gradients_per_step=gradients_per_step,
     )
 
 
-def _check_batch(step_examples: int, taken: int, job: Job) -> None:
+def _check_batch(step_examples: int, gradients_per_step: int, job: Job) -> None:
     if step_examples > len(job.train):
-        each = len(job.train) // taken
+        each = len(job.train) // gradients_per_step
         raise DataError(
-            f"a batch of {step_examples:,} examples ({taken} workers, {step_examples // taken:,} each) does not fit "
+            f"a batch of {step_examples:,} examples ({gradients_per_step} workers, {step_examples // gradients_per_step:,} each) does not fit "
             f"{len(job.train):,} training examples; give --batch-size {each} or less, or fewer workers"
         )
 
@@ -178,9 +178,9 @@ def _check_mode(job: Job, config: RunConfig, workers: int) -> None:
 def _starts(model: Layer, layout: Layout) -> list[int]:
     """For each child of the model, where its own parameters or else those of the children after it begin."""
     begin = {entry.name: entry.start for entry in layout.entries if entry.kind == "param"}
-    start, starts = layout.n_trained, []
+    start, layer_starts = layout.n_trained, []
     for name, child in reversed(model.children()):
         for path, layer in walk(child, name):
             start = min([start, *(begin[f"{path}.{own}"] for own in layer.declared if f"{path}.{own}" in begin)])
-        starts.append(start)
-    return starts[::-1]
+        layer_starts.append(start)
+    return layer_starts[::-1]

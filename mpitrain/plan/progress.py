@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..core.layout import Array
 
 
-class Reached(NamedTuple):
+class Progress(NamedTuple):
     """Where training begins.
 
     Attributes:
@@ -18,10 +18,10 @@ class Reached(NamedTuple):
     """
 
     step: int
-    position: int
-    numbers: Mapping[str, float]
+    data_cursor: int
+    extra_state: Mapping[str, float]
 
 
 # Given a node's vectors by name on one rank of the node, None on the others, and the rank that knows where training
 # begins: fills the vectors, returns what it found. Collective.
-Fill = Callable[["dict[str, Array] | None", int], Reached]
+InitialState = Callable[["dict[str, Array] | None", int], Progress]

@@ -7,7 +7,7 @@ import sys
 from typing import TextIO
 
 
-class Prefixed(io.TextIOBase):
+class PrefixedStream(io.TextIOBase):
     """Writes whole lines to another stream, each with a prefix.
 
     Args:
@@ -45,9 +45,9 @@ class Prefixed(io.TextIOBase):
             self._stream.flush()
 
 
-def speak_as(rank: int | None) -> None:
+def set_output_prefix(rank: int | None) -> None:
     """Have what this process prints begin with its rank; with None as it is, which is the chief's."""
     assert sys.__stdout__ is not None and sys.__stderr__ is not None
     prefix = f"rank {rank}: "
-    sys.stdout = sys.__stdout__ if rank is None else Prefixed(sys.__stdout__, prefix)
-    sys.stderr = sys.__stderr__ if rank is None else Prefixed(sys.__stderr__, prefix)
+    sys.stdout = sys.__stdout__ if rank is None else PrefixedStream(sys.__stdout__, prefix)
+    sys.stderr = sys.__stderr__ if rank is None else PrefixedStream(sys.__stderr__, prefix)

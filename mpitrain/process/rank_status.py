@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Entry:
+class RankStatus:
     """What a rank has said of itself.
 
     Attributes:
@@ -49,7 +49,7 @@ class Entry:
     host: str
     pid: int
     start: str
-    attendant: int = 0
+    reaper: int = 0
     role: str = ""
     task: int = 0
     ready: bool = False
@@ -63,7 +63,7 @@ class Entry:
     step: int = 0
 
 
-class Presence:
+class RankStatusFile:
     """A rank's own entry; every method is local, and none fails a run whose disk does.
 
     Args:
@@ -71,58 +71,58 @@ class Presence:
     """
 
     def __init__(self, run_dir: Path | None, rank: int) -> None:
-        self._entry = _entry(rank, os.getpid(), os.getppid())
+        self._new_status = _new_status(rank, os.getpid(), os.getppid())
         self._page: mmap.mmap | None = None
         self._path = None if run_dir is None else folder_of(run_dir) / str(rank)
         if self._path is None:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_bytes(_line(self._entry))
+            self._path.write_bytes(_line(self._new_status))
             with self._path.open("r+b") as file:
                 self._page = mmap.mmap(file.fileno(), _SIZE)
         except (OSError, ValueError) as error:  # some file systems map no files
             _log.info("%s: %s", self._path, error)
 
-    def at(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         """Say that ``step`` steps are done."""
         if self._page is not None:
             self._page[:_STEP_DIGITS] = b"%019d" % step
 
-    def takes_role(self, role: str, task: int) -> None:
+    def set_role(self, role: str, task: int) -> None:
         self._say(role=role, task=task)
 
-    def is_ready(self) -> None:
+    def set_ready(self) -> None:
         """Say that from here on a signal has this rank save and end."""
         self._say(ready=True)
 
-    def is_done(self, stopped: bool) -> None:
+    def set_done(self, stopped: bool) -> None:
         """Say that training has come to its end, and whether that was before the last step."""
         self._say(done=True, stopped=stopped)
 
-    def failed(self, error: BaseException, mistake: bool) -> None:
+    def set_failed(self, error: BaseException, mistake: bool) -> None:
         """Say what ended this rank."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         self._say(error=f"{name}: {error}"[:_LONGEST_ERROR], mistake=mistake)
 
     def _say(self, **known: object) -> None:
-        self._entry = replace(self._entry, **known)  # type: ignore[arg-type]
+        self._new_status = replace(self._new_status, **known)  # type: ignore[arg-type]
         if self._path is not None:
-            _rewrite(self._path, self._entry)
+            _rewrite(self._path, self._new_status)
 
 
-def note_end(run_dir: Path, rank: int, pid: int, signal: int, status: int) -> None:
+def record_end(run_dir: Path, rank: int, pid: int, signal: int, exit_status: int) -> None:
     """Note how a rank's process ended; by the process that waited for it."""
     path = folder_of(run_dir) / str(rank)
-    entry = _read(path)
-    if entry is not None and entry.pid != pid:
+    status = _read(path)
+    if status is not None and status.pid != pid:
         return  # another attempt's
-    if entry is None:
-        entry = _entry(rank, pid, os.getpid())
+    if status is None:
+        status = _new_status(rank, pid, os.getpid())
         with contextlib.suppress(OSError):
-            path.write_bytes(_line(entry))
-    _rewrite(path, replace(entry, ended_at=time.time(), signal=signal, status=status))
+            path.write_bytes(_line(status))
+    _rewrite(path, replace(status, ended_at=time.time(), signal=signal, status=exit_status))
 
 
 def folder_of(run_dir: Path) -> Path:
@@ -130,10 +130,10 @@ def folder_of(run_dir: Path) -> Path:
     return run_dir / _FOLDER
 
 
-def read(run_dir: Path) -> list[Entry]:
+def read(run_dir: Path) -> list[RankStatus]:
     """Who has signed in, by rank."""
     found = [_read(path) for path in folder_of(run_dir).glob("[0-9]*")]
-    return sorted((entry for entry in found if entry is not None), key=lambda entry: entry.rank)
+    return sorted((status for status in found if status is not None), key=lambda status: status.rank)
 
 
 def clear(run_dir: Path) -> None:
@@ -145,35 +145,35 @@ def clear(run_dir: Path) -> None:
         folder.rmdir()
 
 
-def _entry(rank: int, pid: int, attendant: int) -> Entry:
-    return Entry(rank, socket.gethostname(), pid, pid_start(pid), attendant)
+def _new_status(rank: int, pid: int, reaper: int) -> RankStatus:
+    return RankStatus(rank, socket.gethostname(), pid, pid_start(pid), reaper)
 
 
-def _read(path: Path) -> Entry | None:
+def _read(path: Path) -> RankStatus | None:
     """What a file says; None where it is being written, or is no entry."""
     try:
         text = path.read_bytes().rstrip(b" \n\0")
         known = json.loads(text[_STEP_DIGITS:])
         known["step"] = int(text[:_STEP_DIGITS])
-        return Entry(**{f.name: known[f.name] for f in fields(Entry)})
+        return RankStatus(**{f.name: known[f.name] for f in fields(RankStatus)})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _rewrite(path: Path, entry: Entry) -> None:
+def _rewrite(path: Path, status: RankStatus) -> None:
     """Replace what a file says, but for the step."""
     try:
         with path.open("r+b") as file:
             file.seek(_STEP_DIGITS)
-            file.write(_line(entry)[_STEP_DIGITS:])
+            file.write(_line(status)[_STEP_DIGITS:])
     except OSError as error:
         _log.info("%s: %s", path, error)
 
 
-def _line(entry: Entry) -> bytes:
-    known = asdict(entry)
+def _line(status: RankStatus) -> bytes:
+    known = asdict(status)
     step = known.pop("step")
-    error = entry.error
+    error = status.error
     while len(text := json.dumps(known).encode()) > _SIZE - _STEP_DIGITS - 2:  # JSON may take six bytes a character
         error = known["error"] = error[: len(error) // 2]
     return (b"%019d " % step + text).ljust(_SIZE - 1) + b"\n"

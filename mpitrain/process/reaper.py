@@ -14,12 +14,12 @@ import signal
 from pathlib import Path
 from types import FrameType
 
-from . import rank_status as presence
+from . import rank_status
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
-def attend(run_dir: Path, rank: int) -> None:
+def become_reaper(run_dir: Path, rank: int) -> None:
     """Return in a child, which is the rank from here on; this process waits for it, and ends in the same way.
 
     To be called before MPI starts. Where the attendant is killed, the kernel kills the rank, and where the launcher is,
@@ -47,7 +47,7 @@ def attend(run_dir: Path, rank: int) -> None:
     _, how = os.waitpid(child, 0)
     killed_by = os.WTERMSIG(how) if os.WIFSIGNALED(how) else 0
     status = 0 if killed_by else os.WEXITSTATUS(how)
-    presence.note_end(run_dir, rank, child, killed_by, status)
+    rank_status.record_end(run_dir, rank, child, killed_by, status)
     if killed_by:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank may have left one, which is the one to look at
         if killed_by in _PASSED_ON:

@@ -30,16 +30,16 @@ class Signals:
         self.received: str | None = None
         self._received_at = 0.0
 
-    def note(self) -> None:
+    def install(self) -> None:
         """Note signals from now on; to be called by the main thread."""
         for number in _SIGNALS:
             signal.signal(number, self._note)
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
+    def recorded(self) -> Iterator[None]:
         """Note signals inside the block; to be entered by the main thread."""
         before = {number: signal.getsignal(number) for number in _SIGNALS}
-        self.note()
+        self.install()
         try:
             yield
         finally:

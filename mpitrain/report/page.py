@@ -17,7 +17,7 @@ from ..monitor.format import amount, duration
 from ..monitor.heartbeat import State, states
 from ..version import __version__
 from .history import Run, is_run, read_run
-from .plots import COLORS, Plot, Shown, as_png, as_svg, make_plots
+from .plots import COLORS, Plot, PlottedRun, as_png, as_svg, make_plots
 from .runs import find
 from .time_shares import GROUPS, Shares, read_shares
 
@@ -63,7 +63,7 @@ def _report(runs: tuple[Path, ...], output: Path | None, png: bool) -> None:
     print(written)
 
 
-def collect(folders: Sequence[Path]) -> list[Shown]:
+def collect(folders: Sequence[Path]) -> list[PlottedRun]:
     """Read runs, and give each a label and a colour of its own.
 
     Raises:
@@ -76,7 +76,7 @@ def collect(folders: Sequence[Path]) -> list[Shown]:
             raise RecordError(f"{folder} is given twice; give each run once")
     runs = [read_run(folder) for folder in folders]
     return [
-        Shown(run, label, COLORS[index % len(COLORS)], read_shares(run.folder))
+        PlottedRun(run, label, COLORS[index % len(COLORS)], read_shares(run.folder))
         for index, (run, label) in enumerate(zip(runs, labels(resolved), strict=True))
     ]
 
@@ -96,7 +96,7 @@ def labels(folders: Sequence[Path]) -> list[str]:
     raise AssertionError("the same folder twice")
 
 
-def page(shown: Sequence[Shown]) -> str:
+def page(shown: Sequence[PlottedRun]) -> str:
     """The whole page as HTML."""
     import jinja2
 
@@ -114,7 +114,7 @@ def page(shown: Sequence[Shown]) -> str:
         runs=[row.as_mapping() for row in rows],
         differences=differences([run.run.config for run in shown]),
         times=[
-            {"label": run.label, "color": run.color, "sentence": sentence(run.shares)}
+            {"label": run.label, "color": run.color, "sentence": summarize_shares(run.shares)}
             for run in shown
             if run.shares is not None
         ],
@@ -125,7 +125,7 @@ def page(shown: Sequence[Shown]) -> str:
     )
 
 
-def sentence(shares: Shares) -> str:
+def summarize_shares(shares: Shares) -> str:
     """What a trace sums up to, in words."""
     parts = [f"{100 * shares.fraction(g):.0f} % {g}" for g in GROUPS if shares.fraction(g) >= 0.005]
     text = f"{', '.join(parts)} (all ranks together, whole run)."
@@ -155,7 +155,7 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[st
 
 @dataclass(frozen=True)
 class _Row:
-    shown: Shown
+    shown: PlottedRun
     cells: dict[str, str]
 
     def as_mapping(self) -> dict[str, Any]:

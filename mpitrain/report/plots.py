@@ -56,7 +56,7 @@ _STYLE: Any = {
 
 
 @dataclass(frozen=True)
-class Shown:
+class PlottedRun:
     """A run in the plots.
 
     Attributes:
@@ -86,7 +86,7 @@ class Plot:
     figure: Figure
 
 
-def make_plots(shown: Sequence[Shown]) -> list[Plot]:
+def make_plots(shown: Sequence[PlottedRun]) -> list[Plot]:
     """Every plot that the runs have something for."""
     import matplotlib
 
@@ -135,7 +135,7 @@ def _new_figure() -> Figure:
     return Figure(figsize=_SIZE, layout="constrained")
 
 
-def _loss(axes: Axes, shown: Sequence[Shown]) -> bool:
+def _loss(axes: Axes, shown: Sequence[PlottedRun]) -> bool:
     several = len(shown) > 1
     drawn = []
     for run in shown:
@@ -150,7 +150,7 @@ def _loss(axes: Axes, shown: Sequence[Shown]) -> bool:
     return _finish(axes, drawn, "step", "loss", legend=True, log="auto")
 
 
-def _loss_by_time(axes: Axes, shown: Sequence[Shown]) -> bool:
+def _loss_by_time(axes: Axes, shown: Sequence[PlottedRun]) -> bool:
     longest = max((run.run.seconds for run in shown), default=0.0)
     unit, seconds = next((u, s) for u, s in (("h", 3600.0), ("min", 60.0), ("s", 1.0)) if longest >= 2 * s or s == 1)
     drawn = []
@@ -161,10 +161,10 @@ def _loss_by_time(axes: Axes, shown: Sequence[Shown]) -> bool:
     return _finish(axes, drawn, f"time of training, {unit}", "loss", legend=len(shown) > 1, log="auto")
 
 
-def _of(name: str, ylabel: str, **finish: Any) -> Callable[[Axes, Sequence[Shown]], bool]:
+def _of(name: str, ylabel: str, **finish: Any) -> Callable[[Axes, Sequence[PlottedRun]], bool]:
     """Draws one measured value of each run by step."""
 
-    def draw(axes: Axes, shown: Sequence[Shown]) -> bool:
+    def draw(axes: Axes, shown: Sequence[PlottedRun]) -> bool:
         drawn = []
         for run in shown:
             curve = run.run.series(name)
@@ -174,13 +174,13 @@ def _of(name: str, ylabel: str, **finish: Any) -> Callable[[Axes, Sequence[Shown
     return draw
 
 
-def _dropped(axes: Axes, shown: Sequence[Shown]) -> bool:
+def _dropped(axes: Axes, shown: Sequence[PlottedRun]) -> bool:
     """Nothing is drawn where nothing was dropped."""
     any_dropped = any(np.nansum(run.run.series("dropped").values) > 0 for run in shown)
     return any_dropped and _of("dropped", "gradients", zero=True)(axes, shown)
 
 
-def _staleness(axes: Axes, shown: Sequence[Shown]) -> bool:
+def _staleness(axes: Axes, shown: Sequence[PlottedRun]) -> bool:
     drawn = []
     for run in shown:
         several = len(shown) > 1
@@ -192,7 +192,7 @@ def _staleness(axes: Axes, shown: Sequence[Shown]) -> bool:
     return _finish(axes, drawn, "step", "updates missed by a gradient", legend=True, zero=True)
 
 
-def _staleness_histogram(axes: Axes, shown: Sequence[Shown]) -> bool:
+def _staleness_histogram(axes: Axes, shown: Sequence[PlottedRun]) -> bool:
     found = [(run, counts) for run in shown if (counts := run.run.newest("staleness_histogram")) and sum(counts)]
     width = 0.8 / max(1, len(found))
     for index, (run, counts) in enumerate(found):
@@ -204,23 +204,23 @@ def _staleness_histogram(axes: Axes, shown: Sequence[Shown]) -> bool:
     return _finish(axes, found, "updates missed by a gradient", "% of gradients", legend=len(found) > 1)
 
 
-def _workers(value: str, ylabel: str) -> Callable[[Axes, Sequence[Shown]], bool]:
+def _workers(value: str, ylabel: str) -> Callable[[Axes, Sequence[PlottedRun]], bool]:
     """Draws one value of each worker's account at the end of each run."""
 
-    def draw(axes: Axes, shown: Sequence[Shown]) -> bool:
-        found = [(run, accounts) for run in shown if (accounts := run.run.newest("workers"))]
-        found = [(run, accounts) for run, accounts in found if any(_number(a.get(value)) for a in accounts)]
+    def draw(axes: Axes, shown: Sequence[PlottedRun]) -> bool:
+        found = [(run, worker_stats) for run in shown if (worker_stats := run.run.newest("workers"))]
+        found = [(run, worker_stats) for run, worker_stats in found if any(_number(a.get(value)) for a in worker_stats)]
         width = 0.8 / max(1, len(found))
-        for index, (run, accounts) in enumerate(found):
-            left = np.arange(len(accounts)) - 0.4 + (index + 0.5) * width
-            axes.bar(left, [_number(a.get(value)) for a in accounts], width, color=run.color, label=run.label)
+        for index, (run, worker_stats) in enumerate(found):
+            left = np.arange(len(worker_stats)) - 0.4 + (index + 0.5) * width
+            axes.bar(left, [_number(a.get(value)) for a in worker_stats], width, color=run.color, label=run.label)
         axes.locator_params(axis="x", integer=True)
         return _finish(axes, found, "worker", ylabel, legend=len(found) > 1)
 
     return draw
 
 
-def _time_shares(axes: Axes, shown: Sequence[Shown]) -> bool:
+def _time_shares(axes: Axes, shown: Sequence[PlottedRun]) -> bool:
     rows = [row for run in shown if run.shares is not None for row in _bars(run, len(shown) > 1)]
     if not rows:
         return False
@@ -239,7 +239,7 @@ def _time_shares(axes: Axes, shown: Sequence[Shown]) -> bool:
     return True
 
 
-def _bars(run: Shown, several: bool) -> list[tuple[str, dict[str, float]]]:
+def _bars(run: PlottedRun, several: bool) -> list[tuple[str, dict[str, float]]]:
     """Percent of time by group for each rank; for many ranks one mean for all."""
     assert run.shares is not None
     prefix = f"{run.label}: " if several else ""
@@ -343,7 +343,7 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
 
 
-_Draw = Callable[["Axes", Sequence[Shown]], bool]
+_Draw = Callable[["Axes", Sequence[PlottedRun]], bool]
 _PLOTS: tuple[tuple[str, str, str, _Draw], ...] = (
     ("loss", "Loss", "Mean loss over the training batches and on the validation examples, by step.", _loss),
     (

@@ -106,12 +106,12 @@ class View:
         if self._status is None:
             self.state = "unknown"
             return
-        if self._status.beat != self._beat:
-            self._beat, self._beat_at = self._status.beat, self.now()
+        if self._status.heartbeat != self._beat:
+            self._beat, self._beat_at = self._status.heartbeat, self.now()
         # Whoever watches needs no other clock: a beat was seen so long ago.
         age = self.now() - self._beat_at
-        here = status.Machine.here()
-        state = status.judge(self._status, here, age, is_alive)
+        here = status.ProcessHost.here()
+        state = status.classify(self._status, here, age, is_alive)
         self.state = "died" if state is None else state
 
     @property
@@ -132,7 +132,7 @@ class View:
         return Group(*head, *self._plots(width, height - len(head) - 1))
 
     def _about(self) -> str:
-        ranks = f", {self._status.ranks} on {self._status.machine.host}" if self._status is not None else ""
+        ranks = f", {self._status.ranks} on {self._status.host.hostname}" if self._status is not None else ""
         return f"{self.run.job}, {self.run.option('mode') or '?'}{ranks}: {self.state}"
 
     def _progress(self, width: int) -> RenderableType:

@@ -10,12 +10,13 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import NonFiniteLoss
+from ..monitor.worker_stats import WorkerStats
 
 # Given an object, the name of a method and a kind of span: has every call recorded. See ``monitor.trace``.
 Wrap = Callable[[object, str, str], None]
 
 
-class Work(NamedTuple):
+class WorkItem(NamedTuple):
     """A batch to compute a gradient of.
 
     Attributes:
@@ -46,25 +47,6 @@ class StepResult(NamedTuple):
     updated: bool
 
 
-class Account(NamedTuple):
-    """What one worker has done since the run began.
-
-    Attributes:
-        steps: Gradients of it that were taken.
-        dropped: Gradients of it that came too late.
-        staleness_sum, staleness_max: Over its gradients.
-        reads: How often it read the parameters, for a gradient or for another purpose.
-        histogram: Its gradients by staleness; the last bin counts all from there on.
-    """
-
-    steps: int
-    dropped: int
-    staleness_sum: int
-    staleness_max: int
-    reads: int
-    histogram: tuple[int, ...]
-
-
 class Totals(NamedTuple):
     """What all workers have done since this run began.
 
@@ -78,7 +60,7 @@ class Totals(NamedTuple):
     loss: float
     steps: int
     skipped: int
-    accounts: list[Account]
+    worker_stats: list[WorkerStats]
 
 
 class Strategy(Protocol):
@@ -107,26 +89,26 @@ class Strategy(Protocol):
     lockstep: bool
     paused: bool
     step: int
-    position: int
+    data_cursor: int
 
     @property
     def settled(self) -> bool:
         """Whether the workers have the same parameters after this step."""
 
     @property
-    def numbers(self) -> Mapping[str, float]:
+    def extra_state(self) -> Mapping[str, float]:
         """What a checkpoint holds of the run's state beside vectors, step and position, by name; where ``lockstep`` the
-        same on all workers. Local, after ``complete``."""
+        same on all workers. Local, after ``gather``."""
 
     def pause_at(self, step: int) -> None:
         """Have all workers stand still at a step after the present one; the chief's alone, and only where the modes
-        keep no common pace: ``take`` then tells the chief when they do."""
+        keep no common pace: ``next`` then tells the chief when they do."""
 
     def pause_soon(self) -> None:
         """Have all workers come to where a checkpoint can be taken; the chief's. In lockstep ``paused`` tells when that
-        is, else ``take``."""
+        is, else ``next``."""
 
-    def take(self) -> Work | Turn:
+    def next(self) -> WorkItem | Turn:
         """What to do next; may wait for others."""
 
     def begin(self, loss: Any) -> None:
@@ -148,11 +130,11 @@ class Strategy(Protocol):
     def close(self) -> None:
         """Come to the last parameters, which all workers then have; collective over the workers."""
 
-    def complete(self, name: str) -> Array:
+    def gather(self, name: str) -> Array:
         """One of ``vectors``, whole. Where ``lockstep`` collective over the workers, else local."""
 
-    def computable(self, name: str) -> Array:
-        """As ``complete``, but where this worker computes: on its device, if the parameters live there."""
+    def on_device_copy(self, name: str) -> Array:
+        """As ``gather``, but where this worker computes: on its device, if the parameters live there."""
 
     def totals(self) -> Totals:
         """What all workers have done; on the chief."""
@@ -164,7 +146,7 @@ class Strategy(Protocol):
         """Give memory back; collective over all ranks."""
 
 
-def not_finite(losses: Array, step: int, everywhere: bool = False) -> NonFiniteLoss:
+def non_finite_error(losses: Array, step: int, on_all_ranks: bool = False) -> NonFiniteLoss:
     """The error that names the workers whose loss is not finite.
 
     Args:
@@ -178,5 +160,5 @@ def not_finite(losses: Array, step: int, everywhere: bool = False) -> NonFiniteL
         f"the loss is {losses[int(ranks[0])]} at step {step + 1:,} on {worker}; "
         "lower the learning rate or clip the gradient, or pass --nan skip or --nan ignore to go on"
     )
-    error.everywhere = everywhere
+    error.on_all_ranks = on_all_ranks
     return error

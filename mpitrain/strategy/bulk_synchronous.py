@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from ..core.layout import Array
 from ..plan.plan import Plan
-from .base import StepResult, Totals, Turn, Work
+from .base import StepResult, Totals, Turn, WorkItem
 
 STOP = 1  # flag: some rank was asked to stop
 PAUSE = 2  # flag: the chief was asked for a pause
 
 
-class Lockstep:
+class BulkSynchronous:
     """Counts steps and examples; the rest of ``base.Strategy`` is the subclass's.
 
     Args:
@@ -25,10 +25,10 @@ class Lockstep:
     on_device = False
     loss_scale: Array | None = None
 
-    def __init__(self, plan: Plan, rank: int, step: int, position: int) -> None:
+    def __init__(self, plan: Plan, rank: int, step: int, data_cursor: int) -> None:
         self._first, self._examples = rank * plan.batch, plan.step_examples
         self._train_steps = plan.train_steps
-        self.step, self.position = step, position
+        self.step, self.data_cursor = step, data_cursor
         self._flags = 0  # this rank's
         self._stopping = False  # what all have agreed on, like ``paused``
         self.paused = False
@@ -44,7 +44,7 @@ class Lockstep:
         return True
 
     @property
-    def numbers(self) -> Mapping[str, float]:
+    def extra_state(self) -> Mapping[str, float]:
         return {}
 
     def pause_at(self, step: int) -> None:
@@ -53,11 +53,11 @@ class Lockstep:
     def pause_soon(self) -> None:
         self._flags |= PAUSE
 
-    def take(self) -> Work | Turn:
+    def next(self) -> WorkItem | Turn:
         self.paused = False
         if self._stopping or self.step >= self._train_steps:
             return Turn.END
-        return Work(self.step, self.position + self._first)
+        return WorkItem(self.step, self.data_cursor + self._first)
 
     def stop(self) -> None:
         self._flags |= STOP
@@ -65,11 +65,11 @@ class Lockstep:
     def close(self) -> None:
         """Nothing to do: all have the same parameters."""
 
-    def complete(self, name: str) -> Array:
+    def gather(self, name: str) -> Array:
         raise NotImplementedError
 
-    def computable(self, name: str) -> Array:
-        return self.complete(name)
+    def on_device_copy(self, name: str) -> Array:
+        return self.gather(name)
 
     def totals(self) -> Totals:
         return Totals(self._loss, self._counted, self._skipped, [])
@@ -87,7 +87,7 @@ class Lockstep:
 
     def _advance(self) -> None:
         self.step += 1
-        self.position += self._examples
+        self.data_cursor += self._examples
 
     def _tally(self, loss: float, updated: bool) -> None:
         self._result = StepResult(loss, updated)

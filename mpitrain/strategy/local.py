@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from ..comm.allreduce import Mean
+from ..comm.allreduce import MeanAllreduce
 from ..comm.hierarchy import Hierarchy
 from ..core.layout import Array
 from ..plan.plan import Plan
-from ..plan.progress import Fill
-from .base import StepResult, Wrap, not_finite
-from .bulk_synchronous import Lockstep
+from ..plan.progress import InitialState
+from .base import StepResult, Wrap, non_finite_error
+from .bulk_synchronous import BulkSynchronous
 
 LOCAL_STEPS = 8
 
 _LOSS, _COUNTED, _SKIPPED, _FLAGS = range(4)
 
 
-class Local(Lockstep):
+class Local(BulkSynchronous):
     """Local SGD and elastic averaging; see ``base.Strategy`` for its methods.
 
     Construction is collective over the workers, and so is a step that averages.
@@ -36,20 +36,20 @@ class Local(Lockstep):
         fill: Gives vectors their first values.
     """
 
-    def __init__(self, hierarchy: Hierarchy, plan: Plan, fill: Fill) -> None:
+    def __init__(self, hierarchy: Hierarchy, plan: Plan, fill: InitialState) -> None:
         size = plan.layout.size
         self._hierarchy, self._nan = hierarchy, plan.config.nan
         self._every = plan.config.local_steps or LOCAL_STEPS
         self._rho = plan.config.elastic_rho
         self._own: dict[str, Array] = {name: np.zeros(size, plan.dtype) for name in plan.vectors}
-        self.vectors, self.has_average = plan.vectors, plan.moving is not None
+        self.vectors, self.has_average = plan.vectors, plan.moving_average is not None
         self.params, self.grads = self._own["params"], np.zeros(size, plan.dtype)
-        step, position, _ = fill(self._own, 0)
-        super().__init__(plan, hierarchy.comm.rank, step, position)
+        step, data_cursor, _ = fill(self._own, 0)
+        super().__init__(plan, hierarchy.comm.rank, step, data_cursor)
         self._center = self.params.copy() if self._rho is not None else None
         self._scratch: Array | None = None
         self._updater = plan.updater(self._own)
-        self._mean = Mean(hierarchy, size, plan.dtype)
+        self._mean = MeanAllreduce(hierarchy, size, plan.dtype)
         self._since = np.zeros(4)  # what this worker did since the last average, to be told at the next
 
     @property
@@ -60,7 +60,7 @@ class Local(Lockstep):
         if not math.isfinite(loss) and self._nan == "stop":
             losses = np.zeros(self._hierarchy.comm.size)
             losses[self._hierarchy.comm.rank] = loss
-            raise not_finite(losses, self.step)
+            raise non_finite_error(losses, self.step)
         self._step_loss = loss
 
     def ready(self, start: int) -> None:
@@ -82,7 +82,7 @@ class Local(Lockstep):
         if self._center is not None:
             self.params[:] = self._center
 
-    def complete(self, name: str) -> Array:
+    def gather(self, name: str) -> Array:
         if self._center is None:
             return self._own[name]  # the same on all workers, wherever they are settled
         if name == "params":

@@ -23,18 +23,18 @@ from typing import Any
 
 import numpy as np
 
-from ..comm.hierarchy import Exchange, Hierarchy
+from ..comm.hierarchy import Hierarchy, ReduceScatter
 from ..comm.mpi import MPI
 from ..comm.shared_memory import row_stride
 from ..core.kernels import sum_in_place
 from ..core.layout import Array
 from ..plan.plan import Plan
-from ..plan.progress import Fill
-from .base import Wrap, not_finite
-from .bulk_synchronous import Lockstep
+from ..plan.progress import InitialState
+from .base import Wrap, non_finite_error
+from .bulk_synchronous import BulkSynchronous
 
 
-class Sync(Lockstep):
+class Sync(BulkSynchronous):
     """Synchronous data parallel training; see ``base.Strategy`` for its methods.
 
     Construction is collective over the workers.
@@ -44,21 +44,21 @@ class Sync(Lockstep):
         fill: Gives vectors their first values.
     """
 
-    def __init__(self, hierarchy: Hierarchy, plan: Plan, fill: Fill) -> None:
-        self._hierarchy, self._board, self._nan = hierarchy, hierarchy.board, plan.config.nan
+    def __init__(self, hierarchy: Hierarchy, plan: Plan, fill: InitialState) -> None:
+        self._hierarchy, self._barrier, self._nan = hierarchy, hierarchy.barrier, plan.config.nan
         self._several_nodes = hierarchy.n_nodes > 1
         size, dtype = plan.layout.size, plan.dtype
         self._allocate(size, dtype, plan.vectors)
-        step, position, _ = fill(self._vectors if hierarchy.node.rank == 0 else None, 0)
-        super().__init__(plan, hierarchy.comm.rank, step, position)
+        step, data_cursor, _ = fill(self._vectors if hierarchy.node.rank == 0 else None, 0)
+        super().__init__(plan, hierarchy.comm.rank, step, data_cursor)
         self._updater = plan.updater(self._vectors)
         self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)
         self._buckets = plan.buckets
-        self._pieces = [hierarchy.piece(bucket.lo, bucket.hi) for bucket in self._buckets]
-        self._exchanges = [
-            Exchange(hierarchy, bucket.lo, bucket.hi, dtype)
+        self._owned_ranges = [hierarchy.owned_range(bucket.lo, bucket.hi) for bucket in self._buckets]
+        self._reduce_scatters = [
+            ReduceScatter(hierarchy, bucket.lo, bucket.hi, dtype)
             for bucket in self._buckets
-            if self._several_nodes and hierarchy.lane is not None
+            if self._several_nodes and hierarchy.internode is not None
         ]
         # Phases of a step, counted from here: one for each bucket, one for partial sums, one for the end.
         self._phase = 0
@@ -80,7 +80,7 @@ class Sync(Lockstep):
     def begin(self, loss: float) -> None:
         flags = self._flags
         self._declared = self._handled = 0
-        self._board.note(loss, flags)
+        self._barrier.note(loss, flags)
         if self._several_nodes:
             self._noted[:] = loss, flags
             self._noting = self._hierarchy.comm.Iallgather(self._noted, self._all_noted)
@@ -89,7 +89,7 @@ class Sync(Lockstep):
         buckets = self._buckets
         while self._declared < len(buckets) and buckets[self._declared].lo >= start:
             self._declared += 1
-            self._board.publish(self._phase + self._declared)
+            self._barrier.publish(self._phase + self._declared)
         if start > 0:  # otherwise ``finish`` comes next, and waits
             self._work_ahead()
 
@@ -101,24 +101,24 @@ class Sync(Lockstep):
         losses, flags = self._collect_noted()
         loss = sum(losses.tolist())
         finite = math.isfinite(loss)
-        for exchange in self._exchanges:  # also where the run ends here: nothing may be left under way
+        for exchange in self._reduce_scatters:  # also where the run ends here: nothing may be left under way
             exchange.finish(self.grads)
         if not finite and self._nan == "stop":
-            raise not_finite(losses, self.step, everywhere=True)
+            raise non_finite_error(losses, self.step, on_all_ranks=True)
         updated = finite or self._nan == "ignore"
         if updated:
             self._update_rest(last + 1)
-            self._spread()
+            self._allgather_params()
         self._phase = last + 2
-        self._board.publish(self._phase)
+        self._barrier.publish(self._phase)
         self._wait(self._phase)
         self._hear(flags)
         self._count(loss, updated)
 
-    def complete(self, name: str) -> Array:
+    def gather(self, name: str) -> Array:
         vector = self._vectors[name]
         for bucket in self._buckets:
-            self._hierarchy.gather(vector, bucket.lo, bucket.hi)
+            self._hierarchy.allgather(vector, bucket.lo, bucket.hi)
         self._hierarchy.node.Barrier()
         return vector
 
@@ -139,10 +139,10 @@ class Sync(Lockstep):
 
     def _work_ahead(self) -> None:
         """Handle buckets that the whole node has declared, while earlier layers still wait for backward."""
-        while self._handled < self._declared and self._board.reached(self._phase + self._handled + 1):
+        while self._handled < self._declared and self._barrier.reached(self._phase + self._handled + 1):
             if self._several_nodes:
                 self._travel(self._handled)
-            elif self._updater.needs_sums or not np.isfinite(self._board.losses).all():
+            elif self._updater.needs_sums or not np.isfinite(self._barrier.losses).all():
                 return  # ``finish`` knows what to do
             else:
                 self._update(self._handled, self._rows)
@@ -150,22 +150,22 @@ class Sync(Lockstep):
         self._progress()
 
     def _wait(self, phase: int) -> None:
-        self._board.wait(phase, self._progress if self._several_nodes else None)
+        self._barrier.wait(phase, self._progress if self._several_nodes else None)
 
     def _progress(self) -> None:
         """Let MPI move what is under way between nodes."""
         self._noting.Test()
-        for exchange in self._exchanges:
+        for exchange in self._reduce_scatters:
             exchange.progress()
 
     def _travel(self, index: int) -> None:
         """Sum this rank's slice of a bucket over the node, and send its pieces to their owners."""
         bucket = self._buckets[index]
-        lo, hi = self._hierarchy.slice(bucket.lo, bucket.hi)
+        lo, hi = self._hierarchy.chunk(bucket.lo, bucket.hi)
         if len(self._rows) > 1:
             sum_in_place(self._rows, lo, hi, 1.0, self._hierarchy.node.rank)
-        if self._exchanges:
-            self._exchanges[index].start(self.grads)
+        if self._reduce_scatters:
+            self._reduce_scatters[index].start(self.grads)
 
     def _travel_rest(self) -> None:
         for index in range(self._handled, len(self._buckets)):
@@ -174,7 +174,7 @@ class Sync(Lockstep):
         self._handled = len(self._buckets)
 
     def _update(self, index: int, rows: Array) -> None:
-        lo, hi = self._pieces[index]
+        lo, hi = self._owned_ranges[index]
         if lo < hi:
             self._updater.update(lo, hi, rows, self.step)
 
@@ -189,7 +189,7 @@ class Sync(Lockstep):
 
     def _update_by_sums(self, rows: Array, phase: int) -> None:
         """Update in two passes, with norms over whole vectors or parameters summed in between."""
-        owned = [(lo, hi) for lo, hi in self._pieces if lo < hi]
+        owned = [(lo, hi) for lo, hi in self._owned_ranges if lo < hi]
         mine: Any = 0.0
         for lo, hi in owned:
             mine = mine + self._updater.prepare(lo, hi, rows, self.grads, self.step)
@@ -201,24 +201,24 @@ class Sync(Lockstep):
         """The sum of all owners' partial sums, in a fixed order."""
         hierarchy = self._hierarchy
         self._partials[hierarchy.node.rank] = mine
-        self._board.publish(phase)
-        self._board.wait(phase)
+        self._barrier.publish(phase)
+        self._barrier.wait(phase)
         total: Array = self._partials.sum(axis=0)
-        if hierarchy.lane is None or not self._several_nodes:
+        if hierarchy.internode is None or not self._several_nodes:
             return total
         by_node = np.empty((hierarchy.n_nodes, len(total)))
-        hierarchy.lane.Allgather(total, by_node)
+        hierarchy.internode.Allgather(total, by_node)
         summed: Array = by_node.sum(axis=0)
         return summed
 
-    def _spread(self) -> None:
+    def _allgather_params(self) -> None:
         if self._several_nodes:
             for bucket in self._buckets:
-                self._hierarchy.gather(self.params, bucket.lo, bucket.hi)
+                self._hierarchy.allgather(self.params, bucket.lo, bucket.hi)
 
     def _collect_noted(self) -> tuple[Array, int]:
         """Every worker's share of the loss, in the order of the ranks, and the union of their flags."""
         if not self._several_nodes:
-            return self._board.losses, self._board.flags
+            return self._barrier.losses, self._barrier.flags
         self._noting.Wait()
         return self._all_noted[:, 0], int(np.bitwise_or.reduce(self._all_noted[:, 1].astype(np.int64)))

@@ -22,9 +22,9 @@ from ..comm.hierarchy import Hierarchy
 from ..core.layout import Array
 from ..core.ranges import Bucket
 from ..plan.plan import Plan
-from ..plan.progress import Fill
-from .base import StepResult, Totals, Wrap, not_finite
-from .bulk_synchronous import Lockstep
+from ..plan.progress import InitialState
+from .base import StepResult, Totals, Wrap, non_finite_error
+from .bulk_synchronous import BulkSynchronous
 
 _LAG = 3  # steps that the host may be ahead of the last loss that it has read
 _FIRST_SCALE = 65536.0  # of a loss in float16
@@ -42,11 +42,11 @@ class _Asked:
     """
 
     step: int
-    numbers: Array
+    extra_state: Array
     done: Any
 
 
-class Resident(Lockstep):
+class SyncGpu(BulkSynchronous):
     """Synchronous training of parameters that lie on every worker's device; see ``base.Strategy`` for its methods.
 
     Construction is collective over the workers.
@@ -60,23 +60,27 @@ class Resident(Lockstep):
 
     on_device = True
 
-    def __init__(self, hierarchy: Hierarchy, plan: Plan, device: Any, fill: Fill, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, hierarchy: Hierarchy, plan: Plan, device: Any, fill: InitialState, say: Callable[[str], None]
+    ) -> None:
         from ..gpu import ops as launch
-        from ..gpu.allreduce.select import transport_of
-        from ..gpu.update import Update
+        from ..gpu.allreduce.select import select_transport
+        from ..gpu.update import GpuUpdate
 
         self._hierarchy, self._device, self._nan, self._launch = hierarchy, device, plan.config.nan, launch
         size, dtype = plan.layout.size, plan.dtype
         self._host = {name: hierarchy.shared.allocate((size,), dtype) for name in plan.vectors}
-        step, position, numbers = fill(self._host if hierarchy.node.rank == 0 else None, 0)
-        super().__init__(plan, hierarchy.comm.rank, step, position)
-        self.vectors, self.has_average = plan.vectors, plan.moving is not None
+        step, data_cursor, extra_state = fill(self._host if hierarchy.node.rank == 0 else None, 0)
+        super().__init__(plan, hierarchy.comm.rank, step, data_cursor)
+        self.vectors, self.has_average = plan.vectors, plan.moving_average is not None
         self._is_scaled = plan.config.precision == "float16"
-        with device.here():
+        with device.activate():
             self._there = {name: device.copy_of(self._host[name]) for name in plan.vectors}
             self._sent = device.zeros((size + 1,), dtype)  # the gaps between parameters stay so
-            self._state = device.copy_of(self._first_state(numbers))
-            self._update_there = Update(device, plan.optimizer, plan.layout, self._there, plan.moving, self._state)
+            self._state = device.copy_of(self._first_state(extra_state))
+            self._update_there = GpuUpdate(
+                device, plan.optimizer, plan.layout, self._there, plan.moving_average, self._state
+            )
         self.params, self.grads = self._there["params"], self._sent[:size]
         if self._is_scaled:
             self.loss_scale = self._state[launch.SCALE : launch.SCALE + 1]
@@ -85,8 +89,8 @@ class Resident(Lockstep):
         self._transport = None
         if hierarchy.comm.size > 1:
             asked = plan.config.gpu_transport
-            before = next((name.removeprefix(_WAY) for name in numbers if name.startswith(_WAY)), "")
-            self._transport = transport_of(hierarchy, device, self._sent, self._buckets, asked, before, say)
+            before = next((name.removeprefix(_WAY) for name in extra_state if name.startswith(_WAY)), "")
+            self._transport = select_transport(hierarchy, device, self._sent, self._buckets, asked, before, say)
         self._started = 0  # buckets of this step
         self._asked: deque[_Asked] = deque()
         self._free: list[_Asked] = []
@@ -100,19 +104,19 @@ class Resident(Lockstep):
         self._own_loss = loss.reshape(1)
         self._started = 0
         if self._transport is not None:
-            with self._device.here():
+            with self._device.activate():
                 self._launch.note_loss(self._own_loss, self._sent[-1:])
 
     def ready(self, start: int) -> None:
         if self._transport is None:
             return
-        with self._device.here():
+        with self._device.activate():
             while self._started < len(self._buckets) and self._buckets[self._started].lo >= start:
                 self._transport.start(self._started)
                 self._started += 1
 
     def finish(self) -> None:
-        with self._device.here():
+        with self._device.activate():
             self._average()
             self._update()
             self._ask()
@@ -127,11 +131,11 @@ class Resident(Lockstep):
         return self._result
 
     @property
-    def numbers(self) -> Mapping[str, float]:
+    def extra_state(self) -> Mapping[str, float]:
         found = {} if self._transport is None else {_WAY + self._transport.name: 1.0}
         if self._is_scaled:
             launch, state = self._launch, np.empty(self._state.size)
-            with self._device.here():
+            with self._device.activate():
                 self._device.download(self._state, state)
             found |= {_SCALE: float(state[launch.SCALE]), _GOOD: float(state[launch.GOOD])}
         return found
@@ -143,17 +147,17 @@ class Resident(Lockstep):
     def close(self) -> None:
         self._read(0)
 
-    def complete(self, name: str) -> Array:
+    def gather(self, name: str) -> Array:
         self._read(0)
         node, host = self._hierarchy.node, self._host[name]
         if node.rank == 0:
             self._device.pin(host)
-            with self._device.here():
+            with self._device.activate():
                 self._device.download(self._there[name], host)
         node.Barrier()
         return host
 
-    def computable(self, name: str) -> Array:
+    def on_device_copy(self, name: str) -> Array:
         self._read(0)
         return self._there[name]
 
@@ -181,7 +185,7 @@ class Resident(Lockstep):
         if self._is_scaled:
             launch.find_overflow(self.grads, state[launch.OVERFLOW : launch.OVERFLOW + 1])
         total = self._own_loss if self._transport is None else self._sent[-1:]
-        launch.judge(self._own_loss, total, self._nan, self._is_scaled, state)
+        launch.decide_update(self._own_loss, total, self._nan, self._is_scaled, state)
         self._update_there(self.grads, self.step)
         if self._waits:
             self._device.compute.wait()
@@ -192,18 +196,18 @@ class Resident(Lockstep):
 
         asked = self._free.pop() if self._free else _Asked(0, pinned((3,), np.float64), None)
         launch, compute = self._launch, self._device.compute
-        compute.fetch(self._state[launch.OWN : launch.UPDATED + 1], asked.numbers)
-        asked.step, asked.done = self.step, compute.mark(asked.done)
+        compute.copy_to_host(self._state[launch.OWN : launch.UPDATED + 1], asked.extra_state)
+        asked.step, asked.done = self.step, compute.record(asked.done)
         self._asked.append(asked)
 
-    def _first_state(self, numbers: Mapping[str, float]) -> Array:
-        """The device's state before the first step; ``numbers``: of the run that goes on, if it had a scale."""
+    def _first_state(self, extra_state: Mapping[str, float]) -> Array:
+        """The device's state before the first step; ``extra_state``: of the run that goes on, if it had a scale."""
         launch = self._launch
         state = np.zeros(launch.UPDATED + 1)
         state[launch.FACTOR] = state[launch.SCALE] = 1.0
         if self._is_scaled:
-            state[launch.SCALE] = numbers.get(_SCALE, _FIRST_SCALE)
-            state[launch.GOOD] = numbers.get(_GOOD, 0)
+            state[launch.SCALE] = extra_state.get(_SCALE, _FIRST_SCALE)
+            state[launch.GOOD] = extra_state.get(_GOOD, 0)
         return state
 
     # What has become of it.
@@ -221,7 +225,7 @@ class Resident(Lockstep):
         while len(self._asked) > lag:
             asked = self._asked.popleft()
             asked.done.synchronize()
-            own, total, updated = asked.numbers.tolist()
+            own, total, updated = asked.extra_state.tolist()
             self._tally(total, bool(updated))
             if self._bad is None and not math.isfinite(total):
                 self._bad = asked.step, own
@@ -237,7 +241,7 @@ class Resident(Lockstep):
         if self._bad is None or self._nan != "stop" or self._bad[0] >= self.step - lag:
             return
         step, own = self._bad
-        raise not_finite(np.array(self._hierarchy.comm.allgather(own)), step, everywhere=True)
+        raise non_finite_error(np.array(self._hierarchy.comm.allgather(own)), step, on_all_ranks=True)
 
 
 def _with_loss(buckets: list[Bucket]) -> list[Bucket]:

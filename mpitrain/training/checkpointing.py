@@ -11,11 +11,11 @@ from typing import Any
 
 from .. import checkpoint
 from ..checkpoint import shared_file as together
-from ..checkpoint.sharded import Part, PartsWriter
-from ..checkpoint.shared_file import TogetherWriter
-from ..checkpoint.writer import Saver
+from ..checkpoint.sharded import Part, ShardedWriter
+from ..checkpoint.shared_file import SharedFileWriter
+from ..checkpoint.writer import CheckpointWriter
 from ..comm.cluster import Cluster, Group
-from ..comm.node_leaders import Leaders
+from ..comm.node_leaders import NodeLeaders
 from ..core.layout import Array
 from ..errors import CheckpointError, ConfigError
 from ..plan.config import RunConfig
@@ -25,7 +25,7 @@ from ..strategy.base import Strategy, Wrap
 LARGE_BYTES = 1 << 30  # of state: from here on every node writes a part
 
 
-class Saving:
+class Checkpointing:
     """What the training loop does to save. Construction is collective over the workers.
 
     Args:
@@ -51,37 +51,37 @@ class Saving:
         retention = checkpoint.Retention(config.keep, config.keep_every)
         if cluster.chief:
             checkpoint.remove_unfinished(folder)
-        self._parts: Parts | None = None
-        self._saver: Saver | None = None
+        self._parts: ShardedCheckpointing | None = None
+        self._writer: CheckpointWriter | None = None
         if _in_parts(cluster, plan, strategy):
-            self._parts = Parts(cluster.training, plan, folder, about, retention, say)
-            self._saver = self._parts.saver
+            self._parts = ShardedCheckpointing(cluster.training, plan, folder, about, retention, say)
+            self._writer = self._parts.writer
         elif cluster.chief:
             write = partial(_write, folder, plan, about)
-            self._saver = Saver(folder, write, retention, config.save_background, say)
+            self._writer = CheckpointWriter(folder, write, retention, config.save_background, say)
 
     def save(self) -> None:
         """Save a checkpoint of this step, beside training if so configured.
 
         In lockstep collective over the workers, else for the chief alone.
         """
-        strategy, saver = self._strategy, self._saver
+        strategy, writer = self._strategy, self._writer
         if self._parts is not None:
             self._parts.finish()
-        if saver is not None:
-            saver.wait_for_copy()  # a device's vectors come to where the last ones may still be copied from
+        if writer is not None:
+            writer.wait_for_copy()  # a device's vectors come to where the last ones may still be copied from
         if self._sync:
-            vectors = {name: strategy.complete(name) for name in strategy.vectors}
-            if saver is not None:
-                saver.save(vectors, strategy.step, strategy.position, strategy.numbers)
-        elif strategy.lockstep or saver is not None:
+            vectors = {name: strategy.gather(name) for name in strategy.vectors}
+            if writer is not None:
+                writer.save(vectors, strategy.step, strategy.data_cursor, strategy.extra_state)
+        elif strategy.lockstep or writer is not None:
             copies = {}
             for name in strategy.vectors:
-                vector = strategy.complete(name)  # overwritten by the next one, or in the next step
-                if saver is not None:
+                vector = strategy.gather(name)  # overwritten by the next one, or in the next step
+                if writer is not None:
                     copies[name] = vector.copy()
-            if saver is not None:
-                saver.save(copies, strategy.step, strategy.position, strategy.numbers, own=True)
+            if writer is not None:
+                writer.save(copies, strategy.step, strategy.data_cursor, strategy.extra_state, own=True)
         if self._parts is not None:
             self._parts.begun(strategy.step)
 
@@ -91,13 +91,13 @@ class Saving:
         In ``sync`` it is enough that who writes waits: nobody updates anything before its gradient is there. What a
         device updates is not what is being saved.
         """
-        if self._saver is not None and not self._strategy.on_device:
-            self._saver.wait_for_copy()
+        if self._writer is not None and not self._strategy.on_device:
+            self._writer.wait_for_copy()
 
     def tell(self) -> None:
         """Go on with a save beside training, and say what it had to say; local."""
-        if self._saver is not None:
-            self._saver.poll()
+        if self._writer is not None:
+            self._writer.poll()
         if self._parts is not None:
             self._parts.progress()
 
@@ -110,25 +110,25 @@ class Saving:
         if self._parts is not None:
             self._parts.finish()
         with self._group.agree("saving the last checkpoint"):
-            if self._saver is not None:
-                self._saver.close()
-                if self._saver.failure is not None:
-                    raise CheckpointError(f"the run has ended, and {self._saver.failure}")
+            if self._writer is not None:
+                self._writer.close()
+                if self._writer.failure is not None:
+                    raise CheckpointError(f"the run has ended, and {self._writer.failure}")
         if self._parts is not None:
             self._parts.free()
 
-    def trace(self, beside: Callable[[str], Wrap]) -> None:
+    def trace(self, background: Callable[[str], Wrap]) -> None:
         """Have saves beside training recorded; local."""
-        if self._saver is not None and self._background:
-            beside("saving")(self._saver, "write_now", "save")
+        if self._writer is not None and self._background:
+            background("saving")(self._writer, "write_now", "save")
 
     @property
     def longest_s(self) -> float:
         """Seconds of the longest save so far; 0 on ranks that write nothing."""
-        return 0.0 if self._saver is None else self._saver.longest_s
+        return 0.0 if self._writer is None else self._writer.longest_s
 
 
-class Parts:
+class ShardedCheckpointing:
     """Every node's first worker writes a part; when all have, the chief makes these a checkpoint.
 
     Parts are files under an index, or of one file where HDF5 can write that from several nodes. That all have is
@@ -146,48 +146,50 @@ class Parts:
         say: Callable[[str], None],
     ) -> None:
         token = group.comm.bcast(secrets.token_hex(4), root=0)
-        self._leaders = leaders = Leaders(group)
-        self._team = Leaders(group)  # for the thread that writes
+        self._leaders = leaders = NodeLeaders(group)
+        self._team = NodeLeaders(group)  # for the thread that writes
         in_one_file = _together(group, leaders, plan.config)
-        self.saver: Saver | None = None
+        self.writer: CheckpointWriter | None = None
         self._say, self._folder = say, folder
         self._step = -1
         self._awaited = False  # parts are being written, or it is not known yet whether all have been
         if leaders.member:
             self._hosts = leaders.gather(group.host)
             config, part = plan.config, Part(leaders.rank, leaders.size, token)
-            self._writer: PartsWriter | TogetherWriter
+            self._writer: ShardedWriter | SharedFileWriter
             if in_one_file:
-                self._writer = TogetherWriter(folder, plan.layout, config.seed, about, self._team)
+                self._writer = SharedFileWriter(folder, plan.layout, config.seed, about, self._team)
             else:
-                self._writer = PartsWriter(folder, plan.layout, config.seed, about, config.save_compression, part)
-            self.saver = Saver(folder, self._writer.write, retention, config.save_background, say, in_parts=True)
+                self._writer = ShardedWriter(folder, plan.layout, config.seed, about, config.save_compression, part)
+            self.writer = CheckpointWriter(
+                folder, self._writer.write, retention, config.save_background, say, in_parts=True
+            )
 
     def begun(self, step: int) -> None:
         """Note that parts of a checkpoint are being written; local."""
-        self._step, self._awaited = step, self.saver is not None
+        self._step, self._awaited = step, self.writer is not None
 
     def progress(self) -> None:
         """Go on as far as that takes no waiting; local."""
-        saver, leaders = self.saver, self._leaders
-        if saver is None or not self._awaited:
+        writer, leaders = self.writer, self._leaders
+        if writer is None or not self._awaited:
             return
-        if not leaders.asked and not saver.busy:
-            saver.finish()
-            leaders.ask(saver.errno)
-        if leaders.asked and leaders.answered():
-            self._complete(saver)
+        if not leaders.pending and not writer.busy:
+            writer.finish()
+            leaders.start_max(writer.errno)
+        if leaders.pending and leaders.test():
+            self._complete(writer)
 
     def finish(self) -> None:
         """Have the checkpoint on disk."""
-        saver, leaders = self.saver, self._leaders
-        if saver is None:
+        writer, leaders = self.writer, self._leaders
+        if writer is None:
             return
-        saver.finish()
+        writer.finish()
         self.progress()
-        if leaders.asked and leaders.answered(wait=True):
-            self._complete(saver)
-        saver.finish()
+        if leaders.pending and leaders.test(wait=True):
+            self._complete(writer)
+        writer.finish()
 
     def free(self) -> None:
         """Give the communicators back."""
@@ -195,17 +197,17 @@ class Parts:
             self._leaders.free()
             self._team.free()
 
-    def _complete(self, saver: Saver) -> None:
+    def _complete(self, writer: CheckpointWriter) -> None:
         """All parts have been written, or some could not be; local, for others may be a step ahead."""
         self._awaited = False
-        number, rank = self._leaders.highest
+        number, rank = self._leaders.result
         if number:
-            if saver.failure is None:  # otherwise it has been told
+            if writer.failure is None:  # otherwise it has been told
                 why = f"{os.strerror(number)} ({self._hosts[rank]})"
-                saver.failure = f"the checkpoint of step {self._step:,} could not be saved in {self._folder}: {why}"
-                self._say(f"{saver.failure}; training goes on, and older checkpoints are as they were")
+                writer.failure = f"the checkpoint of step {self._step:,} could not be saved in {self._folder}: {why}"
+                self._say(f"{writer.failure}; training goes on, and older checkpoints are as they were")
         elif self._leaders.rank == 0:
-            saver.complete(self._step, self._writer.write_index)
+            writer.complete(self._step, self._writer.write_index)
 
 
 def _in_parts(cluster: Cluster, plan: Plan, strategy: Strategy) -> bool:
@@ -216,7 +218,7 @@ def _in_parts(cluster: Cluster, plan: Plan, strategy: Strategy) -> bool:
     return plan.nbytes * len(strategy.vectors) >= LARGE_BYTES
 
 
-def _together(group: Group, leaders: Leaders, config: RunConfig) -> bool:
+def _together(group: Group, leaders: NodeLeaders, config: RunConfig) -> bool:
     """Whether the leaders are to write one file; collective over the group.
 
     Raises:
@@ -235,7 +237,7 @@ def _together(group: Group, leaders: Leaders, config: RunConfig) -> bool:
     return not lacking
 
 
-def _lacks(leaders: Leaders, config: RunConfig) -> str:
+def _lacks(leaders: NodeLeaders, config: RunConfig) -> str:
     """Why this rank cannot write a file together with others; empty where it can."""
     if config.save_background and not leaders.in_threads:
         return "this MPI must not be called beside training, so give --no-save-background"
@@ -248,8 +250,10 @@ def _write(
     about: Mapping[str, Any],
     vectors: Mapping[str, Array],
     step: int,
-    position: int,
-    numbers: Mapping[str, float] | None,
+    data_cursor: int,
+    extra_state: Mapping[str, float] | None,
 ) -> None:
     config, path = plan.config, checkpoint.path_for(folder, step)
-    checkpoint.write(path, plan.layout, vectors, step, position, config.seed, about, config.save_compression, numbers)
+    checkpoint.write(
+        path, plan.layout, vectors, step, data_cursor, config.seed, about, config.save_compression, extra_state
+    )

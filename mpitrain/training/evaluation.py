@@ -43,14 +43,14 @@ def measured(sums: Array, count: int) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Found:
+class Evaluation:
     """What was measured, and of which step's parameters."""
 
     step: int
     values: dict[str, float]
 
 
-class Beside:
+class BackgroundEvaluator:
     """Validates in a thread on the processor, with a model of its own on a snapshot of the parameters; local.
 
     Must be made before the job's model has computed anything.
@@ -67,7 +67,7 @@ class Beside:
         self._snapshot = np.zeros(plan.layout.size, plan.dtype)
         bind(self._model, plan.layout, self._snapshot, np.zeros_like(self._snapshot))
         self._thread: threading.Thread | None = None
-        self._found: Found | None = None
+        self._found: Evaluation | None = None
         self._error: BaseException | None = None
 
     @property
@@ -81,7 +81,7 @@ class Beside:
         self._thread = threading.Thread(target=self.measure, args=(step,), name="validation", daemon=True)
         self._thread.start()
 
-    def found(self) -> Found | None:
+    def found(self) -> Evaluation | None:
         """What the last measuring found, once."""
         if self._thread is None or self._thread.is_alive():
             return None
@@ -91,7 +91,7 @@ class Beside:
         found, self._found = self._found, None
         return found
 
-    def wait(self) -> Found | None:
+    def wait(self) -> Evaluation | None:
         """Wait for the measuring under way, if there is one, and return what it found."""
         if self._thread is not None:
             self._thread.join()
@@ -106,6 +106,6 @@ class Beside:
             with np.errstate(all="ignore"):  # what overflows shows in the loss
                 count = len(self._loader)
                 sums = measure(self._evaluate, self._loader, 0, count, self._most)
-            self._found = Found(step, measured(sums, count))
+            self._found = Evaluation(step, measured(sums, count))
         except BaseException as error:
             self._error = error

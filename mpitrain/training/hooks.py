@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import time
 
-from ..monitor import worker_stats as accounts
+from ..monitor import worker_stats
+from ..monitor.worker_stats import WorkerStats
 from ..plan.hook import Hook, TrainingLoop
-from ..process.rank_status import Presence
+from ..process.rank_status import RankStatusFile
 from ..process.signals import Signals, TimeLimit
-from ..strategy.base import Account, Totals
+from ..strategy.base import Totals
 
 
-class Every:
+class EveryNSteps:
     """Says when something that is done every N steps is due.
 
     Args:
@@ -46,12 +47,12 @@ class Log(Hook):
     """
 
     def __init__(self, every: int) -> None:
-        self._when = Every(every)
+        self._when = EveryNSteps(every)
 
     def begin(self, loop: TrainingLoop) -> None:
         self._when.start(loop.step)
         self._timed = self._warned = False
-        self._compared_from: list[Account] | None = None
+        self._compared_from: list[WorkerStats] | None = None
         self._start(loop)
 
     def after_step(self, loop: TrainingLoop) -> None:
@@ -79,15 +80,15 @@ class Log(Hook):
             values |= {"examples_per_s": steps * loop.step_examples / seconds, "step_s": seconds / steps}
         if totals.skipped > before.skipped:
             values["skipped_steps"] = totals.skipped - before.skipped
-        loop.report(loop.step, values | accounts.since(before.accounts, totals.accounts, loop.plan.nbytes))
-        self._compare_shares(loop, totals.accounts)
+        loop.report(loop.step, values | worker_stats.since(before.worker_stats, totals.worker_stats, loop.plan.nbytes))
+        self._compare_shares(loop, totals.worker_stats)
         return totals
 
-    def _compare_shares(self, loop: TrainingLoop, now: list[Account]) -> None:
+    def _compare_shares(self, loop: TrainingLoop, now: list[WorkerStats]) -> None:
         """Warn once of a worker that takes too little; what was before the first report is not held against it."""
         if self._compared_from is None:
             self._compared_from = now
-        warning = accounts.unequal(self._compared_from, now)
+        warning = worker_stats.unequal(self._compared_from, now)
         if warning and not self._warned:
             self._warned = True
             loop.say(f"warning: {warning}")
@@ -107,7 +108,7 @@ class Validate(Hook):
     """Measures loss and accuracy on the validation examples every N steps and at the end."""
 
     def __init__(self, every: int) -> None:
-        self._when = Every(every)
+        self._when = EveryNSteps(every)
 
     def begin(self, loop: TrainingLoop) -> None:
         self._when.start(loop.step)
@@ -125,7 +126,7 @@ class Save(Hook):
     """Writes a checkpoint every N steps, every S seconds, and at the end."""
 
     def __init__(self, every: int, every_s: float) -> None:
-        self._when, self._every_s = Every(every), every_s
+        self._when, self._every_s = EveryNSteps(every), every_s
         self._done_at = -1
 
     def begin(self, loop: TrainingLoop) -> None:
@@ -197,14 +198,14 @@ class Stop(Hook):
             loop.stop()
 
 
-class Present(Hook):
+class ReportStep(Hook):
     """Keeps the step that this worker is in where ``mpitrain run`` finds it when the worker has died."""
 
-    def __init__(self, presence: Presence) -> None:
-        self._presence = presence
+    def __init__(self, status: RankStatusFile) -> None:
+        self._status = status
 
     def begin(self, loop: TrainingLoop) -> None:
-        self._presence.at(loop.step)
+        self._status.set_step(loop.step)
 
     def after_step(self, loop: TrainingLoop) -> None:
-        self._presence.at(loop.step)
+        self._status.set_step(loop.step)

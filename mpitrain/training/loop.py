@@ -13,23 +13,24 @@ import numpy as np
 
 from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
-from ..comm.shared_dataset import SharedData
+from ..comm.shared_dataset import SharedDataset
 from ..core.layout import Array, Layout
 from ..core.ranges import split_batch
+from ..core.renamed import Renamed
 from ..data import Loader
 from ..errors import CheckpointError, NonFiniteLoss
-from ..models.base import Replica
+from ..models.base import Model
 from ..monitor.console import Console
 from ..monitor.metrics import MetricsFile
 from ..nn.layer import Context
 from ..plan.hook import Hook
 from ..plan.job import Job
 from ..plan.plan import Plan
-from ..strategy.base import Strategy, Totals, Turn, Work, Wrap
+from ..strategy.base import Strategy, Totals, Turn, WorkItem, Wrap
 from . import evaluation as validation
-from .checkpointing import Saving
+from .checkpointing import Checkpointing
 from .hooks import Log, Save, Validate
-from .initial_state import Start
+from .initial_state import InitialStateLoader
 
 
 @dataclass
@@ -72,14 +73,14 @@ class Loop:
         job: Job,
         plan: Plan,
         strategy: Strategy,
-        replica: Replica,
+        model: Model,
         files: RunFiles,
-        start: Start,
+        start: InitialStateLoader,
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.cluster, self.job, self.plan, self.files = cluster, job, plan, files
         self.resumed, self.saved = start.resumed, start.saved
-        self._strategy, self._replica = strategy, replica
+        self._strategy, self._model = strategy, model
         self.training_s = 0.0
         self.validation: dict[str, float] = {}
         self._validated_at = -1
@@ -93,15 +94,15 @@ class Loop:
         self._micro_batches = split_batch(plan.batch, plan.config.accumulate_steps)
         self._accumulated: Any = None
         self._announced: Any = None  # the loss, as long as the strategy does not know it
-        self._data = SharedData(cluster.training, plan.config.shared_memory)
-        self._train = self._loader(job.train, None if replica.takes_stored else plan.dtype, replica.memory)
+        self._data = SharedDataset(cluster.training, plan.config.shared_memory)
+        self._train = self._loader(job.train, None if model.accepts_raw else plan.dtype, model.memory)
         self._validation = None if job.validation is None else self._loader(job.validation, plan.dtype)
-        self._beside = self._make_beside()
+        self._background_evaluator = self._make_background_evaluator()
         self._bind()
-        replica.scale_loss(strategy.loss_scale)
-        self._forward, self._backward = replica.forward, replica.backward
+        model.scale_loss(strategy.loss_scale)
+        self._forward, self._backward = model.forward, model.backward
         self._watch_backward()
-        self.saving = Saving(cluster, plan, strategy, files.checkpoints, files.record, self.say)
+        self.saving = Checkpointing(cluster, plan, strategy, files.checkpoints, files.record, self.say)
         self._save = Save(plan.config.save_steps, plan.config.save_secs)
         self._hooks: list[Hook] = [Log(plan.config.log_steps), Validate(plan.config.validate_steps), self._save]
         self._hooks += [*hooks, *job.hooks]
@@ -112,9 +113,11 @@ class Loop:
         return self._strategy.step
 
     @property
-    def position(self) -> int:
+    def data_cursor(self) -> int:
         """Examples taken by all workers together from the endless stream of examples."""
-        return self._strategy.position
+        return self._strategy.data_cursor
+
+    position = Renamed("data_cursor")
 
     @property
     def loss(self) -> float:
@@ -171,7 +174,7 @@ class Loop:
             with np.errstate(all="ignore"):
                 self._run()
         except NonFiniteLoss as error:
-            if error.everywhere:  # then all end in order, and nothing may be under way: a save in parts may be
+            if error.on_all_ranks:  # then all end in order, and nothing may be under way: a save in parts may be
                 with contextlib.suppress(CheckpointError):  # which has been told
                     self.saving.finish()
             raise
@@ -183,10 +186,10 @@ class Loop:
             hook.begin(self)
         while True:
             began = time.perf_counter()
-            turn = self._strategy.take()
+            turn = self._strategy.next()
             if turn is Turn.END:
                 break
-            if isinstance(turn, Work):
+            if isinstance(turn, WorkItem):
                 self._compute(turn)
                 self.training_s += time.perf_counter() - began
                 self._after_step()
@@ -201,7 +204,7 @@ class Loop:
 
     def _report_memory(self) -> None:
         """Record what the device's memory was used for."""
-        found = self._replica.footprint()
+        found = self._model.memory_use()
         if found and self._strategy.on_device:
             vectors = (len(self.plan.vectors) + 1) * self.plan.nbytes
             found = {"parameters, slots, gradient": vectors, **found}
@@ -217,18 +220,18 @@ class Loop:
     @property
     def params(self) -> Array:
         """What the model computes with, shape (layout.size,); not to be written."""
-        return self._replica.fetched(self._strategy.params)
+        return self._model.to_host(self._strategy.params)
 
     @property
     def grads(self) -> Array:
         """What this worker's last gradient has become, shape (layout.size,); not to be written."""
-        return self._replica.fetched(self._strategy.grads)
+        return self._model.to_host(self._strategy.grads)
 
     def add_hook(self, hook: Hook) -> None:
         """Have one more hook called, after the others; before ``run``, and where it communicates on every worker."""
         self._hooks.append(hook)
 
-    def trace(self, wrap: Wrap, beside: Callable[[str], Wrap]) -> None:
+    def trace(self, wrap: Wrap, background: Callable[[str], Wrap]) -> None:
         """Have the parts of every step recorded, and what threads do beside it; local, before ``run``.
 
         Args:
@@ -244,11 +247,11 @@ class Loop:
             (self._train, "batch", "load"),
         ):
             wrap(owner, method, kind)
-        self._replica.trace()
+        self._model.trace()
         self._strategy.trace(wrap)
-        self.saving.trace(beside)
-        if self._beside is not None:
-            beside("validation")(self._beside, "measure", "validate")
+        self.saving.trace(background)
+        if self._background_evaluator is not None:
+            background("validation")(self._background_evaluator, "measure", "validate")
 
     def stop(self) -> None:
         """Ask all workers to end soon; local, and enough on one rank."""
@@ -298,20 +301,20 @@ class Loop:
         """
         if self.lockstep:
             self._report_validation(self.step, self.validate())
-        elif self._beside is not None and not self._beside.busy:
+        elif self._background_evaluator is not None and not self._background_evaluator.busy:
             self.report_validation()
             step = self.step
-            self._beside.start(self._strategy.complete(self._validated), step)
+            self._background_evaluator.start(self._strategy.gather(self._validated), step)
 
     def report_validation(self) -> None:
         """Report what validation beside training has found by now; local."""
-        found = None if self._beside is None else self._beside.found()
+        found = None if self._background_evaluator is None else self._background_evaluator.found()
         if found is not None:
             self._report_validation(found.step, found.values)
 
     def validate_at_end(self) -> None:
         """Validate by all workers together, when they have ended; collective."""
-        found = None if self._beside is None else self._beside.wait()
+        found = None if self._background_evaluator is None else self._background_evaluator.wait()
         if found is not None:
             self._report_validation(found.step, found.values)
         if self.cluster.workers.bcast(self._validated_at != self.step, root=0):  # as the chief knows it
@@ -323,9 +326,9 @@ class Loop:
             return {}
         workers, count = self.cluster.workers, len(self._validation)
         start, stop = (count * (workers.rank + i) // workers.size for i in (0, 1))
-        self._replica.bind(self._strategy.computable(self._validated), self._strategy.grads)
-        self._replica.refresh()
-        sums = validation.measure(self._replica.evaluate, self._validation, start, stop, self._most)
+        self._model.bind(self._strategy.on_device_copy(self._validated), self._strategy.grads)
+        self._model.refresh()
+        sums = validation.measure(self._model.evaluate, self._validation, start, stop, self._most)
         self._bind()
         everyone = np.empty((workers.size, 3))
         workers.Allgather(sums, everyone)
@@ -333,17 +336,17 @@ class Loop:
 
     def free(self) -> None:
         """Give memory back; nothing else may be called after that. Collective over all ranks."""
-        self._replica.close()
+        self._model.close()
         self._train.close()
         if self._validation is not None:
             self._validation.close()
         self._strategy.free()
         self._data.free()
 
-    def _compute(self, work: Work) -> None:
+    def _compute(self, work: WorkItem) -> None:
         """One gradient of this worker, handed in."""
         loss: Any = 0.0
-        self._replica.refresh()
+        self._model.refresh()
         self._keeps = False
         for index, (start, stop) in enumerate(self._micro_batches):
             examples, labels = self._train.batch(work.position + start, stop - start)
@@ -352,7 +355,7 @@ class Loop:
             if len(self._micro_batches) == 1:
                 loss = part
             else:
-                with self._replica.here():
+                with self._model.activate():
                     loss = loss + part  # a copy: what a device has returned is there until the next part
             last = index == len(self._micro_batches) - 1
             if last:
@@ -378,11 +381,11 @@ class Loop:
 
     def _bind(self) -> None:
         """Have the model compute with the strategy's parameters."""
-        self._replica.bind(self._strategy.params, self._strategy.grads)
+        self._model.bind(self._strategy.params, self._strategy.grads)
 
     def _accumulate(self) -> None:
         """Keep the sum of what the parts of a batch have given, but for the last."""
-        with self._replica.here():
+        with self._model.activate():
             if self._accumulated is None:
                 self._accumulated = self._strategy.grads.copy()
             elif self._keeps:
@@ -394,25 +397,25 @@ class Loop:
     def _watch_backward(self) -> None:
         """Have the model tell when a layer's gradient is done, so that it can be averaged meanwhile."""
         self._watching = False
-        starts = self.plan.starts
+        layer_starts = self.plan.layer_starts
         borders = {bucket.lo for bucket in self.plan.buckets if bucket.lo > 0}
-        latest = {start: child for child, start in enumerate(starts) if start in borders}
+        latest = {start: child for child, start in enumerate(layer_starts) if start in borders}
 
         def told(child: int) -> None:
             if self._watching:
-                self._backward_reached(starts[child])
+                self._backward_reached(layer_starts[child])
 
-        self._replica.watch(told, {child: start for start, child in latest.items()})
+        self._model.watch(told, {child: start for start, child in latest.items()})
 
     def _backward_reached(self, start: int) -> None:
         """``grads[start:]`` is what backward will give."""
         if start >= self._complete_from:
             return
         if self._announced is not None:
-            self._strategy.begin(self._replica.number(self._announced))
+            self._strategy.begin(self._model.loss_value(self._announced))
             self._announced = None
         if self._keeps:
-            with self._replica.here():
+            with self._model.activate():
                 self._strategy.grads[start : self._complete_from] += self._accumulated[start : self._complete_from]
         self._complete_from = start
         self.saving.before_update()
@@ -438,11 +441,11 @@ class Loop:
         """Batches of a split; as they are stored where ``dtype`` is None."""
         return Loader(split, self._data.load(split), self.plan.config.seed, dtype, memory)
 
-    def _make_beside(self) -> validation.Beside | None:
+    def _make_background_evaluator(self) -> validation.BackgroundEvaluator | None:
         needed = self.cluster.chief and not self.lockstep and self.plan.config.validate_steps > 0
         if not needed or self._validation is None:
             return None
-        return validation.Beside(self.plan, self.job, self._validation, self._most)
+        return validation.BackgroundEvaluator(self.plan, self.job, self._validation, self._most)
 
 
 def _summing(workers: MPI.Intracomm) -> Any:

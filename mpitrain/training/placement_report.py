@@ -14,7 +14,7 @@ from ..plan.plan import Plan
 _ON_DEVICES = "every worker's device"
 
 
-def whereabouts(model: Layer, plan: Plan, devices: Sequence[Device], resident: bool) -> str:
+def placement_report(model: Layer, plan: Plan, devices: Sequence[Device], resident: bool) -> str:
     """Tables of layers and of vectors, for ``--log-device-placement``.
 
     Args:
@@ -44,7 +44,7 @@ def whereabouts(model: Layer, plan: Plan, devices: Sequence[Device], resident: b
 
 def _convolutions(model: Layer, device: Any) -> list[str]:
     """How a GPU computes them, where there are any."""
-    if not device.apart or not any(isinstance(layer, Conv2D) for _, layer in walk(model)):
+    if not device.is_gpu or not any(isinstance(layer, Conv2D) for _, layer in walk(model)):
         return []
     why = device.why_no_cudnn
     return [f"convolutions are products of matrices: {why}" if why else "convolutions are cuDNN's, where it has a plan"]

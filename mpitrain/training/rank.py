@@ -15,15 +15,15 @@ from typing import Any, NoReturn
 import tomli_w
 from threadpoolctl import threadpool_limits
 
-from ..checkpoint.resume import Beginning, find_beginning
+from ..checkpoint.resume import ResumePlan, plan_resume
 from ..comm.cluster import Cluster, OtherRankFailed, report_crash
 from ..comm.mpi import library_name
 from ..core.device import Device
-from ..core.kernels import tell_compiling
+from ..core.kernels import on_first_compilation
 from ..errors import UserError
-from ..gpu.discovery import choose
-from ..models.select import replica_of
-from ..monitor import worker_stats as accounts
+from ..gpu.discovery import choose_devices
+from ..models.select import make_model
+from ..monitor import worker_stats
 from ..monitor.console import Console, describe, format_table, terminal_columns
 from ..monitor.metrics import MetricsFile
 from ..plan.config import RunConfig, plain
@@ -31,26 +31,26 @@ from ..plan.job import Job
 from ..plan.placement import ranges_of
 from ..plan.plan import Plan, make_plan
 from ..process.launcher_env import launched_rank
-from ..process.output_prefix import speak_as
-from ..process.rank_status import RUN_DIR_VARIABLE, Presence
-from ..process.reaper import attend
+from ..process.output_prefix import set_output_prefix
+from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
+from ..process.reaper import become_reaper
 from ..process.run_directory import cannot_write, new_run_dir
 from ..process.signals import STOPPED_EARLY, Signals, TimeLimit, ask_slurm, end_of_time
 from ..strategy.ps.server import Server
 from ..strategy.ps.store import Store
-from ..strategy.select import is_resident, lockstep_strategy, served_strategy
-from .hooks import Present, Stop
-from .initial_state import Start
+from ..strategy.select import bulk_synchronous_strategy, ps_strategy, trains_on_gpus
+from .hooks import ReportStep, Stop
+from .initial_state import InitialStateLoader
 from .loop import Loop, RunFiles
-from .placement_report import whereabouts
-from .telemetry import Records
+from .placement_report import placement_report
+from .telemetry import Telemetry
 from .versions import versions
 
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True)
-class Request:
+class TrainRequest:
     """What a rank was asked to do.
 
     Attributes:
@@ -66,7 +66,7 @@ class Request:
     make: Callable[[], Job]
 
 
-def run_rank(parse: Callable[[], Request]) -> NoReturn:
+def run_rank(parse: Callable[[], TrainRequest]) -> NoReturn:
     """Train on this rank, and exit with the status that says how it ended.
 
     Collective over all ranks. A user's mistake is told by one rank, in one line, and every rank exits with
@@ -75,26 +75,26 @@ def run_rank(parse: Callable[[], Request]) -> NoReturn:
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank without a traceback from wherever it is
     cluster, status = None, 0
-    presence = _sign_in()
+    rank_status = _sign_in()
     try:
         cluster = Cluster()
         with cluster.agree("reading the command line and the job file"):
             request = parse()
-        if _train(cluster, request, presence):
+        if _train(cluster, request, rank_status):
             status = STOPPED_EARLY
     except UserError as error:
-        presence.failed(error, mistake=True)
+        rank_status.set_failed(error, mistake=True)
         _end(cluster, error)
     except OtherRankFailed:
         time.sleep(5)  # the other rank prints its traceback, then ends this one
         sys.exit(1)
     except BaseException as error:
-        presence.failed(error, mistake=False)
+        rank_status.set_failed(error, mistake=False)
         print(report_crash(cluster, error), file=sys.__stderr__, flush=True)
         if cluster is not None and cluster.size > 1:
             cluster.abort(1)
         sys.exit(1)
-    presence.is_done(stopped=status == STOPPED_EARLY)
+    rank_status.set_done(stopped=status == STOPPED_EARLY)
     sys.stdout.flush()
     cluster.comm.Barrier()  # a launcher may end the others as soon as one has ended with a status
     for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -104,25 +104,25 @@ def run_rank(parse: Callable[[], Request]) -> NoReturn:
 
 def _end(cluster: Cluster | None, error: UserError) -> NoReturn:
     """Tell a user's mistake once, and end: in order where every rank has met it, else by ending the others."""
-    if cluster is None or error.everywhere or cluster.size == 1:
+    if cluster is None or error.on_all_ranks or cluster.size == 1:
         if (launched_rank(os.environ) if cluster is None else cluster.rank) == 0:
             print(f"mpitrain: {error}", file=sys.__stderr__, flush=True)
         elif cluster is None:
             time.sleep(3)  # a launcher ends all when one ends, and the one that tells may not have done so yet
     else:
-        print(f"mpitrain: {error} ({cluster.name_of_rank})", file=sys.__stderr__, flush=True)
+        print(f"mpitrain: {error} ({cluster.rank_description})", file=sys.__stderr__, flush=True)
         cluster.abort(error.exit_status)
     sys.exit(error.exit_status)
 
 
-def _train(cluster: Cluster, request: Request, presence: Presence) -> bool:
+def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile) -> bool:
     """Train; whether all was told to stop before the last step, which every rank then knows."""
     config = request.config
     cluster.assign(config)
-    presence.takes_role(cluster.role, cluster.task_index)
+    rank_status.set_role(cluster.role, cluster.task_index)
     if RUN_DIR_VARIABLE in os.environ:
-        speak_as(None if cluster.chief else cluster.rank)
-    devices, notes = choose(cluster, config)
+        set_output_prefix(None if cluster.chief else cluster.rank)
+    devices, notes = choose_devices(cluster, config)
     threads = _limit_threads(cluster, config.threads, len(devices))
     with cluster.agree("making the job"):
         job = request.make()
@@ -130,53 +130,53 @@ def _train(cluster: Cluster, request: Request, presence: Presence) -> bool:
         plan = make_plan(job, config, len(cluster.worker_ranks))
     cluster.check_same({**config.as_toml(), **job.facts()})
     cluster.check_layout(plan.layout)
-    files, begin = RunFiles(Path(), None, None), Beginning()
+    files, begin = RunFiles(Path(), None, None), ResumePlan()
     with cluster.agree("opening the run directory"):
         if cluster.chief:
             folder = config.run_dir or _told_run_dir() or new_run_dir(request.name)
-            begin = find_beginning(config, folder / "checkpoints", plan.layout)
+            begin = plan_resume(config, folder / "checkpoints", plan.layout)
             files = _open_files(folder, request, config)
     begin, files.folder = cluster.comm.bcast((begin, files.folder), root=cluster.chief_rank)
     signals = Signals()
-    signals.note()  # to the end: what comes when training is over must not keep this rank from ending in order
-    presence.is_ready()
-    records = None
+    signals.install()  # to the end: what comes when training is over must not keep this rank from ending in order
+    rank_status.set_ready()
+    telemetry = None
     try:
-        records = Records(cluster, config, files.folder, files.metrics)
-        resident = is_resident(cluster, plan, devices)
+        telemetry = Telemetry(cluster, config, files.folder, files.metrics)
+        resident = trains_on_gpus(cluster, plan, devices)
         table = _write_ranks(cluster, files, " ".join(device.name for device in devices))
         if files.console is not None:
             if config.log_device_placement:
-                files.console.say(f"{table}\n{whereabouts(job.model, plan, devices, resident)}")
+                files.console.say(f"{table}\n{placement_report(job.model, plan, devices, resident)}")
             files.console.say(_headline(cluster, request.name, config, threads, devices))
-            tell_compiling(files.console.say)
+            on_first_compilation(files.console.say)
             for note in [*notes, *begin.notes, *_notes_on_data(job)]:
                 files.console.say(note)
         if cluster.is_server:
-            _serve(cluster, job, plan, records, begin)
+            _serve(cluster, job, plan, telemetry, begin)
             stopped = False
         else:
             # The chief's clock counts for all, so it alone asks Slurm.
             end = end_of_time(plan.config.time_limit, ask=ask_slurm) if cluster.chief else None
             limit = TimeLimit(end, time.time())
             stop = Stop(signals, limit)
-            stopped = _work(cluster, job, plan, devices, files, records, begin, stop, presence)
-        records.write_trace()
+            stopped = _work(cluster, job, plan, devices, files, telemetry, begin, stop, rank_status)
+        telemetry.write_trace()
     finally:
         if files.console is not None and files.metrics is not None:
             files.console.stop()
             files.metrics.close()
-        if records is not None:
-            records.close(sys.exc_info()[1])
+        if telemetry is not None:
+            telemetry.close(sys.exc_info()[1])
     return cluster.any(stopped)
 
 
-def _serve(cluster: Cluster, job: Job, plan: Plan, records: Records, begin: Beginning) -> None:
+def _serve(cluster: Cluster, job: Job, plan: Plan, telemetry: Telemetry, begin: ResumePlan) -> None:
     """What a parameter server does."""
-    store = Store(cluster, plan, Start(cluster, plan, job.model, begin), lambda line: None)
+    store = Store(cluster, plan, InitialStateLoader(cluster, plan, job.model, begin), lambda line: None)
     server = Server(store)
-    if records.track is not None:
-        server.trace(records.track.wrap)
+    if telemetry.track is not None:
+        server.trace(telemetry.track.wrap)
     server.serve()  # a signal's end is for the workers, who tell when they have saved
     store.free()
 
@@ -187,25 +187,25 @@ def _work(
     plan: Plan,
     devices: Sequence[Device],
     files: RunFiles,
-    records: Records,
-    begin: Beginning,
+    telemetry: Telemetry,
+    begin: ResumePlan,
     stop: Stop,
-    presence: Presence,
+    rank_status: RankStatusFile,
 ) -> bool:
     """What a worker does; whether it was told to stop before the last step, as far as this worker knows."""
     console = files.console
     say = (lambda line: None) if console is None else console.say
-    start = Start(cluster, plan, job.model, begin)
+    initial_state = InitialStateLoader(cluster, plan, job.model, begin)
     if plan.config.served:
-        strategy = served_strategy(Store(cluster, plan, start, say), devices)
+        strategy = ps_strategy(Store(cluster, plan, initial_state, say), devices)
     else:
-        strategy = lockstep_strategy(cluster, plan, devices, start, say)
-    for why in start.passed_over:
+        strategy = bulk_synchronous_strategy(cluster, plan, devices, initial_state, say)
+    for why in initial_state.skipped:
         say(f"passed over: {why}")
     with cluster.training.agree("copying the model to its devices"):
-        replica = replica_of(job, plan.layout, plan.dtype, devices, say)
-    loop = Loop(cluster, job, plan, strategy, replica, files, start, [stop, Present(presence)])
-    records.attach(loop)
+        model = make_model(job, plan.layout, plan.dtype, devices, say)
+    loop = Loop(cluster, job, plan, strategy, model, files, initial_state, [stop, ReportStep(rank_status)])
+    telemetry.attach(loop)
     say(_describe_job(loop))
     began, first = time.perf_counter(), loop.step
     loop.run()
@@ -221,19 +221,19 @@ def _work(
 
 def _account(loop: Loop, say: Callable[[str], None], seconds: float) -> None:
     """Tell what each worker and server did, in the modes without a common pace; the chief's alone."""
-    found = loop.totals().accounts if loop.cluster.chief else []
+    found = loop.totals().worker_stats if loop.cluster.chief else []
     if not found:
         return
     plan, cluster = loop.plan, loop.cluster
-    loop.report_record(accounts.as_json(found, plan.batch, plan.nbytes, seconds))
+    loop.report_record(worker_stats.as_json(found, plan.batch, plan.nbytes, seconds))
     hosts = cluster.host_of
-    say(accounts.table(found, [hosts[rank] for rank in cluster.worker_ranks], plan.batch, plan.nbytes, seconds))
+    say(worker_stats.table(found, [hosts[rank] for rank in cluster.worker_ranks], plan.batch, plan.nbytes, seconds))
     if cluster.servers:
         held = [
-            sum(hi - lo for lo, hi in ranges_of(plan.pieces, server, plan.layout)) * plan.dtype.itemsize
+            sum(hi - lo for lo, hi in ranges_of(plan.placements, server, plan.layout)) * plan.dtype.itemsize
             for server in range(plan.n_servers)
         ]
-        say(accounts.server_table([hosts[rank] for rank in cluster.servers], held, found))
+        say(worker_stats.server_table([hosts[rank] for rank in cluster.servers], held, found))
 
 
 def _end_servers(cluster: Cluster) -> None:
@@ -270,16 +270,16 @@ def _told_run_dir() -> Path | None:
     return Path(os.path.relpath(told)) if told else None
 
 
-def _sign_in() -> Presence:
+def _sign_in() -> RankStatusFile:
     """Tell ``mpitrain run``, where it has started this rank, who this is."""
     told, rank = os.environ.get(RUN_DIR_VARIABLE), launched_rank(os.environ)
     if told:
-        attend(Path(told), rank)
-        speak_as(rank or None)
-    return Presence(Path(told) if told else None, rank)
+        become_reaper(Path(told), rank)
+        set_output_prefix(rank or None)
+    return RankStatusFile(Path(told) if told else None, rank)
 
 
-def _open_files(folder: Path, request: Request, config: RunConfig) -> RunFiles:
+def _open_files(folder: Path, request: TrainRequest, config: RunConfig) -> RunFiles:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "config.toml").open("wb") as file:
@@ -309,18 +309,18 @@ def _headline(cluster: Cluster, name: str, config: RunConfig, threads: int, devi
     return (
         f"{name}: {workers} worker{'s' * (workers != 1)}{serving} on {nodes}, "
         f"{config.mode}, {config.dtype}, {threads} thread{'s' * (threads != 1)} each, {library_name()}"
-        + ("; on GPUs" if devices[0].apart else "")
-        + (f" in {config.precision}" if devices[0].apart and config.precision != "float32" else "")
+        + ("; on GPUs" if devices[0].is_gpu else "")
+        + (f" in {config.precision}" if devices[0].is_gpu and config.precision != "float32" else "")
     )
 
 
 def _describe_job(loop: Loop) -> str:
     resumed = f"; resumed from {loop.resumed} at step {loop.step:,}" if loop.resumed else ""
     plan = loop.plan
-    of = f" of {plan.workers}" if plan.config.mode == "backup" and plan.taken < plan.workers else ""
+    of = f" of {plan.workers}" if plan.config.mode == "backup" and plan.gradients_per_step < plan.workers else ""
     return (
         f"{loop.layout.n_params:,} parameters, {len(loop.job.train):,} training examples, "
-        f"{plan.batch} x {plan.taken}{of} a step{resumed}"
+        f"{plan.batch} x {plan.gradients_per_step}{of} a step{resumed}"
     )
 
 

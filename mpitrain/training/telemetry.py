@@ -21,15 +21,15 @@ from ..plan.hook import Hook, TrainingLoop
 from ..process.rank_status import RUN_DIR_VARIABLE
 from ..strategy.base import Wrap
 from ..version import __version__
-from .hooks import Every
+from .hooks import EveryNSteps
 from .loop import Loop
 
 _log = logging.getLogger("mpitrain")
-_BESIDE_STEPS = 100  # what a track keeps spans for; threads beside training have few
+_BACKGROUND_STEPS = 100  # what a track keeps spans for; threads beside training have few
 
 
 @dataclass(frozen=True)
-class Chief:
+class ChiefFiles:
     """What only the chief keeps.
 
     Attributes:
@@ -41,7 +41,7 @@ class Chief:
     events: Events | None
 
 
-class Records:
+class Telemetry:
     """Opened when the run directory is there, closed when the run is over, however it ends.
 
     Construction is collective over all ranks.
@@ -55,7 +55,7 @@ class Records:
 
     def __init__(self, cluster: Cluster, config: RunConfig, folder: Path, metrics: MetricsFile | None) -> None:
         self._cluster, self._folder, self._config = cluster, folder, config
-        self._chief: Chief | None = None
+        self._chief: ChiefFiles | None = None
         self._loop: Loop | None = None
         with cluster.agree("opening the logs"):
             try:
@@ -73,7 +73,7 @@ class Records:
         """Record a worker's training from here on; before it begins. Local."""
         self._loop = loop
         if self.track is not None:
-            loop.trace(self.track.wrap, self._beside)
+            loop.trace(self.track.wrap, self._record_thread)
         chief = self._chief
         if chief is None:
             return
@@ -115,7 +115,7 @@ class Records:
             chief.heart.end(state)
         self._log.close()
 
-    def _open(self, metrics: MetricsFile) -> Chief:
+    def _open(self, metrics: MetricsFile) -> ChiefFiles:
         asked = self._config.tensorboard or self._config.histogram_steps > 0
         wanted = asked or (self._config.tensorboard is None and available())
         events = Events(self._folder / "tensorboard") if wanted else None
@@ -123,18 +123,18 @@ class Records:
         ranks = f"{workers} worker{'s' * (workers != 1)}"
         ranks += f" + {servers} server{'s' * (servers != 1)}" if servers else ""
         heart = Heartbeat(self._folder, ranks, self._config.train_steps or 0, self._step)
-        return Chief(metrics, heart, events)
+        return ChiefFiles(metrics, heart, events)
 
     def _step(self) -> int:
         return 0 if self._loop is None else self._loop.step
 
-    def _beside(self, name: str) -> Wrap:
+    def _record_thread(self, name: str) -> Wrap:
         """What records a thread beside this rank's training."""
-        self._tracks.append(trace.Track(name, _BESIDE_STEPS))
+        self._tracks.append(trace.Track(name, _BACKGROUND_STEPS))
         return self._tracks[-1].wrap
 
     def _who(self) -> tuple[str, str, int]:
-        return self._cluster.name_of_rank, self._cluster.role, self._cluster.task_index
+        return self._cluster.rank_description, self._cluster.role, self._cluster.task_index
 
     def _measure_clock(self) -> trace.Offset:
         """Collective over all ranks, where there is a trace."""
@@ -145,7 +145,7 @@ class Histograms(Hook):
     """Adds histograms of parameters, and of this worker's gradient, to the TensorBoard events every N steps."""
 
     def __init__(self, every: int, events: Events) -> None:
-        self._when, self._events = Every(every), events
+        self._when, self._events = EveryNSteps(every), events
 
     def begin(self, loop: TrainingLoop) -> None:
         self._when.start(loop.step)

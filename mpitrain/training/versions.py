@@ -50,7 +50,7 @@ def versions() -> dict[str, str]:
 
 def _gpus() -> dict[str, str]:
     """This host's GPUs and their driver, if it has any."""
-    found = nvml.cards()
+    found = nvml.list_gpus()
     return {"nvidia_driver": found[0].driver, "gpus": ", ".join(card.name for card in found)} if found else {}
 
 

@@ -14,4 +14,4 @@ if not cupy.is_available():
 
 from tests.unit.cuda.cases import *  # noqa: F403
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.record.gpu

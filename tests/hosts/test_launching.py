@@ -14,7 +14,7 @@ from typing import Protocol
 import pytest
 
 from mpitrain import checkpoint
-from mpitrain.process import rank_status as presence
+from mpitrain.process import rank_status
 from mpitrain.process.signals import STOPPED_EARLY
 
 from ..conftest import JOBS, ROOT, Mpi
@@ -48,11 +48,11 @@ class Run:
             assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
             time.sleep(0.02)
 
-    def wait_for_ranks(self, other_than: int = 0) -> list[presence.Entry]:
+    def wait_for_ranks(self, other_than: int = 0) -> list[rank_status.RankStatus]:
         """The ranks, when all are training, and rank 1 is not the process that it was."""
         deadline = time.monotonic() + 40
         while True:
-            entries = presence.read(self.run_dir)
+            entries = rank_status.read(self.run_dir)
             if len(entries) == 3 and entries[1].pid != other_than and all(entry.step for entry in entries):
                 return entries
             assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
@@ -71,12 +71,12 @@ class Run:
         return self.process.returncode, out, [line for line in err.splitlines() if line]
 
 
-class Start(Protocol):
+class InitialStateLoader(Protocol):
     def __call__(self, mpi: Mpi, *flags: str, steps: str = FOREVER) -> Run: ...
 
 
 @pytest.fixture
-def runs(hosts: Hosts, tmp_path: Path) -> Iterator[Start]:
+def runs(hosts: Hosts, tmp_path: Path) -> Iterator[InitialStateLoader]:
     """Starts runs, which are gone after the test."""
     started: list[Run] = []
 
@@ -92,7 +92,7 @@ def runs(hosts: Hosts, tmp_path: Path) -> Iterator[Start]:
         hosts.network.kill(number)
 
 
-def test_a_lost_host_is_gone_on_without(runs: Start, mpi: Mpi) -> None:
+def test_a_lost_host_is_gone_on_without(runs: InitialStateLoader, mpi: Mpi) -> None:
     run = runs(mpi, "--max-restarts", "2", "--min-ranks", "2", steps="3000")
     run.wait_for_checkpoint()
     run.gone.write_text("2\n")
@@ -107,7 +107,7 @@ def test_a_lost_host_is_gone_on_without(runs: Start, mpi: Mpi) -> None:
     assert max(checkpoint.steps(run.run_dir / "checkpoints")) == 3000
 
 
-def test_a_rank_that_died_is_named_last(runs: Start, mpi: Mpi) -> None:
+def test_a_rank_that_died_is_named_last(runs: InitialStateLoader, mpi: Mpi) -> None:
     run = runs(mpi, "--max-restarts", "1")
     first = run.wait_for_ranks()[1].pid
     os.kill(first, signal.SIGSEGV)
@@ -124,7 +124,7 @@ def test_a_rank_that_died_is_named_last(runs: Start, mpi: Mpi) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_control_c_leaves_no_process_on_any_host(runs: Start, mpi: Mpi, times: int) -> None:
+def test_control_c_leaves_no_process_on_any_host(runs: InitialStateLoader, mpi: Mpi, times: int) -> None:
     run = runs(mpi)
     run.wait_for_ranks()
     for _ in range(times):
@@ -138,7 +138,7 @@ def test_control_c_leaves_no_process_on_any_host(runs: Start, mpi: Mpi, times: i
     assert json.loads((run.run_dir / "status.json").read_text())["state"] == "stopped" or times == 2
 
 
-def test_a_host_that_does_not_answer_is_named(runs: Start, openmpi: Mpi, tmp_path: Path) -> None:
+def test_a_host_that_does_not_answer_is_named(runs: InitialStateLoader, openmpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "gone").write_text("3\n")
     run = runs(openmpi)
     status, _, err = run.end()

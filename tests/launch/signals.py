@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 
 from mpitrain import checkpoint
-from mpitrain.process import rank_status as presence
+from mpitrain.process import rank_status
 from mpitrain.process.signals import STOPPED_EARLY
 
 from ..conftest import JOBS, Mpi
@@ -113,7 +113,7 @@ def newest(run_dir: Path) -> int:
 
 
 def is_ready(run_dir: Path) -> bool:
-    entries = presence.read(run_dir)
+    entries = rank_status.read(run_dir)
     return len(entries) == 3 and all(entry.ready for entry in entries)
 
 

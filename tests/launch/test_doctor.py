@@ -30,7 +30,7 @@ def test_ranks_are_compared(mpi: Mpi, tmp_path: Path) -> None:
     assert (status, [f for f in found.values() if f["verdict"] == "failure"]) == (0, [])
     assert "on 3 ranks" in found["versions"]["found"]
     host = os.uname().nodename
-    crowded = len(os.sched_getaffinity(0)) < 3
+    oversubscribed = len(os.sched_getaffinity(0)) < 3
     assert (found[f"host {host}"]["verdict"] == "warning") == crowded
     for check in ("mpirun", "shared memory", "within a host", "windows in a host", "save and verify", "locks"):
         assert found[check]["verdict"] == "pass", found[check]

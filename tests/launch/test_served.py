@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.process import rank_status as presence
+from mpitrain.process import rank_status
 from mpitrain.process.signals import STOPPED_EARLY
 
 from ..conftest import JOBS, ROOT, Mpi, one_line
@@ -89,8 +89,8 @@ def test_a_killed_worker_is_named_and_nobody_claims_to_save(openmpi: Mpi, tmp_pa
     words += ["--train-steps", "100000000", "--log-steps", "0", "--run-dir", str(tmp_path), "--mode", "async"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            wait_until(lambda: sum(entry.step > 100 for entry in presence.read(tmp_path)) == 3, 60)
-            os.kill(presence.read(tmp_path)[2].pid, signal.SIGKILL)
+            wait_until(lambda: sum(entry.step > 100 for entry in rank_status.read(tmp_path)) == 3, 60)
+            os.kill(rank_status.read(tmp_path)[2].pid, signal.SIGKILL)
             out, err = process.communicate(timeout=10)
         finally:
             process.kill()
@@ -128,7 +128,7 @@ def test_an_idle_server_rests(mpi: Mpi, sharing: str, tmp_path: Path, job) -> No
         try:
             wait_until(lambda: trains(tmp_path / "run"), 60)
             # No rank here has anything to do but to wait, so neither may take a core.
-            ranks = [str(entry.pid) for entry in presence.read(tmp_path / "run")]
+            ranks = [str(entry.pid) for entry in rank_status.read(tmp_path / "run")]
             assert len(ranks) == 2
             assert max(cpu_share(pid, 1.5) for pid in ranks) < 0.3
         finally:

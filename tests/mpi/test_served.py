@@ -222,10 +222,10 @@ def test_metrics_tell_staleness_and_shares(openmpi: Mpi, tmp_path: Path) -> None
     logged = [line for line in lines if "loss" in line]
     assert logged
     assert all(line["staleness_max"] >= line["staleness_mean"] >= 0 for line in logged)
-    (accounts,) = [line for line in lines if "workers" in line]
-    assert [worker["worker"] for worker in accounts["workers"]] == [0, 1, 2]
-    assert sum(worker["steps"] for worker in accounts["workers"]) == 100
-    assert sum(accounts["staleness_histogram"]) == 100
+    (worker_stats,) = [line for line in lines if "workers" in line]
+    assert [worker["worker"] for worker in worker_stats["workers"]] == [0, 1, 2]
+    assert sum(worker["steps"] for worker in worker_stats["workers"]) == 100
+    assert sum(worker_stats["staleness_histogram"]) == 100
 
 
 @pytest.mark.parametrize("how", ["refused", "stuck"])

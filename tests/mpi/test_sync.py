@@ -43,7 +43,7 @@ def assert_same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, openmpi: Mpi):
+def self_comm(tmp_path_factory: pytest.TempPathFactory, openmpi: Mpi):
     """What one rank gets from the joined batch, for each type and set of flags."""
     known: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
 

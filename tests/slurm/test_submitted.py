@@ -123,7 +123,7 @@ def test_srun_with_pmi2_trains_with_mpich(site: Site, mpich: Mpi) -> None:
 
 @pytest.mark.parametrize(("name", "plugin", "mend"), [("openmpi", "pmi2", "pmix"), ("mpich", "pmix", "pmi2")])
 def test_the_wrong_plugin_is_refused(
-    site: Site, request: pytest.FixtureRequest, name: str, plugin: str, mend: str
+    site: Site, request: pytest.FixtureRequest, name: str, plugin: str, advice: str
 ) -> None:
     mpi: Mpi = request.getfixturevalue(name)
     flags = ["--nodes", "2", "--launcher", "srun", "--mpi", plugin, SLOW]

@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from mpitrain.monitor import worker_stats as accounts
-from mpitrain.strategy.base import Account
+from mpitrain.monitor import worker_stats
+from mpitrain.monitor.worker_stats import WorkerStats
 
 
 def account(steps, staleness=0, stalest=0, dropped=0, histogram=(0, 0, 0)):
-    return Account(steps, dropped, staleness, stalest, steps + dropped, tuple(histogram))
+    return WorkerStats(steps, dropped, staleness, stalest, steps + dropped, tuple(histogram))
 
 
 def test_since_counts_what_came_between():
     before = [account(10, 5, 1, histogram=(5, 5, 0)), account(10, 0, 0, histogram=(10, 0, 0))]
     now = [account(20, 25, 2, histogram=(5, 5, 10)), account(20, 0, 0, dropped=3, histogram=(20, 0, 0))]
-    assert accounts.since(before, now, 500) == {
+    assert worker_stats.since(before, now, 500) == {
         "staleness_mean": 1.0,
         "staleness_max": 2.0,
         "moved_bytes": 500 * (20 + 20 + 3.0),
         "dropped": 3.0,
     }
-    assert accounts.since([], [], 500) == {}
-    assert accounts.since(now, now, 500) == {}
+    assert worker_stats.since([], [], 500) == {}
+    assert worker_stats.since(now, now, 500) == {}
 
 
 def test_half_of_anothers_share_is_warned_of():
     none = [account(0)] * 3
-    assert accounts.unequal(none[:2], [account(100), account(51)]) == ""
-    warning = accounts.unequal(none, [account(100), account(80), account(25)])
+    assert worker_stats.unequal(none[:2], [account(100), account(51)]) == ""
+    warning = worker_stats.unequal(none, [account(100), account(80), account(25)])
     assert "worker 2" in warning
     assert "worker 0" in warning
-    assert accounts.unequal(none[:2], [account(20), account(1)]) == "", "too early to tell"
-    assert accounts.unequal([account(100), account(0)], [account(200), account(90)]) == "", "it was late at first"
-    assert accounts.unequal(none[:1], [account(1000)]) == ""
+    assert worker_stats.unequal(none[:2], [account(20), account(1)]) == "", "too early to tell"
+    assert worker_stats.unequal([account(100), account(0)], [account(200), account(90)]) == "", "it was late at first"
+    assert worker_stats.unequal(none[:1], [account(1000)]) == ""
 
 
 def test_table_names_every_worker():
-    text = accounts.table(
+    text = worker_stats.table(
         [account(100, 50, 3, 2, (50, 50, 0)), account(99)], ["a", "b"], batch=10, nbytes=1000, seconds=2.0
     )
     lines = text.splitlines()
@@ -45,5 +45,5 @@ def test_table_names_every_worker():
 
 
 def test_servers_give_out_what_is_read_and_receive_what_is_taken():
-    text = accounts.server_table(["h1"], [100], [account(30, dropped=20), account(10)])
+    text = worker_stats.server_table(["h1"], [100], [account(30, dropped=20), account(10)])
     assert text.splitlines()[1].split() == ["0", "h1", "100", "bytes", "40", "4,000", "bytes", "6,000", "bytes"]

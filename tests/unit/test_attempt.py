@@ -14,14 +14,14 @@ import pytest
 from mpitrain.errors import LaunchError
 from mpitrain.launcher import supervisor as run
 from mpitrain.launcher.attempt import Interrupts
-from mpitrain.process import rank_status as presence
+from mpitrain.process import rank_status
 
 from ..conftest import JOBS
 
 
 def test_one_signal_sent_twice_at_once_is_one() -> None:
     interrupts = Interrupts()
-    with interrupts.noted():
+    with interrupts.recorded():
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1):
             os.kill(os.getpid(), number)
         assert interrupts.received == [signal.SIGTERM]
@@ -34,7 +34,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         interrupts = Interrupts()
-        with interrupts.noted():
+        with interrupts.recorded():
             os.kill(os.getpid(), signal.SIGHUP)
         assert interrupts.received == []
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -44,8 +44,8 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 
 def test_a_run_directory_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_OTHERS_S", 0.3)
-    code = "import sys, time; from pathlib import Path; from mpitrain.process.rank_status import Presence\n"
-    code += "Presence(Path(sys.argv[1]), 3); print(flush=True); time.sleep(60)"
+    code = "import sys, time; from pathlib import Path; from mpitrain.process.rank_status import RankStatusFile\n"
+    code += "RankStatusFile(Path(sys.argv[1]), 3); print(flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
@@ -54,7 +54,7 @@ def test_a_run_directory_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.M
             run._run_dir("job", tmp_path),
         ):
             raise AssertionError
-        assert len(presence.read(tmp_path)) == 1, "its entry is as it was"
+        assert len(rank_status.read(tmp_path)) == 1, "its entry is as it was"
         other.kill()
         other.wait()
     with run._run_dir("job", tmp_path) as folder:

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from mpitrain.comm.mpi import speaks_another_language
+from mpitrain.comm.mpi import is_foreign_launcher
 from mpitrain.errors import ConfigError
 from mpitrain.launcher.allocation import allocated_ranks
 from mpitrain.launcher.batch.job import Batch
@@ -22,7 +22,7 @@ from mpitrain.launcher.batch.script import render
 from mpitrain.launcher.batch.site import find_site, read_site
 from mpitrain.launcher.batch.submit import submit_options
 from mpitrain.launcher.batch.sweep import Point, combinations
-from mpitrain.launcher.hosts import Host, read_hostfile, spread
+from mpitrain.launcher.hosts import Host, assign_ranks, read_hostfile
 from mpitrain.plan.options import CommaSeparated, options_of
 
 HOSTILE = ["a b", "it's", 'a"b', "$(touch pwned)", "`touch pwned`", "a'; touch pwned #", "a\nb", "a\\b", "*", "-x", "ü"]
@@ -198,7 +198,7 @@ def test_pbs_is_told() -> None:
 def test_a_schedulers_file_of_hosts_has_a_line_for_each_rank(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("a\na\na\nb\nb\nb\n")
-    assert spread(read_hostfile(path), 6) == [Host("a", 3), Host("b", 3)]
+    assert assign_ranks(read_hostfile(path), 6) == [Host("a", 3), Host("b", 3)]
 
 
 def test_lsf_is_told() -> None:
@@ -445,4 +445,4 @@ def test_a_refusal_is_one_line_with_a_mend() -> None:
     ids=str,
 )
 def test_launchers_and_libraries(environ: dict[str, str], library: str, another: bool) -> None:
-    assert speaks_another_language(environ, library) == another
+    assert is_foreign_launcher(environ, library) == another

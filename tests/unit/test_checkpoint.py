@@ -16,7 +16,7 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint.container import Compression
-from mpitrain.checkpoint.manifest import Range, Seal, room_for
+from mpitrain.checkpoint.manifest import Manifest, Range, block_size_for
 from mpitrain.checkpoint.shared_file import mpi_libraries
 from mpitrain.core.layout import Layout
 from mpitrain.errors import CheckpointError, DamagedCheckpoint
@@ -40,7 +40,7 @@ def vectors(layout: Layout = LAYOUT) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("numbers", [None, {"loss_scale": 4096.0, "loss_scale_steps": 3.0}])
 def test_what_is_written_is_read(tmp_path: Path, numbers: dict[str, float] | None) -> None:
     path, written = checkpoint.path_for(tmp_path / "new", 12), vectors()
-    checkpoint.write(path, LAYOUT, written, 12, 345, 7, {"mode": "sync"}, numbers=numbers)
+    checkpoint.write(path, LAYOUT, written, 12, 345, 7, {"mode": "sync"}, extra_state=numbers)
     read = {name: np.zeros(LAYOUT.size) for name in written}
     assert checkpoint.read(path, LAYOUT, read, 7) == (12, 345, numbers or {})
     for name in written:
@@ -202,7 +202,7 @@ def test_what_fits_is_taken_and_the_rest_named(tmp_path: Path) -> None:
     checkpoint.write(path, LAYOUT, {"params": there}, 1, 0, 0, {})
     layout = Layout.pack([("a.weight", (3, 2), "param"), ("a.bias", (4,), "param"), ("head", (2,), "param")])
     params = np.ones(layout.size)
-    fit = checkpoint.take_fitting(path, layout, params)
+    fit = checkpoint.load_matching(path, layout, params)
     assert fit.fitting == ("params/a.weight",)
     assert str(fit) == (
         "params/head is missing; params/n.mean is not in the model; params/a.bias is (2,) there and (4,) in the model"
@@ -211,7 +211,7 @@ def test_what_fits_is_taken_and_the_rest_named(tmp_path: Path) -> None:
     assert views["a.weight"].tobytes() == LAYOUT.views(there)["a.weight"].tobytes()
     assert (views["a.bias"] == 1).all() and (views["head"] == 1).all()
     with pytest.raises(CheckpointError, match="none of its parameters fits"):
-        checkpoint.take_fitting(path, Layout.pack([("head", (2,), "param")]), np.ones(16))
+        checkpoint.load_matching(path, Layout.pack([("head", (2,), "param")]), np.ones(16))
 
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,9 +268,9 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Pat
 
 def test_a_seal_of_what_several_nodes_wrote() -> None:
     ranges = {"a": [Range(4096, 4100, "x"), Range(4100, 4200, "y")], "b": [Range(4300, 4304, "z")]}
-    seal = Seal(room_for(["a", "a", "b"]), 5000, "rest", ranges)
-    assert Seal.unpack(seal.pack()) == seal
-    assert [*seal.other_ranges()] == [(4200, 4300), (4304, 5000)]
+    manifest = Manifest(block_size_for(["a", "a", "b"]), 5000, "rest", ranges)
+    assert Manifest.unpack(manifest.pack()) == manifest
+    assert [*manifest.other_ranges()] == [(4200, 4300), (4304, 5000)]
 
 
 def test_a_process_with_two_mpi_libraries() -> None:

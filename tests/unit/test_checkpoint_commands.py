@@ -27,7 +27,7 @@ def save(
         for view in LAYOUT.views(vector).values():
             view[...] = rng.standard_normal(view.shape) * scale
     about = {"mode": "sync", "workers": 2, "config": {"batch_size": 12, "hidden": [3, 4]}}
-    checkpoint.write(path, LAYOUT, vectors, step, 345, 7, about, numbers=numbers)
+    checkpoint.write(path, LAYOUT, vectors, step, 345, 7, about, extra_state=numbers)
     return LAYOUT.views(vectors["params"])
 
 

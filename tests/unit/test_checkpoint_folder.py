@@ -9,7 +9,7 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.core.layout import Layout
-from mpitrain.plan.progress import Reached
+from mpitrain.plan.progress import Progress
 
 LAYOUT = Layout.pack([("a", (7,), "param")])
 
@@ -48,9 +48,9 @@ def test_steps_are_in_order_beyond_ten_digits(tmp_path: Path) -> None:
 def test_the_newest_whole_is_found_and_the_others_named(tmp_path: Path) -> None:
     params = np.zeros(LAYOUT.size, np.float32)
 
-    def read_newest() -> tuple[tuple[Path, Reached] | None, list[str]]:
+    def read_newest() -> tuple[tuple[Path, Progress] | None, list[str]]:
         paths = checkpoint.steps(tmp_path).values()
-        return checkpoint.first_whole(paths, lambda path: checkpoint.read(path, LAYOUT, {"params": params}, 0))
+        return checkpoint.first_intact(paths, lambda path: checkpoint.read(path, LAYOUT, {"params": params}, 0))
 
     assert read_newest() == (None, [])
     save(tmp_path, 10, 20, 30, 40)

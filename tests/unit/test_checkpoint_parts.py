@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint.sharded import Part, PartsWriter, rows_of_part
+from mpitrain.checkpoint.sharded import Part, ShardedWriter, rows_of_part
 from mpitrain.core.layout import Array, Layout
 from mpitrain.errors import CheckpointError, DamagedCheckpoint
 
@@ -34,7 +34,7 @@ def write(
 ) -> Path:
     compression = "gzip" if gzip else "none"
     writers = [
-        PartsWriter(folder, LAYOUT, 0, {"mode": "sync"}, compression, Part(index, count, token))  # type: ignore[arg-type]
+        ShardedWriter(folder, LAYOUT, 0, {"mode": "sync"}, compression, Part(index, count, token))  # type: ignore[arg-type]
         for index in range(count)
     ]
     for writer in writers:
@@ -119,7 +119,7 @@ def test_a_part_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_parts_alone_are_no_checkpoint_and_go(tmp_path: Path) -> None:
-    writer = PartsWriter(tmp_path, LAYOUT, 0, {}, "none", Part(0, 2, "0a"))
+    writer = ShardedWriter(tmp_path, LAYOUT, 0, {}, "none", Part(0, 2, "0a"))
     writer.write(state(), 5, 10)
     assert not checkpoint.steps(tmp_path)
     with pytest.raises(OSError, match="2-of-2"):
@@ -149,7 +149,7 @@ def test_a_checkpoint_with_a_damaged_part_is_passed_over(tmp_path: Path) -> None
     older, newer = write(tmp_path, state(), 2, step=1), write(tmp_path, state(), 2, step=2)
     part = checkpoint.part_paths(newer)[1]
     part.write_bytes(part.read_bytes()[:-1])
-    found, passed_over = checkpoint.first_whole([newer, older], checkpoint.verify)
+    found, passed_over = checkpoint.first_intact([newer, older], checkpoint.verify)
     assert found == (older, None)
     assert part.name in passed_over[0]
 

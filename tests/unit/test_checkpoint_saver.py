@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint.writer import Saver, Write
+from mpitrain.checkpoint.writer import CheckpointWriter, Write
 from mpitrain.core.layout import Array, Layout
 
 Numbers = Mapping[str, float] | None
@@ -22,13 +22,13 @@ LAYOUT = Layout.pack([("a", (1000,), "param")])
 
 def make(
     folder: Path, background: bool, told: list[str] | None = None, keep: int = 0, write: Write | None = None
-) -> Saver:
+) -> CheckpointWriter:
     say = ([] if told is None else told).append
-    return Saver(folder, write or partial(write_to, folder), checkpoint.Retention(keep), background, say)
+    return CheckpointWriter(folder, write or partial(write_to, folder), checkpoint.Retention(keep), background, say)
 
 
 def write_to(folder: Path, vectors: Mapping[str, Array], step: int, position: int, numbers: Numbers) -> None:
-    checkpoint.write(checkpoint.path_for(folder, step), LAYOUT, vectors, step, position, 0, {}, numbers=numbers)
+    checkpoint.write(checkpoint.path_for(folder, step), LAYOUT, vectors, step, position, 0, {}, extra_state=numbers)
 
 
 def held(folder: Path, step: int, numbers: Mapping[str, float]) -> float:
@@ -41,15 +41,15 @@ def held(folder: Path, step: int, numbers: Mapping[str, float]) -> float:
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_save_is_of_its_moment(tmp_path: Path, background: bool) -> None:
-    saver, params = make(tmp_path, background), np.zeros(LAYOUT.size)
+    writer, params = make(tmp_path, background), np.zeros(LAYOUT.size)
     for step in range(1, 30):
         params[:] = step
-        saver.save({"params": params}, step, 2 * step, {"loss_scale": step + 0.5})
-        saver.wait_for_copy()
+        writer.save({"params": params}, step, 2 * step, {"loss_scale": step + 0.5})
+        writer.wait_for_copy()
         params[:] = -1  # training goes on
-    saver.close()
+    writer.close()
     assert [held(tmp_path, step, {"loss_scale": step + 0.5}) for step in range(1, 30)] == [*range(1, 30)]
-    assert saver.longest_s > 0
+    assert writer.longest_s > 0
 
 
 def test_two_saves_never_overlap(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_two_saves_never_overlap(tmp_path: Path) -> None:
         write_to(tmp_path, vectors, step, position, numbers)
         writing[0] -= 1
 
-    saver = make(tmp_path, True, write=watched)
+    writer = make(tmp_path, True, write=watched)
     for step in range(1, 20):
-        saver.save({"params": np.zeros(LAYOUT.size)}, step, 2 * step)
-    saver.close()
+        writer.save({"params": np.zeros(LAYOUT.size)}, step, 2 * step)
+    writer.close()
     assert most == [1]
     assert len(checkpoint.steps(tmp_path)) == 19
 
@@ -76,12 +76,12 @@ def test_saving_does_not_wait_for_the_disk(tmp_path: Path) -> None:
         assert may_write.wait(timeout=30)
         write_to(tmp_path, vectors, step, position, numbers)
 
-    saver = make(tmp_path, True, write=slow)
-    saver.save({"params": np.ones(LAYOUT.size)}, 1, 2)
-    saver.wait_for_copy()  # returns, though nothing can be written yet
+    writer = make(tmp_path, True, write=slow)
+    writer.save({"params": np.ones(LAYOUT.size)}, 1, 2)
+    writer.wait_for_copy()  # returns, though nothing can be written yet
     assert not checkpoint.steps(tmp_path)
     may_write.set()
-    saver.close()
+    writer.close()
     assert held(tmp_path, 1, {}) == 1
 
 
@@ -93,25 +93,25 @@ def test_a_failed_save_is_told_and_the_next_may_succeed(tmp_path: Path, backgrou
         write_to(tmp_path, vectors, step, position, numbers)
 
     told: list[str] = []
-    saver, state = make(tmp_path, background, told, write=full_at_two), {"params": np.ones(LAYOUT.size)}
-    saver.save(state, 1, 2)
-    saver.finish()
-    saver.save(state, 2, 4)
-    saver.finish()
+    writer, state = make(tmp_path, background, told, write=full_at_two), {"params": np.ones(LAYOUT.size)}
+    writer.save(state, 1, 2)
+    writer.finish()
+    writer.save(state, 2, 4)
+    writer.finish()
     assert len(told) == 1
     assert told[0].startswith("the checkpoint of step 2 could not be saved")
     assert "No space left on device; training goes on" in told[0]
-    assert saver.failure is not None
+    assert writer.failure is not None
     assert [*checkpoint.steps(tmp_path)] == [1]
-    saver.save(state, 3, 6)
-    saver.close()
-    assert saver.failure is None
+    writer.save(state, 3, 6)
+    writer.close()
+    assert writer.failure is None
     assert [*checkpoint.steps(tmp_path)] == [3, 1]
 
 
 def test_old_ones_go(tmp_path: Path) -> None:
-    saver = make(tmp_path, True, keep=2)
+    writer = make(tmp_path, True, keep=2)
     for step in range(1, 6):
-        saver.save({"params": np.zeros(LAYOUT.size)}, step, 2 * step)
-    saver.close()
+        writer.save({"params": np.zeros(LAYOUT.size)}, step, 2 * step)
+    writer.close()
     assert [*checkpoint.steps(tmp_path)] == [5, 4]

@@ -63,4 +63,4 @@ def test_too_few_ranks_for_the_roles(options, ranks, told):
     ],
 )
 def test_gradients_that_an_update_takes(options, workers, taken):
-    assert RunConfig(**options).taken(workers) == taken
+    assert RunConfig(**options).gradients_per_step(workers) == taken

@@ -19,7 +19,7 @@ def make(n=23, shape=(5,), dtype=np.uint8, scale=1 / 255):
     examples = (rng.random((n, *shape)) * 200).astype(dtype)
     labels = np.arange(n) % 4
     split = data.from_arrays(examples, labels, 4, scale)
-    return data.Loader(split, data.Resident(examples, labels), 9, np.float32), examples, labels
+    return data.Loader(split, data.InMemory(examples, labels), 9, np.float32), examples, labels
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.float32, np.float64, np.bool_])
@@ -28,7 +28,7 @@ def make(n=23, shape=(5,), dtype=np.uint8, scale=1 / 255):
 def test_a_batch_is_the_examples_of_the_order_converted_and_scaled(dtype, shape, out):
     _, examples, labels = make(23, shape, dtype)
     split = data.from_arrays(examples, labels, 4, 0.25)
-    loader = data.Loader(split, data.Resident(examples, labels), 9, out)
+    loader = data.Loader(split, data.InMemory(examples, labels), 9, out)
     for position, count in ((0, 1), (1, 23), (20, 7), (1000, 3)):
         numbers = order(position, count, 23, 9)
         batch, batch_labels = loader.batch(position, count)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.launcher.exit_report import read_deaths, read_lost
-from mpitrain.launcher.restarts import Outcome, judge, pause_s, why_not_again
-from mpitrain.process import rank_status as presence
-from mpitrain.process.rank_status import Entry, Presence
+from mpitrain.launcher.exit_report import parse_exits, parse_lost_hosts
+from mpitrain.launcher.restarts import Outcome, classify_exit, reason_to_give_up, restart_delay_s
+from mpitrain.process import rank_status
+from mpitrain.process.rank_status import RankStatus, RankStatusFile
 
 LOST = "mpi4py.MPI.Exception: MPI_ERR_OTHER: known error not in list"
 OPEN_MPI = """--------------------------------------------------------------------------
@@ -46,24 +46,24 @@ INTEL = "".join(
     ],
 )
 def test_launchers_tell_who_died(said: str, expected: tuple[object, ...]) -> None:
-    assert read_deaths(said)[0] == expected
-    assert read_deaths("step 100  loss 0.3") == []
+    assert parse_exits(said)[0] == expected
+    assert parse_exits("step 100  loss 0.3") == []
 
 
 def test_launchers_tell_which_host_is_lost() -> None:
-    assert read_lost("  HNP daemon   : [a@0,0] on node h1\n  Remote daemon: [a@0,1] on node h2\n") == "host h2"
-    assert read_lost("  Remote host:   h2\n  Daemon exit status: 0\n") == "host h2"
-    assert read_lost("control_cb (x.c:280): assert (!closed) failed") == "one of its hosts"
-    assert read_lost("all is well") == ""
+    assert parse_lost_hosts("  HNP daemon   : [a@0,0] on node h1\n  Remote daemon: [a@0,1] on node h2\n") == "host h2"
+    assert parse_lost_hosts("  Remote host:   h2\n  Daemon exit status: 0\n") == "host h2"
+    assert parse_lost_hosts("control_cb (x.c:280): assert (!closed) failed") == "one of its hosts"
+    assert parse_lost_hosts("all is well") == ""
 
 
-def rank(number: int, step: int = 41, **known: object) -> Entry:
+def rank(number: int, step: int = 41, **known: object) -> RankStatus:
     host, ready = f"h{number}", bool(known.pop("ready", True))
-    return Entry(number, host, 100 + number, "", 50 + number, "worker", number, ready, step=step, **known)  # type: ignore[arg-type]
+    return RankStatus(number, host, 100 + number, "", 50 + number, "worker", number, ready, step=step, **known)  # type: ignore[arg-type]
 
 
-def judged(status: int, *entries: Entry, said: str = "") -> Outcome:
-    return judge(status, said, entries, 3, "mpirun, process 7")
+def judged(status: int, *entries: RankStatus, said: str = "") -> Outcome:
+    return classify_exit(status, said, entries, 3, "mpirun, process 7")
 
 
 def test_how_a_run_ended_well() -> None:
@@ -77,7 +77,7 @@ def test_a_crash_when_all_is_done_is_told_and_no_failure() -> None:
     done = [rank(number, done=True) for number in range(2)]
     ended = judged(139, *done, rank(2, done=True, ended_at=1.0, signal=11))
     assert ended.kind == "finished"
-    assert ended.what.endswith("was killed by signal 11 (SIGSEGV) after its last step; everything is saved")
+    assert ended.reason.endswith("was killed by signal 11 (SIGSEGV) after its last step; everything is saved")
 
 
 @pytest.mark.parametrize("number", [9, 15])
@@ -94,10 +94,10 @@ def test_a_launcher_that_ends_with_0_before_its_ranks_have_ended() -> None:
 
 def test_a_lost_host_is_told_before_the_exceptions_that_others_meet() -> None:
     said, met = "Remote host: h1\n  Daemon exit status: 0\n", {"status": 1, "ended_at": 1.0}
-    assert judged(1, rank(0, error=LOST, **met), rank(1), said=said).what.startswith(
+    assert judged(1, rank(0, error=LOST, **met), rank(1), said=said).reason.startswith(
         "mpirun, process 7, has lost host h1"
     )
-    assert "ValueError" in judged(1, rank(0, error="ValueError: no", **met), rank(1), said=said).what
+    assert "ValueError" in judged(1, rank(0, error="ValueError: no", **met), rank(1), said=said).reason
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_a_lost_host_is_told_before_the_exceptions_that_others_meet() -> None:
         "nobody",
     ],
 )
-def test_the_rank_that_died_is_told(entries: list[Entry], told: str) -> None:
-    assert judged(9, *entries).what == told
+def test_the_rank_that_died_is_told(entries: list[RankStatus], told: str) -> None:
+    assert judged(9, *entries).reason == told
 
 
 def test_a_users_mistake_is_told_already() -> None:
@@ -158,50 +158,50 @@ def test_a_users_mistake_is_told_already() -> None:
 
 def test_another_attempt() -> None:
     at = [Outcome("failed", step=step) for step in (None, 0, 100, 102, 200)]
-    assert not any(why_not_again(one, None, 3) for one in at)
-    assert "twice before training" in why_not_again(at[0], at[0], 3)
-    assert "failed twice in step 103" in why_not_again(at[3], at[2], 3)
-    assert not why_not_again(at[4], at[3], 3)
-    assert not why_not_again(at[1], at[0], 3)
-    assert not why_not_again(Outcome("failed", gone=["h2"]), at[0], 3)
-    assert [pause_s(number) for number in (1, 2, 3, 7, 30)] == [1, 2, 4, 60, 60]
+    assert not any(reason_to_give_up(one, None, 3) for one in at)
+    assert "twice before training" in reason_to_give_up(at[0], at[0], 3)
+    assert "failed twice in step 103" in reason_to_give_up(at[3], at[2], 3)
+    assert not reason_to_give_up(at[4], at[3], 3)
+    assert not reason_to_give_up(at[1], at[0], 3)
+    assert not reason_to_give_up(Outcome("failed", gone=["h2"]), at[0], 3)
+    assert [restart_delay_s(number) for number in (1, 2, 3, 7, 30)] == [1, 2, 4, 60, 60]
 
 
 # What ranks leave.
 
 
 def test_what_a_rank_has_said_is_read(tmp_path: Path) -> None:
-    one = Presence(tmp_path, 3)
-    one.takes_role("ps", 1)
-    one.at(1234567)
-    one.failed(ValueError("é" * 5000), mistake=False)
-    (found,) = presence.read(tmp_path)
+    one = RankStatusFile(tmp_path, 3)
+    one.set_role("ps", 1)
+    one.set_step(1234567)
+    one.set_failed(ValueError("é" * 5000), mistake=False)
+    (found,) = rank_status.read(tmp_path)
     assert (found.rank, found.role, found.task, found.step, found.ready) == (3, "ps", 1, 1234567, False)
     assert found.error.startswith("ValueError: éé") and not found.mistake
-    one.is_ready()
-    one.is_done(stopped=True)
-    presence.note_end(tmp_path, 3, found.pid, signal.SIGKILL, 0)
-    (found,) = presence.read(tmp_path)
+    one.set_ready()
+    one.set_done(stopped=True)
+    rank_status.record_end(tmp_path, 3, found.pid, signal.SIGKILL, 0)
+    (found,) = rank_status.read(tmp_path)
     assert found.ready and found.done and found.signal == signal.SIGKILL and found.step == 1234567
-    presence.clear(tmp_path)
-    assert presence.read(tmp_path) == [] and not list(tmp_path.iterdir())
+    rank_status.clear(tmp_path)
+    assert rank_status.read(tmp_path) == [] and not list(tmp_path.iterdir())
 
 
 def test_a_rank_that_ended_before_it_could_say_anything(tmp_path: Path) -> None:
-    presence.folder_of(tmp_path).mkdir()
-    presence.note_end(tmp_path, 0, 99_999_999, 0, 5)
-    (found,) = presence.read(tmp_path)
+    rank_status.folder_of(tmp_path).mkdir()
+    rank_status.record_end(tmp_path, 0, 99_999_999, 0, 5)
+    (found,) = rank_status.read(tmp_path)
     assert (found.pid, found.status, found.role) == (99_999_999, 5, "")
 
 
 def test_another_attempts_entry_is_left_alone(tmp_path: Path) -> None:
-    Presence(tmp_path, 0)
-    presence.note_end(tmp_path, 0, 99_999_999, 0, 5)
-    (found,) = presence.read(tmp_path)
+    RankStatusFile(tmp_path, 0)
+    rank_status.record_end(tmp_path, 0, 99_999_999, 0, 5)
+    (found,) = rank_status.read(tmp_path)
     assert (found.pid, found.ended_at) == (os.getpid(), 0.0)
 
 
 def test_nobody_watches() -> None:
-    nobody = Presence(None, 0)
-    nobody.at(3)
-    nobody.is_ready()
+    nobody = RankStatusFile(None, 0)
+    nobody.set_step(3)
+    nobody.set_ready()

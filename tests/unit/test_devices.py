@@ -7,19 +7,19 @@ from collections import Counter
 import pytest
 
 from mpitrain.errors import ConfigError
-from mpitrain.gpu.discovery import Seen, check, share_out, tell
+from mpitrain.gpu.discovery import VisibleGpus, assign_gpus, check, describe
 from mpitrain.plan.config import RunConfig
 
 WHY = "no driver"
 
 
-def node(index: int, *gpus_of_workers: list[str]) -> list[Seen]:
-    return [Seen(index, f"n{index}", gpus, "" if gpus else WHY) for gpus in gpus_of_workers]
+def node(index: int, *gpus_of_workers: list[str]) -> list[VisibleGpus]:
+    return [VisibleGpus(index, f"n{index}", gpus, "" if gpus else WHY) for gpus in gpus_of_workers]
 
 
-def taken(workers: list[Seen], count: int = 1) -> list[list[str]]:
+def taken(workers: list[VisibleGpus], count: int = 1) -> list[list[str]]:
     """The GPUs that each worker gets."""
-    shares = share_out(workers, count, None)
+    shares = assign_gpus(workers, count, None)
     return [[worker.gpus[share.index] for share in own] for worker, own in zip(workers, shares, strict=True)]
 
 
@@ -44,7 +44,7 @@ def test_nodes_have_gpus_of_their_own() -> None:
 @pytest.mark.parametrize(("workers", "gpus", "count"), [(5, 2, 1), (3, 4, 2), (2, 3, 3), (1, 1, 2)])
 def test_shares_are_fair_and_their_memory_adds_up(workers: int, gpus: int, count: int) -> None:
     names = [f"gpu{i}" for i in range(gpus)]
-    shares = share_out(node(0, *[names] * workers), count, None)
+    shares = assign_gpus(node(0, *[names] * workers), count, None)
     load = Counter(share.index for own in shares for share in own)
     assert max(load.values()) - min(load[i] for i in range(gpus)) <= 1
     memory: Counter[int] = Counter()
@@ -55,26 +55,26 @@ def test_shares_are_fair_and_their_memory_adds_up(workers: int, gpus: int, count
 
 
 def test_a_fraction_that_is_asked_for_is_taken() -> None:
-    shares = share_out(node(0, ["a"], ["a"]), 1, 0.25)
+    shares = assign_gpus(node(0, ["a"], ["a"]), 1, 0.25)
     assert [own[0].fraction for own in shares] == [0.25, 0.25]
 
 
 def test_who_shares_and_who_has_none_is_told() -> None:
     workers = [*node(0, ["a"], ["a"]), *node(1, [])]
-    sharing, without = sorted(tell(workers, share_out(workers, 1, None)), reverse=True)
+    sharing, without = sorted(describe(workers, assign_gpus(workers, 1, None)), reverse=True)
     assert "2 workers on n0 share 1 GPU" in sharing
     assert "worker 2" in without and "n1" in without and WHY in without
 
 
 def test_a_cupy_that_does_not_work_is_told() -> None:
-    workers = [Seen(0, "n0", [], "CuPy is installed, and says: no", is_broken=True)] * 2
-    assert tell(workers, share_out(workers, 1, None)) == ["no GPU: CuPy is installed, and says: no"]
+    workers = [VisibleGpus(0, "n0", [], "CuPy is installed, and says: no", is_broken=True)] * 2
+    assert describe(workers, assign_gpus(workers, 1, None)) == ["no GPU: CuPy is installed, and says: no"]
 
 
 @pytest.mark.parametrize("gpus", [[], ["a"]])
 def test_where_all_are_alike_there_is_nothing_to_tell(gpus: list[str]) -> None:
     workers = [*node(0, gpus), *node(1, gpus)]
-    assert tell(workers, share_out(workers, 1, None)) == []
+    assert describe(workers, assign_gpus(workers, 1, None)) == []
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_where_all_are_alike_there_is_nothing_to_tell(gpus: list[str]) -> None:
         ("auto", False, [*node(0, ["a"]), *node(1, [])], ["--no-soft-placement", "1 of 2", "n1"]),
     ],
 )
-def test_what_is_refused(device, soft: bool, workers: list[Seen], told: list[str]) -> None:
+def test_what_is_refused(device, soft: bool, workers: list[VisibleGpus], told: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         check(workers, RunConfig(device=device, soft_placement=soft))
     assert all(part in str(error.value) for part in told)
@@ -100,7 +100,7 @@ def test_what_is_refused(device, soft: bool, workers: list[Seen], told: list[str
         ({"gpu_transport": "host"}, node(0, [], []), ["--gpu-transport host", "no worker"]),
     ],
 )
-def test_options_of_gpus_want_some(options: dict[str, str], workers: list[Seen], told: list[str]) -> None:
+def test_options_of_gpus_want_some(options: dict[str, str], workers: list[VisibleGpus], told: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         check(workers, RunConfig(**options))
     assert all(part in str(error.value) for part in told)
@@ -116,5 +116,5 @@ def test_options_of_gpus_want_some(options: dict[str, str], workers: list[Seen],
         ("gpu", False, node(0, ["a"], ["a"])),
     ],
 )
-def test_what_is_not(device, soft: bool, workers: list[Seen]) -> None:
+def test_what_is_not(device, soft: bool, workers: list[VisibleGpus]) -> None:
     check(workers, RunConfig(device=device, soft_placement=soft))

@@ -36,7 +36,7 @@ def test_only_failures_are_a_status() -> None:
         "check": "b",
         "verdict": "warning",
         "found": "y",
-        "mend": "mend it",
+        "advice": "mend it",
     }
 
 

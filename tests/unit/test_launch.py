@@ -10,10 +10,10 @@ import pytest
 
 from mpitrain.comm.mpi import check_launcher
 from mpitrain.errors import ConfigError, LaunchError
-from mpitrain.launcher.command_line import Machine, Wish, compose
-from mpitrain.launcher.hosts import Host, interface_of, is_here, parse_hosts, read_hostfile, spread
+from mpitrain.launcher.command_line import LaunchSpec, LocalMachine, compose
+from mpitrain.launcher.hosts import Host, assign_ranks, interface_of, is_here, parse_hosts, read_hostfile
 from mpitrain.launcher.mpi_flavors import Launcher, recognize
-from mpitrain.launcher.supervisor import Options, check_restarts, make_wish
+from mpitrain.launcher.supervisor import Options, check_restarts, make_launch_spec
 from mpitrain.plan.config import RunConfig
 
 OPEN, OPEN_4 = Launcher("openmpi", "/opt/mpirun", 5), Launcher("openmpi", "/opt/mpirun", 4)
@@ -23,12 +23,12 @@ RANK = [sys.executable, "-m", "mpitrain", "train", "a job.py"]
 TWO = [Host("a", 4), Host("b", 4)]
 
 
-def machine(cores: int = 4, root: bool = False, **environ: str) -> Machine:
-    return Machine(cores, root, {"PATH": "/bin", **environ})
+def machine(cores: int = 4, root: bool = False, **environ: str) -> LocalMachine:
+    return LocalMachine(cores, root, {"PATH": "/bin", **environ})
 
 
-def words(launcher: Launcher, wish: Wish, on: Machine | None = None) -> list[str]:
-    command = compose(launcher, wish, on or machine(), ["a job.py"])
+def words(launcher: Launcher, spec: LaunchSpec, on: LocalMachine | None = None) -> list[str]:
+    command = compose(launcher, spec, on or machine(), ["a job.py"])
     assert command.words[-len(RANK) :] == RANK
     assert command.words[0] == "/opt/mpirun"
     return command.words[1 : -len(RANK)]
@@ -36,18 +36,18 @@ def words(launcher: Launcher, wish: Wish, on: Machine | None = None) -> list[str
 
 def test_cores_are_shared_among_ranks() -> None:
     for launcher in (OPEN, OPEN_4):
-        assert words(launcher, Wish(2), machine(16)) == ["-n", "2", "--map-by", "slot:PE=8", "--bind-to", "core"]
-    assert words(MPICH, Wish(3), machine(16)) == ["-n", "3", "-bind-to", "core:5"]
-    assert words(INTEL, Wish(2), machine(16)) == ["-n", "2"]
+        assert words(launcher, LaunchSpec(2), machine(16)) == ["-n", "2", "--map-by", "slot:PE=8", "--bind-to", "core"]
+    assert words(MPICH, LaunchSpec(3), machine(16)) == ["-n", "3", "-bind-to", "core:5"]
+    assert words(INTEL, LaunchSpec(2), machine(16)) == ["-n", "2"]
 
 
 def test_more_ranks_than_cores_are_not_bound() -> None:
-    assert words(OPEN, Wish(5)) == ["-n", "5", "--oversubscribe", "--bind-to", "none"]
+    assert words(OPEN, LaunchSpec(5)) == ["-n", "5", "--oversubscribe", "--bind-to", "none"]
     for launcher in (MPICH, INTEL):
-        assert words(launcher, Wish(5)) == ["-n", "5"]
-    assert compose(INTEL, Wish(5), machine(), []).environment["I_MPI_PIN"] == "0"
-    assert compose(OPEN, Wish(5), machine(), []).environment["OMPI_MCA_mpi_yield_when_idle"] == "1"
-    assert "OMPI_MCA_mpi_yield_when_idle" not in compose(OPEN, Wish(4), machine(), []).environment
+        assert words(launcher, LaunchSpec(5)) == ["-n", "5"]
+    assert compose(INTEL, LaunchSpec(5), machine(), []).environment["I_MPI_PIN"] == "0"
+    assert compose(OPEN, LaunchSpec(5), machine(), []).environment["OMPI_MCA_mpi_yield_when_idle"] == "1"
+    assert "OMPI_MCA_mpi_yield_when_idle" not in compose(OPEN, LaunchSpec(4), machine(), []).environment
 
 
 @pytest.mark.parametrize(
@@ -61,23 +61,23 @@ def test_more_ranks_than_cores_are_not_bound() -> None:
     ids=str,
 )
 def test_hosts(launcher: Launcher, expected: str) -> None:
-    found = words(launcher, Wish(8, TWO, "go", "10.1.0.0/16"))
+    found = words(launcher, LaunchSpec(8, TWO, "go", "10.1.0.0/16"))
     assert " ".join(found).startswith(f"-n 8 {expected}")
-    assert ("btl_tcp_if_include" in found) == (launcher.make == "openmpi")
+    assert ("btl_tcp_if_include" in found) == (launcher.flavor == "openmpi")
 
 
 @pytest.mark.parametrize("launcher", ALL, ids=str)
 def test_in_an_allocation_the_launcher_finds_hosts_and_ranks(launcher: Launcher) -> None:
-    found = words(launcher, Wish(None), machine(SLURM_JOB_ID="7", OMP_NUM_THREADS="2"))
+    found = words(launcher, LaunchSpec(None), machine(SLURM_JOB_ID="7", OMP_NUM_THREADS="2"))
     assert not {"-n", "--host", "-hosts", "--oversubscribe", "--map-by", "-bind-to"} & {*found}
-    if launcher.make == "openmpi":
+    if launcher.flavor == "openmpi":
         assert found[:2] == ["--bind-to", "none"]
         assert found[found.index("OMP_NUM_THREADS") - 1] == "-x"
 
 
 def test_root_is_allowed_only_where_it_is_root() -> None:
     for root in (True, False):
-        command = compose(OPEN, Wish(1), machine(root=root), [])
+        command = compose(OPEN, LaunchSpec(1), machine(root=root), [])
         assert ("OMPI_ALLOW_RUN_AS_ROOT" in command.environment) == root
 
 
@@ -87,13 +87,13 @@ def test_root_is_allowed_only_where_it_is_root() -> None:
 def test_where_the_user_says_what_ranks_are_bound_to_nothing_is_added(
     launcher: Launcher, ranks: int, said: list[str]
 ) -> None:
-    assert words(launcher, Wish(ranks, words=said)) == ["-n", str(ranks), *said]
-    assert "I_MPI_PIN" not in compose(launcher, Wish(ranks, words=said), machine(), []).environment
+    assert words(launcher, LaunchSpec(ranks, words=said)) == ["-n", str(ranks), *said]
+    assert "I_MPI_PIN" not in compose(launcher, LaunchSpec(ranks, words=said), machine(), []).environment
 
 
 def test_what_the_user_has_set_is_left_alone() -> None:
     def environment(launcher: Launcher, **environ: str) -> dict[str, str]:
-        return compose(launcher, Wish(9), Machine(1, True, environ), []).environment
+        return compose(launcher, LaunchSpec(9), LocalMachine(1, True, environ), []).environment
 
     assert environment(OPEN)["OMPI_MCA_osc"] == "^ucx"
     assert "OMPI_MCA_osc" not in environment(OPEN, OMPI_MCA_osc="rdma")
@@ -102,30 +102,30 @@ def test_what_the_user_has_set_is_left_alone() -> None:
     assert environment(INTEL, PATH="/bin")["PATH"] == "/opt:/bin"
     assert "PATH" not in environment(INTEL, PATH="/bin:/opt")
     bound = machine(PRTE_MCA_hwloc_default_binding_policy="none")
-    assert words(OPEN, Wish(2), bound) == ["-n", "2"]
+    assert words(OPEN, LaunchSpec(2), bound) == ["-n", "2"]
 
 
 def test_variables_reach_ranks_on_other_hosts() -> None:
     on = machine(OMP_NUM_THREADS="2", HOME="/root", OMPI_MCA_btl="tcp,self", MPITRAIN_TERMINAL_COLUMNS="80")
-    wish = Wish(8, TWO, env={"MY_VALUE": "a b"})
-    found = words(OPEN, wish, on)
+    spec = LaunchSpec(8, TWO, env={"MY_VALUE": "a b"})
+    found = words(OPEN, spec, on)
     passed = {found[at + 1] for at, word in enumerate(found) if word == "-x"}
     assert passed == {"OMP_NUM_THREADS", "OMPI_MCA_btl", "OMPI_MCA_osc", "OMPI_MCA_mpi_yield_when_idle", "MY_VALUE"} - (
         {"OMPI_MCA_mpi_yield_when_idle"}  # eight ranks on two hosts of four cores
     )
-    assert compose(OPEN, wish, on, []).environment["MY_VALUE"] == "a b"
-    assert compose(MPICH, wish, on, []).environment["MY_VALUE"] == "a b"
-    assert "-x" not in words(OPEN, Wish(2), on)
+    assert compose(OPEN, spec, on, []).environment["MY_VALUE"] == "a b"
+    assert compose(MPICH, spec, on, []).environment["MY_VALUE"] == "a b"
+    assert "-x" not in words(OPEN, LaunchSpec(2), on)
 
 
 def test_what_was_chosen_for_this_hosts_processor_stays_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpitrain.core.openblas.CHOSEN", {"OPENBLAS_CORETYPE": "Haswell"})
     for value, passed in (("Haswell", False), ("Zen", True)):
-        assert ("OPENBLAS_CORETYPE" in words(OPEN, Wish(8, TWO), machine(OPENBLAS_CORETYPE=value))) == passed
+        assert ("OPENBLAS_CORETYPE" in words(OPEN, LaunchSpec(8, TWO), machine(OPENBLAS_CORETYPE=value))) == passed
 
 
 def test_the_printed_command_can_be_pasted() -> None:
-    command = compose(OPEN, Wish(1, env={"A": "$(x) 'y"}), machine(), ["it's $(here).py", "--x", "a b"])
+    command = compose(OPEN, LaunchSpec(1, env={"A": "$(x) 'y"}), machine(), ["it's $(here).py", "--x", "a b"])
     assert shlex.split(str(command))[-3:] == ["it's $(here).py", "--x", "a b"]
     assert "A=$(x) 'y" in shlex.split(str(command))
 
@@ -141,7 +141,7 @@ def test_the_printed_command_can_be_pasted() -> None:
 )
 def test_a_launcher_is_known_by_its_answer(answer: str, make: str, major: int) -> None:
     found = recognize("mpirun", answer)
-    assert found is not None and (found.make, found.major) == (make, major)
+    assert found is not None and (found.flavor, found.major) == (make, major)
     assert recognize("mpirun", "mpirun of somebody 1.0") is None
 
 
@@ -183,12 +183,12 @@ def test_a_hostfile_that_is_none(tmp_path: Path) -> None:
     ],
 )
 def test_ranks_are_spread_over_hosts(given: str, ranks: int | None, expected: str) -> None:
-    assert ",".join(map(str, spread(parse_hosts(given), ranks))) == expected
+    assert ",".join(map(str, assign_ranks(parse_hosts(given), ranks))) == expected
 
 
 def test_there_must_be_room() -> None:
     with pytest.raises(LaunchError, match="-n 9 is more than a:4,b:4 has room for, 8 ranks"):
-        spread(TWO, 9)
+        assign_ranks(TWO, 9)
 
 
 def test_this_host_is_known() -> None:
@@ -218,16 +218,16 @@ def test_this_host_is_known() -> None:
 )
 def test_flags_that_cannot_be(options: Options, told: str) -> None:
     with pytest.raises(LaunchError, match=told):
-        make_wish(options, MPICH, machine())
+        make_launch_spec(options, MPICH, machine())
 
 
 def test_flags_as_they_are_meant() -> None:
-    assert make_wish(Options(), OPEN, machine()).ranks == 1
-    assert make_wish(Options(), OPEN, machine(SLURM_JOB_ID="1")).ranks is None
-    wish = make_wish(Options(hosts="a:2,b:2", env=["A=1=2", "PATH"], launcher_args="--x 'y z'"), OPEN, machine())
-    assert (wish.ranks, wish.hosts) == (4, [Host("a", 2), Host("b", 2)])
-    assert wish.env == {"A": "1=2", "PATH": "/bin"}
-    assert wish.words == ["--x", "y z"]
+    assert make_launch_spec(Options(), OPEN, machine()).ranks == 1
+    assert make_launch_spec(Options(), OPEN, machine(SLURM_JOB_ID="1")).ranks is None
+    spec = make_launch_spec(Options(hosts="a:2,b:2", env=["A=1=2", "PATH"], launcher_args="--x 'y z'"), OPEN, machine())
+    assert (spec.ranks, spec.hosts) == (4, [Host("a", 2), Host("b", 2)])
+    assert spec.env == {"A": "1=2", "PATH": "/bin"}
+    assert spec.words == ["--x", "y z"]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_flags_as_they_are_meant() -> None:
 )
 def test_fewer_ranks_need_hosts_and_restarts(options: Options, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        check_restarts(options, make_wish(options, OPEN, machine()), RunConfig())
+        check_restarts(options, make_launch_spec(options, OPEN, machine()), RunConfig())
 
 
 @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS"])

@@ -9,7 +9,7 @@ from mpitrain import Job, data, nn, optim
 from mpitrain.core.device import Cpu
 from mpitrain.core.layout import Array
 from mpitrain.data import Split
-from mpitrain.models.select import replica_of
+from mpitrain.models.select import make_model
 from mpitrain.nn.layer import Layer
 
 BATCH = 7
@@ -62,7 +62,7 @@ def gradient(devices: int, *layers: Layer, summing: list[Array] | None = None) -
     layout = nn.layout_of(made.model, SHAPE, np.float64)
     params, grads = np.zeros(layout.size), np.full(layout.size, np.nan)
     nn.initialize(made.model, layout, params, 1)
-    replica = replica_of(made, layout, np.float64, [Cpu(i) for i in range(devices)])
+    replica = make_model(made, layout, np.float64, [Cpu(i) for i in range(devices)])
     replica.bind(params, grads)
     rng = np.random.default_rng(0)
     examples, labels = rng.standard_normal((BATCH, *SHAPE)), rng.integers(0, 3, BATCH)
@@ -99,7 +99,7 @@ def test_parameters_are_followed() -> None:
     nn.initialize(made.model, layout, others, 2)
     rng = np.random.default_rng(0)
     batch = rng.standard_normal((BATCH, *SHAPE)), rng.integers(0, 3, BATCH)
-    replica = replica_of(made, layout, np.float64)
+    replica = make_model(made, layout, np.float64)
 
     def losses(vector: Array) -> float:
         replica.bind(vector, grads)

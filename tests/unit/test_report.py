@@ -16,10 +16,10 @@ import pytest
 from PIL import Image
 
 from mpitrain.cli.main import main
-from mpitrain.monitor.heartbeat import Machine, Status, write
+from mpitrain.monitor.heartbeat import ProcessHost, Status, write
 from mpitrain.report import page as report
 from mpitrain.report.page import collect, differences, labels, page
-from mpitrain.report.plots import COLORS, Shown, _thinned, make_plots
+from mpitrain.report.plots import COLORS, PlottedRun, _thinned, make_plots
 
 from ..conftest import missing
 from .rundirs import make_run
@@ -28,7 +28,7 @@ SYNC = ["loss", "accuracy", "loss-by-time", "learning-rate", "throughput", "time
 SERVED = ["staleness", "staleness-histogram", "workers", "workers-staleness"]
 
 
-def names(shown: list[Shown]) -> list[str]:
+def names(shown: list[PlottedRun]) -> list[str]:
     return [plot.name for plot in make_plots(shown)]
 
 
@@ -229,7 +229,7 @@ def count(pixels: np.ndarray, color: str) -> int:
 
 def test_a_browser_shows_the_plots_and_asks_for_nothing_else(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / name, mode=mode) for name, mode in (("a", "sync"), ("b", "async"))]
-    write(folders[0], Status("finished", 1000, 1000, "2 workers", 1, Machine("h", "b", "p"), 1, "1", 0.0))
+    write(folders[0], Status("finished", 1000, 1000, "2 workers", 1, ProcessHost("h", "b", "p"), 1, "1", 0.0))
     with Site(page(collect(folders))) as site:
         for width, height in ((1280, 4000), (420, 8000)):
             pixels, asked = render(site.address, width, height, tmp_path)

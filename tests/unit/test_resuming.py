@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint.resume import find_beginning
+from mpitrain.checkpoint.resume import plan_resume
 from mpitrain.core.layout import Layout
 from mpitrain.errors import CheckpointError
 from mpitrain.plan.config import RunConfig
@@ -32,7 +32,7 @@ def spoil(path: Path) -> None:
 def begin(
     folder: Path, layout: Layout = LAYOUT, **options: object
 ) -> tuple[tuple[Path, ...], Path | None, tuple[str, ...]]:
-    found = find_beginning(RunConfig(**options), folder, layout)  # type: ignore[arg-type]
+    found = plan_resume(RunConfig(**options), folder, layout)  # type: ignore[arg-type]
     assert found.saved == (found.resume != () and found.resume[0].parent == folder)
     assert found.auto == (options.get("resume", "auto") == "auto")
     return found[:3]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpitrain import optim
-from mpitrain.comm.backoff import Waiting
+from mpitrain.comm.backoff import Backoff
 from mpitrain.core.layout import Array, Layout
 from mpitrain.optim import Updater
 from mpitrain.strategy.ps.shard import Push, Shard
@@ -34,7 +34,7 @@ def shard_of(optimizer: optim.Optimizer) -> tuple[Shard, Array]:
         view[...] = rng.standard_normal(view.shape)
     slots = {name: vectors[name] for name in optimizer.slots}
     updater = Updater(optimizer, LAYOUT, vectors["params"], slots, None, None)
-    shard = Shard(Memory(), [(0, LAYOUT.size)], updater, vectors, Waiting(crowded=False))  # type: ignore[arg-type]
+    shard = Shard(Memory(), [(0, LAYOUT.size)], updater, vectors, Backoff(oversubscribed=False))  # type: ignore[arg-type]
     shard.open(STALENESS)
     return shard, vectors["params"]
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mpitrain.launcher.lost_hosts import STALL_S, Stall
+from mpitrain.launcher.lost_hosts import STALL_S, LostHostDetector
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_host_is_lost(steps: list[int], answers: list[dict[str, str]], lost_at
         asked.append(answers[len(asked)] if len(asked) < len(answers) else {})
         return asked[-1]
 
-    stall, found = Stall(ask, 0.0), None
+    stall, found = LostHostDetector(ask, 0.0), None
     stall.lost(steps[0], 0.0)
     for number, step in enumerate(steps[1:], 1):
         questions = len(asked)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from mpitrain.monitor import heartbeat as status
-from mpitrain.monitor.heartbeat import Heartbeat, Machine, Status, judge, read, states, write
+from mpitrain.monitor.heartbeat import Heartbeat, ProcessHost, Status, classify, read, states, write
 
-HERE = Machine("node1", "boot-a", "pid:[1]")
-ELSEWHERE = Machine("node2", "boot-b", "pid:[2]")
+HERE = ProcessHost("node1", "boot-a", "pid:[1]")
+ELSEWHERE = ProcessHost("node2", "boot-b", "pid:[2]")
 RUNNING = Status("running", 10, 100, "2 workers", 3, HERE, 17, "5", 0.0)
 
 
@@ -29,22 +29,22 @@ def never(pid: int, start: str) -> bool:
 
 @pytest.mark.parametrize("state", ["finished", "stopped", "failed"])
 def test_a_run_that_says_how_it_ended_is_believed(state: status.State) -> None:
-    assert judge(replace(RUNNING, state=state), ELSEWHERE, 1e9, never) == state
+    assert classify(replace(RUNNING, state=state), ELSEWHERE, 1e9, never) == state
 
 
 @pytest.mark.parametrize("age", [-1e6, 0.0, 1e6, None])
 def test_on_its_own_machine_the_process_is_asked_whatever_the_clock_says(age: float | None) -> None:
-    assert judge(RUNNING, HERE, age, alive) == "running"
-    assert judge(replace(RUNNING, pid=18), HERE, age, alive) == "died"
-    assert judge(replace(RUNNING, pid_start="6"), HERE, age, alive) == "died"  # the number was given again
+    assert classify(RUNNING, HERE, age, alive) == "running"
+    assert classify(replace(RUNNING, pid=18), HERE, age, alive) == "died"
+    assert classify(replace(RUNNING, pid_start="6"), HERE, age, alive) == "died"  # the number was given again
 
 
 def test_a_machine_started_again_has_no_run_left() -> None:
-    assert judge(RUNNING, replace(HERE, boot="boot-c", pids="pid:[9]"), 1.0, never) == "died"
+    assert classify(RUNNING, replace(HERE, boot_id="boot-c", pid_namespace="pid:[9]"), 1.0, never) == "died"
 
 
 def test_another_namespace_of_the_same_host_is_another_machine() -> None:
-    assert judge(RUNNING, replace(HERE, pids="pid:[9]"), 1.0, never) == "running"
+    assert classify(RUNNING, replace(HERE, pid_namespace="pid:[9]"), 1.0, never) == "running"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_another_namespace_of_the_same_host_is_another_machine() -> None:
     [(0.0, "running"), (60.0, "running"), (200.0, None), (-200.0, None), (1e5, "died"), (None, None)],
 )
 def test_from_elsewhere_a_file_of_doubtful_age_decides_nothing(age: float | None, expected: str | None) -> None:
-    assert judge(RUNNING, ELSEWHERE, age, never) == expected
+    assert classify(RUNNING, ELSEWHERE, age, never) == expected
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [status.STATUS]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"state": "running"}', '{"machine": 3}'])
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"state": "running"}', '{"host": 3}'])
 def test_a_file_that_cannot_be_understood_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / status.STATUS).write_text(text)
     assert read(tmp_path) is None
@@ -73,11 +73,11 @@ def test_a_heartbeat_lives_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     step = 5
     heart = Heartbeat(tmp_path, "1 worker", 100, lambda: step)
     first = read(tmp_path)
-    assert first is not None and (first.state, first.step, first.machine) == ("running", 5, Machine.here())
+    assert first is not None and (first.state, first.step, first.host) == ("running", 5, ProcessHost.here())
     assert states([tmp_path]) == {tmp_path: "running"}
     step = 7
     deadline = time.monotonic() + 10
-    while (newer := read(tmp_path)) is None or newer.step != 7 or newer.beat <= first.beat:
+    while (newer := read(tmp_path)) is None or newer.step != 7 or newer.heartbeat <= first.heartbeat:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     heart.end("finished")
@@ -102,13 +102,13 @@ def test_a_doubtful_run_is_watched(tmp_path: Path) -> None:
     quiet, beating = tmp_path / "quiet", tmp_path / "beating"
     for folder in (quiet, beating):
         folder.mkdir()
-        write(folder, replace(RUNNING, machine=ELSEWHERE))
+        write(folder, replace(RUNNING, host=ELSEWHERE))
         os.utime(folder / status.STATUS, (time.time() - 300, time.time() - 300))
     program = (
         "import sys, time; from dataclasses import replace; from pathlib import Path\n"
         "from mpitrain.monitor.heartbeat import read, write\n"
         "folder = Path(sys.argv[1]); time.sleep(0.2); old = read(folder)\n"
-        "write(folder, replace(old, beat=old.beat + 1))"
+        "write(folder, replace(old, heartbeat=old.heartbeat + 1))"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(beating)]):
         assert states([quiet, beating], watch_s=3) == {quiet: "died", beating: "running"}

@@ -16,7 +16,7 @@ from mpitrain.process.signals import Signals, TimeLimit, end_in, end_of_time
 def test_a_signal_is_noted_and_handlers_are_put_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     signals = Signals()
-    with signals.noted():
+    with signals.recorded():
         assert signals.received is None
         os.kill(os.getpid(), number)
         assert signals.received == number.name
@@ -29,7 +29,7 @@ def test_control_c_twice_ends_the_process(number: signal.Signals, ends: bool) ->
 import os, time
 from mpitrain.process.signals import Signals
 signals = Signals()
-with signals.noted():
+with signals.recorded():
     os.kill(os.getpid(), {number})
     os.kill(os.getpid(), {number})  # at once: the same one, from terminal and launcher
     print(signals.received, flush=True)

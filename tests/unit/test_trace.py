@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.comm.clock_sync import best
+from mpitrain.comm.clock_sync import best_offset
 from mpitrain.errors import RecordError
 from mpitrain.monitor.trace import KINDS, Offset, RankTrace, Spans, Track, on_chiefs_clock, waited_for, write
 from mpitrain.report.time_shares import GROUPS, read_shares
@@ -102,7 +102,7 @@ def test_steps_with_more_spans_than_there_is_room_for_are_whole_or_left_out() ->
 def test_the_shortest_trip_tells_the_offset() -> None:
     apart = 1_000_000  # the other clock is so far ahead
     trips = [(0, 900 + apart, 1000), (2000, 2050 + apart, 2100), (3000, 3000 + apart, 3400)]
-    at, offset, error = best(trips)
+    at, offset, error = best_offset(trips)
     assert (at, error) == (2100, 50)
     assert abs(offset - apart) <= error
 

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from mpitrain.cli.main import main
-from mpitrain.monitor.heartbeat import BEAT_S, QUIET_S, SKEW_S, Machine, Status, write
+from mpitrain.monitor.heartbeat import BEAT_S, QUIET_S, SKEW_S, ProcessHost, Status, write
 from mpitrain.report import watch
 from mpitrain.report.braille import curve
 
 from .rundirs import Clock, make_run
 
-ELSEWHERE = Status("running", 500, 1000, "2 workers", 1, Machine("far", "b", "p"), 1, "1", 0.0)
+ELSEWHERE = Status("running", 500, 1000, "2 workers", 1, ProcessHost("far", "b", "p"), 1, "1", 0.0)
 
 
 def picture(view: watch.View, width: int, height: int) -> list[str]:
@@ -63,7 +63,7 @@ def test_a_run_elsewhere_is_dead_when_no_beat_was_seen_for_long(tmp_path: Path) 
     folder = make_run(tmp_path / "run")
     view = watch.View(folder, clock)
     for beat in range(3):
-        write(folder, replace(ELSEWHERE, beat=beat))
+        write(folder, replace(ELSEWHERE, heartbeat=beat))
         view.look()
         assert not view.ended
         clock.now += int(QUIET_S) - 1

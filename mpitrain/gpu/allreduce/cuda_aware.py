@@ -12,16 +12,16 @@ import numpy as np
 from ...comm.hierarchy import Hierarchy
 from ...comm.mpi import MPI, mpi_type
 from ...core.layout import Array
-from ...core.ranges import Bucket, part
+from ...core.ranges import Bucket, aligned_part
 from .. import ops as launch
 from ..device import Gpu
-from .transport import Unusable, agree
+from .transport import TransportUnavailable, agree
 
 _SAYS_SO = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "PSM2_CUDA")  # libraries that have no function to ask
 
 
-class CudaAware:
-    """See ``Way``. Sums are taken in the order of the workers."""
+class CudaAwareTransport:
+    """See ``GpuTransport``. Sums are taken in the order of the workers."""
 
     name = "cuda-aware"
 
@@ -31,8 +31,8 @@ class CudaAware:
         self._gpu, self._vector = gpu, vector
         self._type = mpi_type(vector.dtype)
         n, rank = self._comm.size, self._comm.rank
-        self._parts = [[part(lo, hi, worker, n) for worker in range(n)] for lo, hi in buckets]
-        with gpu.here():
+        self._parts = [[aligned_part(lo, hi, worker, n) for worker in range(n)] for lo, hi in buckets]
+        with gpu.activate():
             self._in_order = gpu.copy_of(np.arange(n))
             self._received = [gpu.empty((n, _length(parts[rank])), vector.dtype) for parts in self._parts]
         self._events: list[Any] = [None] * len(buckets)
@@ -41,7 +41,7 @@ class CudaAware:
         self._try(hierarchy)
 
     def start(self, index: int) -> None:
-        self._events[index] = self._gpu.compute.mark(self._events[index])
+        self._events[index] = self._gpu.compute.record(self._events[index])
         self._asked = index + 1
         while len(self._requests) < self._asked and self._events[len(self._requests)].done:
             self._post()
@@ -81,7 +81,7 @@ class CudaAware:
             Unusable: It does not.
         """
         problem = ""
-        with self._gpu.here():
+        with self._gpu.activate():
             self._vector[...] = 1
             for index in range(len(self._parts)):
                 self.start(index)
@@ -93,7 +93,7 @@ class CudaAware:
             problem = "this MPI library says that it takes memory of GPUs, and sums of it are wrong"
         try:
             agree(hierarchy, problem)
-        except Unusable:
+        except TransportUnavailable:
             self.free()
             raise
 

@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from ...comm.hierarchy import Exchange, Hierarchy
-from ...comm.phase_barrier import Board
+from ...comm.hierarchy import Hierarchy, ReduceScatter
+from ...comm.phase_barrier import PhaseBarrier
 from ...comm.shared_memory import SharedArrays, row_stride
 from ...core.kernels import sum_in_place, sum_rows
 from ...core.layout import Array
-from ...core.ranges import Bucket, part
+from ...core.ranges import Bucket, aligned_part
 from ..device import Gpu
 from ..stream import Stream
 
 _CHUNK_BYTES = 4 << 20  # long enough for a copy to reach its rate, short enough for three to overlap
 
 
-class Host:
-    """See ``Way``."""
+class HostTransport:
+    """See ``GpuTransport``."""
 
     name = "host"
 
@@ -38,12 +38,14 @@ class Host:
         self._own = self._rows[node.rank]
         self._sums = shared.allocate((stride,), dtype)
         self._in_order = np.arange(node.size)
-        self._down, self._summed = Board(shared, hierarchy.cores), Board(shared, hierarchy.cores)
+        self._down, self._summed = PhaseBarrier(shared, hierarchy.cores), PhaseBarrier(shared, hierarchy.cores)
         several = hierarchy.n_nodes > 1
-        self._exchanges = [Exchange(hierarchy, lo, hi, dtype) for lo, hi in self._chunks if several and hierarchy.lane]
+        self._reduce_scatters = [
+            ReduceScatter(hierarchy, lo, hi, dtype) for lo, hi in self._chunks if several and hierarchy.internode
+        ]
         gpu.pin(self._own)
         gpu.pin(self._sums)
-        with gpu.here():
+        with gpu.activate():
             self._leaving, self._coming = Stream(), Stream()
         self._events: list[Any] = [None] * len(self._chunks)
         self._phase = 0
@@ -51,11 +53,11 @@ class Host:
         self._asked = self._left = self._added = self._sent = 0
 
     def start(self, index: int) -> None:
-        self._leaving.after(self._gpu.compute.mark())
+        self._leaving.wait_event(self._gpu.compute.record())
         for chunk in range(self._asked, self._last[index]):
             lo, hi = self._chunks[chunk]
-            self._leaving.fetch(self._vector[lo:hi], self._own[lo:hi])
-            self._events[chunk] = self._leaving.mark(self._events[chunk])
+            self._leaving.copy_to_host(self._vector[lo:hi], self._own[lo:hi])
+            self._events[chunk] = self._leaving.record(self._events[chunk])
         self._asked = self._last[index]
         self._work_ahead()
 
@@ -64,12 +66,12 @@ class Host:
             self._finish_travels()
         else:
             self._finish_node()
-        self._gpu.compute.after(self._coming.mark())
+        self._gpu.compute.wait_event(self._coming.record())
         self._phase += len(self._chunks)
         self._asked = self._left = self._added = self._sent = 0
 
     def free(self) -> None:
-        with self._gpu.here():
+        with self._gpu.activate():
             self._gpu.compute.wait()
         self._gpu.unpin(self._own)
         self._gpu.unpin(self._sums)
@@ -95,14 +97,14 @@ class Host:
                 self._events[self._left].synchronize()
         hierarchy = self._hierarchy
         for chunk, (lo, hi) in enumerate(self._chunks):
-            if self._exchanges:
-                exchange = self._exchanges[chunk]
+            if self._reduce_scatters:
+                exchange = self._reduce_scatters[chunk]
                 exchange.finish(self._own)
                 self._sums[exchange.lo : exchange.hi] = self._own[exchange.lo : exchange.hi]
-                hierarchy.gather(self._sums, lo, hi)
+                hierarchy.allgather(self._sums, lo, hi)
             self._summed.publish(self._phase + chunk + 1)
             self._summed.wait(self._phase + chunk + 1, self._progress)
-            self._coming.send(self._sums[lo:hi], self._vector[lo:hi])
+            self._coming.copy_to_device(self._sums[lo:hi], self._vector[lo:hi])
 
     def _work_ahead(self) -> None:
         """All that can be done without waiting."""
@@ -117,7 +119,7 @@ class Host:
             return
         while self._sent < self._added and self._summed.reached(self._phase + self._sent + 1):
             lo, hi = self._chunks[self._sent]
-            self._coming.send(self._sums[lo:hi], self._vector[lo:hi])
+            self._coming.copy_to_device(self._sums[lo:hi], self._vector[lo:hi])
             self._sent += 1
 
     def _add(self, chunk: int) -> None:
@@ -125,19 +127,19 @@ class Host:
         hierarchy = self._hierarchy
         lo, hi = self._chunks[chunk]
         if hierarchy.n_nodes == 1:
-            lo, hi = part(lo, hi, hierarchy.node.rank, hierarchy.node.size)
+            lo, hi = aligned_part(lo, hi, hierarchy.node.rank, hierarchy.node.size)
             # Before that the sums of the last step have been copied everywhere: else not all had come down here again.
             sum_rows(self._rows, self._in_order, lo, hi, 1.0, self._sums[lo:hi])
             self._summed.publish(self._phase + chunk + 1)
             return
         if hierarchy.node.size > 1:
-            sum_in_place(self._rows, *hierarchy.slice(lo, hi), 1.0, hierarchy.node.rank)
-        if self._exchanges:
-            self._exchanges[chunk].start(self._own)
+            sum_in_place(self._rows, *hierarchy.chunk(lo, hi), 1.0, hierarchy.node.rank)
+        if self._reduce_scatters:
+            self._reduce_scatters[chunk].start(self._own)
 
     def _progress(self) -> None:
         """Let MPI move what is under way between nodes, also what another rank waits for."""
-        for exchange in self._exchanges[: self._added]:
+        for exchange in self._reduce_scatters[: self._added]:
             exchange.progress()
         self._hierarchy.comm.Iprobe()
 
@@ -148,6 +150,6 @@ def _chunks(buckets: Sequence[Bucket], most: int) -> tuple[list[tuple[int, int]]
     last: list[int] = []
     for lo, hi in buckets:
         parts = -(-(hi - lo) // most)
-        chunks += filter(lambda ends: ends[0] < ends[1], (part(lo, hi, i, parts) for i in range(parts)))
+        chunks += filter(lambda ends: ends[0] < ends[1], (aligned_part(lo, hi, i, parts) for i in range(parts)))
         last.append(len(chunks))
     return chunks, last

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from ...comm.hierarchy import Hierarchy
-from ...comm.phase_barrier import Board
+from ...comm.phase_barrier import PhaseBarrier
 from ...core.layout import Array
-from ...core.ranges import Bucket, part
+from ...core.ranges import Bucket, aligned_part
 from ...errors import DeviceError
 from .. import ops as launch
 from ..device import Gpu
-from ..ipc_memory import Exported, Opened
-from .transport import Unusable, agree
+from ..ipc_memory import ExportedMemory, OpenedMemory
+from .transport import TransportUnavailable, agree
 
 
-class Ipc:
-    """See ``Way``."""
+class IpcTransport:
+    """See ``GpuTransport``."""
 
     name = "ipc"
 
@@ -31,35 +31,35 @@ class Ipc:
         agree(hierarchy, "" if hierarchy.n_nodes == 1 else "workers are on several nodes, or share no memory")
         node = hierarchy.node
         self._node, self._gpu, self._vector = node, gpu, vector
-        self._opened: list[Opened] = []
-        with gpu.here():
+        self._opened: list[OpenedMemory] = []
+        with gpu.activate():
             self._agree(hierarchy, self._open())
             self._in_order = gpu.copy_of(np.arange(node.size))
-            self._parts = [[part(lo, hi, rank, node.size) for rank in range(node.size)] for lo, hi in buckets]
+            self._parts = [[aligned_part(lo, hi, rank, node.size) for rank in range(node.size)] for lo, hi in buckets]
             longest = max(hi - lo for parts in self._parts for lo, hi in parts)
             self._rows = gpu.empty((node.size, longest), vector.dtype)
-        self._board = Board(hierarchy.shared, hierarchy.cores)
+        self._barrier = PhaseBarrier(hierarchy.shared, hierarchy.cores)
         self._phase = 0
         self._events: list[Any] = [None] * len(buckets)
 
     def start(self, index: int) -> None:
         lo, hi = self._parts[index][0][0], self._parts[index][-1][1]
         self._gpu.compute.copy(self._vector[lo:hi], self._given[self._node.rank][lo:hi])
-        self._events[index] = self._gpu.compute.mark(self._events[index])
+        self._events[index] = self._gpu.compute.record(self._events[index])
 
     def finish(self) -> None:
         for index, parts in enumerate(self._parts):
             self._events[index].synchronize()
-            self._meet()
+            self._wait_for_node()
             self._sum(*parts[self._node.rank])
             self._gpu.compute.wait()
-            self._meet()
+            self._wait_for_node()
             for (lo, hi), sums in zip(parts, self._sums, strict=True):
                 if lo < hi:
                     self._gpu.compute.copy(sums[lo:hi], self._vector[lo:hi])
 
     def free(self) -> None:
-        with self._gpu.here():
+        with self._gpu.activate():
             self._gpu.compute.wait()
             self._node.Barrier()
             for opened in self._opened:
@@ -79,7 +79,7 @@ class Ipc:
         size, dtype = self._vector.size, self._vector.dtype
         nbytes, problem, own = 2 * size * dtype.itemsize, "", None
         try:
-            own = Exported(nbytes)
+            own = ExportedMemory(nbytes)
         except DeviceError as error:
             problem = str(error)
         handles: list[bytes | None] = self._node.allgather(None if own is None else own.handle)
@@ -90,7 +90,7 @@ class Ipc:
                 return problem or "CUDA IPC does not work for another worker"
             if rank != self._node.rank:
                 try:
-                    memory = Opened(handle, nbytes, self._gpu.index)
+                    memory = OpenedMemory(handle, nbytes, self._gpu.index)
                 except DeviceError as error:
                     return str(error)
                 self._opened.append(memory)
@@ -103,13 +103,13 @@ class Ipc:
         """As ``agree``, and let go of what others have opened here before they take it back."""
         try:
             agree(hierarchy, problem)
-        except Unusable:
+        except TransportUnavailable:
             for opened in self._opened:
                 opened.close()
             self._node.Barrier()
             raise
 
-    def _meet(self) -> None:
+    def _wait_for_node(self) -> None:
         self._phase += 1
-        self._board.publish(self._phase)
-        self._board.wait(self._phase)
+        self._barrier.publish(self._phase)
+        self._barrier.wait(self._phase)

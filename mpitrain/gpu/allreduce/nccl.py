@@ -20,8 +20,8 @@ from .transport import agree
 _LIMIT_S = 120.0  # for workers to find each other, which takes seconds
 
 
-class Nccl:
-    """See ``Way``."""
+class NcclTransport:
+    """See ``GpuTransport``."""
 
     name = "nccl"
 
@@ -33,7 +33,7 @@ class Nccl:
         name: Any = comm.bcast(_unique_id() if comm.rank == 0 else None)
         agree(hierarchy, name if isinstance(name, str) else "")
         problem = ""
-        with gpu.here(), _time_limit(hierarchy):
+        with gpu.activate(), _time_limit(hierarchy):
             self._stream = Stream()
             try:
                 self._comm = nccl.Communicator(comm.size, name, comm.rank)
@@ -44,15 +44,15 @@ class Nccl:
             gpu.compute.wait()
 
     def start(self, index: int) -> None:
-        self._stream.after(self._gpu.compute.mark())
+        self._stream.wait_event(self._gpu.compute.record())
         lo, hi = self._buckets[index]
         self._comm.sum(self._vector[lo:hi], self._stream)
 
     def finish(self) -> None:
-        self._gpu.compute.after(self._stream.mark())
+        self._gpu.compute.wait_event(self._stream.record())
 
     def free(self) -> None:
-        with self._gpu.here():
+        with self._gpu.activate():
             self._stream.wait()
             self._comm.destroy()
 

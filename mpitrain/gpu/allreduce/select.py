@@ -12,19 +12,21 @@ from ...core.layout import Array
 from ...core.ranges import Bucket
 from ...errors import ConfigError
 from ..device import Gpu
-from .cuda_aware import CudaAware
-from .host import Host
-from .ipc import Ipc
-from .nccl import Nccl
-from .transport import Unusable, Way
+from .cuda_aware import CudaAwareTransport
+from .host import HostTransport
+from .ipc import IpcTransport
+from .nccl import NcclTransport
+from .transport import GpuTransport, TransportUnavailable
 
 _ROUNDS = 5  # of which the fastest counts; the first ones compile, connect and take memory
 
 
-WAYS: dict[str, type[Way]] = {way.name: way for way in (Nccl, Ipc, CudaAware, Host)}
+TRANSPORTS: dict[str, type[GpuTransport]] = {
+    way.name: way for way in (NcclTransport, IpcTransport, CudaAwareTransport, HostTransport)
+}
 
 
-def transport_of(
+def select_transport(
     hierarchy: Hierarchy,
     gpu: Gpu,
     vector: Array,
@@ -32,7 +34,7 @@ def transport_of(
     asked: str,
     before: str,
     say: Callable[[str], None],
-) -> Way:
+) -> GpuTransport:
     """The way that is asked for; under ``auto`` the one that sums this vector in the least time. Collective.
 
     Args:
@@ -43,23 +45,23 @@ def transport_of(
     Raises:
         ConfigError: On every worker: what is asked for is not there.
     """
-    if asked == "auto" and before in WAYS:
+    if asked == "auto" and before in TRANSPORTS:
         try:
-            way = WAYS[before](hierarchy, gpu, vector, buckets)
-        except Unusable:
+            way = TRANSPORTS[before](hierarchy, gpu, vector, buckets)
+        except TransportUnavailable:
             pass  # on every worker: this is another machine, and measured anew
         else:
             say(f"gradients travel by {before}, as before")
             return way
     ways, problems = {}, {}
-    for name in WAYS if asked == "auto" else [asked]:
+    for name in TRANSPORTS if asked == "auto" else [asked]:
         try:
-            ways[name] = WAYS[name](hierarchy, gpu, vector, buckets)
-        except Unusable as error:
+            ways[name] = TRANSPORTS[name](hierarchy, gpu, vector, buckets)
+        except TransportUnavailable as error:
             problems[name] = str(error)
     if not ways:
         refusal = ConfigError(f"--gpu-transport {asked}: {problems[asked]}; give another way, or auto")
-        refusal.everywhere = True
+        refusal.on_all_ranks = True
         raise refusal
     if len(ways) == 1:
         name = next(iter(ways))
@@ -76,13 +78,13 @@ def transport_of(
     return ways[chosen]
 
 
-def _time(hierarchy: Hierarchy, gpu: Gpu, way: Way, count: int) -> float:
+def _time(hierarchy: Hierarchy, gpu: Gpu, way: GpuTransport, count: int) -> float:
     """Seconds for a sum, of the slowest worker in the fastest round; the same on all workers."""
     seconds = np.empty(_ROUNDS)
     for i in range(_ROUNDS):
         hierarchy.comm.Barrier()
         began = time.perf_counter()
-        with gpu.here():
+        with gpu.activate():
             for index in range(count):
                 way.start(index)
             way.finish()

@@ -11,7 +11,7 @@ from ...core.ranges import Bucket
 from ..device import Gpu
 
 
-class Way(Protocol):
+class GpuTransport(Protocol):
     """Sums a vector on every worker's GPU over all workers, bucket by bucket. Construction is collective over them.
 
     Args:
@@ -34,7 +34,7 @@ class Way(Protocol):
     def start(self, index: int) -> None:
         """Begin to sum a bucket, which is complete when the GPU has done what it was asked for until now.
 
-        To be called for one bucket after the other, by all workers; within ``gpu.here()``, as ``finish``.
+        To be called for one bucket after the other, by all workers; within ``gpu.activate()``, as ``finish``.
         """
 
     def finish(self) -> None:
@@ -44,7 +44,7 @@ class Way(Protocol):
         """Give memory back; collective over the workers."""
 
 
-class Unusable(Exception):
+class TransportUnavailable(Exception):
     """A way is not there; the message says why."""
 
 
@@ -57,4 +57,4 @@ def agree(hierarchy: Hierarchy, problem: str) -> None:
     found: list[Any] = hierarchy.comm.allgather(problem)
     first = next(filter(None, found), None)
     if first is not None:
-        raise Unusable(first)
+        raise TransportUnavailable(first)

@@ -19,7 +19,7 @@ constexpr int kStop = 0, kIgnore = 2;  // of the policies stop, skip, ignore
 // precision training, 2018, section 3.2, with the numbers that frameworks have settled on.
 constexpr double kGrowAfter = 2000, kLargest = 16777216.0;
 
-KERNEL judge(const double* own, const void* total, int kind, int policy, int scaled, double* numbers) {
+KERNEL decide_update(const double* own, const void* total, int kind, int policy, int scaled, double* numbers) {
     if (thread_number() > 0) return;
     State& state = *reinterpret_cast<State*>(numbers);
     const double loss = number<double>(total, kind, 0);

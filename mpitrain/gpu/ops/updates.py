@@ -95,7 +95,7 @@ GO, FACTOR, SCALE, GOOD, STOPPED, OVERFLOW, OWN, TOTAL, UPDATED = range(9)  # of
 POLICIES = ("stop", "skip", "ignore")
 
 
-def judge(own: Array, total: Array, policy: str, scaled: bool, state: Array) -> None:
+def decide_update(own: Array, total: Array, policy: str, scaled: bool, state: Array) -> None:
     """Decide whether a step's update is made, and by what its gradient is to be multiplied.
 
     Args:
@@ -106,7 +106,7 @@ def judge(own: Array, total: Array, policy: str, scaled: bool, state: Array) -> 
         state: Shape (9,), float64.
     """
     kind, policy_number = int32(KINDS.index(total.dtype.name)), int32(POLICIES.index(policy))
-    _single("judge", (own, total, kind, policy_number, int32(scaled), state))
+    _single("decide_update", (own, total, kind, policy_number, int32(scaled), state))
 
 
 def find_overflow(values: Array, flag: Array) -> None:

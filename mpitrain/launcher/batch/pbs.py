@@ -33,7 +33,7 @@ def directives(batch: Batch) -> list[str]:
     said |= {
         "-W": asked.dependency and f"depend={asked.dependency}",
         "-M": asked.mail_user,
-        "-m": _mail(asked.mail_type),
+        "-m": _rpc(asked.mail_type),
     }
     lines += [f"{option} {plain(value, PREFIX)}" for option, value in said.items() if value]
     lines.append(f"-r {'y' if asked.requeue else 'n'}")
@@ -78,7 +78,7 @@ def _array(batch: Batch) -> str | None:
     return batch.array
 
 
-def _mail(when: str | None) -> str:
+def _rpc(when: str | None) -> str:
     known = {"BEGIN": "b", "END": "e", "FAIL": "a", "ALL": "abe", "NONE": "n"}
     return "".join(known.get(word.strip().upper(), "") for word in (when or "").split(","))
 

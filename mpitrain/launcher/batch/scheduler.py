@@ -17,7 +17,7 @@ from .script import Scheduler
 
 _COMMANDS: dict[Scheduler, str] = {"slurm": "sbatch", "pbs": "qsub", "lsf": "bsub"}
 _NUMBERS = {"slurm": r"^(\d+)", "pbs": r"^(\S+)", "lsf": r"<(\d+)>"}
-_MENDS = (
+_ADVICE = (
     ("partition", "sinfo lists the partitions"),
     ("account", "sacctmgr show associations user=$USER lists your accounts"),
     ("qos", "sacctmgr show associations user=$USER lists yours"),
@@ -152,5 +152,5 @@ def refusal(command: str, said: str) -> str:
     lines = [re.sub(rf"^{command}: (error|fatal): ", "", line).strip() for line in said.splitlines()]
     reasons = [re.sub(r"^Batch job submission failed: ", "", line) for line in lines if line and "--help" not in line]
     reason = "; ".join(dict.fromkeys(reasons)) or "it gave no reason"
-    mend = next((mend for word, mend in _MENDS if word in reason.lower()), "")
-    return f"{command} refused the job: {reason}" + (f" ({mend})" if mend else "")
+    advice = next((advice for word, advice in _ADVICE if word in reason.lower()), "")
+    return f"{command} refused the job: {reason}" + (f" ({advice})" if advice else "")

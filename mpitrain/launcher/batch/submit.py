@@ -16,7 +16,7 @@ import click
 from ...errors import ConfigError
 from ...plan.config import RunConfig
 from ...plan.options import NearestChoice, options_of
-from ..mpi_flavors import library_make
+from ..mpi_flavors import library_flavor
 from .job import Batch, Starter
 from .resources import Resources
 from .scheduler import follow, submit
@@ -77,7 +77,7 @@ def submit_options() -> list[click.Option]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class SubmitRequest:
     """What is to be trained.
 
     Attributes:
@@ -97,7 +97,7 @@ class Asked:
     check: Callable[[Sequence[str]], None]
 
 
-def submit_job(own: Mapping[str, Any], asked: Asked) -> int:
+def submit_job(own: Mapping[str, Any], asked: SubmitRequest) -> int:
     """Render the script, and print it or submit it; return the exit status."""
     batch = make_batch(own, asked, Path.cwd(), sys.executable)
     script = render(own["scheduler"], batch)
@@ -117,7 +117,7 @@ def submit_job(own: Mapping[str, Any], asked: Asked) -> int:
     return 0
 
 
-def make_batch(own: Mapping[str, Any], asked: Asked, folder: Path, python: str) -> Batch:
+def make_batch(own: Mapping[str, Any], asked: SubmitRequest, folder: Path, python: str) -> Batch:
     """The batch job that was asked for.
 
     Raises:
@@ -150,7 +150,7 @@ def make_batch(own: Mapping[str, Any], asked: Asked, folder: Path, python: str) 
     )
 
 
-def _check_roles(resources: Resources, asked: Asked, launcher: str | None) -> None:
+def _check_roles(resources: Resources, asked: SubmitRequest, launcher: str | None) -> None:
     config = asked.config
     if not resources.ps_nodes:
         config.check_ranks(resources.ranks)
@@ -169,7 +169,7 @@ def _check_roles(resources: Resources, asked: Asked, launcher: str | None) -> No
 
 def _mpi_of_library() -> str:
     """Which of ``srun``'s plugins the MPI library of this environment understands."""
-    return "pmix" if library_make()[0] == "openmpi" else "pmi2"
+    return "pmix" if library_flavor()[0] == "openmpi" else "pmi2"
 
 
 def _new_run_dir(folder: Path, name: str) -> Path:

@@ -62,8 +62,8 @@ def _parse(sweep: str, known: dict[str, click.Option]) -> tuple[str, list[str]]:
         raise ConfigError(f"--sweep {sweep}: give a flag's name and its values, such as learning_rate=0.1,0.01")
     if name not in known or name in ("run_dir", "resume", "config"):
         near = nearest(name, list(known))
-        mend = f"did you mean {near}?" if near and near != name else "--help lists the flags"
-        raise ConfigError(f"--sweep {sweep}: there is no flag {flag(name)} to sweep; {mend}")
+        advice = f"did you mean {near}?" if near and near != name else "--help lists the flags"
+        raise ConfigError(f"--sweep {sweep}: there is no flag {flag(name)} to sweep; {advice}")
     # A flag whose value has commas itself takes semicolons between its values.
     values = text.split(";" if isinstance(known[name].type, CommaSeparated) else ",")
     if "" in values:

@@ -13,12 +13,12 @@ import numpy as np
 
 from ...optim import Updater
 from ..base import StepResult
-from .client import Served
+from .client import PsStrategy
 from .shard import Push, Ranges
 from .store import Store
 
 
-class Asynchronous(Served):
+class Async(PsStrategy):
     """Every gradient is a step of its own, applied as it comes; in ``ssp`` nobody gets too far ahead.
 
     Args:
@@ -47,42 +47,42 @@ class Asynchronous(Served):
         self._posted.clear()
 
     def ready(self, start: int) -> None:
-        if self._early and start > 0 and self._is_taken:
-            self._hand_in(start, 1.0)
+        if self._early and start > 0 and self._is_applied:
+            self._push_to_shards(start, 1.0)
 
     def finish(self) -> None:
         loss = self._step_loss
-        updated = self._is_taken
+        updated = self._is_applied
         staleness = self._push() if updated else 0
         if self._plan.config.mode == "ssp":
             staleness = self._ahead
-        if self._ledger is not None:
-            self.step = self._ledger.finish(self._worker, loss, staleness, self._reads_since(), not updated)
-        elif self._far is not None:
-            self.step = self._far.finish(loss, staleness, self._reads_since(), not updated)
+        if self._coordinator is not None:
+            self.step = self._coordinator.finish(self._worker, loss, staleness, self._reads_since(), not updated)
+        elif self._remote_coordinator is not None:
+            self.step = self._remote_coordinator.finish(loss, staleness, self._reads_since(), not updated)
         self.result = StepResult(loss, updated)
 
     @property
-    def _is_taken(self) -> bool:
+    def _is_applied(self) -> bool:
         """Whether this gradient is applied."""
         return math.isfinite(self._step_loss) or self._nan == "ignore"
 
     def _push(self) -> int:
         """Have every shard apply the gradient; returns its staleness at the first one."""
-        self._hand_in(0, self._clip())
+        self._push_to_shards(0, self._clip())
         for s, far in self._remote:
             self._staleness[s] = far.wait_apply()
         return self._staleness[0]
 
-    def _hand_in(self, start: int, clip: float) -> None:
+    def _push_to_shards(self, start: int, clip: float) -> None:
         """Give the gradient to shards that lie from ``start`` on, unless they have it."""
         scaled = self._plan.config.staleness_scaling
         for s, far in self._remote:
-            if s not in self._posted and _lie_from(start, self._store.ranges[s]):
+            if s not in self._posted and _complete_from(start, self._store.ranges[s]):
                 far.post_apply(self.grads, Push(self._versions[s], clip, scaled))
                 self._posted.add(s)
         for s, shard in self._in_turn:
-            if s not in self._staleness and _lie_from(start, shard.ranges):
+            if s not in self._staleness and _complete_from(start, shard.ranges):
                 self._staleness[s] = shard.apply(self.grads, Push(self._versions[s], clip, scaled))
 
     def _clip(self) -> float:
@@ -95,6 +95,6 @@ class Asynchronous(Served):
         return self._plan.optimizer.clip_factor(float(np.asarray(squares)[0]))
 
 
-def _lie_from(start: int, ranges: Ranges) -> bool:
+def _complete_from(start: int, ranges: Ranges) -> bool:
     """Whether ranges, of which there may be none, are complete where the vector is from ``start`` on."""
     return all(lo >= start for lo, _ in ranges)

@@ -13,14 +13,14 @@ import math
 import numpy as np
 
 from ...core.layout import Array
-from ...core.ranges import part
+from ...core.ranges import aligned_part
 from ..base import StepResult, Wrap
-from .client import Served
+from .client import PsStrategy
 from .coordinator import DROPPED
 from .store import Store
 
 
-class Backup(Served):
+class BackupWithServers(PsStrategy):
     """A worker of ``--mode backup`` with servers on several nodes."""
 
     def _memory(self) -> tuple[Array, Array]:
@@ -36,26 +36,28 @@ class Backup(Served):
 
     def finish(self) -> None:
         loss = self._step_loss
-        step, ticket = self._work.step, self._ticket
-        if self._ledger is not None:
-            place = self._ledger.admit(self._worker, ticket, step, loss, self._reads_since())
+        step, item = self._work.step, self._item
+        if self._coordinator is not None:
+            place = self._coordinator.admit(self._worker, item, step, loss, self._reads_since())
         else:
-            assert self._far is not None
-            place = self._far.admit(ticket, step, loss, self._reads_since())
-        own = loss * self._plan.taken  # the mean of this worker's examples, all that it knows of the step's
+            assert self._remote_coordinator is not None
+            place = self._remote_coordinator.admit(item, step, loss, self._reads_since())
+        own = (
+            loss * self._plan.gradients_per_step
+        )  # the mean of this worker's examples, all that it knows of the step's
         if place == DROPPED:
             self.result = StepResult(own, False)
             return
-        self._hand_in(step, ticket, loss)
+        self._push_to_shards(step, item, loss)
         self.result = StepResult(own, math.isfinite(loss) or self._nan == "ignore")
 
-    def _hand_in(self, step: int, ticket: int, loss: float) -> None:
+    def _push_to_shards(self, step: int, item: int, loss: float) -> None:
         """Give the gradient to all servers, and wait until they have applied the step."""
         for _, far in self._remote:
-            far.post_collect(self.grads, ticket, step, loss)
+            far.post_collect(self.grads, item, step, loss)
         row = self._store.nodes.comm.rank
         for _, shard in self._local:
-            shard.collect(row, ticket, step, loss)
+            shard.collect(row, item, step, loss)
         for _, far in self._remote:
             far.wait()
         for _, shard in self._local:
@@ -67,7 +69,7 @@ class Backup(Served):
         wrap(self, "_hand_in", "wait")
 
 
-class Team(Served):
+class BackupOnOneNode(PsStrategy):
     """A worker of ``--mode backup`` where all share one node."""
 
     def __init__(self, store: Store) -> None:
@@ -86,42 +88,42 @@ class Team(Served):
         """Nothing to bring: the parameters are read where they are."""
         self._reads += 1
 
-    def complete(self, name: str) -> Array:
-        assert self._ledger is not None
-        with self._ledger.standing():
+    def gather(self, name: str) -> Array:
+        assert self._coordinator is not None
+        with self._coordinator.frozen():
             return self._store.vectors[name].copy()
 
     def trace(self, wrap: Wrap) -> None:
         super().trace(wrap)
         wrap(self, "_update", "update")
         for method in ("wait_for_team", "wait_for_sums", "close_step"):
-            wrap(self._ledger, method, "wait")
+            wrap(self._coordinator, method, "wait")
 
     def finish(self) -> None:
-        step, ledger, waiting = self._work.step, self._ledger, self._store.waiting
-        assert ledger is not None
-        place = ledger.admit(self._worker, self._ticket, step, self._step_loss, self._reads_since())
+        step, coordinator, waiting = self._work.step, self._coordinator, self._store.waiting
+        assert coordinator is not None
+        place = coordinator.admit(self._worker, self._item, step, self._step_loss, self._reads_since())
         if place == DROPPED:
-            self.result = StepResult(self._step_loss * self._plan.taken, False)
+            self.result = StepResult(self._step_loss * self._plan.gradients_per_step, False)
             return
-        ledger.wait_for_team(waiting)
-        workers, loss = ledger.admitted()
+        coordinator.wait_for_gradients(waiting)
+        workers, loss = coordinator.admitted()
         updated = math.isfinite(loss) or self._nan == "ignore"
         if updated:
             self._update(place, self._row_of[workers], step)
-        ledger.close_step(step, loss, not updated, waiting)
+        coordinator.close_step(step, loss, not updated, waiting)
         self.step = step + 1
         self.result = StepResult(loss, updated)
 
     def _update(self, place: int, order: Array, step: int) -> None:
         rows, updater = self._store.rows, self._updater
         assert rows is not None
-        lo, hi = part(0, self._plan.layout.size, place, len(order))
+        lo, hi = aligned_part(0, self._plan.layout.size, place, len(order))
         if not updater.needs_sums:
             updater.update(lo, hi, rows, step, order=order)
             return
         partials = self._store.partials
-        assert partials is not None and self._ledger is not None
+        assert partials is not None and self._coordinator is not None
         partials[place] = updater.prepare(lo, hi, rows, self.grads, step, order=order)
-        self._ledger.wait_for_sums(self._store.waiting)
+        self._coordinator.wait_for_sums(self._store.waiting)
         updater.finish(lo, hi, self.grads, partials[: len(order)].sum(axis=0), step)

@@ -1,7 +1,7 @@
 """``--mode async``, ``ssp`` and ``backup``: what a worker does whose parameters live with servers.
 
 A worker takes a ticket, reads the newest parameters, computes a gradient, and hands it in; then it goes on. What
-becomes of the gradient is the mode's: ``Asynchronous`` has every shard apply it as it comes, ``Backup`` collects the
+becomes of the gradient is the mode's: ``Async`` has every shard apply it as it comes, ``BackupWithServers`` collects the
 first of a step.
 """
 
@@ -13,14 +13,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...core.layout import Array
-from ..base import StepResult, Totals, Turn, Work, Wrap, not_finite
-from .coordinator import END, PAUSE, WAIT, State
-from .remote import RemoteLedger, RemoteShard
+from ..base import StepResult, Totals, Turn, WorkItem, Wrap, non_finite_error
+from .coordinator import END, PAUSE, WAIT, CoordinatorState
+from .remote import RemoteCoordinator, RemoteShard
 from .shard import Shard
 from .store import Store
 
 
-class Served:
+class PsStrategy:
     """What the modes have in common; see ``base.Strategy`` for the methods.
 
     Local, but for ``close`` and ``free``.
@@ -39,35 +39,35 @@ class Served:
         plan, cluster = store.plan, store.cluster
         self._store, self._plan, self._worker, self._chief = store, plan, cluster.task_index, cluster.chief
         self._nan = plan.config.nan
-        self.vectors, self.has_average = plan.vectors, plan.moving is not None
-        self.step, self.position = store.step, store.position
-        self._begin_step, self._begin_position = store.step, store.position
+        self.vectors, self.has_average = plan.vectors, plan.moving_average is not None
+        self.step, self.data_cursor = store.step, store.data_cursor
+        self._begin_step, self._begin_cursor = store.step, store.data_cursor
         self.params, self.grads = self._memory()
         self._local: list[tuple[int, Shard]] = sorted(store.shards.items())
-        mail = store.mail
+        rpc = store.rpc
         self._remote: list[tuple[int, RemoteShard]] = []
-        if mail is not None:
-            self._remote = [(s, RemoteShard(mail, store.holders[s], plan.vectors)) for s in store.remote]
-        self._ledger = store.ledger
-        self._far = None
-        if self._ledger is None:
-            assert mail is not None
-            self._far = RemoteLedger(mail, store.holders[0])
+        if rpc is not None:
+            self._remote = [(s, RemoteShard(rpc, store.holders[s], plan.vectors)) for s in store.remote]
+        self._coordinator = store.coordinator
+        self._remote_coordinator = None
+        if self._coordinator is None:
+            assert rpc is not None
+            self._remote_coordinator = RemoteCoordinator(rpc, store.holders[0])
         self._versions = [0] * len(store.holders)
-        self._ticket, self._work = 0, Work(0, 0)
+        self._item, self._work = 0, WorkItem(0, 0)
         self._step_loss = 0.0
         self.result = StepResult(math.nan, True)
         self._reads = 0  # that have not been reported yet
 
     @property
-    def numbers(self) -> Mapping[str, float]:
+    def extra_state(self) -> Mapping[str, float]:
         return {}
 
     def _memory(self) -> tuple[Array, Array]:
         """This worker's parameters and gradient; the former where mail brings them, if it does."""
-        size, dtype, mail = self._plan.layout.size, self._plan.dtype, self._store.mail
-        arrives = mail is not None and len(mail.vector) == size
-        params = mail.vector if mail is not None and arrives else np.zeros(size, dtype)
+        size, dtype, rpc = self._plan.layout.size, self._plan.dtype, self._store.rpc
+        arrives = rpc is not None and len(rpc.vector) == size
+        params = rpc.vector if rpc is not None and arrives else np.zeros(size, dtype)
         return params, np.zeros(size, dtype)
 
     # Tickets.
@@ -75,40 +75,40 @@ class Served:
     def pause_at(self, step: int) -> None:
         if not self._chief:
             return
-        if self._ledger is not None:
-            self._ledger.open_gate(step)
-        elif self._far is not None:
-            self._far.open_gate(step)
+        if self._coordinator is not None:
+            self._coordinator.set_pause_step(step)
+        elif self._remote_coordinator is not None:
+            self._remote_coordinator.set_pause_step(step)
 
     def pause_soon(self) -> None:
         self.pause_at(self.step)
 
-    def take(self) -> Work | Turn:
-        ticket, step, ahead = self._next_ticket()
-        if ticket == END:
+    def next(self) -> WorkItem | Turn:
+        item, step, ahead = self._next_item()
+        if item == END:
             return Turn.END
-        if ticket == PAUSE:
+        if item == PAUSE:
             self._arrive()
             self._read(self._least_version(self.step))  # every shard has come there, too
             return Turn.PAUSE
-        self._ticket, self._ahead = ticket, ahead
-        self._work = Work(step, self._position(ticket))
+        self._item, self._ahead = item, ahead
+        self._work = WorkItem(step, self._cursor_of(item))
         self._read(step)
         return self._work
 
-    def _next_ticket(self) -> tuple[int, int, int]:
-        if self._far is not None:
-            return self._far.take()
-        taken = (WAIT, 0, 0)
+    def _next_item(self) -> tuple[int, int, int]:
+        if self._remote_coordinator is not None:
+            return self._remote_coordinator.next()
+        item = (WAIT, 0, 0)
 
         def try_to() -> bool:
-            nonlocal taken
-            assert self._ledger is not None
-            taken = self._ledger.take(self._worker, self._chief)
-            return taken[0] != WAIT
+            nonlocal item
+            assert self._coordinator is not None
+            item = self._coordinator.next(self._worker, self._chief)
+            return item[0] != WAIT
 
         self._store.waiting.until(lambda spins: try_to())
-        return taken
+        return item
 
     def _arrive(self) -> None:
         """Learn where training stands, when everybody stands still."""
@@ -121,22 +121,22 @@ class Served:
 
         if state.done != state.begun:  # a server is about to count the last step
             self._store.waiting.until(lambda spins: still())
-        self.step, self.position = state.done, self._position(state.tickets)
+        self.step, self.data_cursor = state.done, self._cursor_of(state.items)
 
-    def _position(self, ticket: int) -> int:
+    def _cursor_of(self, item: int) -> int:
         """Where the examples of a ticket begin."""
         first = 0 if self._plan.config.mode == "backup" else self._begin_step
-        return self._begin_position + (ticket - first) * self._plan.batch
+        return self._begin_cursor + (item - first) * self._plan.batch
 
-    def state(self) -> State:
+    def state(self) -> CoordinatorState:
         """Where training stands, and what each worker has done since this run began."""
-        if self._ledger is not None:
-            return self._ledger.state()
-        assert self._far is not None
-        return self._far.state()
+        if self._coordinator is not None:
+            return self._coordinator.state()
+        assert self._remote_coordinator is not None
+        return self._remote_coordinator.state()
 
     def stop(self) -> None:
-        (self._ledger or self._far).stop()  # type: ignore[union-attr]
+        (self._coordinator or self._remote_coordinator).stop()  # type: ignore[union-attr]
 
     # Parameters.
 
@@ -156,10 +156,10 @@ class Served:
         for s, far in self._remote:
             self._versions[s] = far.wait_read()
 
-    def computable(self, name: str) -> Array:
-        return self.complete(name)
+    def on_device_copy(self, name: str) -> Array:
+        return self.gather(name)
 
-    def complete(self, name: str) -> Array:
+    def gather(self, name: str) -> Array:
         """One of the vectors, as it is now; reading ``params`` makes this worker's the newest."""
         if name == "params":
             self._read(0)
@@ -187,7 +187,7 @@ class Served:
         if not math.isfinite(loss) and self._nan == "stop":
             losses = np.zeros(self._plan.workers)
             losses[self._worker] = loss
-            raise not_finite(losses, self._work.step)
+            raise non_finite_error(losses, self._work.step)
         self._step_loss = loss
 
     def ready(self, start: int) -> None:
@@ -207,7 +207,7 @@ class Served:
 
     def totals(self) -> Totals:
         state = self.state()
-        return Totals(state.loss, state.done - self._begin_step - state.skipped, state.skipped, state.accounts)
+        return Totals(state.loss, state.done - self._begin_step - state.skipped, state.skipped, state.worker_stats)
 
     def trace(self, wrap: Wrap) -> None:
         wrap(self, "take", "wait")

@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ...comm.atomics import WORDS, load, lock, release, store
-from ...comm.backoff import Waiting
+from ...comm.backoff import Backoff
 from ...comm.shared_memory import SharedArrays
 from ...core.kernels import kernel
 from ...core.layout import Array
-from ..base import Account
+from ...monitor.worker_stats import WorkerStats
 
 END = -1  # no ticket: training is over
 WAIT = -2  # no ticket yet
@@ -32,7 +32,7 @@ DROPPED = -1  # in place of a place: the step has its gradients already
 BINS = 32  # of the staleness histogram; the last one counts all that is staler
 
 _LOCK = 0
-_NEXT, _DONE, _GATE, _END, _STEP, _ARRIVED, _SUMMED, _UPDATED, _LOSS, _SKIPPED = range(WORDS, WORDS + 10)
+_NEXT, _DONE, _PAUSE_STEP, _END, _STEP, _ARRIVED, _SUMMED, _UPDATED, _LOSS, _SKIPPED = range(WORDS, WORDS + 10)
 _HEAD = 2 * WORDS
 # Of a worker's row.
 _CLOCK, _STEPS, _DROPPED, _STALE_SUM, _STALE_MAX, _READS = range(6)
@@ -40,11 +40,11 @@ _HISTOGRAM = WORDS
 _ROW = _HISTOGRAM + BINS
 _ENDED = 1 << 62  # the clock of a worker that has ended: it holds nobody up
 # Of a place in the step that is being collected.
-_WORKER, _TICKET, _SHARE = range(3)
+_WORKER, _ITEM, _SHARE = range(3)
 _PLACE = 4
 
 
-class Rules(NamedTuple):
+class CoordinatorRules(NamedTuple):
     """How a mode gives out tickets.
 
     Attributes:
@@ -56,11 +56,11 @@ class Rules(NamedTuple):
 
     workers: int
     bound: int = -1
-    taken: int = 0
-    team: bool = False
+    gradients_per_step: int = 0
+    on_one_node: bool = False
 
 
-class State(NamedTuple):
+class CoordinatorState(NamedTuple):
     """Where training stands.
 
     Attributes:
@@ -74,15 +74,15 @@ class State(NamedTuple):
 
     done: int
     begun: int
-    tickets: int
+    items: int
     loss: float
     skipped: int
-    accounts: list[Account]
+    worker_stats: list[WorkerStats]
 
 
 @kernel
-def _counted(words: Array, taken: int) -> int:
-    return words[_STEP] if taken else words[_NEXT]  # type: ignore[no-any-return]
+def _counted(words: Array, gradients_per_step: int) -> int:
+    return words[_STEP] if gradients_per_step else words[_NEXT]  # type: ignore[no-any-return]
 
 
 @kernel
@@ -94,21 +94,23 @@ def _slowest(words: Array, workers: int) -> int:
 
 
 @kernel
-def _take(words: Array, worker: int, workers: int, bound: int, taken: int, team: bool) -> tuple[int, int, int]:
+def _take(
+    words: Array, worker: int, workers: int, bound: int, gradients_per_step: int, on_one_node: bool
+) -> tuple[int, int, int]:
     """A ticket, its step and how far ahead of the slowest its worker is; or END or WAIT."""
     lock(words, _LOCK)
-    counted, row = _counted(words, taken), _HEAD + worker * _ROW
-    ticket, lead = WAIT, 0
+    counted, row = _counted(words, gradients_per_step), _HEAD + worker * _ROW
+    item, lead = WAIT, 0
     if counted >= words[_END]:
         words[row + _CLOCK] = _ENDED
-        ticket = END
-    elif counted < words[_GATE] and not (team and words[_ARRIVED] == taken):
+        item = END
+    elif counted < words[_PAUSE_STEP] and not (on_one_node and words[_ARRIVED] == gradients_per_step):
         lead = words[row + _CLOCK] - _slowest(words, workers)
         if bound < 0 or lead <= bound:
-            ticket = words[_NEXT]
+            item = words[_NEXT]
             words[_NEXT] += 1
     release(words, _LOCK)
-    return ticket, counted, lead
+    return item, counted, lead
 
 
 @kernel
@@ -144,10 +146,10 @@ def _add_one(words: Array, at: int) -> None:
 
 
 @kernel
-def _close_team_step(words: Array, step: int, taken: int, loss: float, skipped: bool) -> None:
+def _close_team_step(words: Array, step: int, gradients_per_step: int, loss: float, skipped: bool) -> None:
     lock(words, _LOCK)
     words[_UPDATED] += 1
-    if words[_UPDATED] == taken:
+    if words[_UPDATED] == gradients_per_step:
         words[_ARRIVED] = words[_SUMMED] = words[_UPDATED] = 0
         _close(words, loss, skipped)
         store(words, _STEP, step + 1)
@@ -164,23 +166,31 @@ def _count(row: Array, staleness: int) -> None:
 
 @kernel
 def _admit(
-    words: Array, worker: int, ticket: int, step: int, loss: float, reads: int, workers: int, taken: int, team: bool
+    words: Array,
+    worker: int,
+    item: int,
+    step: int,
+    loss: float,
+    reads: int,
+    workers: int,
+    gradients_per_step: int,
+    on_one_node: bool,
 ) -> int:
     lock(words, _LOCK)
     row = words[_HEAD + worker * _ROW : _HEAD + (worker + 1) * _ROW]
     row[_CLOCK] += 1
     row[_READS] += reads
     place = DROPPED
-    if words[_STEP] != step or words[_ARRIVED] == taken:
+    if words[_STEP] != step or words[_ARRIVED] == gradients_per_step:
         row[_DROPPED] += 1
     else:
         place = words[_ARRIVED]
         at = _HEAD + workers * _ROW + place * _PLACE
-        words[at + _WORKER], words[at + _TICKET] = worker, ticket
+        words[at + _WORKER], words[at + _ITEM] = worker, item
         share = words[at + _SHARE : at + _SHARE + 1].view(np.float64)
         share[0] = loss
         _count(row, 0)
-        if place + 1 == taken and not team:
+        if place + 1 == gradients_per_step and not on_one_node:
             words[_ARRIVED] = 0
             store(words, _STEP, step + 1)
         else:
@@ -197,7 +207,7 @@ def _at_least(words: Array, at: int, value: int, spins: int) -> bool:
     return False
 
 
-class Ledger:
+class StepCoordinator:
     """Tickets, gates, steps and accounts; every method is local, and may be called by any rank of the node.
 
     Construction is collective over the node. ``open`` comes before everything else.
@@ -206,7 +216,7 @@ class Ledger:
         shared: Of the node that it lies on.
     """
 
-    def __init__(self, shared: SharedArrays, rules: Rules) -> None:
+    def __init__(self, shared: SharedArrays, rules: CoordinatorRules) -> None:
         self.rules = rules
         self._words = shared.allocate((_HEAD + rules.workers * (_ROW + _PLACE),), np.int64)
 
@@ -214,59 +224,61 @@ class Ledger:
         """Begin at ``step``, end at ``end``, with the gate at the beginning; by one rank."""
         words = self._words
         words[:] = 0
-        words[_STEP], words[_DONE], words[_GATE], words[_END] = step, step, step, end
-        words[_NEXT] = step if not self.rules.taken else 0
+        words[_STEP], words[_DONE], words[_PAUSE_STEP], words[_END] = step, step, step, end
+        words[_NEXT] = step if not self.rules.gradients_per_step else 0
 
-    def take(self, worker: int, chief: bool = False) -> tuple[int, int, int]:
+    def next(self, worker: int, chief: bool = False) -> tuple[int, int, int]:
         """A ticket for a worker: its number, the step that it is for, and how many steps the worker is ahead.
 
         The number is ``WAIT`` where there is none yet, ``PAUSE`` where the chief has to move the gate first, and
         ``END`` where there will be none.
         """
         rules = self.rules
-        ticket, step, ahead = _take(self._words, worker, rules.workers, rules.bound, rules.taken, rules.team)
-        if chief and ticket == WAIT and self._paused():
-            ticket = PAUSE
-        return ticket, step, ahead
+        item, step, ahead = _take(
+            self._words, worker, rules.workers, rules.bound, rules.gradients_per_step, rules.on_one_node
+        )
+        if chief and item == WAIT and self._paused():
+            item = PAUSE
+        return item, step, ahead
 
     def finish(self, worker: int, loss: float, staleness: int, reads: int, skipped: bool = False) -> int:
         """Say that a gradient has been applied everywhere, or left out; returns the steps done."""
         return _finish(self._words, worker, loss, staleness, reads, skipped)
 
-    def admit(self, worker: int, ticket: int, step: int, loss: float, reads: int) -> int:
+    def admit(self, worker: int, item: int, step: int, loss: float, reads: int) -> int:
         """backup: this gradient's place among those of its step; ``DROPPED`` where it comes too late."""
         r = self.rules
-        return _admit(self._words, worker, ticket, step, loss, reads, r.workers, r.taken, r.team)
+        return _admit(self._words, worker, item, step, loss, reads, r.workers, r.gradients_per_step, r.on_one_node)
 
     def admitted(self) -> tuple[Array, float]:
         """backup, in a team: the step's workers in the order of their tickets, shape (taken,), and its loss."""
-        taken = self.rules.taken
+        gradients_per_step = self.rules.gradients_per_step
         start = _HEAD + self.rules.workers * _ROW
-        places = self._words[start : start + taken * _PLACE].reshape(taken, _PLACE)
-        order = np.argsort(places[:, _TICKET])
+        places = self._words[start : start + gradients_per_step * _PLACE].reshape(gradients_per_step, _PLACE)
+        order = np.argsort(places[:, _ITEM])
         return places[order, _WORKER], sum(places[order, _SHARE].view(np.float64).tolist())
 
-    def wait_for_team(self, waiting: Waiting) -> None:
+    def wait_for_gradients(self, waiting: Backoff) -> None:
         """backup, in a team: return when the step has all its gradients."""
-        waiting.until(lambda spins: _at_least(self._words, _ARRIVED, self.rules.taken, spins))
+        waiting.until(lambda spins: _at_least(self._words, _ARRIVED, self.rules.gradients_per_step, spins))
 
-    def wait_for_sums(self, waiting: Waiting) -> None:
+    def wait_for_sums(self, waiting: Backoff) -> None:
         """backup, in a team: say that this rank's partial sums are there, and wait for those of the others."""
         _add_one(self._words, _SUMMED)
-        waiting.until(lambda spins: _at_least(self._words, _SUMMED, self.rules.taken, spins))
+        waiting.until(lambda spins: _at_least(self._words, _SUMMED, self.rules.gradients_per_step, spins))
 
-    def close_step(self, step: int, loss: float, skipped: bool, waiting: Waiting) -> None:
+    def close_step(self, step: int, loss: float, skipped: bool, waiting: Backoff) -> None:
         """backup, in a team: say that this rank's part is updated; return when all parts are, and the step is done."""
         words = self._words
-        _close_team_step(words, step, self.rules.taken, loss, skipped)
+        _close_team_step(words, step, self.rules.gradients_per_step, loss, skipped)
         waiting.until(lambda spins: _at_least(words, _STEP, step + 1, spins))
 
     @contextmanager
-    def standing(self) -> Iterator[None]:
+    def frozen(self) -> Iterator[None]:
         """backup, in a team: keep the parameters as they are meanwhile, between two steps."""
         while True:
             with self._locked():
-                if self._words[_ARRIVED] != self.rules.taken:  # else the team is updating
+                if self._words[_ARRIVED] != self.rules.gradients_per_step:  # else the team is updating
                     yield
                     return
             os.sched_yield()
@@ -276,10 +288,10 @@ class Ledger:
         with self._locked():
             _close(self._words, loss, skipped)
 
-    def open_gate(self, step: int) -> None:
+    def set_pause_step(self, step: int) -> None:
         """Let tickets be given out for steps before ``step``; where that has been passed, for those begun."""
         with self._locked():
-            self._words[_GATE] = max(step, self._begun())
+            self._words[_PAUSE_STEP] = max(step, self._begun())
 
     def stop(self) -> None:
         """Give no further tickets out, but those that a step under way needs."""
@@ -288,23 +300,23 @@ class Ledger:
 
     def _begun(self) -> int:
         """The step after the last one that tickets have been given out for."""
-        return _counted(self._words, self.rules.taken) + (1 if self.rules.taken else 0)
+        return _counted(self._words, self.rules.gradients_per_step) + (1 if self.rules.gradients_per_step else 0)
 
     def _paused(self) -> bool:
         """Whether everything that was given out is finished, and the next step is beyond the gate."""
         with self._locked():
             words = self._words
-            return bool(words[_DONE] == words[_GATE] and words[_GATE] < words[_END])
+            return bool(words[_DONE] == words[_PAUSE_STEP] and words[_PAUSE_STEP] < words[_END])
 
-    def state(self) -> State:
+    def state(self) -> CoordinatorState:
         """Where training stands."""
-        return state_of(*self.raw_state())
+        return unpack_state(*self.raw_state())
 
     def raw_state(self) -> tuple[Array, Array]:
-        """Numbers of a ``State``, and its accounts' words, both int64: to be sent, and made a state elsewhere."""
+        """Numbers of a ``CoordinatorState``, and its accounts' words, both int64: to be sent, and made a state elsewhere."""
         count, words = self.rules.workers, self._words
         with self._locked():
-            begun = _counted(words, self.rules.taken)
+            begun = _counted(words, self.rules.gradients_per_step)
             numbers = np.array([words[_DONE], begun, words[_NEXT], words[_LOSS], words[_SKIPPED]], np.int64)
             return numbers, words[_HEAD : _HEAD + count * _ROW].copy()
 
@@ -317,14 +329,14 @@ class Ledger:
             release(self._words, _LOCK)
 
 
-ACCOUNT_WORDS = _ROW
+STATS_WORDS = _ROW
 
 
-def state_of(numbers: Array, rows: Array) -> State:
-    """``Ledger.raw_state`` as a state."""
-    done, begun, tickets, _, skipped = numbers.tolist()
-    accounts = [
-        Account(
+def unpack_state(numbers: Array, rows: Array) -> CoordinatorState:
+    """``StepCoordinator.raw_state`` as a state."""
+    done, begun, items, _, skipped = numbers.tolist()
+    worker_stats = [
+        WorkerStats(
             steps=row[_STEPS],
             dropped=row[_DROPPED],
             staleness_sum=row[_STALE_SUM],
@@ -334,4 +346,4 @@ def state_of(numbers: Array, rows: Array) -> State:
         )
         for row in rows.reshape(-1, _ROW).tolist()
     ]
-    return State(done, begun, tickets, float(numbers.view(np.float64)[3]), skipped, accounts)
+    return CoordinatorState(done, begun, items, float(numbers.view(np.float64)[3]), skipped, worker_stats)

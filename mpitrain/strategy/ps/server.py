@@ -39,7 +39,7 @@ class Server:
         self._worker_of = {rank: index for index, rank in enumerate(cluster.worker_ranks)}
         self._chief = cluster.chief_rank
         self._names = store.plan.vectors
-        self._ledger = store.ledger if self._number == 0 else None
+        self._coordinator = store.coordinator if self._number == 0 else None
         # Workers on this node who change the shard by themselves.
         self._neighbours = store.plan.config.mode != "backup" and any(
             store.nodes.same(cluster.rank, worker) for worker in cluster.worker_ranks
@@ -47,7 +47,7 @@ class Server:
         self._staging = np.zeros(store.plan.layout.size if self._neighbours else 0, store.plan.dtype)
         self._later: list[Callable[[], bool]] = []  # answers that have to wait
         self._collector = None
-        if store.plan.config.mode == "backup" and not store.team:
+        if store.plan.config.mode == "backup" and not store.on_one_node:
             self._collector = Collector(store, self._number, cluster.training.comm)
 
     def trace(self, wrap: Wrap) -> None:
@@ -61,45 +61,45 @@ class Server:
     def serve(self) -> None:
         """Answer until all ranks have entered the barrier ``Comm.Ibarrier``; collective over all ranks."""
         everybody = self._comm.Ibarrier()
-        mail, waiting = self._store.mail, self._store.waiting
-        has_work = mail is not None or self._collector is not None
+        rpc, waiting = self._store.rpc, self._store.waiting
+        has_work = rpc is not None or self._collector is not None
         idle = 0 if has_work else LONG
         while not everybody.Test():
             idle += 1
-            if mail is not None:
-                for client, kind, arguments in mail.requests():
+            if rpc is not None:
+                for client, kind, arguments in rpc.requests():
                     idle = 0
                     self._answer(client, Kind(kind), arguments)
             if self._collector is not None and self._collector.work():
                 idle = 0
             if self._later:
-                self._later = [answer for answer in self._later if not answer()]
-            if idle and not (mail is not None and mail.expects()):
+                self._later = [respond for respond in self._later if not respond()]
+            if idle and not (rpc is not None and rpc.is_receiving()):
                 waiting.pause(idle)
 
     def _answer(self, client: int, kind: Kind, arguments: list[int]) -> None:
         """Reply to a request, or note it in ``_later``."""
-        answer = getattr(self, f"_{kind.name.lower()}")
-        answer(client, *arguments)
+        respond = getattr(self, f"_{kind.name.lower()}")
+        respond(client, *arguments)
 
     def _reply(self, client: int, *arguments: float, vector: Array | None = None, rows: Array | None = None) -> None:
-        assert self._store.mail is not None
-        self._store.mail.answer(client, arguments, vector, rows)
+        assert self._store.rpc is not None
+        self._store.rpc.respond(client, arguments, vector, rows)
 
     def _apply(self, client: int, version: int, clip: int, scaled: int, *_: int) -> None:
-        assert self._store.mail is not None
-        grads = self._store.mail.mailbox(client)
+        assert self._store.rpc is not None
+        grads = self._store.rpc.mailbox(client)
         self._reply(client, self._shard.apply(grads, Push(version, float_of(clip), bool(scaled))))
 
     def _read(self, client: int, version: int, *_: int) -> None:
-        def answer() -> bool:
+        def respond() -> bool:
             if self._shard.version < version:
                 return False
             at, params = self._still("params")
             self._reply(client, at, vector=params)
             return True
 
-        self._when_ready(answer)
+        self._when_ready(respond)
 
     def _vector(self, client: int, number: int, *_: int) -> None:
         self._reply(client, vector=self._still(self._names[number])[1])
@@ -111,58 +111,58 @@ class Server:
         # A copy, so that workers here wait for the length of a copy, and not for the network.
         return self._shard.read(self._staging, name), self._staging
 
-    def _take(self, client: int, *_: int) -> None:
-        worker, ledger = self._worker_of[client], self._require_ledger()
+    def _next(self, client: int, *_: int) -> None:
+        worker, coordinator = self._worker_of[client], self._require_coordinator()
 
-        def answer() -> bool:
-            taken = ledger.take(worker, chief=client == self._chief)
-            if taken[0] == WAIT:
+        def respond() -> bool:
+            item = coordinator.next(worker, chief=client == self._chief)
+            if item[0] == WAIT:
                 return False
-            self._reply(client, *taken)
+            self._reply(client, *item)
             return True
 
-        self._when_ready(answer)
+        self._when_ready(respond)
 
     def _finish(self, client: int, loss: int, staleness: int, reads: int, skipped: int, *_: int) -> None:
         worker = self._worker_of[client]
-        done = self._require_ledger().finish(worker, float_of(loss), staleness, reads, bool(skipped))
+        done = self._require_coordinator().finish(worker, float_of(loss), staleness, reads, bool(skipped))
         self._reply(client, done)
 
-    def _admit(self, client: int, ticket: int, step: int, loss: int, reads: int, *_: int) -> None:
+    def _admit(self, client: int, item: int, step: int, loss: int, reads: int, *_: int) -> None:
         worker = self._worker_of[client]
-        self._reply(client, self._require_ledger().admit(worker, ticket, step, float_of(loss), reads))
+        self._reply(client, self._require_coordinator().admit(worker, item, step, float_of(loss), reads))
 
-    def _collect(self, client: int, ticket: int, step: int, loss: int, *_: int) -> None:
-        assert self._collector is not None and self._store.mail is not None
-        self._collector.add(ticket, step, float_of(loss), self._store.mail.mailbox(client))
+    def _collect(self, client: int, item: int, step: int, loss: int, *_: int) -> None:
+        assert self._collector is not None and self._store.rpc is not None
+        self._collector.add(item, step, float_of(loss), self._store.rpc.mailbox(client))
 
-        def answer() -> bool:
+        def respond() -> bool:
             if self._shard.version <= step:
                 return False
             self._reply(client)
             return True
 
-        self._later.append(answer)
+        self._later.append(respond)
 
     def _state(self, client: int, *_: int) -> None:
-        numbers, rows = self._require_ledger().raw_state()
+        numbers, rows = self._require_coordinator().raw_state()
         self._reply(client, *numbers.tolist(), rows=rows)
 
-    def _gate(self, client: int, step: int, *_: int) -> None:
-        self._require_ledger().open_gate(step)
+    def _pause_step(self, client: int, step: int, *_: int) -> None:
+        self._require_coordinator().set_pause_step(step)
         self._reply(client)
 
     def _stop(self, client: int, *_: int) -> None:
-        self._require_ledger().stop()
+        self._require_coordinator().stop()
         self._reply(client)
 
-    def _when_ready(self, answer: Callable[[], bool]) -> None:
-        if not answer():
-            self._later.append(answer)
+    def _when_ready(self, respond: Callable[[], bool]) -> None:
+        if not respond():
+            self._later.append(respond)
 
-    def _require_ledger(self) -> Any:
-        assert self._ledger is not None, "only the first server has the ledger"
-        return self._ledger
+    def _require_coordinator(self) -> Any:
+        assert self._coordinator is not None, "only the first server has the ledger"
+        return self._coordinator
 
 
 class Collector:
@@ -175,23 +175,23 @@ class Collector:
 
     def __init__(self, store: Store, number: int, servers: MPI.Intracomm) -> None:
         self._store, self._shard, self._servers = store, store.shards[number], servers
-        self._ledger = store.ledger if number == 0 else None
-        self._taken, self._skips = store.plan.taken, store.plan.config.nan == "skip"
+        self._coordinator = store.coordinator if number == 0 else None
+        self._taken, self._skips = store.plan.gradients_per_step, store.plan.config.nan == "skip"
         self._sum = np.zeros(store.plan.layout.size, store.plan.dtype)
         self._come: list[tuple[int, int, float, Array]] = []  # ticket, step, loss, gradient
 
-    def add(self, ticket: int, step: int, loss: float, grads: Array) -> None:
+    def add(self, item: int, step: int, loss: float, grads: Array) -> None:
         """Take a gradient from another node; it must stay as it is until the step is applied."""
-        self._come.append((ticket, step, loss, grads))
+        self._come.append((item, step, loss, grads))
 
     def work(self) -> bool:
         """Apply the next step if its gradients are there; whether they were."""
         step = self._shard.version
-        there = [(ticket, loss, grads) for ticket, of, loss, grads in self._come if of == step]
+        there = [(item, loss, grads) for item, of, loss, grads in self._come if of == step]
         rows = self._store.rows
         if rows is not None:
             size = len(self._sum)
-            there += [(ticket, loss, rows[row, :size]) for ticket, row, loss in self._shard.collected(step)]
+            there += [(item, loss, rows[row, :size]) for item, row, loss in self._shard.collected(step)]
         if len(there) < self._taken:
             return False
         there.sort(key=lambda one: one[0])
@@ -207,8 +207,8 @@ class Collector:
             for index, grads in enumerate(gradients):
                 self._shard.gather(grads, self._sum, first=index == 0)
             self._shard.apply_step(self._sum, self._add_up)
-        if self._ledger is not None:
-            self._ledger.step_done(loss, skipped)
+        if self._coordinator is not None:
+            self._coordinator.step_done(loss, skipped)
 
     def _add_up(self, own: Array) -> Array:
         """The sum of all servers' parts, in their order."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...comm.atomics import WORDS, acquire, load, release, store
-from ...comm.backoff import Waiting
+from ...comm.backoff import Backoff
 from ...comm.shared_memory import SharedArrays
 from ...core.layout import Array
 from ...optim.updater import Updater
@@ -22,7 +22,7 @@ from ...optim.updater import Updater
 Ranges = Sequence[tuple[int, int]]
 
 _LOCK, _VERSION, _HEAD = 0, WORDS, 2 * WORDS
-_STEP, _TICKET, _LOSS = range(3)  # of what a row's worker has handed in
+_STEP, _ITEM, _LOSS = range(3)  # of what a row's worker has handed in
 _ROW = WORDS
 
 
@@ -60,7 +60,7 @@ class Shard:
         ranges: Ranges,
         updater: Updater,
         vectors: dict[str, Array],
-        waiting: Waiting,
+        waiting: Backoff,
     ) -> None:
         self.ranges, self.vectors, self._waiting = ranges, vectors, waiting
         self.size = sum(hi - lo for lo, hi in ranges)
@@ -132,16 +132,16 @@ class Shard:
     def gather(self, grads: Array, out: Array, first: bool) -> None:
         """Add a gradient, as ``apply`` takes it, to the shard's ranges of ``out``; the first one overwrites them."""
         for lo, hi, origin in self._origins(compact=len(grads) == self.size):
-            part = grads[lo - origin : hi - origin]
+            aligned_part = grads[lo - origin : hi - origin]
             if first:
-                out[lo:hi] = part
+                out[lo:hi] = aligned_part
             else:
-                out[lo:hi] += part
+                out[lo:hi] += aligned_part
 
-    def collect(self, row: int, ticket: int, step: int, loss: float) -> None:
+    def collect(self, row: int, item: int, step: int, loss: float) -> None:
         """backup: say that the gradient in a row of this node, for ``step``, is complete; for ``collected`` to find."""
         words = self._words[_HEAD + row * _ROW : _HEAD + (row + 1) * _ROW]
-        words[_TICKET] = ticket
+        words[_ITEM] = item
         words.view(np.float64)[_LOSS] = loss
         store(words, _STEP, step + 1)
 
@@ -149,7 +149,7 @@ class Shard:
         """backup: ticket, row and loss of what ``collect`` was told for ``step``."""
         rows = self._words[_HEAD:].reshape(-1, _ROW)
         return [
-            (int(words[_TICKET]), row, float(words.view(np.float64)[_LOSS]))
+            (int(words[_ITEM]), row, float(words.view(np.float64)[_LOSS]))
             for row, words in enumerate(rows)
             if load(words, _STEP) == step + 1
         ]

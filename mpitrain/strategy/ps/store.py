@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...comm.backoff import Waiting
+from ...comm.backoff import Backoff
 from ...comm.cluster import Cluster
 from ...comm.mpi import MPI
-from ...comm.rpc import Mail, Roads, open_mail
+from ...comm.rpc import Routes, RpcTransport, open_transport
 from ...comm.shared_memory import SharedArrays, row_stride, sharing_problem
 from ...core.layout import Array
 from ...errors import ConfigError
 from ...plan.placement import ranges_of
 from ...plan.plan import Plan
-from ...plan.progress import Fill
-from .coordinator import ACCOUNT_WORDS, Ledger, Rules
+from ...plan.progress import InitialState
+from .coordinator import STATS_WORDS, CoordinatorRules, StepCoordinator
 from .shard import Shard
 
 STALENESS = 3
@@ -62,27 +62,27 @@ class Store:
         ConfigError: On every rank: there are several nodes and no server.
     """
 
-    def __init__(self, cluster: Cluster, plan: Plan, fill: Fill, say: Callable[[str], None]) -> None:
+    def __init__(self, cluster: Cluster, plan: Plan, fill: InitialState, say: Callable[[str], None]) -> None:
         self.plan, self.cluster = plan, cluster
         self.nodes = _nodes(cluster, plan, say)
         self.holders = cluster.servers or [0]
         self._check_servers()
         self._shared = SharedArrays(self.nodes.comm)
         workers_here = sum(self.nodes.same(w, cluster.rank) for w in cluster.worker_ranks)
-        self.waiting = Waiting(crowded=workers_here > cluster.cores)
+        self.waiting = Backoff(oversubscribed=workers_here > cluster.cores)
         every = [*cluster.worker_ranks, *self.holders]
-        self.team = plan.config.mode == "backup" and all(self.nodes.same(rank, every[0]) for rank in every)
-        self.ranges = [ranges_of(plan.pieces, s, plan.layout) for s in range(plan.n_servers)]
+        self.on_one_node = plan.config.mode == "backup" and all(self.nodes.same(rank, every[0]) for rank in every)
+        self.ranges = [ranges_of(plan.placements, s, plan.layout) for s in range(plan.n_servers)]
         self.vectors: dict[str, Array] = {}
         self.shards: dict[int, Shard] = {}
         self.rows: Array | None = None
         self.partials: Array | None = None
         self._allocate()
         leads = bool(self.shards) and self.nodes.comm.rank == 0
-        self.step, self.position, _ = fill(self.vectors if leads else None, self._first_leader())
+        self.step, self.data_cursor, _ = fill(self.vectors if leads else None, self._first_leader())
         self._open(leads)
-        self.mail = self._open_mail(say)
-        if self.mail is not None:
+        self.rpc = self._open_transport(say)
+        if self.rpc is not None:
             self.waiting.progress = cluster.comm.Iprobe
 
     @property
@@ -92,8 +92,8 @@ class Store:
 
     def free(self) -> None:
         """Give memory back; collective over all ranks."""
-        if self.mail is not None:
-            self.mail.free()
+        if self.rpc is not None:
+            self.rpc.free()
         self._shared.free()
 
     def _check_servers(self) -> None:
@@ -104,7 +104,7 @@ class Store:
             f"these ranks are {len(set(self.nodes.of))} groups that share none (hosts, or --no-shared-memory): "
             "give --ps 1 or more"
         )
-        error.everywhere = True
+        error.on_all_ranks = True
         raise error
 
     def _allocate(self) -> None:
@@ -119,17 +119,19 @@ class Store:
             if plan.config.mode == "backup":
                 self.rows = shared.allocate((self.nodes.comm.size, stride), plan.dtype)
                 self.partials = shared.allocate((self.nodes.comm.size, updater.n_sums), np.float64)
-        self.ledger: Ledger | None = None
+        self.coordinator: StepCoordinator | None = None
         if self.nodes.same(self.holders[0], mine):
-            self.ledger = Ledger(shared, self._rules())
+            self.coordinator = StepCoordinator(shared, self._rules())
 
-    def _rules(self) -> Rules:
+    def _rules(self) -> CoordinatorRules:
         config, workers = self.plan.config, self.plan.workers
         if config.mode == "backup":
-            return Rules(workers, taken=self.plan.taken, team=self.team)
+            return CoordinatorRules(
+                workers, gradients_per_step=self.plan.gradients_per_step, on_one_node=self.on_one_node
+            )
         if config.mode == "ssp":
-            return Rules(workers, bound=STALENESS if config.staleness is None else config.staleness)
-        return Rules(workers)
+            return CoordinatorRules(workers, bound=STALENESS if config.staleness is None else config.staleness)
+        return CoordinatorRules(workers)
 
     def _first_leader(self) -> int:
         """The rank that fills the first shard's node."""
@@ -139,11 +141,11 @@ class Store:
         if leads:
             for shard in self.shards.values():
                 shard.open(self.step)
-            if self.ledger is not None:
-                self.ledger.open(self.step, self.plan.train_steps)
+            if self.coordinator is not None:
+                self.coordinator.open(self.step, self.plan.train_steps)
         self.cluster.comm.Barrier()
 
-    def _open_mail(self, say: Callable[[str], None]) -> Mail | None:
+    def _open_transport(self, say: Callable[[str], None]) -> RpcTransport | None:
         cluster, nodes = self.cluster, self.nodes
         clients = {holder: [w for w in cluster.worker_ranks if not nodes.same(w, holder)] for holder in self.holders}
         if not any(clients.values()):
@@ -151,16 +153,16 @@ class Store:
                 say("--push-precision changes nothing: all workers share memory with all servers")
             return None
         plan = self.plan
-        roads = Roads(
+        routes = Routes(
             comm=cluster.comm,
             clients=clients,
             ranges=dict(zip(self.holders, self.ranges, strict=True)),
             size=plan.layout.size,
             dtype=plan.dtype,
-            n_rows=plan.workers * ACCOUNT_WORDS,
+            n_rows=plan.workers * STATS_WORDS,
             precision=plan.push_precision,
         )
-        return open_mail(roads, plan.config.one_sided, say)
+        return open_transport(routes, plan.config.one_sided, say)
 
 
 def _nodes(cluster: Cluster, plan: Plan, say: Callable[[str], None]) -> Nodes:
@@ -172,4 +174,4 @@ def _nodes(cluster: Cluster, plan: Plan, say: Callable[[str], None]) -> Nodes:
         if not problem:
             return Nodes(cluster.node, cluster.node_of)
         say(f"ranks of a node do not share memory, they send instead: {problem}")
-    return Nodes(cluster.alone, list(range(cluster.size)))
+    return Nodes(cluster.self_comm, list(range(cluster.size)))

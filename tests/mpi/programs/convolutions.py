@@ -26,7 +26,7 @@ def step(layer, x, dy, gpu=None):
         bind(layer, layout, params, grads)
         return [layer.forward(x, nn.Context()).copy(), layer.backward(dy.copy()).copy(), grads]
     place(layer, gpu)
-    with gpu.here():
+    with gpu.activate():
         there = gpu.copy_of(params), gpu.zeros(grads.shape, np.float32)
         bind(layer, layout, *there)
         outputs = layer.forward(gpu.copy_of(x), nn.Context())

@@ -18,16 +18,16 @@ from mpitrain.comm.cluster import Cluster, Group
 from mpitrain.comm.mpi import MPI
 from mpitrain.core.layout import Layout
 from mpitrain.plan.config import RunConfig
-from mpitrain.training.checkpointing import Parts
+from mpitrain.training.checkpointing import ShardedCheckpointing
 
 cluster, folder, background = Cluster(), Path(sys.argv[1]), sys.argv[2] == "background"
-group = Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), f"node{cluster.rank}", cluster.name_of_rank)
+group = Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), f"node{cluster.rank}", cluster.rank_description)
 layout = Layout.pack([("a", (99, 3), "param")])
 plan = SimpleNamespace(config=RunConfig(save_background=background), layout=layout)
 said: list[str] = []
-parts = Parts(group, plan, folder, {}, checkpoint.Retention(0), said.append)  # type: ignore[arg-type]
-assert parts.saver is not None
-write = parts.saver._write
+parts = ShardedCheckpointing(group, plan, folder, {}, checkpoint.Retention(0), said.append)  # type: ignore[arg-type]
+assert parts.writer is not None
+write = parts.writer._write
 
 
 def fail_at_two(vectors, step, position, numbers):
@@ -36,18 +36,18 @@ def fail_at_two(vectors, step, position, numbers):
     write(vectors, step, position, numbers)
 
 
-parts.saver._write = fail_at_two
+parts.writer._write = fail_at_two
 for step in (1, 2, 3):
     parts.finish()
-    parts.saver.save({"params": np.full(layout.size, step, np.float32)}, step, step)
+    parts.writer.save({"params": np.full(layout.size, step, np.float32)}, step, step)
     parts.begun(step)
     for _ in range(100):  # steps of training
         parts.progress()
         cluster.comm.Barrier()  # none may wait in ``progress`` for another, who waits here
         time.sleep(1e-3)
 parts.finish()
-parts.saver.close()
-assert parts.saver.failure is None
+parts.writer.close()
+assert parts.writer.failure is None
 if cluster.chief:
     print(*said, [*checkpoint.steps(folder)], sep="\n")
     for path in checkpoint.steps(folder).values():

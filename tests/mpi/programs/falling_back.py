@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import numpy as np
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint.resume import find_beginning
+from mpitrain.checkpoint.resume import plan_resume
 from mpitrain.comm.cluster import Cluster
 from mpitrain.core.layout import Layout
 from mpitrain.errors import DamagedCheckpoint
 from mpitrain.plan.config import RunConfig
-from mpitrain.training.initial_state import Start
+from mpitrain.training.initial_state import InitialStateLoader
 
 cluster, folder, where = Cluster(), Path(sys.argv[1]), int(sys.argv[2])
 layout = Layout.pack([("a", (99, 3), "param"), ("b", (5,), "state")])
@@ -43,8 +43,8 @@ def read_badly(path, layout, vectors, seed):
 
 
 checkpoint.read = read_badly
-begin = find_beginning(RunConfig(), folder, layout)
-start = Start(cluster, SimpleNamespace(layout=layout, config=RunConfig()), None, begin)  # type: ignore[arg-type]
+begin = plan_resume(RunConfig(), folder, layout)
+start = InitialStateLoader(cluster, SimpleNamespace(layout=layout, config=RunConfig()), None, begin)  # type: ignore[arg-type]
 vectors = {name: np.full(layout.size, np.nan, np.float32) for name in names} if cluster.rank < 2 else None
 reached = start(vectors, 0)
 if vectors is not None:

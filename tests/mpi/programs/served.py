@@ -18,11 +18,11 @@ from mpitrain.optim import sgd
 from mpitrain.plan.config import RunConfig
 from mpitrain.plan.placement import place, ranges_of
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.progress import Reached
+from mpitrain.plan.progress import Progress
 from mpitrain.strategy.base import Turn
 from mpitrain.strategy.ps.server import Server
 from mpitrain.strategy.ps.store import Store
-from mpitrain.strategy.select import served_strategy
+from mpitrain.strategy.select import ps_strategy
 
 what, mode, servers, count, share, one_sided = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7])
 
@@ -46,19 +46,19 @@ plan = Plan(
     layout=LAYOUT,
     dtype=np.dtype(np.float64),
     optimizer=sgd(1.0),
-    moving=None,
-    starts=[0],
-    pieces=pieces,
+    moving_average=None,
+    layer_starts=[0],
+    placements=pieces,
     workers=workers,
     batch=1,
-    taken=config.taken(workers),
+    gradients_per_step=config.gradients_per_step(workers),
 )
 
 
 def fill(vectors, root):
     if vectors is not None:
         vectors["params"][:] = 0
-    return Reached(0, 0, {})
+    return Progress(0, 0, {})
 
 
 store = Store(cluster, plan, fill, print)
@@ -66,31 +66,31 @@ used = np.concatenate([np.arange(e.start, e.stop) for e in LAYOUT.entries])
 
 
 def train() -> None:
-    strategy = served_strategy(store)
+    strategy = ps_strategy(store)
     strategy.pause_at(count)
     strategy.grads[used] = -1.0
     steps = 0
     while True:
-        turn = strategy.take()
+        turn = strategy.next()
         if turn is Turn.END:
             break
         check_read(strategy.params)
         if what == "torn" and cluster.task_index == 0:
             for _ in range(20):  # reads between two pushes of its own
-                check_read(strategy.complete("params"))
+                check_read(strategy.gather("params"))
         strategy.begin(0.0)
         strategy.finish()
         steps += 1
     strategy.close()
     pushed = cluster.workers.allreduce(steps)
-    assert pushed == count * plan.taken, (pushed, count)
+    assert pushed == count * plan.gradients_per_step, (pushed, count)
     assert (strategy.params[used] == pushed).all(), (strategy.params[used].min(), strategy.params[used].max(), pushed)
     state = strategy.state()
     assert state.done == count
-    assert sum(account.steps for account in state.accounts) == pushed
+    assert sum(account.steps for account in state.worker_stats) == pushed
     if mode == "ssp":
-        assert max(account.staleness_max for account in state.accounts) <= 2
-    assert sum(sum(account.histogram) for account in state.accounts) == pushed
+        assert max(account.staleness_max for account in state.worker_stats) <= 2
+    assert sum(sum(account.histogram) for account in state.worker_stats) == pushed
     if cluster.chief:
         print("ok")
 

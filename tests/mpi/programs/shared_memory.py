@@ -6,10 +6,10 @@ import os
 
 import numpy as np
 
-from mpitrain.comm.allreduce import Mean
+from mpitrain.comm.allreduce import MeanAllreduce
 from mpitrain.comm.hierarchy import Hierarchy
 from mpitrain.comm.mpi import start
-from mpitrain.comm.phase_barrier import Board
+from mpitrain.comm.phase_barrier import PhaseBarrier
 from mpitrain.comm.shared_memory import SharedArrays, sharing_problem
 
 comm = start()
@@ -42,27 +42,27 @@ def check_refusal() -> None:
 def check_board() -> None:
     """What a rank wrote before it published is seen after the wait; nobody overtakes."""
     shared = SharedArrays(comm)
-    board = Board(shared, cores)
+    barrier = PhaseBarrier(shared, cores)
     values = shared.allocate((size, 512), np.int64)
     for turn in range(1, 1001):
         values[rank] = turn
-        board.note(turn + rank, 1 << rank if turn % 7 == 0 else 0)
-        board.publish(2 * turn - 1)
-        board.wait(2 * turn - 1)
-        assert board.reached(2 * turn - 1)
+        barrier.note(turn + rank, 1 << rank if turn % 7 == 0 else 0)
+        barrier.publish(2 * turn - 1)
+        barrier.wait(2 * turn - 1)
+        assert barrier.reached(2 * turn - 1)
         assert (values == turn).all()
-        assert list(board.losses) == [turn + r for r in range(size)]
-        assert board.flags == ((1 << size) - 1 if turn % 7 == 0 else 0)
-        board.publish(2 * turn)
-        board.wait(2 * turn)
-    assert not board.reached(2001)
+        assert list(barrier.losses) == [turn + r for r in range(size)]
+        assert barrier.flags == ((1 << size) - 1 if turn % 7 == 0 else 0)
+        barrier.publish(2 * turn)
+        barrier.wait(2 * turn)
+    assert not barrier.reached(2001)
     comm.Barrier()
     shared.free()
 
 
 def check_average(count: int, dtype: type) -> None:
     hierarchy = Hierarchy(comm, comm, cores)
-    average = Mean(hierarchy, count, dtype)
+    average = MeanAllreduce(hierarchy, count, dtype)
     for turn in range(3):
         vectors = [np.random.default_rng([turn, r]).standard_normal(count).astype(dtype) for r in range(size)]
         average.own[:] = vectors[rank]
@@ -70,7 +70,7 @@ def check_average(count: int, dtype: type) -> None:
         for vector in vectors[1:]:
             total += vector
         expected = dtype(1.0 / size) * total
-        assert average.combined().tobytes() == expected.tobytes()
+        assert average.reduce().tobytes() == expected.tobytes()
         comm.Barrier()  # all have compared before any starts the next round
     hierarchy.free()
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint.shared_file import TogetherWriter
+from mpitrain.checkpoint.shared_file import SharedFileWriter
 from mpitrain.comm.cluster import Cluster, Group
 from mpitrain.comm.mpi import MPI
 from mpitrain.plan.config import RunConfig
-from mpitrain.training.checkpointing import Parts
+from mpitrain.training.checkpointing import ShardedCheckpointing
 
 from ..saved import LAYOUT, numbers, state
 
@@ -43,11 +43,11 @@ def refuse(cluster: Cluster, folder: Path, how: str) -> None:
 
 def main() -> None:
     cluster, folder, background, how = Cluster(), Path(sys.argv[1]), sys.argv[2] == "background", sys.argv[3]
-    group = Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), f"node{cluster.rank}", cluster.name_of_rank)
+    group = Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), f"node{cluster.rank}", cluster.rank_description)
     plan = SimpleNamespace(config=RunConfig(save_background=background), layout=LAYOUT)
     said: list[str] = []
-    parts = Parts(group, plan, folder, {"mode": "sync"}, checkpoint.Retention(0), said.append)  # type: ignore[arg-type]
-    assert parts.saver is not None and isinstance(parts._writer, TogetherWriter)
+    parts = ShardedCheckpointing(group, plan, folder, {"mode": "sync"}, checkpoint.Retention(0), said.append)  # type: ignore[arg-type]
+    assert parts.writer is not None and isinstance(parts._writer, SharedFileWriter)
     for step in (1, 2, 3):
         parts.finish()
         if step == 2:
@@ -56,15 +56,15 @@ def main() -> None:
             refuse(cluster, folder, "")
             (folder / "filler").unlink(missing_ok=True)
         cluster.comm.Barrier()
-        parts.saver.save(state(step), step, 2 * step, numbers(step))
+        parts.writer.save(state(step), step, 2 * step, numbers(step))
         parts.begun(step)
         for _ in range(30):  # steps of training
             parts.progress()
             cluster.comm.Barrier()  # none may wait in ``progress`` for another, who waits here
             time.sleep(1e-3)
     parts.finish()
-    parts.saver.close()
-    assert parts.saver.failure is None
+    parts.writer.close()
+    assert parts.writer.failure is None
     parts.free()
     if cluster.chief:
         print(*said, sorted(os.listdir(folder)), sep="\n")

@@ -8,17 +8,17 @@ from __future__ import annotations
 import sys
 
 from mpitrain.cli.main import main
-from mpitrain.comm import rpc as mail
+from mpitrain.comm import rpc as rpc
 from mpitrain.comm.mpi import MPI
 
 
-def refuse(roads: mail.Roads) -> mail.WindowMail:
+def refuse(routes: rpc.Routes) -> rpc.WindowTransport:
     raise MPI.Exception(MPI.ERR_WIN)
 
 
 how, *words = sys.argv[1:]
 if how == "refused":
-    mail.WindowMail = refuse
+    rpc.WindowTransport = refuse
 else:
-    mail.WindowMail.progresses = lambda self: False
+    rpc.WindowTransport.progresses = lambda self: False
 main(["train", *words])

@@ -319,8 +319,8 @@ def test_an_update_can_be_called_off_and_scaled(device: Device, dtype: Any) -> N
 
 
 def decide(device: Device, total: Any, state: np.ndarray, policy: str, scaled: bool = False) -> np.ndarray:
-    """The state after ``judge``."""
-    return device.run("judge", (np.array([2.0]), total, policy, scaled, state))[2]
+    """The state after ``decide_update``."""
+    return device.run("decide_update", (np.array([2.0]), total, policy, scaled, state))[2]
 
 
 @each_dtype

@@ -45,7 +45,7 @@ def same(device: Device, monkeypatch: pytest.MonkeyPatch) -> Compare:
             for name in ("update_segments", "measure_segments"):
                 patch.setattr(rules, name, getattr(launch, name))
             patch.setattr(Cpu, "kernels", launch)
-            patch.setattr(Cpu, "apart", True)
+            patch.setattr(Cpu, "is_gpu", True)
             found = function()
         for one, two in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
@@ -57,7 +57,7 @@ def steps(layers: list[nn.Layer], criterion: nn.Loss, x: np.ndarray, labels: np.
     """Outputs, loss and gradients of a step, and what validation says."""
     model = nn.Sequential(*layers)
     _, _, grads = bound(model, x.shape[1:])
-    position: Any = np.array([70], np.uint64) if model.device.apart else 70
+    position: Any = np.array([70], np.uint64) if model.device.is_gpu else 70
     outputs = model.forward(x.copy(), nn.Context(training=True, position=position, seed=3, weight=0.25))
     total, slope = criterion(outputs, labels, 0.25)
     seen = [outputs.copy(), np.array(total)]

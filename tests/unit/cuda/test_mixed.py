@@ -12,7 +12,7 @@ import pytest
 from mpitrain import nn
 from mpitrain.core.device import Cpu
 from mpitrain.gpu import ops as launch
-from mpitrain.models.native import Single
+from mpitrain.models.native import NativeModel
 from mpitrain.nn.layer import place, walk
 from tests.unit.gradients import bound
 
@@ -24,24 +24,24 @@ NARROW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 class Mixed(Cpu):
     """Computes as a GPU does, with the emulated kernels."""
 
-    apart = True
+    is_gpu = True
     kernels = launch
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.kind = NARROW[name]
-        self.narrow = np.dtype(np.uint16 if name == "bfloat16" else name)
+        self.compute_dtype = np.dtype(np.uint16 if name == "bfloat16" else name)
 
-    def form(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         form: Callable[..., Any] = getattr(launch, kernel.__name__.removeprefix("_"))
         return form
 
     def matmul(self, a: np.ndarray, b: np.ndarray, *, out: np.ndarray) -> np.ndarray:
         assert a.dtype == b.dtype
-        if a.dtype != self.narrow:
+        if a.dtype != self.compute_dtype:
             return super().matmul(a, b, out=out)
         product = a.view(self.kind).astype(np.float32) @ b.view(self.kind).astype(np.float32)
-        out[...] = product.astype(self.kind).view(self.narrow) if out.dtype == self.narrow else product
+        out[...] = product.astype(self.kind).view(self.compute_dtype) if out.dtype == self.compute_dtype else product
         return out
 
 
@@ -104,7 +104,7 @@ def step(model: nn.Sequential, place_it: Callable[[nn.Layer], None], x: np.ndarr
     """Outputs and gradients of parameters."""
     _, _, grads = bound(model, x.shape[1:], dtype=np.float32)
     place_it(model)
-    position: Any = np.array([70], np.uint64) if model.device.apart else 70
+    position: Any = np.array([70], np.uint64) if model.device.is_gpu else 70
     outputs = model.forward(x.copy(), nn.Context(training=True, position=position, seed=3, weight=0.25))
     criterion = nn.SoftmaxCrossEntropy()
     _, gradient = criterion(outputs, np.array([0, 5, 3, 3]), 0.25)
@@ -127,7 +127,7 @@ def test_a_step_comes_close_to_that_in_float32(
     mixed = Mixed(name)
     monkeypatch.setattr(nn.Loss, "device", mixed)
     outputs, found = step(make(), lambda model: place(model, mixed), x)
-    if outputs.dtype == mixed.narrow:
+    if outputs.dtype == mixed.compute_dtype:
         outputs = unstored(outputs, mixed.kind)
     assert found.dtype == np.float32
     for one, two in ((outputs, expected), (found, gradients)):
@@ -143,7 +143,7 @@ def test_activations_have_16_bits_but_where_a_user_made_the_layer(device: Device
     x = np.random.default_rng(0).standard_normal((4, 9, 8, 2)).astype(np.float32)
     gradient = np.ones_like(model.forward(x, nn.Context()))
     model.backward(gradient)
-    wide = {path for path, layer in walk(model) if layer.narrow is None}
+    wide = {path for path, layer in walk(model) if layer.compute_dtype is None}
     assert wide == {"halved1", "halved2", "inside1", "inside1.dense1", "inside1.relu1", "doubled1", "halved3"}
     assert all(layer.dtypes == {"float32"} for _, layer in walk(model) if isinstance(layer, Halved))
 
@@ -168,7 +168,7 @@ def test_a_loss_of_a_users_own_is_given_float32_and_its_gradient_is_scaled(devic
     for criterion in (nn.SoftmaxCrossEntropy(), Own()):
         model = nn.Sequential(nn.Dense(5, 6))
         layout, params, grads = bound(model, (5,), dtype=np.float32)
-        single = Single(model, criterion, layout, Mixed("float16"))
+        single = NativeModel(model, criterion, layout, Mixed("float16"))
         single.bind(params, grads)
         criterion.scale = np.array([1024.0])
         loss = single.forward(x, labels, nn.Context(weight=0.25))

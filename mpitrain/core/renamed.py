@@ -1,0 +1,42 @@
+"""Names of version 0.1 that job files may still use; each use emits a ``DeprecationWarning``."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+
+class Renamed:
+    """An attribute or method under its former name.
+
+    Args:
+        new: The present name.
+    """
+
+    def __init__(self, new: str) -> None:
+        self._new = new
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._old = f"{owner.__name__}.{name}"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        warn(self._old, self._new)
+        return getattr(owner if instance is None else instance, self._new)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        warn(self._old, self._new)
+        setattr(instance, self._new, value)
+
+
+def class_option(cls: type, new: str, old: str) -> bool:
+    """A boolean that the class itself sets under its present or its former name; False where it sets neither."""
+    own = vars(cls)
+    if old in own and not isinstance(own[old], Renamed):
+        warn(f"{cls.__name__}.{old}", new)
+        return bool(own[old])
+    return bool(own.get(new, False))
+
+
+def warn(old: str, new: str) -> None:
+    """Warn about a former name."""
+    warnings.warn(f"{old} is now called {new}", DeprecationWarning, stacklevel=3)
