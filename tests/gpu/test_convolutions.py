@@ -19,7 +19,7 @@ if not cupy.is_available():
     pytest.skip("no NVIDIA GPU", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "tests" / "mpi" / "programs" / "convolutions.py"
+PROGRAM = ROOT / "tests" / "support" / "programs" / "convolutions.py"
 
 pytestmark = pytest.record.gpu
 

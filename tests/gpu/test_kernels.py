@@ -1,4 +1,4 @@
-"""The kernels on a GPU against the Numba forms: the comparisons of tests/unit/cuda."""
+"""The kernels on a GPU against the Numba forms: the comparisons of tests/unit/gpu."""
 
 import importlib.util
 
@@ -12,6 +12,6 @@ import cupy
 if not cupy.is_available():
     pytest.skip("no NVIDIA GPU", allow_module_level=True)
 
-from tests.unit.cuda.cases import *  # noqa: F403
+from ..support.kernel_cases import *  # noqa: F403
 
 pytestmark = pytest.record.gpu

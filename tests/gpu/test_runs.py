@@ -22,7 +22,7 @@ if not cupy.is_available():
     pytest.skip("no NVIDIA GPU", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
-SMALL = ROOT / "tests" / "jobs" / "small.py"
+SMALL = ROOT / "tests" / "support" / "jobs" / "small.py"
 CNN = ROOT / "jobs" / "fashion_cnn.py"
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ..mpi.test_simulated_gpus import library, simulated  # noqa: F401
-from ..mpi.test_sync import SMALL, alone, assert_close, final  # noqa: F401
-from .conftest import Hosts
+from ..support.hosts.training import Hosts
+from ..support.results import SMALL, assert_close, final
 
 
 @pytest.mark.parametrize(
@@ -23,8 +22,8 @@ from .conftest import Hosts
 )
 def test_gpus_of_hosts_agree_with_one_rank(
     hosts: Hosts,
-    simulated: dict[str, str],  # noqa: F811
-    alone,  # noqa: F811
+    simulated: dict[str, str],
+    alone,
     ranks: list[int],
     way: str,
     more: list[str],

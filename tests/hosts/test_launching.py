@@ -17,8 +17,8 @@ from mpitrain import checkpoint
 from mpitrain.process import rank_status
 from mpitrain.process.signals import STOPPED_EARLY
 
-from ..conftest import JOBS, ROOT, Mpi
-from .conftest import Hosts
+from ..support.hosts.training import Hosts
+from ..support.launch import JOBS, ROOT, Mpi
 
 # Three hosts share this machine's cores, which Open MPI cannot know.
 FLAGS = ["--env", "OMPI_MCA_mpi_yield_when_idle=1"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import JOBS
-from ..launch.test_run import ranks_of
-from ..mpi.test_sync import SMALL, alone, assert_close, final  # noqa: F401
-from .conftest import Hosts
+from ..support.hosts.training import Hosts
+from ..support.kills import ranks_of
+from ..support.launch import JOBS
+from ..support.results import SMALL, assert_close, final
 
 PLAIN = "--no-normalize"
 
@@ -41,7 +41,7 @@ def test_every_mode_trains_and_ends(hosts: Hosts, ranks: list[int], flags: tuple
 
 
 @pytest.mark.parametrize("flags", [("--ps", "1"), ("--ps", "3"), ("--ps", "2", "--clip-norm", "0.5")], ids=" ".join)
-def test_backup_with_no_spare_worker_is_sync(hosts: Hosts, alone, flags: tuple[str, ...], tmp_path: Path):  # noqa: F811
+def test_backup_with_no_spare_worker_is_sync(hosts: Hosts, alone, flags: tuple[str, ...], tmp_path: Path):
     same = ("--dtype", "float64", PLAIN, *(flags[2:]))
     words = ("--mode", "backup", "--backup-workers", "0", "--batch-size", "4", "--ps", flags[1])
     servers = int(flags[1])

@@ -19,10 +19,10 @@ from mpitrain import checkpoint
 from mpitrain.errors import DamagedCheckpoint
 from mpitrain.process.signals import STOPPED_EARLY
 
-from ..conftest import JOBS, Mpi, missing, one_line
-from .killing import end_all
-from .saved import LAYOUT, numbers, state
-from .test_sync import assert_close, assert_same_bits, final
+from ..support.kills import end_all
+from ..support.launch import JOBS, Mpi, missing, one_line
+from ..support.results import assert_close, assert_same_bits, final
+from ..support.saved_state import LAYOUT, numbers, state
 
 SMALL, RESHARDING = JOBS / "small.py", JOBS / "resharding.py"
 FOREVER = ["--train-steps", "100000000", "--validate-steps", "0", "--log-steps", "0"]
@@ -177,7 +177,7 @@ def test_a_damaged_checkpoint_is_passed_over(openmpi: Mpi, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_damage_that_one_rank_finds_while_it_reads_has_all_go_back(mpi: Mpi, rank: int, tmp_path: Path) -> None:
-    done = mpi.run(3, "-m", "tests.mpi.programs.falling_back", tmp_path, str(rank))
+    done = mpi.run(3, "-m", "tests.support.programs.falling_back", tmp_path, str(rank))
     assert done.returncode == 0, done.stdout + done.stderr
     reached, resumed, passed_over = done.stdout.splitlines()
     assert (reached, resumed) == ("2 20 {'loss_scale': 2.5}", str(checkpoint.path_for(tmp_path, 2)))
@@ -283,7 +283,7 @@ def losses(run_dir: Path) -> list[float]:
 
 @pytest.mark.parametrize("how", ["background", "waiting"])
 def test_a_part_that_cannot_be_written_leaves_no_checkpoint(mpi: Mpi, how: str, tmp_path: Path) -> None:
-    done = mpi.run(3, "-m", "tests.mpi.programs.failing_part", tmp_path, how)
+    done = mpi.run(3, "-m", "tests.support.programs.failing_part", tmp_path, how)
     assert done.returncode == 0, done.stdout + done.stderr
     told, there = done.stdout.splitlines()
     assert told.startswith("the checkpoint of step 2 could not be saved")
@@ -306,7 +306,7 @@ def test_a_file_that_nodes_write_together(
 ) -> None:
     """It holds what one node would have written; where one node cannot, there is none, and training goes on."""
     folder = small_disk / "checkpoints"
-    done = openmpi.run(3, "-m", "tests.mpi.programs.together", folder, how, refusal, env=parallel_hdf5)
+    done = openmpi.run(3, "-m", "tests.support.programs.together", folder, how, refusal, env=parallel_hdf5)
     assert done.returncode == 0, done.stdout + done.stderr
     told, there = done.stdout.splitlines()
     assert told.startswith("the checkpoint of step 2 could not be saved")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import Mpi
-from .killing import Killer
+from ..support.kills import Killer
+from ..support.launch import Mpi
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ..conftest import JOBS, Mpi
-from .test_sync import SMALL, assert_close, assert_same_bits, final
+from ..support.launch import JOBS, PROGRAMS, Mpi
+from ..support.results import SMALL, assert_close, assert_same_bits, final
 
-PROGRAM = Path(__file__).parent / "programs" / "served.py"
+PROGRAM = PROGRAMS / "served.py"
 PLAIN = ["--no-normalize"]  # statistics over all workers are sync's
 
 
@@ -230,7 +230,7 @@ def test_metrics_tell_staleness_and_shares(openmpi: Mpi, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("how", ["refused", "stuck"])
 def test_where_windows_fail_messages_take_their_place(mpi: Mpi, how: str, one_process, tmp_path: Path) -> None:
-    program = Path(__file__).parent / "programs" / "without_windows.py"
+    program = PROGRAMS / "without_windows.py"
     flags = ["--mode", "async", "--ps", "1", "--no-shared-memory", *PLAIN, "--run-dir", tmp_path]
     done = mpi.run(2, program, how, SMALL, *flags)
     assert done.returncode == 0, done.stderr

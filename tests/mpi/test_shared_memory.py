@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from ..conftest import Mpi
+from ..support.launch import PROGRAMS, Mpi
 
-PROGRAM = Path(__file__).parent / "programs" / "shared_memory.py"
+PROGRAM = PROGRAMS / "shared_memory.py"
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])

@@ -1,4 +1,4 @@
-"""Whole runs on GPUs, which CuPy's stand-in simulates (see tests/simulated): what goes where, and the kernels' results.
+"""Whole runs on GPUs, which CuPy's stand-in simulates (see tests/support/simulated): what goes where, and the kernels' results.
 
 Real GPUs are tests/gpu's.
 """
@@ -7,53 +7,21 @@ from __future__ import annotations
 
 import os
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import mpitrain.gpu
 from mpitrain import checkpoint
 
-from ..conftest import JOBS, ROOT, Mpi, run
-from ..unit.cuda.emulated import build
-from .test_sync import assert_close, assert_same_bits, final
+from ..support.launch import JOBS, PROGRAMS, ROOT, Mpi, run
+from ..support.results import assert_close, assert_same_bits, final
 
 SMALL = JOBS / "small.py"
 CNN = ROOT / "jobs" / "fashion_cnn.py"
-KERNELS = Path(mpitrain.gpu.__file__).parent / "kernels"
 
 Train = Callable[..., dict[str, np.ndarray]]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("emulated"), sorted(KERNELS.glob("*.cu")))
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder for LD_LIBRARY_PATH with a driver's library that tells of two GPUs."""
-    folder = tmp_path_factory.mktemp("driver")
-    source = ROOT / "tests" / "simulated" / "driver" / "nvml.c"
-    done = run(["g++", "-x", "c", "-shared", "-fPIC", "-o", str(folder / "libnvidia-ml.so.1"), str(source)])
-    assert done.returncode == 0, done.stderr
-    return str(folder)
-
-
-@pytest.fixture
-def simulated(library: Path, request: pytest.FixtureRequest) -> dict[str, str]:
-    """The environment of ranks that see two GPUs, which do what they are asked in another order for each test."""
-    path = f"{ROOT / 'tests' / 'simulated'}{os.pathsep}{ROOT}"
-    order = zlib.crc32(request.node.name.encode())
-    return {
-        "PYTHONPATH": path,
-        "SIMULATED_GPUS": "2",
-        "SIMULATED_CUDA_LIBRARY": str(library),
-        "SIMULATED_ORDER": str(order),
-    }
 
 
 def train(mpi: Mpi, n: int, run_dir: Path, *flags: str | Path, env: dict[str, str] | None = None):
@@ -104,7 +72,7 @@ def test_runs_of_lower_precision_come_close(
 
 def test_convolutions_of_cudnn_agree_with_the_processor(simulated: dict[str, str]) -> None:
     """Of its stand-in: strides, every padding, filters that it declines. The real one has not been seen to run."""
-    words = [sys.executable, ROOT / "tests" / "mpi" / "programs" / "convolutions.py"]
+    words = [sys.executable, PROGRAMS / "convolutions.py"]
     done = run([*map(str, words), "float32", "tf32", "bfloat16", "float16"], env=simulated)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -1,66 +1,16 @@
-"""A Slurm cluster for the tests of this folder, and jobs on it."""
+"""A Slurm cluster for the tests of this folder."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from ..conftest import ROOT, Mpi, missing, run
-from .cluster import PROGRAMS, Cluster, make_cluster
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """A job that was submitted, and what its user was told."""
-
-    number: str
-    run_dir: Path
-    told: str
-
-    def log(self) -> str:
-        """Its output; of an array all tasks'."""
-        return "".join(path.read_text() for path in sorted((self.run_dir / "batch").glob("*.log")))
-
-
-class Site:
-    """A user's view of the cluster."""
-
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self.cluster, self.folder = cluster, folder
-
-    def environment(self, mpi: Mpi) -> dict[str, str]:
-        """Of a login shell in which an environment is active."""
-        path = f"{mpi.python.parent}:{os.environ['PATH']}"
-        # More ranks than the machine has cores; Open MPI's busy waiting would take what the others need.
-        return {**self.cluster.environment, "PATH": path, "OMPI_MCA_mpi_yield_when_idle": "1"}
-
-    def call(self, mpi: Mpi, *words: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        """``mpitrain submit WORDS`` as a user would say it."""
-        command = [str(mpi.python), "-m", "mpitrain", "submit", *map(str, words)]
-        return run(command, timeout=60, env=self.environment(mpi), cwd=cwd)
-
-    def submit(self, mpi: Mpi, name: str, *words: str | Path) -> Submitted:
-        """Submit a job with a run directory of that name, which must be accepted."""
-        run_dir = self.folder / name
-        done = self.call(mpi, "--run-dir", run_dir, *words)
-        assert done.returncode == 0, done.stdout + done.stderr
-        found = re.match(r"job (\d+): ", done.stdout)
-        assert found, done.stdout
-        return Submitted(found[1], run_dir, done.stdout)
-
-    def script(self, mpi: Mpi, script: str, *words: str) -> str:
-        """Submit one of the scripts to copy, from a folder that has the job files; return the job's number."""
-        command = ["sbatch", "--parsable", str(ROOT / "slurm" / script), *words]
-        done = run(command, env=self.environment(mpi), cwd=self.folder)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+from ..support.launch import ROOT, Mpi, missing
+from ..support.slurm.cluster import PROGRAMS, make_cluster
+from ..support.slurm.site import Site
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import JOBS, ROOT, Mpi, one_line, run
-from ..mpi.test_sync import assert_same_bits, final
-from .cluster import ENDED
-from .conftest import Site, Submitted
+from ..support.launch import JOBS, ROOT, Mpi, one_line, run
+from ..support.results import assert_same_bits, final
+from ..support.slurm.cluster import ENDED
+from ..support.slurm.site import Site, Submitted
 
 SLOW = JOBS / "slow.py"
 HOSTILE = "a'; touch pwned #$(touch pwned) `touch pwned`\n\"end"
@@ -121,7 +121,7 @@ def test_srun_with_pmi2_trains_with_mpich(site: Site, mpich: Mpi) -> None:
     assert "3 workers on 3 nodes" in job.log()
 
 
-@pytest.mark.parametrize(("name", "plugin", "mend"), [("openmpi", "pmi2", "pmix"), ("mpich", "pmix", "pmi2")])
+@pytest.mark.parametrize(("name", "plugin", "advice"), [("openmpi", "pmi2", "pmix"), ("mpich", "pmix", "pmi2")])
 def test_the_wrong_plugin_is_refused(
     site: Site, request: pytest.FixtureRequest, name: str, plugin: str, advice: str
 ) -> None:
@@ -130,7 +130,7 @@ def test_the_wrong_plugin_is_refused(
     job = site.submit(mpi, f"wrong-{plugin}", *flags)
     assert site.cluster.wait(job.number) == "FAILED", job.log()
     said = one_line(job.log())
-    assert f"srun --mpi={mend}" in said
+    assert f"srun --mpi={advice}" in said
     assert "2 ranks" in said
 
 

@@ -16,7 +16,7 @@ from mpitrain.launcher import supervisor as run
 from mpitrain.launcher.attempt import Interrupts
 from mpitrain.process import rank_status
 
-from ..conftest import JOBS
+from ..support.launch import JOBS
 
 
 def test_one_signal_sent_twice_at_once_is_one() -> None:

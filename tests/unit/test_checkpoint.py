@@ -21,7 +21,7 @@ from mpitrain.checkpoint.shared_file import mpi_libraries
 from mpitrain.core.layout import Layout
 from mpitrain.errors import CheckpointError, DamagedCheckpoint
 
-from ..conftest import missing, run
+from ..support.launch import missing, run
 
 LAYOUT = Layout.pack([("a.weight", (3, 2), "param"), ("a.bias", (2,), "param"), ("n.mean", (2,), "state")])
 

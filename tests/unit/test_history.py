@@ -11,7 +11,7 @@ from mpitrain.errors import RecordError
 from mpitrain.monitor.metrics import MetricsFile
 from mpitrain.report.history import Run, Tail, open_run, read_run
 
-from .rundirs import make_run
+from ..support.run_directories import make_run
 
 
 def write(path: Path, *lines: object) -> None:

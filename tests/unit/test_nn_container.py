@@ -8,7 +8,7 @@ import pytest
 from mpitrain import nn
 from mpitrain.errors import JobError
 
-from .gradients import bound
+from ..support.gradients import bound
 
 
 class Recorder(nn.Layer):

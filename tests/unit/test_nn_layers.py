@@ -11,7 +11,7 @@ import pytest
 from mpitrain import nn
 from mpitrain.errors import JobError
 
-from .gradients import bound, check_gradients
+from ..support.gradients import bound, check_gradients
 
 LAYERS = [
     (nn.Dense(1, 1), (1,)),

@@ -10,7 +10,7 @@ import pytest
 from mpitrain import nn
 from mpitrain.errors import JobError
 
-from .gradients import difference
+from ..support.gradients import difference
 
 RNG = np.random.default_rng(0)
 CASES = [

@@ -9,7 +9,7 @@ import pytest
 
 from mpitrain import nn
 
-from .gradients import bound
+from ..support.gradients import bound
 
 
 @pytest.mark.parametrize("shape", [(3,), (5, 4, 3)])

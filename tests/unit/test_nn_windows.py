@@ -10,7 +10,7 @@ import pytest
 from mpitrain import nn
 from mpitrain.core.device import Cpu
 
-from .gradients import bound
+from ..support.gradients import bound
 
 
 def same_padding(length: int, size: int, stride: int) -> tuple[int, int]:

@@ -21,8 +21,8 @@ from mpitrain.report import page as report
 from mpitrain.report.page import collect, differences, labels, page
 from mpitrain.report.plots import COLORS, PlottedRun, _thinned, make_plots
 
-from ..conftest import missing
-from .rundirs import make_run
+from ..support.launch import missing
+from ..support.run_directories import make_run
 
 SYNC = ["loss", "accuracy", "loss-by-time", "learning-rate", "throughput", "time-shares"]
 SERVED = ["staleness", "staleness-histogram", "workers", "workers-staleness"]

@@ -12,7 +12,7 @@ from mpitrain.monitor.format import amount, columns, duration
 from mpitrain.monitor.heartbeat import ProcessHost, Status, write
 from mpitrain.process.pid import pid_start
 
-from .rundirs import make_run
+from ..support.run_directories import make_run
 
 
 def table(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ from mpitrain.errors import RecordError
 from mpitrain.monitor.trace import KINDS, Offset, RankTrace, Spans, Track, on_chiefs_clock, waited_for, write
 from mpitrain.report.time_shares import GROUPS, read_shares
 
-from .rundirs import NO_OFFSET, Clock
+from ..support.run_directories import NO_OFFSET, Clock
 
 
 class Model:

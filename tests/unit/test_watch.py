@@ -15,7 +15,7 @@ from mpitrain.monitor.heartbeat import BEAT_S, QUIET_S, SKEW_S, ProcessHost, Sta
 from mpitrain.report import watch
 from mpitrain.report.braille import curve
 
-from .rundirs import Clock, make_run
+from ..support.run_directories import Clock, make_run
 
 ELSEWHERE = Status("running", 500, 1000, "2 workers", 1, ProcessHost("far", "b", "p"), 1, "1", 0.0)
 

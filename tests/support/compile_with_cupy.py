@@ -13,7 +13,7 @@ from pathlib import Path
 import cupy
 from cupy.cuda import nvrtc
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 OF_THE_STAND_IN = {"here"}
 
 
@@ -44,7 +44,9 @@ def check(module: str, attribute: str) -> None:
 
 def check_stand_in(path: Path) -> None:
     """Every class of the stand-in that CuPy has by that name has no method that CuPy's has not."""
-    name = ".".join(path.relative_to(ROOT / "tests" / "simulated").with_suffix("").parts).removesuffix(".__init__")
+    name = ".".join(path.relative_to(ROOT / "tests" / "support" / "simulated").with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
     if importlib.util.find_spec(name) is None or name == "cupy.cuda.nccl":
         return
     module = importlib.import_module(name)
@@ -74,7 +76,7 @@ if __name__ == "__main__":
 
     for path in (ROOT / "mpitrain" / "gpu").glob("*.py"):
         check_attributes(path)
-    for path in (ROOT / "tests" / "simulated" / "cupy").rglob("*.py"):
+    for path in (ROOT / "tests" / "support" / "simulated" / "cupy").rglob("*.py"):
         check_stand_in(path)
     kernels = cupy_kernels.CupyKernels()
     for name in sources.NAMES:

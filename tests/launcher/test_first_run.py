@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..conftest import JOBS, Mpi
+from ..support.launch import JOBS, Mpi
 
 
 def test_compiling_is_told_once(openmpi: Mpi, tmp_path: Path) -> None:

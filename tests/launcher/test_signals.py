@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import Mpi
-from .signals import MODES, Sender
+from ..support.launch import Mpi
+from ..support.signals import MODES, Sender
 
 
 @pytest.mark.parametrize("mode", MODES)

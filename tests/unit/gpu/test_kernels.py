@@ -1,3 +1,3 @@
 """The kernels, emulated on the CPU, against the Numba forms."""
 
-from .cases import *  # noqa: F403
+from ...support.kernel_cases import *  # noqa: F403

@@ -13,8 +13,8 @@ import pytest
 from mpitrain.process import rank_status
 from mpitrain.process.signals import STOPPED_EARLY
 
-from ..conftest import JOBS, ROOT, Mpi, one_line
-from .test_run import ranks_of
+from ..support.kills import ranks_of
+from ..support.launch import JOBS, ROOT, Mpi, one_line
 
 MLP = ROOT / "jobs" / "mnist_mlp.py"
 SERVED = [

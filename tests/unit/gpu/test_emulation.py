@@ -10,10 +10,10 @@ import pytest
 
 from mpitrain.gpu import ops as launch
 
-from .conftest import KERNELS, _put
-from .emulated import EmulatedKernels, build
+from ...support.emulation.kernels import EmulatedKernels, build, put
+from ...support.simulated_gpus import KERNELS
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[2] / "support" / "emulation"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(library: Path, name: str, n: int, shift: int = 0, is_reversed: bool = False) -> np.ndarray:
-    x = _put(np.zeros(n, np.float32), shift)
+    x = put(np.zeros(n, np.float32), shift)
     EmulatedKernels(library, is_reversed).launch("sum", name, (1, 1), (256, 1), (x, np.int64(n)))
     return x
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from mpitrain.gpu import sources
-from tests.conftest import missing
+
+from ..launch import missing
 
 HERE = Path(__file__).parent
 _PLAIN = [
@@ -130,3 +131,9 @@ def _run(words: list[Any]) -> str:
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:5000]
     return done.stdout
+
+
+def put(array: np.ndarray, shift: int) -> np.ndarray:
+    there = np.empty(array.size + shift, array.dtype)[shift:].reshape(array.shape)
+    there[...] = array
+    return there

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import JOBS, ROOT, Mpi, one_line, run
+from ..support.launch import JOBS, ROOT, Mpi, one_line, run
 
 MLP = ROOT / "jobs" / "mnist_mlp.py"
 PROLOGUE = "from mpitrain import Job, data, nn, optim\n"

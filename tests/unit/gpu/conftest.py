@@ -8,25 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mpitrain.gpu
 from mpitrain.gpu.ops import grid
 
-from .cases import Device
-from .emulated import EmulatedKernels, build
-
-KERNELS = Path(mpitrain.gpu.__file__).parent / "kernels"
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernels, compiled for the CPU."""
-    return build(tmp_path_factory.mktemp("emulated"), sorted(KERNELS.glob("*.cu")))
-
-
-def _put(array: np.ndarray, shift: int) -> np.ndarray:
-    there = np.empty(array.size + shift, array.dtype)[shift:].reshape(array.shape)
-    there[...] = array
-    return there
+from ...support.emulation.kernels import EmulatedKernels, put
+from ...support.kernel_cases import Device
 
 
 @pytest.fixture(scope="session", params=[grid.BLOCKS, 3], ids=["wide", "narrow"])
@@ -38,4 +23,4 @@ def device(library: Path, request: pytest.FixtureRequest) -> Iterator[Device]:
     places = [EmulatedKernels(library), EmulatedKernels(library, is_reversed=True)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grid, "BLOCKS", request.param)
-        yield Device(places, _put, np.array)
+        yield Device(places, put, np.array)

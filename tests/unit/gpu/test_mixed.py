@@ -14,9 +14,9 @@ from mpitrain.core.device import Cpu
 from mpitrain.gpu import ops as launch
 from mpitrain.models.native import NativeModel
 from mpitrain.nn.layer import place, walk
-from tests.unit.gradients import bound
 
-from .cases import Device, unstored
+from ...support.gradients import bound
+from ...support.kernel_cases import Device, unstored
 
 NARROW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

@@ -19,8 +19,8 @@ from mpitrain.monitor.trace import KINDS
 from mpitrain.report.history import read_run
 from mpitrain.report.time_shares import GROUPS, read_shares
 
-from ..conftest import JOBS, Mpi, one_line
-from ..mpi.test_sync import assert_same_bits, final
+from ..support.launch import JOBS, Mpi, one_line
+from ..support.results import assert_same_bits, final
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -17,8 +17,9 @@ import pytest
 
 from mpitrain.process.signals import STOPPED_EARLY
 
-from ..conftest import JOBS, ROOT, Mpi, missing, run
-from ..mpi.test_sync import assert_same_bits, final
+from ..support.kills import ranks_of
+from ..support.launch import JOBS, ROOT, Mpi, missing, run
+from ..support.results import assert_same_bits, final
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -194,18 +195,6 @@ def test_ending_run_ends_its_ranks(mpi: Mpi, number: signal.Signals, tmp_path: P
     while ranks_of(tmp_path):
         assert time.monotonic() < deadline, "ranks are left behind"
         time.sleep(0.1)
-
-
-def ranks_of(run_dir: Path) -> list[str]:
-    """Processes whose command line names the run directory."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if str(run_dir) in path.read_text():
-                found.append(path.parent.name)
-        except OSError:
-            continue
-    return found
 
 
 def test_runs_begun_in_the_same_second_have_folders_of_their_own(openmpi: Mpi, tmp_path: Path) -> None:

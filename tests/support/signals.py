@@ -24,8 +24,8 @@ from mpitrain import checkpoint
 from mpitrain.process import rank_status
 from mpitrain.process.signals import STOPPED_EARLY
 
-from ..conftest import JOBS, Mpi
-from ..mpi.killing import ranks_of
+from .kills import ranks_of
+from .launch import JOBS, Mpi
 
 MODES = {
     "sync": ["--mode", "sync"],

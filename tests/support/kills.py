@@ -20,8 +20,8 @@ from pathlib import Path
 
 from mpitrain import checkpoint
 
-from ..conftest import JOBS, Mpi, forget_session
-from .test_sync import assert_same_bits, final
+from .launch import JOBS, Mpi, forget_session
+from .results import assert_same_bits, final
 
 STEPS = 160
 FLAGS = ["--hidden-units", "200", "--batch-size", "12", "--train-steps", str(STEPS), "--save-steps", "4"]

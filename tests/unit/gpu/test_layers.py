@@ -10,14 +10,14 @@ import pytest
 
 from mpitrain import nn, optim
 from mpitrain.core.device import Cpu
-from mpitrain.data import Resident, loader
+from mpitrain.data import InMemory, loader
 from mpitrain.gpu import ops as launch
 from mpitrain.nn import dense, dropout, loss, normalize, pool, windows
 from mpitrain.nn.activation import Activation
 from mpitrain.optim import rules
-from tests.unit.gradients import bound
 
-from .cases import Device
+from ...support.gradients import bound
+from ...support.kernel_cases import Device
 
 Compare = Callable[[Callable[[], list[np.ndarray]]], None]
 REPLACED = {
@@ -197,7 +197,7 @@ def test_optimizers(same: Compare, optimizer: optim.Optimizer) -> None:
 
 def test_batches(same: Compare) -> None:
     rng = np.random.default_rng(0)
-    resident = Resident(rng.integers(0, 256, (20, 4, 3)).astype(np.uint8), np.arange(20))
+    resident = InMemory(rng.integers(0, 256, (20, 4, 3)).astype(np.uint8), np.arange(20))
 
     def run() -> list[np.ndarray]:
         examples, labels = np.zeros((6, 4, 3), np.float32), np.zeros(6, np.int64)

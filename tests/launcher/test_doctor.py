@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import Mpi, run
+from ..support.launch import Mpi, run
 
 Findings = dict[str, dict[str, str]]
 
@@ -31,7 +31,7 @@ def test_ranks_are_compared(mpi: Mpi, tmp_path: Path) -> None:
     assert "on 3 ranks" in found["versions"]["found"]
     host = os.uname().nodename
     oversubscribed = len(os.sched_getaffinity(0)) < 3
-    assert (found[f"host {host}"]["verdict"] == "warning") == crowded
+    assert (found[f"host {host}"]["verdict"] == "warning") == oversubscribed
     for check in ("mpirun", "shared memory", "within a host", "windows in a host", "save and verify", "locks"):
         assert found[check]["verdict"] == "pass", found[check]
     assert found["over 2 GiB"]["verdict"] in ("pass", "none"), found["over 2 GiB"]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from mpitrain.gpu import sources
-from tests.conftest import ROOT, missing
+from tests.support.launch import ROOT, missing
 
-from .conftest import KERNELS
+from ...support.simulated_gpus import KERNELS
 
 ENVIRONMENT = ROOT / ".venv-nvcc"
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
@@ -63,7 +63,7 @@ def test_nvrtc_compiles_and_cupy_has_what_is_asked_of_it(architecture: str) -> N
     python = ENVIRONMENT / "bin" / "python"
     if not python.exists():
         missing("an environment with CuPy; 'make env' makes it")
-    words = [str(python), str(Path(__file__).parent / "with_cupy.py"), architecture]
+    words = [str(python), str(ROOT / "tests" / "support" / "compile_with_cupy.py"), architecture]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     said = [line.split()[0] for line in done.stdout.splitlines()]

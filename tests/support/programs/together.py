@@ -23,7 +23,7 @@ from mpitrain.comm.mpi import MPI
 from mpitrain.plan.config import RunConfig
 from mpitrain.training.checkpointing import ShardedCheckpointing
 
-from ..saved import LAYOUT, numbers, state
+from ..saved_state import LAYOUT, numbers, state
 
 
 def refuse(cluster: Cluster, folder: Path, how: str) -> None:

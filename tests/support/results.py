@@ -1,0 +1,55 @@
+"""Compares what runs have trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from .launch import JOBS, Mpi
+
+GLOBAL_BATCH = 12
+SMALL = JOBS / "small.py"
+
+
+def final(run_dir: Path) -> dict[str, np.ndarray]:
+    """Every dataset of the run's newest checkpoint."""
+    newest = max((run_dir / "checkpoints").glob("step-*.h5"))
+    found: dict[str, np.ndarray] = {}
+    with h5py.File(newest) as file:
+        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+def assert_close(a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolerance: float) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        # Relative to the parameter as a whole: an element that crosses zero has no relative error.
+        error, size = np.abs(a[name] - b[name]).max(), np.abs(b[name]).max()
+        assert error <= tolerance * size, f"{name} differs by {error:.2g}, and its largest is {size:.2g}"
+
+
+def assert_same_bits(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].tobytes() == b[name].tobytes(), f"{name} differs"
+
+
+def train(mpi: Mpi, n: int, run_dir: Path, *flags: str, global_batch: int = GLOBAL_BATCH) -> dict[str, np.ndarray]:
+    mpi.train(n, SMALL, "--batch-size", str(global_batch // n), "--run-dir", run_dir, *flags)
+    return final(run_dir)
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory, openmpi: Mpi):
+    """What one rank gets from the joined batch, for each type and set of flags."""
+    known: dict[tuple[str, ...], dict[str, np.ndarray]] = {}
+
+    def get(*flags: str) -> dict[str, np.ndarray]:
+        if flags not in known:
+            known[flags] = train(openmpi, 1, tmp_path_factory.mktemp("alone"), *flags)
+        return known[flags]
+
+    return get
