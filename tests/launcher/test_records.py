@@ -42,6 +42,7 @@ def events_of(run_dir: Path):
     return found
 
 
+@pytest.mark.quick
 def test_tensorboard_finds_what_metrics_tell(openmpi: Mpi, tmp_path: Path) -> None:
     flags = ["--log-steps", "10", "--validate-steps", "50", "--histogram-steps", "50", "--run-dir", tmp_path]
     openmpi.train(2, SMALL, *flags)
@@ -63,6 +64,7 @@ def test_histograms_change_nothing_that_is_trained(openmpi: Mpi, tmp_path: Path)
     assert not (tmp_path / "a" / "trace.json").exists()
 
 
+@pytest.mark.quick
 def test_status_logs_and_trace_under_every_mpi(mpi: Mpi, tmp_path: Path) -> None:
     mpi.train(3, SMALL, "--run-dir", tmp_path, "--trace")
     assert read_shares(tmp_path) is not None
@@ -120,6 +122,7 @@ def test_a_mistake_that_is_found_late_is_a_line_in_the_log(openmpi: Mpi, tmp_pat
     assert states([tmp_path])[tmp_path] == "failed"
 
 
+@pytest.mark.quick
 def test_time_and_events_go_on_after_a_resume(openmpi: Mpi, tmp_path: Path) -> None:
     flags = ["--log-steps", "10", "--run-dir", tmp_path]
     openmpi.train(2, SMALL, *flags, "--train-steps", "50")

@@ -35,6 +35,7 @@ def mpitrain(mpi: Mpi, *words: str | Path, **options: object):
     return done
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", ["mnist_mlp", "mnist_tutorial", "fashion_cnn"])
 def test_job_files_learn_the_embedded_digits(mpi: Mpi, name: str, tmp_path: Path) -> None:
     done = mpitrain(mpi, "run", "-n", "2", ROOT / "jobs" / f"{name}.py", "--train-steps", "300", "--run-dir", tmp_path)
@@ -53,6 +54,7 @@ def test_job_files_on_fashion_mnist(openmpi: Mpi, name: str, tmp_path: Path) -> 
         assert int(done.stdout.split(" parameters")[0].split()[-1].replace(",", "")) < 150_000
 
 
+@pytest.mark.quick
 def test_metrics_and_config(openmpi: Mpi, tmp_path: Path) -> None:
     flags = ["--run-dir", tmp_path, "--log-steps", "10", "--validate-steps", "40"]
     openmpi.train(2, JOBS / "small.py", *flags)
@@ -118,6 +120,7 @@ def job(hdf5: bool = False) -> Job:
     assert_same_bits(final(tmp_path / "hdf5"), final(tmp_path / "no-hdf5"))
 
 
+@pytest.mark.quick
 def test_dry_run_prints_a_command_that_works(mpi: Mpi, tmp_path: Path) -> None:
     flags = ["--train-steps", "5", "--run-dir", tmp_path / "a run"]
     printed = mpitrain(mpi, "run", "-n", "2", "--dry-run", JOBS / "small.py", *flags).stdout
@@ -127,6 +130,7 @@ def test_dry_run_prints_a_command_that_works(mpi: Mpi, tmp_path: Path) -> None:
     assert (tmp_path / "a run" / "checkpoints" / "step-0000000005.h5").exists()
 
 
+@pytest.mark.quick
 def test_alone_without_a_launcher(mpi: Mpi, tmp_path: Path) -> None:
     done = mpitrain(mpi, "train", JOBS / "small.py", "--train-steps", "5", "--run-dir", tmp_path)
     assert "1 worker on 1 node" in done.stdout
@@ -139,6 +143,7 @@ def test_a_run_without_a_home(openmpi: Mpi, tmp_path: Path) -> None:
     assert not done.stderr
 
 
+@pytest.mark.quick
 def test_help_lists_the_jobs_flags_and_the_runs(openmpi: Mpi) -> None:
     said = mpitrain(openmpi, "run", JOBS / "small.py", "--help").stdout
     for part in ("--hidden-units", "Width of the hidden layer", "--train-steps", "--dry-run"):
@@ -176,6 +181,7 @@ def test_chain(openmpi: Mpi, tmp_path: Path) -> None:
         assert len(arrays) == 9
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_ending_run_ends_its_ranks(mpi: Mpi, number: signal.Signals, tmp_path: Path) -> None:
     words = [str(mpi.python), "-m", "mpitrain", "run", "-n", "2", str(ROOT / "jobs" / "mnist_mlp.py")]

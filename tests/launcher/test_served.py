@@ -37,6 +37,7 @@ def trains(run_dir: Path) -> bool:
     return metrics.exists() and metrics.stat().st_size > 0
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("where", "flags"),
     [("forward", SERVED[0]), ("hook", SERVED[1]), ("end", SERVED[1]), ("hook", SERVED[2]), ("forward", SERVED[3])],
@@ -84,6 +85,7 @@ def test_an_interrupt_leaves_no_process(mpi: Mpi, flags: tuple[str, ...], tmp_pa
     wait_until(lambda: not ranks_of(tmp_path), 10)
 
 
+@pytest.mark.quick
 def test_a_killed_worker_is_named_and_nobody_claims_to_save(openmpi: Mpi, tmp_path: Path) -> None:
     words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "3", str(JOBS / "small.py"), "--no-normalize"]
     words += ["--train-steps", "100000000", "--log-steps", "0", "--run-dir", str(tmp_path), "--mode", "async"]

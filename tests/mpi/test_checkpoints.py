@@ -69,6 +69,7 @@ def test_every_so_many_seconds(openmpi: Mpi, mode: list[str], tmp_path: Path) ->
     assert len(steps(tmp_path)) >= 2
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_has_the_run_save_and_end(openmpi: Mpi, n: int, number: signal.Signals, tmp_path: Path) -> None:
@@ -158,6 +159,7 @@ def newest(run_dir: Path) -> Path:
     return found
 
 
+@pytest.mark.quick
 def test_a_damaged_checkpoint_is_passed_over(openmpi: Mpi, tmp_path: Path) -> None:
     flags = ["--train-steps", "30", "--save-steps", "10", "--run-dir", tmp_path]
     openmpi.train(2, SMALL, *flags)
@@ -184,6 +186,7 @@ def test_damage_that_one_rank_finds_while_it_reads_has_all_go_back(mpi: Mpi, ran
     assert passed_over.startswith(f"{checkpoint.path_for(tmp_path, 3)} is not a whole checkpoint (rank {rank} of 3")
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("mode", [["local"], ["async", "--ps", "1"]], ids=" ".join)
 def test_every_mode_goes_back(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
     flags = ["--mode", *mode, "--no-normalize", "--train-steps", "30", "--save-steps", "10", "--run-dir", tmp_path]
@@ -213,6 +216,7 @@ def test_a_run_with_nothing_left_to_train(openmpi: Mpi, mode: list[str], tmp_pat
     assert_same_bits(final(tmp_path / "b"), final(tmp_path / "a"))
 
 
+@pytest.mark.quick
 def test_init_from_takes_what_fits(openmpi: Mpi, tmp_path: Path) -> None:
     openmpi.train(1, SMALL, "--train-steps", "20", "--no-normalize", "--run-dir", tmp_path / "a")
     path = newest(tmp_path / "a")

@@ -42,6 +42,7 @@ def test_every_push_counts_once_in_shared_memory(
     drive(request.getfixturevalue(name), workers, servers, "pushes", mode, steps, share=True)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("name", "mode", "workers", "servers", "one_sided"),
     [
@@ -188,6 +189,7 @@ def test_backup_saves_by_the_clock_at_whole_steps(openmpi: Mpi, tmp_path: Path) 
     assert len(list((tmp_path / "checkpoints").iterdir())) > 2
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("how", [("--mode", "async"), ("--mode", "backup", "--backup-workers", "0")], ids=" ".join)
 def test_a_resumed_run_goes_on_where_the_data_was(openmpi: Mpi, how: tuple[str, ...], tmp_path: Path) -> None:
     flags = (*how, "--ps", "1")
@@ -196,12 +198,14 @@ def test_a_resumed_run_goes_on_where_the_data_was(openmpi: Mpi, how: tuple[str, 
     assert_same_bits(train(openmpi, 2, tmp_path / "parts", *flags), whole)
 
 
+@pytest.mark.quick
 def test_checkpoints_are_of_the_very_step(openmpi: Mpi, tmp_path: Path) -> None:
     train(openmpi, 4, tmp_path, "--mode", "async", "--ps", "1", "--save-steps", "30")
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == [f"step-{step:010d}.h5" for step in (30, 60, 90, 100)]
 
 
+@pytest.mark.quick
 def test_local_steps_average(openmpi: Mpi, tmp_path: Path) -> None:
     """One local step of plain SGD, then the mean of parameters, is synchronous SGD."""
     what = ("--optimizer", "sgd", "--dtype", "float64", "--batch-size", "4")
@@ -211,6 +215,7 @@ def test_local_steps_average(openmpi: Mpi, tmp_path: Path) -> None:
         np.testing.assert_allclose(local[name], sync[name], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.quick
 def test_elastic_averaging_trains_the_center(openmpi: Mpi, tmp_path: Path) -> None:
     done = openmpi.train(3, SMALL, *PLAIN, "--mode", "local", "--elastic-rho", "0.3", "--run-dir", tmp_path)
     assert float(done.stdout.split("accuracy ")[-1].split()[0]) > 0.5

@@ -9,6 +9,7 @@ from ..support.launch import PROGRAMS, Mpi
 PROGRAM = PROGRAMS / "shared_memory.py"
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_arrays_board_and_averages(mpi: Mpi, n: int) -> None:
     done = mpi.run(n, PROGRAM)

@@ -10,6 +10,7 @@ from ..support.launch import JOBS, Mpi
 from ..support.results import assert_close, assert_same_bits, train
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_n_ranks_agree_with_one_in_float64(mpi: Mpi, n: int, alone, tmp_path: Path) -> None:
     flags = ("--dtype", "float64")
@@ -52,18 +53,21 @@ def test_a_run_twice_is_the_same_bits(mpi: Mpi, flags: tuple[str, ...], tmp_path
     assert_same_bits(train(mpi, 3, tmp_path / "a", *flags), train(mpi, 3, tmp_path / "b", *flags))
 
 
+@pytest.mark.quick
 def test_resuming_is_never_having_stopped(openmpi: Mpi, tmp_path: Path) -> None:
     whole = train(openmpi, 2, tmp_path / "whole")
     train(openmpi, 2, tmp_path / "parts", "--train-steps", "37")
     assert_same_bits(train(openmpi, 2, tmp_path / "parts"), whole)
 
 
+@pytest.mark.quick
 def test_resuming_on_other_ranks_goes_on_where_the_data_was(openmpi: Mpi, alone, tmp_path: Path) -> None:
     flags = ("--dtype", "float64")
     train(openmpi, 2, tmp_path, *flags, "--train-steps", "37")
     assert_close(train(openmpi, 3, tmp_path, *flags), alone(*flags), 1e-12)
 
 
+@pytest.mark.quick
 # Batches that do not divide an epoch, but end with the third.
 @pytest.mark.parametrize(("n", "batch"), [(1, 1), (1, 45), (2, 18), (3, 12), (4, 9)])
 def test_an_epoch_is_each_example_once(openmpi: Mpi, n: int, batch: int, tmp_path: Path) -> None:

@@ -180,6 +180,12 @@ def test_other_readers_of_hdf5_read_it(tmp_path: Path, compression: Compression)
         assert (file.attrs["step"], file.attrs["position"], file.attrs["seed"]) == (12, 345, 7)
         assert dict(file["run/config"].attrs) == {"batch_size": 12, "rates": "[0.1, 0.2]"}
         assert file["params/n.mean"].attrs["kind"] == "state"
+
+
+@pytest.mark.full
+def test_h5dump_reads_it(tmp_path: Path) -> None:
+    path, written = tmp_path / "step-0000000012.h5", vectors()
+    checkpoint.write(path, LAYOUT, written, 12, 345, 7, {}, "none")
     if shutil.which("h5dump") is None:
         missing("h5dump, of Debian's package hdf5-tools")
     dumped = run(["h5dump", "-d", "/params/a.bias", "-m", "%.17g", "-w", "0", str(path)])

@@ -72,6 +72,12 @@ def test_any_reader_of_hdf5_sees_whole_arrays(tmp_path: Path) -> None:
     with h5py.File(path) as file:
         for name, view in views.items():
             assert np.array_equal(file[f"params/{name}"][()], view)
+
+
+@pytest.mark.full
+def test_h5dump_sees_whole_arrays(tmp_path: Path) -> None:
+    path = write(tmp_path, state(), 3)
+    views = LAYOUT.views(state()["params"])
     dumped = subprocess.run(
         ["h5dump", "-d", "/params/matrix", "-y", "-m", "%.9g", str(path)], capture_output=True, text=True, check=True
     ).stdout

@@ -227,6 +227,7 @@ def count(pixels: np.ndarray, color: str) -> int:
     return int((np.abs(pixels.astype(int) - wanted).max(axis=-1) < 8).sum())
 
 
+@pytest.mark.full
 def test_a_browser_shows_the_plots_and_asks_for_nothing_else(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / name, mode=mode) for name, mode in (("a", "sync"), ("b", "async"))]
     write(folders[0], Status("finished", 1000, 1000, "2 workers", 1, ProcessHost("h", "b", "p"), 1, "1", 0.0))
@@ -243,6 +244,7 @@ def test_a_browser_shows_the_plots_and_asks_for_nothing_else(tmp_path: Path) -> 
     assert set(site.asked) <= {"/", "/favicon.ico"}
 
 
+@pytest.mark.full
 def test_a_page_that_asks_for_something_is_seen_to(tmp_path: Path) -> None:
     with Site("<img src='/local.png'><img src='http://127.0.0.2:9/remote.png'>") as site:
         _, asked = render(site.address, 300, 300, tmp_path)

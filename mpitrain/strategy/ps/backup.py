@@ -66,7 +66,7 @@ class BackupWithServers(PsStrategy):
 
     def trace(self, wrap: Wrap) -> None:
         super().trace(wrap)
-        wrap(self, "_hand_in", "wait")
+        wrap(self, "_push_to_shards", "wait")
 
 
 class BackupOnOneNode(PsStrategy):
@@ -96,7 +96,7 @@ class BackupOnOneNode(PsStrategy):
     def trace(self, wrap: Wrap) -> None:
         super().trace(wrap)
         wrap(self, "_update", "update")
-        for method in ("wait_for_team", "wait_for_sums", "close_step"):
+        for method in ("wait_for_gradients", "wait_for_sums", "close_step"):
             wrap(self._coordinator, method, "wait")
 
     def finish(self) -> None:

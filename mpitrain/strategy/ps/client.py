@@ -210,7 +210,7 @@ class PsStrategy:
         return Totals(state.loss, state.done - self._begin_step - state.skipped, state.skipped, state.worker_stats)
 
     def trace(self, wrap: Wrap) -> None:
-        wrap(self, "take", "wait")
+        wrap(self, "next", "wait")
         wrap(self, "_read", "pull")
         wrap(self, "finish", "push")
         for _, shard in self._local:

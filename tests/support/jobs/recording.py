@@ -18,7 +18,7 @@ class Recording(nn.Layer):
 
     def forward(self, x, ctx):
         if ctx.training:
-            self.seen.append((ctx.data_cursor, x[:, 0].astype(int).tolist()))
+            self.seen.append((ctx.position, x[:, 0].astype(int).tolist()))
         return x
 
     def backward(self, dy):
