@@ -28,7 +28,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = set(getattr(item, "fixturenames", ()))
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         with_mpi = folder in _MPI_FOLDERS and item.get_closest_marker("quick") is None
-        if "gpu" in (folder, inner) or folder in _FULL_FOLDERS or with_mpi or fixtures & _FULL_FIXTURES or parameters.get("mpi") == "mpich":
+        needs_more = fixtures & _FULL_FIXTURES or parameters.get("mpi") == "mpich"
+        if (
+            "gpu" in (folder, inner)
+            or folder in _FULL_FOLDERS
+            or with_mpi
+            or fixtures & _FULL_FIXTURES
+            or parameters.get("mpi") == "mpich"
+        ):
             item.add_marker(pytest.mark.full)
         if "library" in fixtures:
             item.add_marker(pytest.mark.xdist_group("emulated kernels"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -20,7 +21,7 @@ from mpitrain.errors import DamagedCheckpoint
 from mpitrain.process.signals import STOPPED_EARLY
 
 from ..support.kills import end_all
-from ..support.launch import JOBS, Mpi, missing, one_line
+from ..support.launch import JOBS, VERSION_0_1, Mpi, missing, one_line
 from ..support.results import assert_close, assert_same_bits, final
 from ..support.saved_state import LAYOUT, numbers, state
 
@@ -332,3 +333,12 @@ def test_a_file_that_nodes_write_together(
         path.write_bytes(damaged)
         with pytest.raises(DamagedCheckpoint):
             checkpoint.verify(path)
+
+
+@pytest.mark.quick
+def test_a_run_of_version_0_1_resumes(openmpi: Mpi, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(VERSION_0_1 / "run", run_dir)
+    flags = ("--config", VERSION_0_1 / "run" / "config.toml", "--run-dir", run_dir, "--train-steps", "22")
+    openmpi.train(2, JOBS / "small.py", *flags)
+    assert [*checkpoint.steps(run_dir / "checkpoints")] == [22, 20]

@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 JOBS = Path(__file__).parent / "jobs"
 PROGRAMS = Path(__file__).parent / "programs"
+VERSION_0_1 = Path(__file__).parent / "version_0_1"  # a run directory and a checkpoint that version 0.1 wrote
 
 # Under this variable a test that would skip for a missing part fails instead. Only a GPU may be missing.
 STRICT = bool(os.environ.get("MPITRAIN_TEST_STRICT"))
