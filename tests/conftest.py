@@ -29,13 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         with_mpi = folder in _MPI_FOLDERS and item.get_closest_marker("quick") is None
         needs_more = fixtures & _FULL_FIXTURES or parameters.get("mpi") == "mpich"
-        if (
-            "gpu" in (folder, inner)
-            or folder in _FULL_FOLDERS
-            or with_mpi
-            or fixtures & _FULL_FIXTURES
-            or parameters.get("mpi") == "mpich"
-        ):
+        if with_mpi or needs_more or folder in _FULL_FOLDERS or "gpu" in (folder, inner):
             item.add_marker(pytest.mark.full)
         if "library" in fixtures:
             item.add_marker(pytest.mark.xdist_group("emulated kernels"))

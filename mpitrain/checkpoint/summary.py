@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import Array
+from ..monitor.format import format_table
 from .reader import Checkpoint
 
 _FIRST = ("step", "position", "seed", "mode", "workers")
@@ -27,11 +28,8 @@ def describe(checkpoint: Checkpoint, now: datetime | None = None) -> Iterator[st
         if told:
             yield f"{name.removeprefix('run/')}: {told}"
     yield ""
-    rows = [("name", "shape", "type", "norm")]
-    rows += [_row(checkpoint, name) for name, stored in checkpoint.datasets.items() if stored.dtype.kind == "f"]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    stored = [name for name, dataset in checkpoint.datasets.items() if dataset.dtype.kind == "f"]
+    yield format_table(("name", "shape", "type", "norm"), [_row(checkpoint, name) for name in stored])
 
 
 def age(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..monitor.console import format_table, size_of
+from ..monitor.format import format_table, size_of
 from ..plan.placement import ranges_of
 from ..plan.plan import Plan
 

@@ -16,7 +16,7 @@ from ..checkpoint.reader import Checkpoint
 from ..comm.cluster import Cluster
 from ..core.h5 import h5py
 from ..errors import DamagedCheckpoint
-from ..monitor.console import size_of
+from ..monitor.format import size_of
 from ..process.run_directory import missing_folders, remove_empty
 from .finding import Finding
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ..comm.cluster import Cluster
 from ..gpu import nvml
 from ..gpu.discovery import VisibleGpus, assign_gpus, describe, find_gpus
-from ..monitor.console import size_of
+from ..monitor.format import size_of
 from .finding import Finding
 
 TOPIC = "GPU"

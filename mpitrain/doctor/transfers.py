@@ -10,7 +10,7 @@ import numpy as np
 from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
 from ..comm.shared_memory import sharing_problem
-from ..monitor.console import size_of
+from ..monitor.format import size_of
 from .finding import Finding
 from .world import available_memory
 

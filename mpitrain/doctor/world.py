@@ -20,7 +20,7 @@ from ..comm.mpi import MPI, library_name
 from ..core.openblas import CHOSEN
 from ..errors import LaunchError
 from ..launcher.mpi_flavors import find_launcher
-from ..monitor.console import size_of
+from ..monitor.format import size_of
 from ..version import __version__
 from .finding import Finding
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
+from typing import Any
 
-from tqdm import tqdm
+from .format import size_of
 
 # Ranks write to their launcher, not to a terminal: ``mpitrain run`` tells them how wide the user's is.
 COLUMNS_VARIABLE = "MPITRAIN_TERMINAL_COLUMNS"
+_UPDATE_S = 0.1  # at most so often the bar moves: an update takes some microseconds
 
 _FORMATS: dict[str, tuple[str, Callable[[float], str]]] = {
     "loss": ("loss", lambda x: f"{x:.4f}"),
@@ -34,15 +37,6 @@ _IN_BAR: dict[str, Callable[[float], str]] = {
 }
 
 
-def size_of(nbytes: float) -> str:
-    """Bytes with a unit that leaves one to four digits."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if nbytes < 10_000:
-            return f"{nbytes:,.0f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:,.0f} TiB"
-
-
 def terminal_columns() -> int:
     """Width of the user's terminal in characters; 0 where there is none."""
     told = os.environ.get(COLUMNS_VARIABLE, "")
@@ -52,7 +46,7 @@ def terminal_columns() -> int:
 
 
 class Console:
-    """Prints for one rank.
+    """Prints for one rank: lines, and on a terminal a progress bar below them.
 
     Args:
         columns: Width of the terminal; 0 for plain lines.
@@ -60,69 +54,71 @@ class Console:
 
     def __init__(self, columns: int) -> None:
         self._columns = columns
-        self._bar: tqdm[None] | None = None
+        self._progress: Any = None  # a rich.progress.Progress
+        self._task: Any = None
+        self._updated_s = 0.0
 
     def start(self, step: int, train_steps: int) -> None:
         """Show progress from ``step`` to ``train_steps``."""
-        if self._columns:
-            self._bar = tqdm(
-                total=train_steps,
-                initial=step,
-                unit="step",
-                file=sys.stderr,
-                ncols=min(self._columns - 1, 100),
-                mininterval=0.2,
-                miniters=1,
-                bar_format="{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt}  {remaining} left{postfix}",
-            )
+        if not self._columns:
+            return
+        # Imported here: most ranks have no terminal.
+        from rich.console import Console as Terminal
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        terminal = Terminal(file=sys.stderr, force_terminal=True, width=min(self._columns - 1, 100))
+        self._progress = Progress(
+            TaskProgressColumn(),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[values]}", markup=False),
+            console=terminal,
+            refresh_per_second=5,
+        )
+        self._task = self._progress.add_task("", total=train_steps, completed=step, values="")
+        self._progress.start()
 
     def advance(self, step: int) -> None:
-        """Move the bar."""
-        if self._bar is not None:
-            self._bar.update(step - self._bar.n)
+        """Move the bar, a few times a second."""
+        now = time.perf_counter()
+        if self._progress is not None and now - self._updated_s > _UPDATE_S:
+            self._updated_s = now
+            self._progress.update(self._task, completed=step)
 
     def measured(self, step: int, values: dict[str, float]) -> None:
         """Show what was measured at ``step``."""
         parts = [describe(name, value) for name, value in values.items()]
         validation = any(name.startswith("validation") for name in values)
-        if self._bar is not None and not validation:
+        if self._progress is not None and not validation:
             shown = [form(values[name]) for name, form in _IN_BAR.items() if name in values]
-            self._bar.set_postfix_str("  ".join(shown), refresh=False)
+            self._progress.update(self._task, completed=step, values="  ".join(shown))
         else:
             self.say(f"step {step:,}  " + "  ".join(parts))
 
     def say(self, line: str) -> None:
         """Print a line, above the bar."""
         # On the bar's own stream where there is one: a launcher may pass two streams on in another order.
-        if self._bar is not None:
-            self._bar.write(line, file=sys.stderr)
+        if self._progress is not None:
+            self._progress.console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
         else:
             print(line, file=sys.stderr if self._columns else sys.stdout, flush=True)
 
     def stop(self) -> None:
         """Leave the bar as it stands."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
 
 
 def describe(name: str, value: float) -> str:
     """A measured value with its name and unit."""
     label, form = _FORMATS.get(name, (name.replace("_", " "), lambda x: f"{x:.4g}"))
     return f"{label} {form(value)}".strip()
-
-
-def format_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need to be; numbers to the right."""
-    columns = list(zip(titles, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    right = [all(_is_number(cell) for cell in column[1:]) and len(column) > 1 for column in columns]
-    lines = []
-    for row in (titles, *rows):
-        cells = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(",", "").replace(".", "").rstrip("%").isdigit()

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
+
+_WIDEST = 100_000  # columns: a table is never wrapped
+
+
+def size_of(nbytes: float) -> str:
+    """Bytes with a unit that leaves one to four digits."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if nbytes < 10_000:
+            return f"{nbytes:,.0f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.0f} TiB"
 
 
 def amount(value: float) -> str:
@@ -38,19 +50,23 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Rows as lines whose columns stand below each other, two spaces apart; what cannot be printed is escaped.
+def format_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as lines of text: columns of numbers flush right, unprintable characters escaped."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-    Args:
-        right: Indices of columns that are flush right.
-    """
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-    lines = []
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for title, *cells in zip(titles, *rows, strict=True):
+        is_numeric = bool(cells) and all(_is_number(cell) for cell in cells)
+        table.add_column(Text(title), justify="right" if is_numeric else "left", no_wrap=True)
     for row in rows:
-        cells = [
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    console = Console(file=io.StringIO(), width=_WIDEST, color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(",", "").replace(".", "").rstrip("%").rstrip().isdigit()

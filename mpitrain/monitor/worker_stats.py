@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .console import format_table, size_of
+from .format import format_table, size_of
 
 _ENOUGH = 50  # steps of the busiest worker before shares are compared
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import click
 
 from ..errors import RecordError
-from ..monitor.format import columns, duration
+from ..monitor.format import duration, format_table
 from ..monitor.heartbeat import State, Status, age_s, read, states
 from .history import Run, is_run, read_run
 
 _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age")
-_STEP_COLUMN = 4
 
 
 def runs_command() -> click.Command:
@@ -38,7 +37,7 @@ def _runs(folder: Path) -> None:
     state = states(found)
     ages = {path: age_s(path) for path in found}
     rows = [_row(path, folder, state[path], ages[path]) for path in sorted(found, key=lambda path: ages[path])]
-    print("\n".join(columns([_HEAD, *rows], right=(_STEP_COLUMN,))))
+    print(format_table(_HEAD, rows))
 
 
 def find(folder: Path) -> Iterator[Path]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.device import Device
-from ..monitor.console import format_table, size_of
+from ..monitor.format import format_table, size_of
 from ..nn.conv import Conv2D
 from ..nn.layer import Layer, walk
 from ..plan.plan import Plan

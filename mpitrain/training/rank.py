@@ -24,7 +24,8 @@ from ..errors import UserError
 from ..gpu.discovery import choose_devices
 from ..models.select import make_model
 from ..monitor import worker_stats
-from ..monitor.console import Console, describe, format_table, terminal_columns
+from ..monitor.console import Console, describe, terminal_columns
+from ..monitor.format import format_table
 from ..monitor.metrics import MetricsFile
 from ..plan.config import RunConfig, plain
 from ..plan.job import Job

@@ -23,7 +23,6 @@ _PACKAGES = (
     "rich",
     "threadpoolctl",
     "tomli-w",
-    "tqdm",
     "tensorboardX",
     "cupy-cuda12x",
     "cupy-cuda13x",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpitrain.cli.main import main
-from mpitrain.monitor.format import amount, columns, duration
+from mpitrain.monitor.format import amount, duration, format_table
 from mpitrain.monitor.heartbeat import ProcessHost, Status, write
 from mpitrain.process.pid import pid_start
 
@@ -100,6 +100,10 @@ def test_amounts(value: float, said: str) -> None:
     assert amount(value) == said
 
 
-def test_columns_stand_below_each_other() -> None:
-    assert columns([("a", "bb"), ("ccc", "d")], right=(1,)) == ["a    bb", "ccc   d"]
-    assert columns([]) == []
+def test_a_table_aligns_its_columns_and_escapes_control_characters() -> None:
+    assert format_table(("a", "n"), [("x\n", "1,000"), ("long", "2 %")]).splitlines() == [
+        "a         n",
+        "x\\n   1,000",
+        "long    2 %",
+    ]
+    assert format_table(("a", "b"), []) == "a  b"
