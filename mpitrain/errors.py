@@ -1,17 +1,17 @@
-"""Every exception that a user can meet.
+"""Every exception that a user can see.
 
-A ``UserError`` is the user's to mend: one line on standard error, from one rank, and exit status 2.
-Anything else that escapes is a defect: one traceback, with its rank, and every rank ends.
+A ``UserError`` is caused by the user's input: one line on standard error, from one rank, and exit status 2.
+Any other exception is a bug: one traceback, headed by its rank, and every rank exits.
 """
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """What was given cannot work; the message says what was given, what is valid, how to mend it."""
+    """Invalid user input; the message says what was given, what is valid and how to fix it."""
 
     exit_status = 2
-    on_all_ranks = False  # whether every rank raises it, so that one may speak for all and all may end in order
+    on_all_ranks = False  # True if every rank raises it, so that one rank may report it and all may exit in order
 
 
 class ConfigError(UserError):
@@ -23,23 +23,23 @@ class JobError(UserError):
 
 
 class DataError(UserError):
-    """A data file is missing, truncated or mislabelled, or does not fit the job."""
+    """A data file is missing, truncated or mislabelled, or does not match the job."""
 
 
 class LaunchError(UserError):
-    """The ranks cannot be started as asked, or were started by the wrong launcher."""
+    """The ranks cannot be started as requested, or were started by the wrong launcher."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint cannot be read, or does not fit the model."""
+    """A checkpoint cannot be read, or does not match the model."""
 
 
 class RecordError(UserError):
-    """A run directory, or a record in it, cannot be read or shown."""
+    """A run directory, or a record in it, cannot be read or displayed."""
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint cannot be read, or is not as it was written."""
+    """A checkpoint is corrupt or unreadable."""
 
     exit_status = 1
 

@@ -1,4 +1,4 @@
-"""The mean of a vector that every worker holds, over all of them, on one node or several."""
+"""Mean allreduce of a vector over all workers, on one node or several."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .shared_memory import row_stride
 
 
 class MeanAllreduce:
-    """Takes means over the ranks of a hierarchy; construction and calls are collective over them.
+    """Averages vectors over the ranks of a hierarchy. Construction and calls are collective over them.
 
-    The sum is taken in the order of the ranks of a node, then of the nodes.
+    The order of summation is fixed: first the ranks of a node, then the nodes.
 
     Args:
-        scale: What the sum is multiplied by; None for a mean.
+        scale: Factor applied to the sum; None for a mean.
 
     Attributes:
-        own: Shape (size,): what this rank gives, to be written before ``reduce``.
+        own: Shape (size,): this rank's contribution, to be written before ``reduce``.
     """
 
     def __init__(self, hierarchy: Hierarchy, size: int, dtype: Any, scale: float | None = None) -> None:
@@ -34,14 +34,14 @@ class MeanAllreduce:
         self._phase = 0
 
     def __call__(self, vector: Array) -> None:
-        """Replace ``vector``, shape (size,), by the mean of all ranks' vectors."""
+        """Replace ``vector``, shape (size,), with the mean over all ranks."""
         self.own[:] = vector
         vector[:] = self.reduce()
 
     def reduce(self) -> Array:
-        """The mean of what all ranks have written to ``own``, shape (size,), the same memory for a node's ranks.
+        """Return the mean of all ranks' ``own``, shape (size,), in memory shared by the node's ranks.
 
-        It may be read until this rank calls again, and ``own`` be written at once.
+        The result is valid until this rank's next call; ``own`` may be overwritten immediately.
         """
         hierarchy, own = self._hierarchy, self.own
         self._wait_for_node()
@@ -55,7 +55,7 @@ class MeanAllreduce:
         self._result[lo:hi] = own[lo:hi]
         hierarchy.allgather(self._result, 0, self._size)
         self._wait_for_node()
-        return self._result  # nobody writes it before all have met again, in the next call
+        return self._result  # not overwritten before all ranks reach the next call
 
     def _wait_for_node(self) -> None:
         self._phase += 1

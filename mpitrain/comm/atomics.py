@@ -1,6 +1,6 @@
-"""Words of shared memory that several processes read and write at once: ordered loads and stores, and a lock.
+"""Atomic loads, stores and a lock on words of shared memory that several processes use.
 
-Numba has no atomics for the CPU, so these are LLVM's own instructions.
+Numba has no atomics for the CPU, so these functions emit LLVM instructions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 from ..core.kernels import kernel
 from ..core.layout import Array
 
-WORDS = 16  # 128 bytes between words that different ranks write: neighbouring cache lines are fetched in pairs
+WORDS = 16  # 128 bytes between words written by different ranks: CPUs prefetch cache lines in pairs
 
 
 def _element(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
@@ -59,9 +59,9 @@ def _exchange_if(typing_context: Any, array: Any, index: Any, expected: Any, val
 
 @kernel
 def acquire(words: Array, at: int, spins: int) -> bool:
-    """Try ``spins`` times to take the lock ``words[at]``, which is 0 while it is free; whether it was taken."""
+    """Try ``spins`` times to acquire the lock ``words[at]`` (0 is unlocked). Return whether it was acquired."""
     for _ in range(spins):
-        # Looking first leaves the line shared among those who wait.
+        # Read before the exchange, so that waiting ranks share the cache line.
         if load_acquire(words, at) == 0 and _exchange_if(words, at, 0, 1):  # type: ignore[call-arg]
             return True
     return False
@@ -72,24 +72,24 @@ _yield = types.ExternalFunction("sched_yield", types.int32())
 
 @kernel
 def lock(words: Array, at: int) -> None:
-    """Take the lock ``words[at]``; while another has it, let others run now and then: it may be one of them."""
+    """Acquire the lock ``words[at]``, yielding the core from time to time: its holder may need it."""
     while not acquire(words, at, 1000):
         _yield()
 
 
 @kernel
 def release(words: Array, at: int) -> None:
-    """Give the lock back: whoever takes it next sees all that was written under it."""
+    """Release the lock ``words[at]``; its next holder sees all earlier writes."""
     store_release(words, at, 0)  # type: ignore[call-arg]
 
 
 @kernel
 def load(words: Array, at: int) -> int:
-    """``words[at]``; what was written before it was stored is seen afterwards."""
+    """Return ``words[at]``; reads that follow see all writes that preceded its store."""
     return load_acquire(words, at)  # type: ignore[call-arg,no-any-return]
 
 
 @kernel
 def store(words: Array, at: int, value: int) -> None:
-    """``words[at] = value``, after all that was written before."""
+    """Set ``words[at] = value`` after all earlier writes."""
     store_release(words, at, value)  # type: ignore[call-arg]

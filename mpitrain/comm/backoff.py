@@ -1,4 +1,4 @@
-"""How a rank waits for another: it spins, then lets others run, then sleeps."""
+"""Waiting for another rank: spin, then yield the core, then sleep."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import os
 import time
 from collections.abc import Callable
 
-_SPINS = 2000  # some 20 us before a waiting rank lets others run, where every rank has a core
-_YIELD_S = 300e-6  # then so long it gives up the core again and again before it sleeps
+_SPINS = 2000  # about 20 us before a waiting rank first yields its core
+_YIELD_S = 300e-6  # time spent yielding before the rank sleeps
 _FEW = 16
 _SLEEP_S = 50e-6
 _LONGEST_SLEEP_S = 500e-6
-LONG = 2000  # short sleeps, some 0.2 s, before they grow: who waits longer wakes within a millisecond
+LONG = 2000  # short sleeps (about 0.2 s in all) before sleeps grow; a long wait still ends within a millisecond
 
 
 class Backoff:
-    """Waits for something that another process does, so that a long wait takes nothing from those that are waited for.
+    """Waits for another process without taking CPU time from it during a long wait.
 
     Args:
-        crowded: There are more ranks than cores: a spinning rank keeps the one that it waits for from running.
-        yield_s: Seconds before it sleeps.
+        oversubscribed: There are more ranks than cores, so spinning could block the rank that is waited for.
+        yield_s: Seconds spent yielding before the rank sleeps.
 
     Attributes:
-        progress: Called now and then while waiting, for MPI to move what is under way between nodes. Others may wait
-            for that: a Put to this rank ends only when this rank lets MPI progress.
+        progress: Called repeatedly while waiting, so that MPI makes progress. Other ranks may depend on it: a Put to
+            this rank completes only if this rank lets MPI progress.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class Backoff:
         self._launcher = os.getppid()
 
     def until(self, reached: Callable[[int], bool], progress: Callable[[], object] | None = None) -> None:
-        """Return when ``reached`` says so, which is given how many times to look.
+        """Return when ``reached(n)``, which polls n times, returns True.
 
-        ``progress`` takes the place of the attribute. Ends the process where its launcher has been killed.
+        ``progress`` overrides the attribute. Exits the process if its launcher has been killed.
         """
         progress = progress or self.progress
         if reached(self._spins):
@@ -56,8 +56,8 @@ class Backoff:
             slept += 1
 
     def pause(self, slept: int) -> None:
-        """Sleep a little, longer after many times; end with the launcher."""
+        """Sleep briefly, longer after many sleeps. Exit if the launcher has been killed."""
         if os.getppid() != self._launcher:
-            # The launcher is gone, and with it whoever would tell that the others are. An orderly end needs both.
+            # Without the launcher nobody reports other failed ranks, so this rank cannot shut down in order.
             os._exit(1)
         time.sleep(_SLEEP_S if slept < LONG else _LONGEST_SLEEP_S)

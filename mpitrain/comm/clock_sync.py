@@ -1,4 +1,4 @@
-"""How far the ranks' clocks are apart, by messages there and back."""
+"""Offsets between the ranks' clocks, measured with ping-pong messages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ROUNDS = 32
 def measure(
     comm: MPI.Intracomm, rounds: int = ROUNDS, clock: Callable[[], int] = perf_counter_ns
 ) -> tuple[int, int, int]:
-    """What to add to this rank's clock to get rank 0's; collective over ``comm``.
+    """Measure the offset from this rank's clock to rank 0's. Collective over ``comm``.
 
     Returns:
-        Nanoseconds: when it was measured on this rank's clock, what to add, and how wrong that may be.
+        In nanoseconds: the time of the measurement on this rank's clock, the offset to add, and its uncertainty.
     """
     word = np.zeros(1, np.int64)
     if comm.rank == 0:
@@ -38,16 +38,19 @@ def measure(
 
 
 def measure_wall(comm: MPI.Intracomm) -> tuple[float, float]:
-    """Seconds that this rank's time of day is behind rank 0's, and how wrong that may be; collective over ``comm``."""
+    """Return the seconds by which this rank's wall clock is behind rank 0's, and the uncertainty.
+
+    Collective over ``comm``.
+    """
     _, behind, uncertain = measure(comm, clock=time_ns)
     return behind / 1e9, uncertain / 1e9
 
 
 def best_offset(trips: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
-    """The offset that the shortest of some round trips tells, as ``measure`` returns it.
+    """Return the offset given by the shortest round trip, in the form of ``measure``.
 
-    The answer was given at some time between sending and receiving; taken to be the middle, it is wrong by at most half
-    the trip (Cristian 1989, "Probabilistic clock synchronization").
+    The reply was sent at an unknown time between sending and receiving. Assuming the middle gives an error of at most
+    half the round trip (Cristian 1989, "Probabilistic clock synchronization").
 
     Args:
         trips: (sent, answered on the other clock, received), nanoseconds.

@@ -1,7 +1,7 @@
-"""Who trains: the ranks, the nodes that they are on, and what each of them may use.
+"""The ranks of a run: their nodes, their roles and their communicators.
 
-The only module that touches ``COMM_WORLD``: it is duplicated once, and everybody communicates over what
-``Cluster`` hands out.
+The only module that uses ``COMM_WORLD``. It duplicates it once; all other code communicates over the communicators
+of ``Cluster``.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .mpi import MPI, start
 
 
 class OtherRankFailed(Exception):
-    """Another rank failed, and reports it itself."""
+    """Another rank failed, and reports the error itself."""
 
 
 class Group:
-    """Ranks that do something together, and fail together.
+    """Ranks that work together and fail together.
 
     Attributes:
-        comm: The ranks.
-        node: Those of them on this node, in the order of their ranks.
-        self_comm: This rank only.
+        comm: Communicator of the ranks.
+        node: Communicator of the group's ranks on this node, in the order of their ranks.
+        self_comm: Communicator of this rank only.
         host: This node's name.
-        name_of_rank: This rank as messages name it.
-        is_world: Whether these are all ranks of the run.
+        rank_description: This rank's name in messages.
+        is_world: Whether the group has all ranks of the run.
     """
 
     is_world = False
@@ -43,14 +43,14 @@ class Group:
 
     @contextmanager
     def agree(self, doing: str) -> Iterator[None]:
-        """Run a block that may fail on one rank only, then fail on all ranks or on none.
+        """Run a block that may fail on one rank only, and make it fail on all ranks or on none.
 
-        Collective over ``comm``; nothing inside the block may communicate.
+        Collective over ``comm``; the block itself must not communicate.
 
         Raises:
-            UserError: On every rank, of the type that the lowest failing rank raised, naming that rank where
-                the others did not fail likewise.
-            OtherRankFailed: Where another rank met an unforeseen exception; that rank raises it itself.
+            UserError: On every rank, with the type and message of the lowest failing rank, and that rank's name if
+                the others did not fail in the same way.
+            OtherRankFailed: Another rank raised an unexpected exception; that rank raises it itself.
         """
         error: Exception | None = None
         try:
@@ -62,33 +62,33 @@ class Group:
         failures = self.comm.allgather(
             None if error is None else (isinstance(error, UserError), type(error), str(error))
         )
-        unforeseen = [rank for rank, failure in enumerate(failures) if failure and not failure[0]]
-        if unforeseen:
-            if error is not None and self.comm.rank == unforeseen[0]:
+        unexpected = [rank for rank, failure in enumerate(failures) if failure and not failure[0]]
+        if unexpected:
+            if error is not None and self.comm.rank == unexpected[0]:
                 raise error
-            raise OtherRankFailed(f"rank {unforeseen[0]} failed while {doing}")
+            raise OtherRankFailed(f"rank {unexpected[0]} failed while {doing}")
         rank, (_, kind, message) = next((r, f) for r, f in enumerate(failures) if f)
         if any(failure != failures[rank] for failure in failures):
             message = f"{message} ({self._name_of(rank)})"
         agreed = kind(message)
         if not self.is_world and self.comm.rank > 0:
-            raise OtherRankFailed(message)  # the group's first rank tells it, and ends those outside the group
+            raise OtherRankFailed(message)  # the group's first rank reports it, and ends the ranks outside the group
         agreed.on_all_ranks = self.is_world
         raise agreed from error
 
     def any(self, mine: bool) -> bool:
-        """Whether it is so on any rank; collective over ``comm``."""
+        """Return whether ``mine`` is True on any rank. Collective over ``comm``."""
         return self.comm.allreduce(mine, op=MPI.LOR)
 
     def _name_of(self, rank: int) -> str:
-        """How messages name a rank of the group; collective over ``comm``."""
+        """Return the name of the group's rank in messages. Collective over ``comm``."""
         return self.comm.bcast(self.rank_description, root=rank)
 
     def check_layout(self, layout: Layout) -> None:
-        """Make sure that every rank has laid out the same parameters; collective over ``comm``.
+        """Check that every rank has the same parameter layout. Collective over ``comm``.
 
         Raises:
-            RankMismatch: Naming the ranks that differ from rank 0 and the first parameter that does.
+            RankMismatch: Names the ranks that differ from rank 0, and the first parameter that differs.
         """
         digests = layout.digests()
         everyone = self.comm.allgather(digests.tobytes())
@@ -108,10 +108,10 @@ class Group:
         raise _mismatch(differ, "model", _parameter(names[0]), _parameter(names[differ[0]]))
 
     def check_same(self, facts: Mapping[str, object]) -> None:
-        """Make sure that every rank was told the same; collective over ``comm``.
+        """Check that every rank has the same facts. Collective over ``comm``.
 
         Raises:
-            RankMismatch: Naming the ranks that differ from rank 0 and the first fact that does.
+            RankMismatch: Names the ranks that differ from rank 0, and the first fact that differs.
         """
         everyone = self.comm.allgather({name: str(value) for name, value in facts.items()})
         for name, value in everyone[0].items():
@@ -123,21 +123,21 @@ class Group:
 class Cluster(Group):
     """All ranks of this run, and their roles.
 
-    Construction is collective over ``COMM_WORLD``. Every rank is a worker until ``assign`` says otherwise.
+    Construction is collective over ``COMM_WORLD``. Every rank is a worker until ``assign`` changes its role.
 
     Attributes:
         rank, size: In ``comm``.
         servers: Ranks in ``comm`` of the parameter servers, by task index.
         worker_ranks: Ranks in ``comm`` of the workers, by task index.
-        workers: The ranks that compute gradients; of a server, the servers.
-        training: The workers as a group; of a server, the servers.
+        workers: Communicator of the ranks that compute gradients; on a server, of the servers.
+        training: The workers as a group; on a server, the servers.
         node_of: For each rank, the lowest rank on its node.
         host_of: For each rank, its host's name.
-        n_nodes: Nodes that the ranks are on.
-        cores: Cores that this node's ranks may use together.
+        n_nodes: Number of nodes.
+        cores: Number of cores available to this node's ranks.
 
     Raises:
-        LaunchError: The launcher started several ranks, and MPI sees one.
+        LaunchError: The launcher started several ranks, but MPI sees only one.
     """
 
     is_world = True
@@ -161,10 +161,10 @@ class Cluster(Group):
         return self.training.comm
 
     def assign(self, config: RunConfig) -> None:
-        """Give every rank its role; collective over ``comm``.
+        """Assign a role to every rank. Collective over ``comm``.
 
         Raises:
-            ConfigError: On every rank: there are too few ranks for the roles, or none on a host that is named.
+            ConfigError: On every rank: there are too few ranks for the roles, or none on a requested host.
         """
         try:
             config.check_ranks(self.size)
@@ -195,12 +195,12 @@ class Cluster(Group):
 
     @property
     def task_index(self) -> int:
-        """This rank's number among those of its role."""
+        """This rank's index among the ranks of its role."""
         return (self.servers if self.is_server else self.worker_ranks).index(self.rank)
 
     @property
     def chief(self) -> bool:
-        """Whether this rank, the first worker, speaks and writes files for all."""
+        """Whether this rank is the first worker, which prints and writes files."""
         return self.rank == self.chief_rank
 
     @property
@@ -210,23 +210,23 @@ class Cluster(Group):
 
     @property
     def threads(self) -> int:
-        """BLAS threads of this rank: the node's cores shared among its workers, at most those it is bound to."""
-        here = [rank for rank in self.worker_ranks if self.node_of[rank] == self.node_of[self.rank]]
-        return max(1, min(self.cores // max(1, len(here)), len(os.sched_getaffinity(0))))
+        """BLAS threads per rank: the node's cores divided by its workers, at most the cores the rank is bound to."""
+        local_workers = [rank for rank in self.worker_ranks if self.node_of[rank] == self.node_of[self.rank]]
+        return max(1, min(self.cores // max(1, len(local_workers)), len(os.sched_getaffinity(0))))
 
     def table(self, device: str) -> list[tuple[str, ...]]:
-        """Rank, host, role, task index and device of every rank; collective over ``comm``."""
+        """Return rank, host, role, task index and device of every rank. Collective over ``comm``."""
         return self.comm.allgather((str(self.rank), self.host, self.role, str(self.task_index), device))
 
     def abort(self, status: int) -> None:
-        """End every rank at once; local."""
+        """End every rank immediately. Local."""
         self.comm.Abort(status)
 
 
 def _mismatch(ranks: list[int], what: str, first: str, other: str) -> RankMismatch:
     error = RankMismatch(
-        f"rank{'s' * (len(ranks) > 1)} {_join(ranks)} and rank 0 do not have the same {what}: it is {first} on rank 0 "
-        f"and {other} on rank {ranks[0]}; the job must be the same on every rank"
+        f"rank{'s' * (len(ranks) > 1)} {_join(ranks)} and rank 0 differ in {what}: {first} on rank 0, "
+        f"{other} on rank {ranks[0]}; the job must be the same on every rank"
     )
     error.on_all_ranks = True
     return error
@@ -238,10 +238,10 @@ def _join(ranks: list[int]) -> str:
 
 
 def _parameter(entry: tuple[str, tuple[int, ...]] | None) -> str:
-    return "at its end" if entry is None else f"{entry[0]} {entry[1]}"
+    return "no further parameter" if entry is None else f"{entry[0]} {entry[1]}"
 
 
 def report_crash(cluster: Cluster | None, error: BaseException) -> str:
-    """One traceback, headed by the rank that it happened on."""
+    """Return a traceback headed by the rank on which it happened."""
     where = "" if cluster is None else f"{cluster.rank_description}: "
-    return f"mpitrain: {where}unforeseen {type(error).__name__}\n" + "".join(traceback.format_exception(error))
+    return f"mpitrain: {where}unexpected {type(error).__name__}\n" + "".join(traceback.format_exception(error))

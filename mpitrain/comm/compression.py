@@ -1,7 +1,7 @@
-"""Gradients in fewer bits on their way to a server, with error feedback: what one loses is added to the next.
+"""Gradient compression with error feedback: the rounding error of one gradient is added to the next.
 
-Seide, Fu, Droppo, Li and Yu, 1-bit stochastic gradient descent, Interspeech 2014, section 3; that it converges like the
-exact method: Karimireddy, Rebjock, Stich and Jaggi, Error feedback fixes SignSGD, ICML 2019.
+Seide, Fu, Droppo, Li and Yu, 1-bit stochastic gradient descent, Interspeech 2014, section 3. For convergence
+at the rate of the exact method see Karimireddy, Rebjock, Stich and Jaggi, Error feedback fixes SignSGD, ICML 2019.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ..core.layout import Array
 from ..errors import ConfigError
 from ..plan.config import Precision
 
-_BLOCK = 1 << 14  # elements at a time: what lies between two steps stays in the second-level cache
+_BLOCK = 1 << 14  # elements per block, so that intermediate values stay in the L2 cache
 
 
 class Codec:
-    """Rounds a vector's elements to a narrower type, and remembers what that left out; local.
+    """Rounds vectors to a narrower type and tracks the rounding error. Local.
 
     Args:
         precision: The narrower type.
-        dtype: Of the vectors.
+        dtype: Data type of the vectors.
 
     Attributes:
-        wire: Type of the numbers that travel; bfloat16 travels as uint16.
+        wire: Data type of the encoded elements; bfloat16 is stored as uint16.
     """
 
     def __init__(self, precision: Precision, dtype: np.dtype[Any]) -> None:
@@ -37,16 +37,16 @@ class Codec:
         self._single = np.empty(_BLOCK, np.float32)
 
     def encode(self, vector: Array, residual: Array, out: Array) -> None:
-        """Set ``out`` to ``vector + residual``, rounded to the nearest, and ``residual`` to what that left out.
+        """Set ``out`` to ``vector + residual``, rounded to nearest, and ``residual`` to the rounding error.
 
-        NaN and infinity pass, and leave nothing.
+        NaN and infinity are passed through; their residual is zero.
 
         Args:
-            vector, left: Shape (n,), of the vectors' type.
-            out: Shape (n,), of the type ``wire``.
+            vector, residual: Shape (n,), in the vectors' type.
+            out: Shape (n,), in the type ``wire``.
 
         Raises:
-            ConfigError: An element is larger than the narrower type can hold.
+            ConfigError: An element is too large for the narrower type.
         """
         for part in _blocks(len(vector)):
             count = part.stop - part.start
@@ -58,12 +58,12 @@ class Codec:
             if _update_residual(exact, back, residual[part]):
                 largest = np.abs(exact[np.isfinite(exact)]).max()
                 raise ConfigError(
-                    f"a gradient has an element of {largest:.3g}, more than --push-precision {self._precision} holds: "
-                    "give bfloat16 or leave it out, or have the optimizer clip (clip_norm)"
+                    f"a gradient has an element of {largest:.3g}, which exceeds --push-precision {self._precision}; "
+                    "use bfloat16, remove --push-precision, or clip gradients (clip_norm)"
                 )
 
     def decode(self, wire: Array, out: Array) -> None:
-        """Set ``out``, of the vectors' type, to what ``encode`` has made, each shape (n,)."""
+        """Decode ``wire`` into ``out``, in the vectors' type; both have shape (n,)."""
         for part in _blocks(len(wire)):
             self._widen(wire[part], out[part])
 
@@ -90,7 +90,7 @@ def _blocks(size: int) -> Iterator[slice]:
 
 @kernel
 def _update_residual(exact: Array, back: Array, residual: Array) -> bool:
-    """``residual = exact - back``, and nothing where that is not finite; whether ``exact`` is finite in such a place."""
+    """Set ``residual = exact - back``, or zero if not finite; return whether a finite ``exact`` overflowed."""
     zero, too_large = residual.dtype.type(0), 0
     for i in range(residual.size):
         rest = exact[i] - back[i]
@@ -108,8 +108,8 @@ def _widen_bfloat16(wire: Array, bits: Array) -> None:
 
 @kernel
 def _round_bfloat16(bits: Array, out: Array) -> None:
-    """The upper halves of float32s, given as their bits, rounded to the nearest, of two to the even one."""
-    nan = np.uint32(0x7FC0)  # rounding could make infinity of another one's bits
+    """Round float32s, given as bits, to their upper halves: to nearest, ties to even."""
+    nan = np.uint32(0x7FC0)  # a fixed NaN, since rounding could turn another one into infinity
     for i in range(out.size):
         magnitude = bits[i] & np.uint32(0x7FFFFFFF)
         sign = (bits[i] >> np.uint32(16)) & np.uint32(0x8000)

@@ -1,7 +1,7 @@
-"""Nodes and lanes: ranks share memory within a node and exchange ranges between nodes.
+"""Hierarchy of nodes: ranks share memory within a node and exchange ranges between nodes.
 
-The ranks with the same place on every node form a *lane*. A vector is cut into one slice a lane, and each
-slice into one piece a node; the rank of that lane and node owns the piece: it alone sums and updates it.
+Ranks with the same index on every node share an inter-node communicator. A vector is split into one chunk per
+inter-node communicator, and each chunk into one owned range per node. Only the owner of a range sums and updates it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from .shared_memory import SharedArrays, sharing_problem
 
 
 class Hierarchy:
-    """How the ranks of ``comm`` reach each other.
+    """Communicators within and between the nodes of ``comm``.
 
     Construction and ``free`` are collective over ``comm``.
 
     Args:
         comm: The ranks that average.
-        node: Those of them on this node; a communicator of one rank where memory cannot be shared.
-        cores: Cores that the node's ranks may use.
+        node: The ranks of ``comm`` on this node; a communicator of one rank if memory cannot be shared.
+        cores: Number of cores available to the node's ranks.
 
     Attributes:
         cores: As given.
-        lane: The owners of this rank's slice, one a node, in the order of the nodes; None for a rank that
-            owns nothing, since some other node has fewer ranks.
-        n_lanes: Slices that a vector is cut into: the ranks of the smallest node.
+        internode: The owners of this rank's chunk, one per node, in the order of the nodes; None on a rank that
+            owns nothing because another node has fewer ranks.
+        n_chunks: Number of chunks of a vector: the number of ranks on the smallest node.
+        n_nodes: Number of nodes.
     """
 
     def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, cores: int) -> None:
@@ -51,18 +52,18 @@ class Hierarchy:
         self.n_nodes = len(set(comm.allgather(leader)))
 
     def chunk(self, lo: int, hi: int) -> tuple[int, int]:
-        """This lane's range of [lo, hi); empty for a rank without a lane."""
+        """Return this rank's chunk of [lo, hi); empty if it has no inter-node communicator."""
         return aligned_part(lo, hi, self.node.rank, self.n_chunks) if self.internode is not None else (lo, lo)
 
     def owned_range(self, lo: int, hi: int, node: int | None = None) -> tuple[int, int]:
-        """The range of [lo, hi) that this rank owns, or that ``node``'s rank of this lane does."""
+        """Return the range of [lo, hi) owned by this rank, or by ``node``'s rank with the same chunk."""
         start, stop = self.chunk(lo, hi)
         if self.internode is None:
             return start, stop
         return aligned_part(start, stop, self.internode.rank if node is None else node, self.n_nodes)
 
     def allgather(self, vector: Array, lo: int, hi: int) -> None:
-        """Bring the pieces of a node-shared vector's [lo, hi) to every node; collective over the lane."""
+        """Gather the owned ranges of a node-shared vector's [lo, hi) on every node. Collective over ``internode``."""
         if self.internode is None or self.n_nodes == 1:
             return
         owned = [self.owned_range(lo, hi, node) for node in range(self.n_nodes)]
@@ -70,32 +71,32 @@ class Hierarchy:
         self.internode.Allgatherv(MPI.IN_PLACE, [vector, (counts, starts), mpi_type(vector.dtype)])
 
     def free(self) -> None:
-        """Give memory and communicators back."""
+        """Free memory and communicators."""
         self.shared.free()
         if self.internode is not None:
             self.internode.Free()
 
 
 def hierarchy_of(cluster: Cluster, nbytes: int, share: bool, say: Callable[[str], None]) -> Hierarchy:
-    """The workers' hierarchy for about ``nbytes`` of vectors a node; collective over the workers.
+    """Return the workers' hierarchy for about ``nbytes`` of vectors per node. Collective over the workers.
 
-    Where some node cannot share memory (or ``share`` is False) every rank counts as a node of its own: the
-    same sums then travel by MPI.
+    If a node cannot share memory, or ``share`` is False, every rank counts as a separate node; the sums are the same,
+    but use MPI messages.
     """
     if share:
         problems = cluster.workers.allgather(sharing_problem(cluster.training.node, nbytes))
         problem = next(filter(None, problems), "")
         if not problem:
             return Hierarchy(cluster.workers, cluster.training.node, cluster.cores)
-        say(f"ranks of a node do not share memory, they send instead: {problem}")
+        say(f"ranks of a node cannot share memory and use messages instead: {problem}")
     return Hierarchy(cluster.workers, cluster.self_comm, cluster.cores)
 
 
 class ReduceScatter:
-    """Sums one range over the nodes: started when the node's own sum is ready, finished later.
+    """Sums one range over the nodes. It starts when the node's own sum is ready, and finishes later.
 
-    A reduce-scatter by all-to-all, with the sum taken in the order of the nodes, so that the result does not
-    depend on the MPI library or on timing.
+    A reduce-scatter by all-to-all that sums in the order of the nodes, so that the result does not depend on the MPI
+    library or on timing.
     """
 
     def __init__(self, hierarchy: Hierarchy, lo: int, hi: int, dtype: Any) -> None:
@@ -112,16 +113,16 @@ class ReduceScatter:
         self._request = MPI.REQUEST_NULL
 
     def start(self, vector: Array) -> None:
-        """Send every node its piece of ``vector``, which must stay as it is until ``finish``."""
+        """Send every node its range of ``vector``, which must not change until ``finish``."""
         self._request = self._internode.Ialltoallv(
             [vector, self._send, self._type], [self._received, self._recv, self._type]
         )
 
     def progress(self) -> None:
-        """Let MPI move data, while this rank is about to compute again."""
+        """Let MPI move data before this rank computes again."""
         self._request.Test()
 
     def finish(self, out: Array) -> None:
-        """Wait, and write the sum over the nodes to ``out[lo:hi]``, the piece of this rank."""
+        """Wait, and write the sum over the nodes to ``out[lo:hi]``, this rank's range."""
         self._request.Wait()
         sum_rows(self._received, np.arange(len(self._received)), 0, self.hi - self.lo, 1.0, out[self.lo : self.hi])

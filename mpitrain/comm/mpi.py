@@ -1,4 +1,4 @@
-"""The one place that imports MPI. It does not start before ``start`` has seen that it can."""
+"""The only module that imports MPI. MPI starts in ``start``, after the launcher has been checked."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from ..errors import LaunchError
 
-# Open MPI probes UCX when the first window is made and complains where there is no such device. Set before
-# MPI starts, and only where the user has not chosen.
+# Open MPI probes UCX when the first window is created, and warns if there is no such device. Set before MPI starts,
+# unless the user has set it.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
-# Open MPI does not start without one, as in containers and under some schedulers; any will do, there or not.
+# Open MPI fails without HOME, as in containers and under some schedulers. Any path works, even a missing one.
 os.environ.setdefault("HOME", "/")
 
 import mpi4py
@@ -23,7 +23,7 @@ from mpi4py import MPI  # noqa: E402
 
 __all__ = ["MPI", "library_name", "mpi_type", "start"]
 
-# How each launcher tells how many ranks it started.
+# The variables in which launchers pass the number of ranks.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun"),
     ("MPI_LOCALNRANKS", "MPICH's or Intel MPI's mpirun"),
@@ -33,26 +33,26 @@ _LAUNCHERS = (
 
 
 def start() -> MPI.Intracomm:
-    """Start MPI, if it has not started, and return its world; collective.
+    """Start MPI, unless it has been started, and return the world communicator. Collective over ``COMM_WORLD``.
 
     Raises:
-        LaunchError: The launcher started several ranks, and belongs to another MPI than mpi4py's.
+        LaunchError: The launcher started several ranks but belongs to another MPI library than mpi4py's.
     """
-    # Libraries end the process, or say a page, where they find another make's launcher: look first.
+    # With a foreign launcher some libraries exit, or print a page of errors, so check first.
     if is_foreign_launcher(os.environ, MPI.Get_library_version()):
         check_launcher(os.environ, 1)
     if not MPI.Is_initialized():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of launchers; what follows says it with the mend
+            warnings.simplefilter("ignore", RuntimeWarning)  # about launchers; check_launcher reports it with a fix
             MPI.Init_thread()
     check_launcher(os.environ, MPI.COMM_WORLD.size)
     return MPI.COMM_WORLD
 
 
 def is_foreign_launcher(environ: Mapping[str, str], library: str) -> bool:
-    """Whether the launcher talks to its ranks in a way that this library surely does not know."""
+    """Whether the launcher uses a protocol that the library does not support."""
     if "Open MPI" in library:
-        # Version 5 knows PMIx only; version 4 may have been built with Slurm's PMI.
+        # Version 5 supports PMIx only; version 4 may have been built with Slurm's PMI.
         return "Open MPI v5" in library and "PMI_RANK" in environ and "PMIX_RANK" not in environ
     if "OMPI_COMM_WORLD_SIZE" in environ:
         return True
@@ -60,10 +60,10 @@ def is_foreign_launcher(environ: Mapping[str, str], library: str) -> bool:
 
 
 def check_launcher(environ: Mapping[str, str], size: int) -> None:
-    """Refuse to train N times alone where a launcher of another MPI started N ranks.
+    """Reject a run in which a launcher of another MPI started N ranks that would each train alone.
 
     Raises:
-        LaunchError: The environment tells of more ranks than MPI, where ``size`` is 1.
+        LaunchError: ``size`` is 1 but the environment shows more ranks.
     """
     if size > 1:
         return
@@ -71,13 +71,13 @@ def check_launcher(environ: Mapping[str, str], size: int) -> None:
         started = environ.get(variable, "")
         if started.isdigit() and int(started) > 1:
             raise LaunchError(
-                f"{'srun' if _by_srun(environ) else launcher} started {started} ranks, but each believes that it is "
-                f"alone: mpi4py uses {library_name()}. {_advice(environ)}"
+                f"{'srun' if _by_srun(environ) else launcher} started {started} ranks, but each one sees a world of "
+                f"size 1: mpi4py uses {library_name()}. {_advice(environ)}"
             )
 
 
 def _by_srun(environ: Mapping[str, str]) -> bool:
-    """Whether ``srun`` started this rank itself; launchers in an allocation start their own helpers with it."""
+    """Whether ``srun`` started this rank itself; an mpirun in an allocation uses srun for its own helpers."""
     by_mpirun = "MPI_LOCALNRANKS" in environ or "OMPI_COMM_WORLD_SIZE" in environ
     return "SLURM_STEP_NUM_TASKS" in environ and not by_mpirun
 
@@ -86,17 +86,17 @@ def _advice(environ: Mapping[str, str]) -> str:
     plugin = "pmix" if "Open MPI" in library_name() else "pmi2"
     if _by_srun(environ):
         return (
-            f"Give srun --mpi={plugin} (srun --mpi=list shows what this cluster has), "
-            "or in place of srun and train say 'mpitrain run JOB'"
+            f"Use srun --mpi={plugin} (srun --mpi=list shows the available plugins), "
+            "or replace srun and train with 'mpitrain run JOB'"
         )
     return (
-        "Start them with that library's own mpirun ('mpitrain run -n N JOB' finds it), "
+        "Start the ranks with that library's mpirun ('mpitrain run -n N JOB' finds it), "
         f"or in a Slurm allocation with srun --mpi={plugin}"
     )
 
 
 def library_name() -> str:
-    """Make and version of the MPI library, such as ``Open MPI v5.0.11``."""
+    """Return name and version of the MPI library, such as ``Open MPI v5.0.11``."""
     text = MPI.Get_library_version().strip("\0 \n")
     if text.startswith("MPICH"):
         return " ".join(text.splitlines()[0].replace("Version:", "").split())
@@ -104,5 +104,5 @@ def library_name() -> str:
 
 
 def mpi_type(dtype: object) -> MPI.Datatype:
-    """The MPI type of a NumPy type's elements."""
+    """Return the MPI type of a NumPy type's elements."""
     return MPI._typedict[dtype.char]  # type: ignore[attr-defined]

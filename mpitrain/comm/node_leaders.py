@@ -1,4 +1,4 @@
-"""The first rank of every node, and what these learn of each other without waiting for it."""
+"""The first rank of every node, and nonblocking communication between them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ T = TypeVar("T")
 
 
 class NodeLeaders:
-    """The first ranks of a group's nodes. Construction is collective over the group, the rest over the leaders.
+    """The first ranks of a group's nodes.
+
+    Construction is collective over the group; all else is collective over the leaders, unless stated.
 
     Attributes:
-        member: Whether this rank is one; only then may anything else be called.
-        rank, size: Of this rank among them, in the order of the group's ranks.
-        comm: Theirs, which nobody else has.
+        member: Whether this rank is a leader; nothing else may be used on other ranks.
+        rank, size: This rank among the leaders, in the order of the group's ranks, and their number.
+        comm: Communicator of the leaders, not used for anything else.
     """
 
     def __init__(self, group: Group) -> None:
@@ -31,21 +33,21 @@ class NodeLeaders:
 
     @property
     def in_threads(self) -> bool:
-        """Whether any thread of this rank may call MPI, while others do; local."""
+        """Whether any thread of this rank may call MPI concurrently. Local."""
         return MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     @property
     def pending(self) -> bool:
-        """Whether ``start_max`` was called, and its answer is not known yet; local."""
+        """Whether ``start_max`` was called and its result is not known yet. Local."""
         return self._reduction is not None
 
     def start_max(self, number: int) -> None:
-        """Tell a number, not negative, and begin to learn of the highest that any leader tells; returns at once."""
+        """Start a maximum over all leaders' ``number`` >= 0. Returns immediately."""
         self._mine[0] = number * self.size + self.rank
         self._reduction = self.comm.Iallreduce(self._mine, self._highest, op=MPI.MAX)
 
     def test(self, wait: bool = False) -> bool:
-        """Whether all leaders have asked; local unless it is to ``wait`` for that."""
+        """Return whether all leaders have called ``start_max``. Local, unless ``wait``, which waits for them."""
         assert self._reduction is not None
         if wait:
             self._reduction.Wait()
@@ -56,20 +58,20 @@ class NodeLeaders:
 
     @property
     def result(self) -> tuple[int, int]:
-        """What ``start_max`` was answered: the highest number, and the rank of the leader that told it; local."""
+        """Result of ``start_max``: the maximum, and the rank of the leader that has it. Local."""
         number, rank = divmod(int(self._highest[0]), self.size)
         return number, rank
 
     def agree(self, number: int) -> tuple[int, int]:
-        """The highest number, not negative, that any leader tells, and its rank; keeps no core busy until all have."""
+        """Return the maximum of all leaders' ``number`` >= 0, and its rank; sleeps while waiting for other leaders."""
         self.start_max(number)
         Backoff(oversubscribed=True, yield_s=0).until(lambda times: self.test())
         return self.result
 
     def gather(self, mine: T) -> list[T]:
-        """What every leader gives, in the order of their ranks."""
+        """Return every leader's value, in the order of their ranks."""
         return self.comm.allgather(mine)
 
     def free(self) -> None:
-        """Give the communicator back."""
+        """Free the communicator."""
         self.comm.Free()

@@ -1,8 +1,8 @@
-"""How far each rank of a node is: counters in shared memory, published and awaited in under a microsecond.
+"""A split barrier for the ranks of a node, on counters in shared memory; takes less than a microsecond.
 
-A rank publishes its phase, a number that only grows, after the memory that others may then read; others
-wait until every rank has reached a phase. That is a barrier cut in two halves, between which a rank can
-work. The store has release and the load acquire ordering, so that what was written before is seen after.
+A rank publishes its phase, a number that only grows, after writing the memory that others may then read. Other ranks
+wait until every rank has reached a phase. Between publishing and waiting a rank can do other work. Stores have release
+and loads acquire ordering, so that all earlier writes are visible.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def _reached(words: Array, n: int, phase: int, spins: int) -> bool:
 
 
 class PhaseBarrier:
-    """The phases, losses and flags of a node's ranks.
+    """Phases, losses and flags of a node's ranks.
 
-    Construction is collective over the node; afterwards every method is local, except that ``wait``
-    returns only when the others have published.
+    Construction is collective over the node. Afterwards every method is local, except that ``wait`` returns only after
+    the other ranks have published.
 
     Attributes:
-        losses: What each rank noted, shape (size,) float64.
+        losses: Last loss noted by each rank, shape (size,), float64.
     """
 
     def __init__(self, shared: SharedArrays, cores: int) -> None:
@@ -56,17 +56,17 @@ class PhaseBarrier:
         self._waiting = Backoff(oversubscribed=self.size > cores)
 
     def note(self, loss: float, flags: int) -> None:
-        """Write this rank's loss and flags; others see them once the next phase is published."""
+        """Write this rank's loss and flags; they become visible with the next published phase."""
         self.losses[self.rank] = loss
         self._flags[self.rank] = flags
 
     @property
     def flags(self) -> int:
-        """The union of the ranks' flags."""
+        """Bitwise or of all ranks' flags."""
         return int(np.bitwise_or.reduce(self._flags))
 
     def publish(self, phase: int) -> None:
-        """Say that this rank has reached ``phase``: all it wrote until now may be read."""
+        """Announce that this rank has reached ``phase``; everything it has written may be read."""
         store(self._words, self._at, phase)
 
     def reached(self, phase: int) -> bool:
@@ -76,8 +76,8 @@ class PhaseBarrier:
     def wait(self, phase: int, progress: Callable[[], object] | None = None) -> None:
         """Return when every rank has published ``phase``.
 
-        ``progress`` is called now and then meanwhile, for MPI to move what is under way between nodes.
+        ``progress`` is called repeatedly while waiting, so that MPI makes progress between nodes.
 
-        Ends the process where its launcher has been killed.
+        Exits the process if its launcher has been killed.
         """
         self._waiting.until(lambda spins: _reached(self._words, self.size, phase, spins), progress)

@@ -1,12 +1,12 @@
-"""Requests and replies between workers and the servers on other nodes, with vectors beside them.
+"""RPC between workers and parameter servers on other nodes: requests and replies with vectors attached.
 
-A worker has one request under way to a server at a time. With windows (``WindowTransport``) everything is put: the vector
-into the worker's own mailbox at the server, then a header of a few words beside it, and likewise back, straight to
-where the worker computes with it. Who waits looks at its own memory and lets MPI progress meanwhile. (Across nodes a
-Put runs at the speed of the network, and a Get or an Accumulate of many bytes at a half or less of it.) Where windows
-cannot be had or make no progress, messages (``MessageTransport``) carry the same.
+A worker has at most one outstanding request per server. ``WindowTransport`` uses RMA Put only: first the vector into
+the worker's mailbox at the server, then a header of a few words; replies go straight into the worker's vector in the
+same way. A waiting rank polls its own memory and lets MPI progress. (Between nodes Put runs at the speed of the
+network, while a Get or Accumulate of many bytes reaches half of it or less.) ``MessageTransport`` sends the same by
+point-to-point messages, if windows are not available or make no progress.
 
-A header is numbered, and summed up in its last word, so that one that has arrived in part is not taken for whole.
+A header has a sequence number and a checksum in its last word, so that a partly written one is not accepted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .backoff import Backoff
 from .compression import Codec
 from .mpi import MPI, mpi_type
 
-HEADER = 16  # words: a number, the kind, arguments, a sum
+HEADER = 16  # words: sequence number, kind, arguments, checksum
 ARGUMENTS = HEADER - 3
 
 Ranges = Sequence[tuple[int, int]]
@@ -33,22 +33,22 @@ Ranges = Sequence[tuple[int, int]]
 _REQUEST, _REPLY, _VECTOR, _ROWS = 101, 102, 103, 104  # tags
 _PROBE_S = 5.0
 _LINE = 64  # bytes of a cache line
-_YIELD_S = 2e-3  # that a worker stays awake for a reply, beside the time of its vector
+_YIELD_S = 2e-3  # how long a worker polls for a reply before sleeping, in addition to its vector's transfer time
 _SLOW_BYTES_PER_S = 0.5e9
 
 
 @dataclass(frozen=True)
 class Routes:
-    """Who writes to whom.
+    """Which ranks communicate with which.
 
     Attributes:
         comm: All ranks.
         clients: For each server's rank, the ranks of its clients: workers on other nodes.
         ranges: For each server's rank, its ranges of the vector.
         size: Length of the vector.
-        dtype: Of its elements.
-        n_rows: Words that a reply may bring beside a vector, such as accounts.
-        precision: Type that vectors to servers are rounded to on their way; None for ``dtype``.
+        dtype: Data type of its elements.
+        n_rows: Words that a reply may carry in addition to a vector, such as worker statistics.
+        precision: Type to which vectors sent to servers are rounded; None for ``dtype``.
     """
 
     comm: MPI.Intracomm
@@ -60,44 +60,44 @@ class Routes:
     precision: Precision | None = None
 
     def servers(self, worker: int) -> list[int]:
-        """Ranks of the servers that a worker writes to."""
+        """Return the ranks of the servers that a worker sends to."""
         return [server for server, clients in self.clients.items() if worker in clients]
 
     def capacity(self, server: int) -> int:
-        """Elements of a server's ranges."""
+        """Return the number of elements in a server's ranges."""
         return sum(hi - lo for lo, hi in self.ranges[server])
 
 
 class RpcTransport(Protocol):
-    """One rank's letters; see the module for what they are.
+    """One rank's RPC endpoint; see the module's description.
 
     Attributes:
-        vector: On a worker: where vectors from servers arrive, shape (size,).
-        rows: On a worker: where words beside a reply arrive, shape (n_rows,), int64.
+        vector: On a worker: receives vectors from servers, shape (size,).
+        rows: On a worker: receives the words that a reply carries, shape (n_rows,), int64.
     """
 
     vector: Array
     rows: Array
 
     def request(self, server: int, kind: int, arguments: Sequence[float], vector: Array | None = None) -> None:
-        """Worker: ask a server, sending it its ranges of ``vector``, shape (size,); ``reply`` follows.
+        """Worker: send a request with the server's ranges of ``vector``, shape (size,); ``reply`` must follow.
 
-        With ``Routes.precision`` they are rounded, and what that leaves out is added to the next vector.
+        With ``Routes.precision`` the vector is rounded, and the rounding error is added to the next one.
 
-        Arguments are integers, or floats that go as their bits (see ``float_of``).
+        Arguments are integers, or floats that are sent as their bits (see ``float_of``).
         """
 
     def reply(self, server: int) -> list[int]:
-        """Worker: wait for the reply to the last request; what it brings is in ``vector`` and ``rows`` then."""
+        """Worker: wait for the reply to the last request; its data is then in ``vector`` and ``rows``."""
 
     def requests(self) -> Iterator[tuple[int, int, list[int]]]:
-        """Server: what has arrived: each client's rank, kind and arguments. Lets MPI progress."""
+        """Server: yield the client's rank, kind and arguments of each request that has arrived. Lets MPI progress."""
 
     def is_receiving(self) -> bool:
-        """Server: whether something is on its way here that has not arrived, so that MPI should progress."""
+        """Server: whether a request is announced but has not arrived, so that MPI should progress."""
 
     def mailbox(self, client: int) -> Array:
-        """Server: the vector that came with a client's request: this server's ranges, one behind the other."""
+        """Server: return the vector of a client's request: this server's ranges, concatenated."""
 
     def respond(
         self, client: int, arguments: Sequence[float], vector: Array | None = None, rows: Array | None = None
@@ -105,11 +105,11 @@ class RpcTransport(Protocol):
         """Server: reply, with this server's ranges of ``vector`` and with ``rows``."""
 
     def free(self) -> None:
-        """Give memory back; collective over the ranks."""
+        """Free memory. Collective over the ranks."""
 
 
 def float_of(word: int) -> float:
-    """The float that was given as an argument."""
+    """Return the float that was sent as an argument."""
     return float(np.array([word], np.int64).view(np.float64)[0])
 
 
@@ -141,7 +141,7 @@ def _arrived(headers: Array, index: int, number: int) -> bool:
 
 
 class _TransportBase:
-    """What both kinds of mail have in common: numbers, ranks, and waiting."""
+    """State shared by both transports: sequence numbers, ranks, and waiting."""
 
     def __init__(self, routes: Routes) -> None:
         self._routes, self._comm = routes, routes.comm
@@ -149,7 +149,7 @@ class _TransportBase:
         self._servers = routes.servers(self._rank)
         self._clients = routes.clients.get(self._rank, [])
         self._numbers = np.zeros(max(len(self._servers), len(self._clients)), np.int64)
-        # Spinning alone does not let MPI progress. Nor does sleeping, and what arrives meanwhile is slow to come.
+        # Neither spinning nor sleeping lets MPI progress, and sleeping delays the arrival of data.
         capacity = max((routes.capacity(server) for server in self._servers), default=0)
         yield_s = _YIELD_S + capacity * routes.dtype.itemsize / _SLOW_BYTES_PER_S
         self._waiting = Backoff(oversubscribed=True, yield_s=yield_s)
@@ -162,7 +162,7 @@ class _TransportBase:
         self._decoded = {client: np.zeros(held, routes.dtype) for client in self._clients}
 
     def _as_sent(self, vector: Array, server: int) -> Array:
-        """A vector whose ranges of this server's are to be sent, in the type that travels."""
+        """Return the vector, with this server's ranges encoded, in the wire type."""
         if self._codec is None:
             return vector
         for lo, hi in self._routes.ranges[server]:
@@ -170,7 +170,7 @@ class _TransportBase:
         return self._wire
 
     def _as_read(self, mailbox: Array, client: int) -> Array:
-        """What has arrived from a client, in the vectors' type."""
+        """Return a client's mailbox in the vectors' type."""
         if self._codec is None:
             return mailbox
         self._codec.decode(mailbox, self._decoded[client])
@@ -184,10 +184,10 @@ class _TransportBase:
 
 
 class WindowTransport(_TransportBase):
-    """``RpcTransport`` by RMA windows. Construction and ``free`` are collective over the ranks.
+    """``RpcTransport`` with RMA windows. Construction and ``free`` are collective over the ranks.
 
     Raises:
-        MPI.Exception: A window cannot be had.
+        MPI.Exception: A window cannot be created.
     """
 
     def __init__(self, routes: Routes) -> None:
@@ -201,12 +201,12 @@ class WindowTransport(_TransportBase):
         if not is_worker:
             elements = len(self._clients) * self._capacity(self._rank) if self._clients else 0
         raw = np.zeros(words * 8 + elements * kept.itemsize + 2 * _LINE, np.uint8)
-        self._memory = raw[-raw.ctypes.data % _LINE :]  # so that vectors begin on a cache line
+        self._memory = raw[-raw.ctypes.data % _LINE :]  # vectors start on a cache line
         self._headers = self._memory[: count * HEADER * 8].view(np.int64).reshape(count, HEADER)
-        # Behind the headers: a worker's rows; and a server's bells, the numbers of requests whose vectors are coming.
-        behind = self._memory[count * HEADER * 8 :]
-        self.rows = behind[: routes.n_rows * 8 if is_worker else 0].view(np.int64)
-        self._announced = behind[: count * 8 if self._clients else 0].view(np.int64)
+        # After the headers: on a worker its rows, on a server the numbers of requests whose vectors are being sent.
+        after_headers = self._memory[count * HEADER * 8 :]
+        self.rows = after_headers[: routes.n_rows * 8 if is_worker else 0].view(np.int64)
+        self._announced = after_headers[: count * 8 if self._clients else 0].view(np.int64)
         vectors = self._memory[words * 8 : words * 8 + elements * kept.itemsize].view(kept)
         self.vector = vectors
         self._mailboxes = vectors.reshape(len(self._clients), -1) if self._clients else vectors
@@ -217,22 +217,22 @@ class WindowTransport(_TransportBase):
 
     @property
     def unified(self) -> bool:
-        """Whether plain loads see what was put, as all of this needs."""
+        """Whether plain loads see data that was put, as this transport requires."""
         return bool(self._win.model == MPI.WIN_UNIFIED)
 
     def progresses(self) -> bool:
-        """Whether a worker gets a word from each server's memory, while all let MPI progress; collective."""
+        """Check that a worker can read a word of each server's memory while all let MPI progress. Collective."""
         probe = [self._probed, MPI.BYTE]
         waiting = self._probes = [self._win.Rget(probe, server, [0, 8, MPI.BYTE]) for server in self._servers]
         deadline = time.monotonic() + _PROBE_S
-        everybody: MPI.Request | None = None
-        fine = True
-        while everybody is None or not everybody.Test():
-            if everybody is None and (not waiting or MPI.Request.Testall(waiting) or time.monotonic() > deadline):
-                fine = not waiting or bool(MPI.Request.Testall(waiting))
-                everybody = self._comm.Ibarrier()
+        barrier: MPI.Request | None = None
+        ok = True
+        while barrier is None or not barrier.Test():
+            if barrier is None and (not waiting or MPI.Request.Testall(waiting) or time.monotonic() > deadline):
+                ok = not waiting or bool(MPI.Request.Testall(waiting))
+                barrier = self._comm.Ibarrier()
             time.sleep(50e-6)
-        return bool(self._comm.allreduce(fine, op=MPI.LAND))
+        return bool(self._comm.allreduce(ok, op=MPI.LAND))
 
     def request(self, server: int, kind: int, arguments: Sequence[float], vector: Array | None = None) -> None:
         index = self._servers.index(server)
@@ -245,7 +245,7 @@ class WindowTransport(_TransportBase):
             for lo, hi in self._routes.ranges[server]:
                 self._put(sent[lo:hi], server, at)
                 at += (hi - lo) * itemsize
-            self._win.Flush(server)  # before the header says that it is there
+            self._win.Flush(server)  # before the header announces it
         self._put_header(_words(int(self._numbers[index]), kind, arguments), server, slot)
 
     def reply(self, server: int) -> list[int]:
@@ -304,7 +304,7 @@ class WindowTransport(_TransportBase):
         return (self._header_count(server) * HEADER + slot) * 8
 
     def _vectors_at(self, rank: int) -> int:
-        """Where a rank's vectors begin, in bytes: behind the headers, and a worker's rows or a server's bells."""
+        """Return the byte offset of a rank's vectors, after headers and a worker's rows or a server's announcements."""
         count = self._header_count(rank)
         nbytes = (count * HEADER + (count if rank in self._routes.clients else self._routes.n_rows)) * 8
         return -(-nbytes // _LINE) * _LINE
@@ -314,7 +314,7 @@ class WindowTransport(_TransportBase):
 
 
 class MessageTransport(_TransportBase):
-    """``RpcTransport`` by messages, for where windows do not work."""
+    """``RpcTransport`` with point-to-point messages, for MPI libraries on which windows do not work."""
 
     def __init__(self, routes: Routes) -> None:
         super().__init__(routes)
@@ -322,7 +322,7 @@ class MessageTransport(_TransportBase):
         self.rows = np.zeros(routes.n_rows, np.int64)
         capacity = routes.capacity(self._rank) if self._clients else 0
         self._mailboxes = {client: np.zeros(capacity, self._sent_dtype) for client in self._clients}
-        self._sending: list[tuple[MPI.Request, Array]] = []  # what is under way must be kept
+        self._sending: list[tuple[MPI.Request, Array]] = []  # buffers must live until they are sent
 
     def request(self, server: int, kind: int, arguments: Sequence[float], vector: Array | None = None) -> None:
         self._send(_words(int(vector is not None), kind, arguments), server, _REQUEST)
@@ -376,7 +376,7 @@ class MessageTransport(_TransportBase):
         return np.concatenate([vector[:0], *(vector[lo:hi] for lo, hi in self._routes.ranges[server])])
 
     def _send(self, array: Array, target: int, tag: int) -> None:
-        # Nobody waits for it: a server that waited for one client would keep the others waiting, who may wait for it.
+        # Do not wait for the send: a server blocked on one client would block the others, which may wait for it.
         self._sending = [(request, kept) for request, kept in self._sending if not request.Test()]
         self._sending.append((self._comm.Isend(array, target, tag), array))
 
@@ -385,7 +385,7 @@ _abandoned: list[WindowTransport] = []
 
 
 def open_transport(routes: Routes, one_sided: bool, say: Callable[[str], None]) -> RpcTransport:
-    """Windows where they work, else messages; collective over the ranks. ``say`` is told where they do not."""
+    """Open windows if they work, else messages; report the reason with ``say``. Collective over the ranks."""
     if not one_sided:
         return MessageTransport(routes)
     rpc: WindowTransport | None = None
@@ -393,15 +393,15 @@ def open_transport(routes: Routes, one_sided: bool, say: Callable[[str], None]) 
     try:
         rpc = WindowTransport(routes)
         if not rpc.unified:
-            problem = "windows here have a memory of their own (MPI_WIN_SEPARATE)"
+            problem = "RMA windows have a separate memory model (MPI_WIN_SEPARATE)"
     except MPI.Exception as error:
-        problem = f"MPI has no windows here: {error}"
+        problem = f"MPI cannot create RMA windows: {error}"
     problems = [found for found in routes.comm.allgather(problem) if found]
     if not problems and rpc is not None:
         if rpc.progresses():
             return rpc
-        # Freeing a window waits for what is under way on it, and that would be for ever; nor may its memory go.
+        # Freeing the window would wait for ever for pending operations, so keep it and its memory.
         _abandoned.append(rpc)
-        problems = ["windows make no progress here"]
+        problems = ["RMA windows make no progress"]
     say(f"servers on other nodes are reached by messages: {problems[0]}")
     return MessageTransport(routes)

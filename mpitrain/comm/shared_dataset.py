@@ -1,4 +1,4 @@
-"""One copy of a data set for each node, however many ranks the node has."""
+"""One copy of a data set per node, shared by the node's ranks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..data import InMemory, Split, Storage, Streaming, check_labels
 from .cluster import Group
 from .shared_memory import SharedArrays, sharing_problem
 
-_RESIDENT_PART = 0.5  # of the node's free memory: a split that needs more is read from its file as it is used
+_RESIDENT_PART = 0.5  # of the node's free memory: a larger split is streamed from its file
 
 
 class SharedDataset:
-    """Loads splits into the memory that a node's ranks share.
+    """Loads splits into memory shared by a node's ranks.
 
     Every method is collective over the group's ranks.
     """
@@ -23,12 +23,12 @@ class SharedDataset:
         self._shared = SharedArrays(group.node)
 
     def load(self, split: Split) -> Storage:
-        """Storage of ``split``: shared by the node, or each rank's own where memory cannot be shared.
+        """Return storage of ``split``, shared by the node, or one per rank if memory cannot be shared.
 
-        A split larger than half of the node's free memory stays in its file, where that can be read in slices.
+        A split larger than half of the node's free memory is streamed, if its file can be read in ranges.
 
         Raises:
-            DataError: On every rank, where one cannot read its file.
+            DataError: On every rank, if one rank cannot read its file.
         """
         group = self._group
         share = self._share and not any(group.comm.allgather(sharing_problem(group.node, split.nbytes)))
@@ -45,12 +45,12 @@ class SharedDataset:
         return InMemory(examples, labels)
 
     def free(self) -> None:
-        """Give the memory back; no storage may be read after that."""
+        """Free the memory; no storage may be read afterwards."""
         self._shared.free()
 
 
 def _free_bytes() -> int:
-    """Memory that this node can still give out, or that the limit of our control group leaves."""
+    """Return the node's available memory in bytes, at most what the limit of the control group leaves."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     group = Path("/sys/fs/cgroup")

@@ -1,1 +1,1 @@
-"""Arrays, flat layouts and element kernels on the CPU. Nothing here knows MPI, layers or options."""
+"""Arrays, flat layouts and element kernels on the CPU. Independent of MPI, layers and options."""

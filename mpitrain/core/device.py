@@ -1,4 +1,4 @@
-"""Where arrays live and arithmetic runs: this rank's processor, with NumPy and Numba, or a GPU."""
+"""Devices that hold arrays and compute: the CPU, with NumPy and Numba, or a GPU."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .layout import Array, Shape
 
 
 class ConvolutionShape(NamedTuple):
-    """What a convolution is of.
+    """The shapes of a convolution.
 
     Attributes:
         images: (batch, height, width, channels).
         filters: (filters, height, width, channels).
         outputs: (batch, height, width, filters).
-        stride: Of the window, down and right.
+        stride: Stride of the window, down and right.
         padding: Zeros before and after an image's rows, and its columns.
     """
 
@@ -30,16 +30,16 @@ class ConvolutionShape(NamedTuple):
 
 
 class Device(Protocol):
-    """What a model needs of the place it computes at.
+    """The interface between a model and the device it computes on.
 
     Attributes:
-        name: For people, such as ``cpu``.
-        apart: Whether it is a GPU, whose arrays lie in a memory of its own; see ``cuda.gpu.Gpu``.
-        xp: The module whose functions take this place's arrays: NumPy, or one that is called like it.
-        block_bytes: How much of a convolution's windows is best laid out at a time.
-        narrow: The type that activations have there, if it is one of 16 bits: float16, or uint16, which has the bits
-            of bfloat16. None for that of parameters.
-        kernels: Those that have no form for processors, as functions (see ``cuda.launch``); None on a processor.
+        name: Name in messages, such as ``cpu``.
+        is_gpu: Whether it is a GPU, which has its own memory; see ``gpu.device.Gpu``.
+        xp: The array module of the device: NumPy, or a module with the same interface.
+        block_bytes: Preferred size of the blocks in which a convolution unfolds its windows.
+        compute_dtype: The 16-bit type of activations: float16, or uint16, which holds the bits of bfloat16. None if
+            activations have the parameters' type.
+        kernels: Kernels that exist on GPUs only, as functions; None on a CPU.
     """
 
     name: str
@@ -51,23 +51,23 @@ class Device(Protocol):
 
     @property
     def convolutions(self) -> Any:
-        """What makes plans of convolutions there (see ``cuda.convolution``); None where nothing does."""
+        """Creates convolution plans (see ``gpu.cudnn``); None if the device has none."""
 
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """The form of an element kernel (see ``kernels``) for this place's arrays: same arguments, same result."""
+        """Return the device's version of an element kernel (see ``core.kernels``): same arguments, same result."""
 
     def empty(self, shape: Shape, dtype: Any) -> Array:
-        """Uninitialized memory there."""
+        """Return an uninitialized array on the device."""
 
     def matmul(self, a: Array, b: Array, *, out: Array) -> Array:
-        """``out``, which becomes the product of two matrices; each may be transposed, and rows lie further apart."""
+        """Set ``out`` to the product of two matrices; each may be transposed or have padded rows."""
 
 
 class Cpu:
-    """The rank's own processor.
+    """The CPU.
 
     Args:
-        index: Which one of several that a rank computes on (``--devices-per-rank``); they differ in name only.
+        index: Index of the device on a rank with several (``--devices-per-rank``); only the name depends on it.
     """
 
     is_gpu: bool = False
@@ -75,15 +75,15 @@ class Cpu:
     compute_dtype: np.dtype[Any] | None = None
     kernels: Any = None
     convolutions: Any = None
-    # A block of windows is written and then read by products. Measured with 1 MiB of L2: below this size the calls
-    # show, above it nothing is gained.
+    # A block of windows is written and then read by products. Measured with 1 MiB of L2: smaller blocks have visible
+    # call overhead, larger ones are not faster.
     block_bytes: int = 1 << 20
 
     def __init__(self, index: int | None = None) -> None:
         self.name = "cpu" if index is None else f"cpu:{index}"
 
     def __deepcopy__(self, memo: object) -> Cpu:
-        return self  # a copy of a model computes at the same place
+        return self  # a copied model stays on the same device
 
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         return kernel
@@ -92,7 +92,7 @@ class Cpu:
         return np.matmul(a, b, out=out)
 
     def empty(self, shape: Shape, dtype: Any) -> Array:
-        """Uninitialized array whose data starts on a cache line of 64 bytes."""
+        """Return an uninitialized array whose data starts on a cache line of 64 bytes."""
         dtype = np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         raw = np.empty(nbytes + 64, np.uint8)

@@ -1,4 +1,4 @@
-"""The one place that imports h5py. Built with parallel HDF5 it imports MPI, which is not to start then and there."""
+"""The only module that imports h5py. With parallel HDF5 h5py imports MPI, which must not start at that moment."""
 
 import mpi4py
 
@@ -7,6 +7,6 @@ mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
 
 import h5py  # noqa: E402
 
-mpi4py.rc.initialize, mpi4py.rc.finalize = _before  # somebody else's import of MPI is as they want it
+mpi4py.rc.initialize, mpi4py.rc.finalize = _before  # restore the settings for other imports of MPI
 
 __all__ = ["h5py"]

@@ -1,7 +1,7 @@
-"""How element kernels are compiled, so that all have the same rules; and the sum of rows that several need.
+"""Compilation of element kernels under common rules, and sums of rows.
 
-Kernels are compiled by Numba at first use and cached beside the package (or in the user's cache directory
-where that is not writable), so that only the first run on a machine waits for them.
+Numba compiles kernels at first use. It caches them next to the package, or in the user's cache directory if the package
+is not writable, so that only the first run on a machine waits.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ _REORDER = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def kernel(function: F) -> F:
-    """Compile a function of arrays and scalars; it runs without the interpreter lock and rounds as IEEE 754 says.
+    """Compile a function of arrays and scalars; it releases the GIL and rounds according to IEEE 754.
 
-    So an element's result does not depend on where in a vector it lies, and a run is the same bits however
-    its vectors are cut. Scalars arrive as Python floats: inside, ``x.dtype.type(value)`` makes them the
-    arrays' type, without which float32 arithmetic would be widened to float64.
+    An element's result does not depend on its position in a vector, so a run is bit-identical however its vectors are
+    split. Scalars arrive as Python floats: convert them with ``x.dtype.type(value)`` in the kernel, or float32
+    arithmetic is promoted to float64.
     """
-    # False has to be said: a kernel that leaves it out inherits it from the first one that calls it.
+    # Pass False explicitly: a kernel compiled without the option inherits it from the first kernel that calls it.
     return _compile(function, False)
 
 
 def reduction(function: F) -> F:
-    """Compile as ``kernel`` does, but let a sum be taken in any order, without which it would not vectorize.
+    """Compile like ``kernel``, but allow sums in any order, which vectorization needs.
 
-    NaN and infinity keep their meaning: a diverging run must be seen to diverge.
+    NaN and infinity are preserved, so that divergence is detected.
     """
     return _compile(function, _REORDER)
 
 
 def on_first_compilation(say: Callable[[str], None]) -> None:
-    """Have the first compilation in this process told, for it takes seconds in which nothing else is to be seen; local.
+    """Print a notice at the first compilation in this process, which takes seconds. Local.
 
-    Kernels that come from the cache are not compiled.
+    Kernels loaded from the cache are not compiled.
     """
     event.register("numba:compile", _Listener(say))
 
@@ -57,10 +57,10 @@ class _Listener(event.Listener):  # type: ignore[misc]
     def on_start(self, event: object) -> None:
         say, self._say = self._say, None
         if say is not None:
-            say("compiling for this machine and this kind of model, once; it takes some seconds")
+            say("compiling kernels for this machine and model type; this takes a few seconds, once")
 
     def on_end(self, event: object) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def _compile(function: F, fastmath: bool | set[str]) -> F:
@@ -70,7 +70,7 @@ def _compile(function: F, fastmath: bool | set[str]) -> F:
 
 @intrinsic
 def prefetch(typing_context: Any, row: Any, index: Any) -> Any:
-    """In a kernel: have the cache line of ``row[index]`` loaded beside other work; ``row``: 1-D, C-contiguous."""
+    """In a kernel: prefetch the cache line of ``row[index]``; ``row`` is 1-D and C-contiguous."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         view = context.make_array(signature.args[0])(context, builder, args[0])
@@ -87,10 +87,9 @@ def prefetch(typing_context: Any, row: Any, index: Any) -> Any:
 
 @kernel
 def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out: Array) -> None:
-    """out = scale * (rows[order[0]] + rows[order[1]] + ...)[start:stop], added in that order.
+    """Set out = scale * (rows[order[0]] + rows[order[1]] + ...)[start:stop], added in that order.
 
-    ``out``, shape (stop - start,), must not lie in ``rows``: compiled loops over arrays that overlap do not
-    vectorize, even where they would be right.
+    ``out``, shape (stop - start,), must not overlap ``rows``: compiled loops over overlapping arrays do not vectorize.
     """
     n = order.size
     factor = out.dtype.type(scale)
@@ -111,14 +110,14 @@ def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out
             out[i] = then * (out[i] + c[i])
 
 
-_BLOCK = 4096  # elements summed at a time: the sum of a block stays in the first-level cache
+_BLOCK = 4096  # elements summed at a time: the sum of a block stays in the L1 cache
 
 
 @kernel
 def sum_in_place(rows: Array, lo: int, hi: int, scale: float, row: int) -> None:
-    """rows[row][lo:hi] = scale * (rows[0] + rows[1] + ...)[lo:hi], added in that order."""
+    """Set rows[row][lo:hi] = scale * (rows[0] + rows[1] + ...)[lo:hi], added in that order."""
     if len(rows) == 2:
-        # Commutative, so the order is kept; and without a copy the vector passes through the core once.
+        # Addition commutes, so the order is kept. Without a copy the vector is read only once.
         factor = rows.dtype.type(scale)
         total, other = rows[row, lo:hi], rows[1 - row, lo:hi]
         for i in range(total.size):
@@ -129,5 +128,5 @@ def sum_in_place(rows: Array, lo: int, hi: int, scale: float, row: int) -> None:
         stop = min(start + _BLOCK, hi)
         block, target = scratch[: stop - start], rows[row, start:stop]
         sum_rows(rows, order, start, stop, scale, block)
-        for i in range(target.size):  # not target[:] = block, which compiles to a slow general copy
+        for i in range(target.size):  # target[:] = block compiles to a slow generic copy
             target[i] = block[i]

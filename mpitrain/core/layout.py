@@ -1,8 +1,8 @@
-"""One flat vector, and the named views of it that layers work on.
+"""The layout of a flat vector, and its named views for the layers.
 
-Parameters, gradients and optimizer slots are vectors of one layout: the trainable parameters first, in
-the order the model declares them, then the state that is learnt without a gradient (the running
-statistics of BatchNorm). Averaging, sharding, checkpoints and comparisons are arithmetic on ranges.
+Parameters, gradients and optimizer slots are vectors of one layout: first the trainable parameters, in the order in
+which the model declares them, then the state that is not trained by gradients (the running statistics of BatchNorm).
+Averaging, sharding, checkpoints and comparisons are arithmetic on ranges.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 Kind = Literal["param", "state"]
 
-ALIGN = 16  # elements: a view starts on a cache line (64 bytes of float32), so that no two share one
+ALIGN = 16  # elements: views start on a cache line (64 bytes of float32), so that no two share one
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where every name lies in the flat vector.
+    """The position of every name in the flat vector.
 
     Attributes:
         entries: In the order of the vector.
-        n_trained: The optimizer's part of the vector is ``[0, n_trained)``; state follows.
-        size: Length of the whole vector. Gaps left by alignment hold zeros.
+        n_trained: The optimizer's range of the vector is ``[0, n_trained)``; state follows.
+        size: Length of the vector. Alignment gaps are zero.
     """
 
     entries: tuple[Entry, ...]
@@ -64,7 +64,7 @@ class Layout:
 
     @classmethod
     def pack(cls, declared: Iterable[tuple[str, Shape, Kind]]) -> Layout:
-        """Lay out ``(name, shape, kind)`` one after the other, parameters before state."""
+        """Return the layout of ``(name, shape, kind)`` tuples, parameters before state."""
         ordered = sorted(declared, key=lambda item: item[2] == "state")
         entries: list[Entry] = []
         start = n_trained = 0
@@ -78,15 +78,15 @@ class Layout:
 
     @property
     def n_params(self) -> int:
-        """Number of trainable parameters, gaps not counted."""
+        """Number of trainable parameters, without alignment gaps."""
         return sum(entry.size for entry in self.entries if entry.kind == "param")
 
     def views(self, flat: Array) -> dict[str, Array]:
-        """Name every range of ``flat``, shape (size,); the views share its memory."""
+        """Return the named views of ``flat``, shape (size,); they share its memory."""
         return {e.name: flat[e.start : e.stop].reshape(e.shape) for e in self.entries}
 
     def digests(self) -> npt.NDArray[np.uint8]:
-        """A digest of each entry, shape (n_entries, 16) uint8, for ranks to compare layouts by."""
+        """Return a digest of each entry, shape (n_entries, 16), uint8, to compare layouts between ranks."""
         rows = [
             hashlib.blake2b(repr((e.name, e.shape, e.start, e.kind)).encode(), digest_size=16).digest()
             for e in self.entries

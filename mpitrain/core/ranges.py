@@ -10,7 +10,7 @@ from .layout import ALIGN
 
 
 def aligned_part(start: int, stop: int, index: int, parts: int) -> tuple[int, int]:
-    """The ``index``-th of ``parts`` nearly equal ranges of [start, stop), cut at cache lines."""
+    """Return the ``index``-th of ``parts`` nearly equal ranges of [start, stop), split at cache lines."""
     lines = -(-(stop - start) // ALIGN)
     lo = start + lines * index // parts * ALIGN
     hi = start + lines * (index + 1) // parts * ALIGN
@@ -18,14 +18,14 @@ def aligned_part(start: int, stop: int, index: int, parts: int) -> tuple[int, in
 
 
 class Bucket(NamedTuple):
-    """A range of the vector that is averaged in one go: the gradients of consecutive layers."""
+    """A range of the vector that is averaged in one operation: the gradients of consecutive layers."""
 
     lo: int
     hi: int
 
 
 def buckets_of(starts: Sequence[int], size: int, bucket_elements: int) -> list[Bucket]:
-    """Cut [0, size) at layers' ``starts`` into buckets of at least ``bucket_elements``, the last first."""
+    """Split [0, size) at the layers' ``starts`` into buckets of at least ``bucket_elements``, last first."""
     buckets: list[Bucket] = []
     hi = size
     for lo in sorted({0, *starts}, reverse=True):
@@ -36,6 +36,6 @@ def buckets_of(starts: Sequence[int], size: int, bucket_elements: int) -> list[B
 
 
 def split_batch(batch: int, parts: int) -> list[tuple[int, int]]:
-    """Nearly equal ranges of [0, batch), none empty."""
+    """Return nearly equal ranges of [0, batch), none empty."""
     cuts = [batch * i // parts for i in range(parts + 1)]
     return [(a, b) for a, b in pairwise(cuts) if a < b]

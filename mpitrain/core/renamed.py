@@ -10,7 +10,7 @@ class Renamed:
     """An attribute or method under its former name.
 
     Args:
-        new: The present name.
+        new: The current name.
     """
 
     def __init__(self, new: str) -> None:
@@ -29,7 +29,7 @@ class Renamed:
 
 
 def class_option(cls: type, new: str, old: str) -> bool:
-    """A boolean that the class itself sets under its present or its former name; False where it sets neither."""
+    """Return a boolean that the class itself sets under its current or former name; False if it sets neither."""
     own = vars(cls)
     if old in own and not isinstance(own[old], Renamed):
         warn(f"{cls.__name__}.{old}", new)

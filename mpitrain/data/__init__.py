@@ -1,4 +1,4 @@
-"""Data sets: where examples are, in which order they come, and batches of them."""
+"""Data sets: storage of examples, their order, and batches."""
 
 from ..core.renamed import warn
 from .hdf5 import hdf5

@@ -1,4 +1,4 @@
-"""Examples in HDF5 files, read in slices, so that they may be larger than memory."""
+"""Examples in HDF5 files, read in blocks, so that they may be larger than memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..core.layout import Array
 from ..errors import DataError
 from .split import Split
 
-_BLOCK_BYTES = 1 << 22  # read at a time where the file is not chunked
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # not EAGAIN: somebody is writing to the file
+_BLOCK_BYTES = 1 << 22  # block size for files that are not chunked
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # not EAGAIN: another process is writing to the file
 
 
 class Hdf5Split(Split):
-    """Two datasets of one file, with an entry for each example along their first dimension."""
+    """Two datasets of one file, with one entry per example along their first dimension."""
 
     def __init__(self, path: Path, examples: str, labels: str, classes: int | None, scale: float | None) -> None:
         self._path, self._names = path, (examples, labels)
@@ -27,7 +27,9 @@ class Hdf5Split(Split):
         with file:
             x, y = _dataset(path, file, examples), _dataset(path, file, labels)
             if len(x) != len(y):
-                raise DataError(f"{path}: {len(x):,} {examples} and {len(y):,} {labels}; there must be as many of each")
+                raise DataError(
+                    f"{path}: {examples} has {len(x):,} entries but {labels} has {len(y):,}; lengths must match"
+                )
             if len(x) == 0:
                 raise DataError(f"{path}: {examples} is empty")
             row = max(1, x.dtype.itemsize * int(np.prod(x.shape[1:])))
@@ -52,9 +54,11 @@ class Hdf5Split(Split):
             self._file, _ = _open(self._path)
         try:
             for name, out in zip(self._names, (examples, labels), strict=True):
-                self._file[name].read_direct(out, np.s_[start:stop])  # without a copy in between
+                self._file[name].read_direct(out, np.s_[start:stop])  # without an intermediate copy
         except (OSError, KeyError, ValueError, TypeError) as error:
-            raise DataError(f"{self._path} cannot be read from example {start:,} on: {_one_line(error)}") from error
+            raise DataError(
+                f"{self._path} cannot be read at examples {start:,} to {stop - 1:,}: {_one_line(error)}"
+            ) from error
 
 
 def hdf5(
@@ -64,40 +68,40 @@ def hdf5(
     classes: int | None = None,
     scale: float | None = None,
 ) -> Split:
-    """Examples and labels of an HDF5 file; reads only their shapes.
+    """Return a split of an HDF5 file with examples and labels; reads only their shapes.
 
-    What fits into half of a node's free memory is loaded there, once for all of its ranks; what does not is
-    read in slices as it is needed. The order is the same in both cases: blocks of some megabytes are permuted,
-    and examples are mixed among eight blocks at a time.
+    A split that fits into half of a node's free memory is loaded once for all of the node's ranks. A larger one is read
+    in blocks as needed. The order of examples is the same in both cases: blocks of some megabytes are permuted, and
+    examples are shuffled among eight blocks at a time.
 
     Args:
         path: The file.
         examples: Name of the dataset of examples, shape (n, ...).
         labels: Name of the dataset of labels, shape (n, ...).
-        classes: Where labels are classes: how many there are.
-        scale: Factor on the examples; 1/255 for bytes and 1 for all else if left out.
+        classes: Number of classes if labels are classes, else None.
+        scale: Factor applied to the examples; the default is 1/255 for bytes, else 1.
 
     Raises:
-        DataError: There is no such file or dataset, or their lengths differ.
+        DataError: The file or a dataset does not exist, or the lengths differ.
     """
     return Hdf5Split(Path(path), examples, labels, classes, scale)
 
 
 def _open(path: Path) -> tuple[h5py.File, str | None]:
-    """The file, and what is to be said of how it was opened."""
+    """Return the file, and a note to the user about how it was opened."""
     try:
         return h5py.File(path, "r"), None
     except OSError as error:
         if error.errno in _NO_LOCKS:
             return h5py.File(path, "r", locking=False), (
-                f"the file system of {path} has no locks: reading without them; nobody may write to it meanwhile"
+                f"the file system of {path} has no locks: reading without locking; do not write to the file meanwhile"
             )
-        what = "there is no such file" if not path.exists() else f"it cannot be read as HDF5: {_one_line(error)}"
+        what = "no such file" if not path.exists() else f"cannot be read as HDF5: {_one_line(error)}"
         raise DataError(f"{path}: {what}") from error
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())  # HDF5 has the time in its messages, with a line's end
+    return " ".join(str(error).split())  # HDF5 messages contain the time and a newline
 
 
 def _dataset(path: Path, file: h5py.File, name: str) -> h5py.Dataset:
@@ -108,4 +112,4 @@ def _dataset(path: Path, file: h5py.File, name: str) -> h5py.Dataset:
     file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise DataError(f"{path} has no dataset {name!r} of examples; it has {', '.join(names) or 'none'}{hint}")
+    raise DataError(f"{path} has no dataset {name!r}; it has {', '.join(names) or 'none'}{hint}")

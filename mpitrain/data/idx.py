@@ -1,4 +1,4 @@
-"""IDX files, the format of MNIST: a magic number and sizes, then unsigned bytes. Gzipped or not."""
+"""IDX files, the format of MNIST: a magic number and sizes, then unsigned bytes; optionally gzipped."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _UNSIGNED_BYTE = 8
 
 
 def find(folder: Path, names: Sequence[str]) -> list[Path]:
-    """The files of these names in a folder, each with ``.gz`` behind it or not.
+    """Return the files of these names in a folder, each with or without ``.gz``.
 
     Raises:
-        DataError: One is not there; the message says which, and all that are needed.
+        DataError: A file is missing; the message names it and all required files.
     """
     if not folder.is_dir():
-        raise DataError(f"no folder {folder}; give one with the files {', '.join(names)}, each may end in .gz")
+        raise DataError(f"no folder {folder}; must contain {', '.join(names)}, each optionally with .gz")
     return [_find(folder, name, names) for name in names]
 
 
@@ -31,17 +31,17 @@ def _find(folder: Path, name: str, names: Sequence[str]) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
-    there = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+    found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
     raise DataError(
-        f"no file {name} in {folder}, which has {there}; needed are {', '.join(names)}, each may end in .gz"
+        f"no file {name} in {folder}, found {found}; required: {', '.join(names)}, each optionally with .gz"
     )
 
 
 def read_header(path: Path, dimensions: int) -> Shape:
-    """The shape that a file's header tells, having ``dimensions`` dimensions.
+    """Return the shape in a file's header, which must have ``dimensions`` dimensions.
 
     Raises:
-        DataError: It is no IDX file of bytes, or has another number of dimensions.
+        DataError: The file is not an IDX file of bytes, or has another number of dimensions.
     """
     with _open(path) as file:
         return _header(path, file, dimensions)
@@ -51,18 +51,18 @@ def read_into(path: Path, start: int, stop: int, out: Array) -> None:
     """Fill ``out``, uint8 and C-contiguous, with the entries [start, stop) along the first dimension.
 
     Raises:
-        DataError: The file ends too early, goes on after its end, or is damaged.
+        DataError: The file is too short, too long, or corrupt.
     """
     with _open(path) as file:
         shape = _header(path, file, out.ndim)
         entry = math.prod(shape[1:])
         _skip(path, file, start * entry)
         if _read(path, file, memoryview(out.reshape(-1))) != out.size:  # type: ignore[arg-type]
-            raise DataError(f"{path} is truncated: its header tells of {shape[0]:,} entries of {entry:,} bytes")
-        # Reading on to the end also makes gzip compare its checksum.
+            raise DataError(f"{path} is truncated: its header specifies {shape[0]:,} entries of {entry:,} bytes")
+        # Reading past the end also makes gzip verify its checksum.
         if stop == shape[0] and _read(path, file, memoryview(bytearray(1))):
             raise DataError(
-                f"{path} is longer than the {shape[0]:,} entries of {entry:,} bytes that its header tells of"
+                f"{path} is longer than the {shape[0]:,} entries of {entry:,} bytes that its header specifies"
             )
 
 
@@ -77,19 +77,19 @@ def _header(path: Path, file: IO[bytes], dimensions: int) -> Shape:
     head = bytearray(4 + 4 * dimensions)
     got = _read(path, file, memoryview(head))
     if got < 4:
-        raise DataError(f"{path} is truncated: it has {got} bytes, not even a header")
+        raise DataError(f"{path} is truncated: its {got} bytes are too short for a header")
     zeros, kind, found = struct.unpack(">HBB", head[:4])
     if zeros != 0 or kind != _UNSIGNED_BYTE:
-        raise DataError(f"{path} is no IDX file of bytes: it begins with {head[:4].hex()}, not 0000080{dimensions}")
+        raise DataError(f"{path} is not an IDX file of bytes: it starts with {head[:4].hex()}, not 0000080{dimensions}")
     if found != dimensions:
         names = {1: "labels", 3: "images"}
-        there = names.get(found, f"{found}-dimensional data")
-        raise DataError(f"{path} holds {there} where {names[dimensions]} are expected")
+        content = names.get(found, f"{found}-dimensional data")
+        raise DataError(f"{path} contains {content}, must contain {names[dimensions]}")
     if got < len(head):
-        raise DataError(f"{path} is truncated: it has {got} bytes, not even a header")
+        raise DataError(f"{path} is truncated: its {got} bytes are too short for a header")
     shape = struct.unpack(f">{dimensions}I", head[4:])
     if 0 in shape:
-        raise DataError(f"{path} is empty: its header tells of shape {shape}")
+        raise DataError(f"{path} is empty: its header specifies shape {shape}")
     return shape
 
 
@@ -97,7 +97,7 @@ def _skip(path: Path, file: IO[bytes], count: int) -> None:
     try:
         file.seek(count, 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged or truncated: {error}") from error
+        raise DataError(f"{path} is corrupt or truncated: {error}") from error
 
 
 def _read(path: Path, file: IO[bytes], out: memoryview) -> int:
@@ -110,5 +110,5 @@ def _read(path: Path, file: IO[bytes], out: memoryview) -> int:
                 break
             got += count
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged or truncated: {error}") from error
+        raise DataError(f"{path} is corrupt or truncated: {error}") from error
     return got

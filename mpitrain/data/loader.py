@@ -1,4 +1,4 @@
-"""Batches from a split, ready before they are needed."""
+"""Batches of a split, prepared in advance."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..errors import DataError
 from .permutation import MIXED_BLOCKS, order
 from .split import Split, check_labels
 
-_ROWS_AHEAD = 4  # of those being copied: as measured, 2 to 16 do
-_CACHED_BLOCKS = 2 * MIXED_BLOCKS + 1  # this batch's, and the next one's, which may lie beyond
+_ROWS_AHEAD = 4  # prefetch distance in rows; 2 to 16 perform alike
+_CACHED_BLOCKS = 2 * MIXED_BLOCKS + 1  # blocks of this batch and the next one, which may be in the next group
 
 
 class InMemory:
-    """Examples in memory, which several ranks may share.
+    """Examples in memory, possibly shared by several ranks.
 
     Args:
         examples: Shape (n, *split.shape).
@@ -31,23 +31,23 @@ class InMemory:
         self.examples, self.labels = examples, labels
 
     def take(self, numbers: Array, scale: float, examples: Array, labels: Array) -> None:
-        """Copy the examples of these numbers, converted and scaled."""
+        """Copy the examples of these indices, converted and scaled."""
         count = len(numbers)
         _copy(self.examples.reshape(len(self.examples), -1), numbers, scale, examples.reshape(count, -1))
         np.take(self.labels, numbers, axis=0, out=labels, mode="clip")
 
     def expect(self, numbers: Array) -> None:
-        """Nothing to do: a batch is made in less time than a thread takes to wake."""
+        """Do nothing: making a batch takes less time than waking a thread."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class Streaming:
-    """Examples in a file, read in blocks by a thread that is ahead by one batch.
+    """Examples in a file, read in blocks by a thread that is one batch ahead.
 
     Args:
-        split: With a ``block``.
+        split: Its ``block`` must not be None.
     """
 
     def __init__(self, split: Split) -> None:
@@ -57,7 +57,7 @@ class Streaming:
         self._reader = ThreadPoolExecutor(1, "read ahead")
 
     def take(self, numbers: Array, scale: float, examples: Array, labels: Array) -> None:
-        """Copy the examples of these numbers, converted and scaled.
+        """Copy the examples of these indices, converted and scaled.
 
         Raises:
             DataError: The file cannot be read.
@@ -67,14 +67,14 @@ class Streaming:
         for block in np.unique(of_block):
             stored, stored_labels = self._blocks[int(block)].result()
             chosen = np.flatnonzero(of_block == block)
-            inside = numbers[chosen] - block * self._rows
+            offsets = numbers[chosen] - block * self._rows
             part = np.empty((len(chosen), *examples.shape[1:]), examples.dtype)
-            _copy(stored.reshape(len(stored), -1), inside, scale, part.reshape(len(chosen), -1))
+            _copy(stored.reshape(len(stored), -1), offsets, scale, part.reshape(len(chosen), -1))
             examples[chosen] = part
-            labels[chosen] = stored_labels[inside]
+            labels[chosen] = stored_labels[offsets]
 
     def expect(self, numbers: Array) -> None:
-        """Have the blocks of these numbers read, unless they are in memory; returns at once."""
+        """Start reading the blocks of these indices, unless they are cached. Returns immediately."""
         wanted = [int(block) for block in np.unique(numbers // self._rows)]
         for block in wanted:
             if block in self._blocks:
@@ -94,7 +94,7 @@ class Streaming:
         return examples, labels
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._reader.shutdown(wait=True, cancel_futures=True)
 
 
@@ -103,13 +103,13 @@ Memory = Callable[[int], tuple[Array, Array]]
 
 
 class Loader:
-    """Makes batches of a split; local.
+    """Makes batches of a split. Local.
 
     Args:
-        storage: Where the examples are.
-        seed: Decides the order of examples.
-        dtype: Of the examples in a batch; None for those that are stored, which are then not scaled, either.
-        memory: Gives arrays for the next batch of so many examples; its own if left out.
+        storage: Storage of the examples.
+        seed: Determines the order of examples.
+        dtype: Data type of the examples in a batch; None for the stored type, without scaling.
+        memory: Returns arrays for the next batch, given its size; by default the loader's own buffers.
     """
 
     def __init__(self, split: Split, storage: Storage, seed: int, dtype: Any, memory: Memory | None = None) -> None:
@@ -117,7 +117,7 @@ class Loader:
         self._dtype: np.dtype[Any] = split.dtype if dtype is None else np.dtype(dtype)
         self._scale = 1.0 if dtype is None else split.scale
         self._memory = self._next_buffers if memory is None else memory
-        # Two sets, so that a batch stays as it is while the next one is made.
+        # Two sets of buffers, so that a batch stays valid while the next one is made.
         self._buffers: list[tuple[Array, Array]] = [(np.empty(0), np.empty(0))] * 2
         self._turn = 0
 
@@ -125,36 +125,36 @@ class Loader:
         return len(self._split)
 
     def batch(self, position: int, count: int) -> tuple[Array, Array]:
-        """The examples at [position, position + count) of the endless stream.
+        """Return the examples at [position, position + count) of the endless stream.
 
-        Every example comes once in each epoch: in each range of ``len(split)`` positions that begins at a
-        multiple of it.
+        Every example occurs once in each epoch, that is in each range of ``len(split)`` positions that starts at a
+        multiple of ``len(split)``.
 
         Returns:
             Examples, shape (count, *split.shape), of ``dtype`` and scaled; labels, shape (count,
-            *split.label_shape). Both are overwritten by the second call after this one, or as ``memory`` says.
+            *split.label_shape). Both are overwritten by the second call after this one, or as ``memory`` decides.
 
         Raises:
             DataError: There are fewer examples than ``count``, or they cannot be read.
         """
         if count > len(self._split):
             raise DataError(
-                f"a batch of {count:,} examples of {self._split.source}, which has {len(self._split):,}; "
-                "give a smaller batch"
+                f"a batch of {count:,} examples is larger than {self._split.source}, which has {len(self._split):,}; "
+                "reduce the batch size"
             )
         return self._take(self._order(position, count))
 
     def expect(self, position: int, count: int) -> None:
-        """Say which batch comes next, so that what it needs of a file is read meanwhile."""
+        """Announce the next batch, so that its file blocks are read in the background."""
         if isinstance(self._storage, Streaming):
             self._storage.expect(self._order(position, count))
 
     def sequential(self, start: int, stop: int) -> tuple[Array, Array]:
-        """The examples numbered [start, stop), in the order of the split; as ``batch`` returns them."""
+        """Return the examples [start, stop) in the order of the split, in the form of ``batch``."""
         return self._take(np.arange(start, stop))
 
     def close(self) -> None:
-        """End what reads ahead."""
+        """Stop reading ahead."""
         self._storage.close()
 
     def _order(self, position: int, count: int) -> Array:
@@ -176,7 +176,7 @@ class Loader:
 
 
 def _copy(stored: Array, numbers: Array, scale: float, out: Array) -> None:
-    """out[i] = scale * stored[numbers[i]]; bytes that stay as they are need no kernel."""
+    """Set out[i] = scale * stored[numbers[i]]; needs no kernel if the bytes are unchanged."""
     if out.dtype == stored.dtype and out.dtype.kind != "f":
         np.take(stored, numbers, axis=0, out=out, mode="clip")
     else:
@@ -185,11 +185,11 @@ def _copy(stored: Array, numbers: Array, scale: float, out: Array) -> None:
 
 @kernel
 def _take(stored: Array, numbers: Array, scale: float, out: Array) -> None:
-    """out[i] = scale * stored[numbers[i]], row by row, converted to out's type."""
+    """Set out[i] = scale * stored[numbers[i]] row by row, converted to out's type."""
     factor = out.dtype.type(scale)
     line = max(1, 64 // stored.itemsize)
     for i in range(numbers.size):
-        if i + _ROWS_AHEAD < numbers.size:  # rows lie anywhere in a large memory: waiting for it took half the time
+        if i + _ROWS_AHEAD < numbers.size:  # rows are scattered; cache misses took half the time
             ahead = stored[numbers[i + _ROWS_AHEAD]]
             for j in range(0, ahead.size, line):
                 prefetch(ahead, j)  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""Images in the layout of MNIST: four IDX files. MNIST, Fashion-MNIST, and the embedded digits."""
+"""Images in the file format of MNIST: four IDX files. MNIST, Fashion-MNIST, and the embedded digits."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NAMES = (
     "t10k-labels-idx1-ubyte",
 )
 _CLASSES = 10
-_DIGITS_LARGEST = 16  # the embedded digits count dots in squares of 4 by 4
+_DIGITS_LARGEST = 16  # pixels of the embedded digits are counts of dots in 4 x 4 squares
 
 
 class Images:
     """Labelled images for training and validation.
 
     Attributes:
-        train, validation: Examples are images as vectors, shape (features,).
+        train, validation: Splits of images as flat vectors, shape (features,).
         features: Pixels of an image.
         image_shape: (height, width, channels), for ``nn.Reshape``.
         classes: Number of classes.
@@ -35,8 +35,8 @@ class Images:
     def __init__(self, train: IdxSplit, validation: IdxSplit) -> None:
         if train.image_shape != validation.image_shape:
             raise DataError(
-                f"images of {train.source} are {train.image_shape}, "
-                f"those of {validation.source} {validation.image_shape}; they must be alike"
+                f"images of {train.source} have shape {train.image_shape}, "
+                f"those of {validation.source} have {validation.image_shape}; shapes must match"
             )
         self.train: Split = train
         self.validation: Split = validation
@@ -52,7 +52,7 @@ class IdxSplit(Split):
         count, height, width = idx.read_header(images, 3)
         (labelled,) = idx.read_header(labels, 1)
         if count != labelled:
-            raise DataError(f"{images} holds {count:,} images, and {labels} {labelled:,} labels")
+            raise DataError(f"{images} has {count:,} images but {labels} has {labelled:,} labels; counts must match")
         super().__init__(
             str(labels), count, (height * width,), np.uint8, (), np.uint8, classes=_CLASSES, scale=1 / largest
         )
@@ -65,16 +65,16 @@ class IdxSplit(Split):
 
 
 def mnist(data_dir: Path | None = None) -> Images:
-    """Images of a folder in the layout of MNIST; reads only the files' headers.
+    """Return the images in a folder with the four files of MNIST; reads only the files' headers.
 
     The files are ``train-images-idx3-ubyte``, ``train-labels-idx1-ubyte``, ``t10k-images-idx3-ubyte`` and
-    ``t10k-labels-idx1-ubyte``, each with ``.gz`` behind it or not. Pixels become numbers from 0 to 1.
+    ``t10k-labels-idx1-ubyte``, each with or without ``.gz``. Pixels are scaled to [0, 1].
 
     Args:
-        data_dir: The folder; None for UCI's handwritten digits (8 x 8), which come with this package.
+        data_dir: The folder; None for UCI's handwritten digits (8 x 8), which are part of this package.
 
     Raises:
-        DataError: A file is missing, or is not what its name says.
+        DataError: A file is missing, or does not have the content that its name says.
     """
     largest = 255
     if data_dir is None:

@@ -1,9 +1,8 @@
-"""The order of examples, a new one for each epoch, as a function that needs no memory.
+"""The order of examples in each epoch, as a function that needs no memory.
 
-The stream of examples has no end: position p is in epoch p // n, at place p % n of that epoch's order. The
-order is a bijection of [0, n): a Feistel network over the smallest domain 2^(2k) >= n, applied again while
-its result is not below n (cycle walking; Black and Rogaway, Ciphers with arbitrary finite domains, 2002,
-section 3).
+The stream of examples is endless: position p is in epoch p // n, at index p % n of that epoch's order. The order is a
+bijection of [0, n): a Feistel network over the smallest domain 2^(2k) >= n, applied again while its result is not below
+n (cycle walking; Black and Rogaway, Ciphers with arbitrary finite domains, 2002, section 3).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from ..core.kernels import kernel
 from ..core.layout import Array
 
 MIXED_BLOCKS = 8
-_ROUNDS = 10  # with fewer, places of data sets of less than ten examples are visibly not alike
+_ROUNDS = 10  # with fewer, the order of data sets with less than ten examples is visibly not uniform
 # Multipliers and shifts of the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
 _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -30,7 +29,7 @@ def _mix(x: int) -> int:
 
 @kernel
 def _bijection(value: int, n: int, half_bits: int, key: int) -> int:
-    """A value of [0, n), a different one for every ``value`` of [0, n)."""
+    """Map ``value`` in [0, n) to [0, n), one to one."""
     if n == 1:
         return 0
     half, mask = np.uint64(half_bits), (np.uint64(1) << np.uint64(half_bits)) - np.uint64(1)
@@ -56,7 +55,7 @@ def _half_bits(n: int) -> int:
 
 @kernel
 def _order(start: int, n: int, block: int, seed: int, out: Array) -> None:
-    blocks = n // block  # whole ones; the rest is permuted among itself, at the end of the epoch
+    blocks = n // block  # full blocks; remaining examples are permuted among themselves at the end of the epoch
     rest = n - blocks * block
     bits_block, bits_rest = _half_bits(blocks), _half_bits(rest)
     for i in range(out.size):
@@ -66,7 +65,7 @@ def _order(start: int, n: int, block: int, seed: int, out: Array) -> None:
             out[i] = blocks * block + _bijection(place - blocks * block, rest, bits_rest, _mix(key))
             continue
         group = place // (MIXED_BLOCKS * block)
-        first = group * MIXED_BLOCKS  # of the blocks that are mixed here, counted in the epoch's order of blocks
+        first = group * MIXED_BLOCKS  # first block of this group, in the epoch's order of blocks
         mixed = min(MIXED_BLOCKS, blocks - first) * block
         at = _bijection(place - first * block, mixed, _half_bits(mixed), _mix(key + np.uint64(group + 1)))
         which = _bijection(first + at // block, blocks, bits_block, key)
@@ -74,14 +73,14 @@ def _order(start: int, n: int, block: int, seed: int, out: Array) -> None:
 
 
 def order(start: int, count: int, n: int, seed: int, block: int | None = None) -> Array:
-    """Numbers of the examples at positions [start, start + count) of the stream, shape (count,), int64.
+    """Return the indices of the examples at stream positions [start, start + count), shape (count,), int64.
 
     Args:
-        n: Examples in the data set.
-        seed: Decides the order, together with the epoch.
-        block: For files that are read in blocks of so many examples: the blocks are permuted, and examples
-            within each ``MIXED_BLOCKS`` that follow each other in that order, so that few blocks are needed
-            at a time. None permutes all examples among each other.
+        n: Number of examples in the data set.
+        seed: Determines the order, together with the epoch.
+        block: For files that are read in blocks of this many examples: blocks are permuted, and examples within each
+            group of ``MIXED_BLOCKS`` consecutive blocks, so that few blocks are needed at a time. None permutes all
+            examples.
     """
     out = np.empty(count, np.int64)
     _order(start, n, n if block is None else block, seed, out)

@@ -1,4 +1,4 @@
-"""A split: examples and labels in files, of which nothing is loaded until it is read."""
+"""A split: examples and labels in files, loaded only when they are read."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from ..errors import DataError
 
 
 class Split:
-    """Examples with labels, by number.
+    """Examples with labels, addressed by index.
 
-    A subclass reads them; construction reads no more than headers.
+    Subclasses implement ``read``; construction reads only headers.
 
     Attributes:
-        source: Where they come from, for messages.
+        source: Origin of the data, for messages.
         count: Number of examples, also ``len(split)``.
         shape: Shape of an example.
-        dtype: As it is stored, in this machine's byte order.
-        label_shape, label_dtype: Of a label.
-        classes: Labels are integers in [0, classes); None where they are something else.
-        scale: Examples are multiplied by this when a batch is made.
-        block: Examples that lie together in the file, where slices can be read from it without reading all of
-            it; None where they cannot.
-        note: What the user should be told of how the files are read, or None.
+        dtype: Stored data type, in this machine's byte order.
+        label_shape, label_dtype: Shape and data type of a label.
+        classes: Number of classes; labels are integers in [0, classes). None if labels are not classes.
+        scale: Factor applied to examples when a batch is made.
+        block: Number of consecutive examples to read at a time; None if the file cannot be read in ranges.
+        note: A note to the user about how the files are read, or None.
 
     Raises:
         DataError: Examples or labels are not numbers.
@@ -55,35 +54,35 @@ class Split:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all examples and labels."""
+        """Size of all examples and labels in bytes."""
         example = math.prod(self.shape) * self.dtype.itemsize
         label = math.prod(self.label_shape) * self.label_dtype.itemsize
         return self.count * (example + label)
 
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
-        """Fill arrays with the examples numbered [start, stop) and their labels.
+        """Read the examples [start, stop) and their labels into arrays.
 
         Args:
             examples: Shape (stop - start, *shape), of ``dtype``, C-contiguous.
             labels: Shape (stop - start, *label_shape), of ``label_dtype``, C-contiguous.
 
         Raises:
-            DataError: The files do not hold what their headers say.
+            DataError: The files do not match their headers.
         """
         raise NotImplementedError
 
 
 def _native(source: str, dtype: Any) -> np.dtype[Any]:
-    """``dtype`` in this machine's byte order, the only one that kernels take."""
+    """Return ``dtype`` in this machine's byte order, the only one that kernels support."""
     dtype = np.dtype(dtype)
     if dtype.kind not in "biuf" or dtype.itemsize > 8 or dtype == np.float16:
-        raise DataError(f"{source} holds values of type {dtype}: give integers, float32 or float64")
+        raise DataError(f"{source} has values of type {dtype}: must be integers, float32 or float64")
     native: np.dtype[Any] = dtype.newbyteorder("=")
     return native
 
 
 class ArraySplit(Split):
-    """Examples that are in memory already."""
+    """Examples in arrays in memory."""
 
     def __init__(self, examples: Array, labels: Array, classes: int | None, scale: float) -> None:
         super().__init__(
@@ -104,38 +103,40 @@ class ArraySplit(Split):
 
 
 def from_arrays(examples: Array, labels: Array, classes: int | None = None, scale: float = 1.0) -> Split:
-    """A split of arrays in memory; every rank must give the same.
+    """Return a split of arrays in memory; all ranks must pass the same arrays.
 
     Args:
         examples: Shape (n, ...).
         labels: Shape (n, ...).
-        classes: Where labels are classes: how many there are.
-        scale: Factor on the examples.
+        classes: Number of classes if labels are classes, else None.
+        scale: Factor applied to the examples.
 
     Raises:
-        DataError: There are no examples, or not one label for each.
+        DataError: There are no examples, or the number of labels differs.
     """
     examples, labels = np.asarray(examples), np.asarray(labels)
     if examples.ndim == 0 or len(examples) == 0:
-        raise DataError("from_arrays was given no examples")
+        raise DataError(f"from_arrays got examples of shape {examples.shape}: must have at least one example")
     if labels.ndim == 0 or len(labels) != len(examples):
         count = 0 if labels.ndim == 0 else len(labels)
-        raise DataError(f"from_arrays was given {len(examples):,} examples, {count:,} labels: give one for each")
+        raise DataError(f"from_arrays got {len(examples):,} examples but {count:,} labels; lengths must match")
     return ArraySplit(examples, labels, classes, scale)
 
 
 def check_labels(split: Split, labels: Array, first: int = 0) -> None:
-    """Make sure that labels are classes of the split; ``first`` is the number of the first label's example.
+    """Check that labels are classes of the split; ``first`` is the index of the first label's example.
 
     Raises:
-        DataError: One is not; the message names it and the file.
+        DataError: A label is not a class; the message names it and the file.
     """
     if split.classes is None:
         return
     if labels.dtype.kind not in "iu":
-        raise DataError(f"{split.source}: labels are {labels.dtype}, and must be integers to be classes")
+        raise DataError(f"{split.source}: labels are of type {labels.dtype}, but class labels must be integers")
     wrong = np.argwhere((labels < 0) | (labels >= split.classes))
     if len(wrong):
         label, number = labels[tuple(wrong[0])], first + int(wrong[0][0])
         last = split.classes - 1
-        raise DataError(f"{split.source}: label {label} of example {number:,} is none of the classes 0 to {last}")
+        raise DataError(
+            f"{split.source}: label {label} of example {number:,} is out of range: must be from 0 to {last}"
+        )

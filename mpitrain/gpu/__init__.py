@@ -1,1 +1,1 @@
-"""GPUs through CuPy: devices, streams, kernels, and sums of gradients. Imported only where a GPU is used."""
+"""GPUs through CuPy: devices, streams, kernels, and sums of gradients. Imported only if a GPU is used."""

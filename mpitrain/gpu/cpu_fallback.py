@@ -1,4 +1,4 @@
-"""Element kernels that have no form for GPUs: the processor runs them."""
+"""CPU fallback for element kernels without a GPU implementation."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from ..errors import DeviceError
 
 
 class CpuFallback:
-    """A kernel whose arrays come from the GPU for every call, and go back: right, and slow.
+    """A kernel that copies its arrays from the GPU and back for every call: correct but slow.
 
     Args:
-        say: Takes a line for the user, once.
-        is_soft: Whether that is allowed.
+        say: Prints a line for the user, once.
+        is_soft: Whether the fallback is allowed.
 
     Raises:
-        DeviceError: It is not.
+        DeviceError: It is not allowed.
     """
 
     def __init__(self, kernel: Callable[..., Any], say: Callable[[str], None], is_soft: bool) -> None:
         name = kernel.__name__
         if not is_soft:
             raise DeviceError(
-                f"--no-soft-placement: the kernel {name} of {kernel.__module__} has no form for GPUs; "
-                "leave it out to have the processor run it, or write the layer with device.xp"
+                f"--no-soft-placement: the kernel {name} of {kernel.__module__} has no GPU implementation; "
+                "remove --no-soft-placement to run it on the CPU, or write the layer with device.xp"
             )
         self._kernel = kernel
-        say(f"the kernel {name} of {kernel.__module__} has no form for GPUs: the processor runs it, which is slow")
+        say(f"the kernel {name} of {kernel.__module__} has no GPU implementation and runs on the CPU, which is slow")
 
     def __call__(self, *arguments: Any) -> Any:
-        """The kernel's result, when it is there."""
+        """Run the kernel and return its result; waits for the GPU."""
         hosts = [array.get() if isinstance(array, cupy.ndarray) else array for array in arguments]
         result = self._kernel(*hosts)
         for array, host in zip(arguments, hosts, strict=True):

@@ -1,4 +1,4 @@
-"""A step as CUDA graphs: what the host would ask of the GPU bit by bit, recorded once and asked for as a whole."""
+"""CUDA graphs of a training step: recorded once, then launched as a whole."""
 
 from __future__ import annotations
 
@@ -13,58 +13,58 @@ from .device import Gpu
 
 
 class StepGraphs:
-    """Work on a GPU's stream, cut where others are to be told that part of it is done.
+    """Recorded work of a GPU's stream, split at points where the host must be notified.
 
-    The work must be the same every time: the same kernels at the same addresses, with the same numbers. Numbers that
-    change it reads from memory.
+    The work must be the same every time: the same kernels with the same addresses and arguments. Values that change
+    must be read from memory.
 
     Args:
-        record: Asks for the work, and calls its argument with i where child i of the model has its gradients; returns
-            an array of results. Nothing that it asks for is done while it records.
-        cuts: Children after which there is a cut.
+        record: Enqueues the work and returns an array of results; calls its argument with i when child i of the model
+            has its gradients. Nothing is executed during recording.
+        cuts: Children after which the work is split.
 
     Attributes:
-        result: What ``record`` returned; its contents are those of the last replay.
+        result: The array returned by ``record``; holds the results of the last replay.
 
     Raises:
-        Exception: Whatever ``record`` raises; CUDA refuses what cannot be recorded.
+        Exception: Any error of ``record``; CUDA rejects what cannot be recorded.
     """
 
     def __init__(self, gpu: Gpu, record: Callable[[Callable[[int], None]], Array], cuts: Collection[int]) -> None:
         self._stream, self._cuts = gpu.compute.raw, cuts
-        self._pieces: list[tuple[Any, int | None]] = []
-        # What the work takes for itself must not be given to anybody else afterwards.
+        self._graphs: list[tuple[Any, int | None]] = []
+        # A memory pool of its own: no other work may reuse the memory that the graphs refer to.
         self._memory = cupy.cuda.MemoryPool(cupy.get_default_memory_pool().malloc)
         with cupy.cuda.using_allocator(self._memory.malloc):
             self._begin()
             try:
                 self.result = record(self._reached)
             except BaseException:
-                with suppress(Exception):  # CUDA has its own word on a recording that is broken off
+                with suppress(Exception):  # CUDA also reports the aborted recording
                     self._stream.end_capture()
                 raise
-            self._pieces.append((self._stream.end_capture(), None))
+            self._graphs.append((self._stream.end_capture(), None))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the current GPU's memory that the work takes for itself."""
+        """Bytes of GPU memory allocated for the recorded work."""
         return int(self._memory.total_bytes())
 
     def start(self) -> None:
-        """Have the first piece done."""
-        self._pieces[0][0].launch(self._stream)
+        """Launch the first graph."""
+        self._graphs[0][0].launch(self._stream)
 
-    def resume(self, told: Callable[[int], None]) -> None:
-        """Have the others done; ``told(i)`` is called at each cut, when all before it has been asked for."""
-        for (_, child), (graph, _) in zip(self._pieces, self._pieces[1:], strict=False):
+    def resume(self, on_cut: Callable[[int], None]) -> None:
+        """Launch the remaining graphs; calls ``on_cut(i)`` at each cut, after all earlier work has been launched."""
+        for (_, child), (graph, _) in zip(self._graphs, self._graphs[1:], strict=False):
             assert child is not None
-            told(child)
+            on_cut(child)
             graph.launch(self._stream)
 
     def _begin(self) -> None:
-        self._stream.begin_capture()  # relaxed, as CuPy has it: the work may take memory, which a stricter mode forbids
+        self._stream.begin_capture()  # CuPy's relaxed mode; stricter modes forbid allocations
 
     def _reached(self, child: int) -> None:
         if child in self._cuts:
-            self._pieces.append((self._stream.end_capture(), child))
+            self._graphs.append((self._stream.end_capture(), child))
             self._begin()

@@ -1,4 +1,4 @@
-"""NCCL by CuPy, which has it where its library is installed."""
+"""NCCL through CuPy, if its library is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ..core.layout import Array
 from .stream import Stream
 
-with warnings.catch_warnings():  # that it is missing is told where it is asked for
+with warnings.catch_warnings():  # a missing library is reported when it is requested
     warnings.simplefilter("ignore")
     from cupy.cuda import nccl
 
@@ -18,18 +18,18 @@ available: bool = nccl.available
 
 
 def unique_id() -> Any:
-    """What the members of a communicator are given to find each other."""
+    """Return the identifier that all members of a new communicator need."""
     return nccl.get_unique_id()
 
 
 class Communicator:
-    """GPUs that sum together; construction is collective over them.
+    """GPUs that sum vectors; construction is collective over them.
 
     Args:
-        name: The same ``unique_id`` for all.
+        name: A ``unique_id``, the same on all ranks.
 
     Raises:
-        Exception: NCCL's own, if they do not find each other.
+        Exception: NCCL's own, if the members cannot connect.
     """
 
     def __init__(self, size: int, name: Any, rank: int) -> None:
@@ -37,10 +37,10 @@ class Communicator:
         self._types = {np.dtype(np.float32): nccl.NCCL_FLOAT32, np.dtype(np.float64): nccl.NCCL_FLOAT64}
 
     def sum(self, vector: Array, stream: Stream) -> None:
-        """Replace a vector of each GPU by the sum of all, on a stream; collective."""
+        """Replace a vector on each GPU with the sum over all, on a stream. Collective."""
         place = vector.data.ptr  # type: ignore[attr-defined]
         self._own.allReduce(place, place, vector.size, self._types[vector.dtype], nccl.NCCL_SUM, stream.raw.ptr)
 
     def destroy(self) -> None:
-        """Give everything back; nothing may be under way."""
+        """Free all resources; no operation may be pending."""
         self._own.destroy()

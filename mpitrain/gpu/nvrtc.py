@@ -1,4 +1,4 @@
-"""Kernels on NVIDIA GPUs, by CuPy; nothing imports this module where there is none."""
+"""Kernels on NVIDIA GPUs, compiled with CuPy. Imported only if there is a GPU."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .sources import text
 
 
 class CupyKernels:
-    """Compiles each source at its first use, with NVRTC for the GPU at hand; CuPy keeps the result in its cache folder.
+    """Compiles each source at first use with NVRTC, for the current GPU; CuPy caches the result on disk.
 
-    Launches go to the thread's current device and CuPy's current stream there, and return at once.
+    Launches go to the thread's current device and CuPy's current stream, and return immediately.
     """
 
     def __init__(self) -> None:
         self._modules: dict[str, Any] = {}
-        self._functions: dict[tuple[int, str], Any] = {}  # a compiled function belongs to one device
+        self._functions: dict[tuple[int, str], Any] = {}  # compiled functions are per device
 
     def empty(self, shape: Shape, dtype: Any) -> Array:
-        """Memory of the device."""
+        """Return uninitialized device memory."""
         return cupy.empty(shape, dtype)
 
     def launch(self, source: str, name: str, grid: Pair, block: Pair, arguments: tuple[Any, ...]) -> None:
-        """Start a kernel of ``kernels/<source>.cu``."""
+        """Launch a kernel of ``kernels/<source>.cu``."""
         key = runtime.getDevice(), name
         function = self._functions.get(key)
         if function is None:

@@ -1,4 +1,4 @@
-"""The text of the CUDA sources, as a compiler takes it that reads no other file."""
+"""CUDA sources as self-contained text, for a compiler without access to include files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _INCLUDE = '#include "common.cuh"\n'
 
 
 def text(name: str) -> str:
-    """The source ``kernels/<name>.cu``, with what it shares with others in it.
+    """Return the source ``kernels/<name>.cu`` with the shared header inlined.
 
-    CuPy keeps compiled kernels by their source's text: a file that is only included could change unnoticed.
+    CuPy caches compiled kernels by source text, so changes in an included file would go unnoticed.
     """
     folder = resources.files(__package__) / "kernels"
     before, _, after = (folder / f"{name}.cu").read_text().partition(_INCLUDE)

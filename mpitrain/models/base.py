@@ -1,4 +1,4 @@
-"""The interface of what computes gradients: loss and gradient of a batch on flat vectors."""
+"""The interface of models that compute loss and gradient of a batch on flat vectors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..nn.layer import Context
 
 
 class Model:
-    """What computes gradients. Every method is local, but for layers that communicate (see ``Context``).
+    """Computes gradients. Every method is local, except for layers that communicate (see ``Context``).
 
     Attributes:
-        takes_stored: Whether ``forward`` takes examples as they are stored, neither converted nor scaled.
-        memory: Gives the memory that the next batch of so many examples is best put in; None where any will do.
+        accepts_raw: Whether ``forward`` takes examples as stored, neither converted nor scaled.
+        memory: Returns preferred buffers for the next batch, given its size; None if the model has no preference.
     """
 
     accepts_raw = False
@@ -26,56 +26,58 @@ class Model:
         raise NotImplementedError
 
     def refresh(self) -> None:
-        """Take notice of the parameters as they are now; to be called whenever they have changed."""
+        """Reload the parameters; must be called whenever they have changed."""
 
     def forward(self, examples: Array, labels: Array, context: Context) -> Any:
-        """The loss of a batch, weighted by ``context.weight``; shapes as ``Loader.batch`` returns them.
+        """Return the loss of a batch, weighted by ``context.weight``; shapes as returned by ``Loader.batch``.
 
         Returns:
-            A number; or where the model computes on a device, an array there that will hold it when the device has
-            come so far, and until the next call. See ``loss_value``.
+            A number; or, on a GPU, an array that will hold it once the device gets there, valid until the next call.
+            See ``loss_value``.
         """
         raise NotImplementedError
 
     def backward(self) -> None:
-        """Assign the gradient of what the last ``forward`` returned."""
+        """Compute the gradient of the last ``forward``."""
         raise NotImplementedError
 
     def loss_value(self, loss: Any) -> float:
-        """What ``forward`` has returned, as a number; waits for it."""
+        """Return the result of ``forward`` as a number; waits for it."""
         return float(loss)
 
     def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
-        """The sum of the losses of some examples, and how many are predicted right; see ``Loss.evaluate``."""
+        """Return the summed loss of examples and the number predicted correctly; see ``Loss.evaluate``."""
         raise NotImplementedError
 
-    def watch(self, told: Callable[[int], None], cuts: Mapping[int, int]) -> None:
-        """Have ``told(i)`` called in ``backward`` when the model's children from the i-th on have their gradients.
+    def watch(self, on_ready: Callable[[int], None], cuts: Mapping[int, int]) -> None:
+        """Call ``on_ready(i)`` during ``backward`` when the model's children from the i-th on have their gradients.
 
-        A replica may leave that out: all gradients are there when ``backward`` returns.
+        Optional: all gradients are complete when ``backward`` returns.
 
         Args:
-            cuts: Children for which that is worth an interruption, and where the gradients of each begin.
+            cuts: Children for which a call is worthwhile, and the first element of their gradients.
         """
 
     def scale_loss(self, scale: Array | None) -> None:
-        """Have the loss's gradient multiplied by a number on the device; see ``Loss.scale``."""
+        """Multiply the loss's gradient by a number on the device; see ``Loss.scale``."""
 
     def trace(self) -> None:
-        """Have ``forward`` and ``backward`` return when they are done, so that their times are those of the work."""
+        """Make ``forward`` and ``backward`` wait for the device, so that their durations can be measured."""
 
     def memory_use(self) -> dict[str, int]:
-        """Bytes of a device's memory by what they are for, beside the parameters and what is like them; under ``held``
-        all that this process has taken there. Empty where there is no such memory."""
+        """Return bytes of device memory by purpose, without parameters and vectors of the same size.
+
+        ``held`` is all device memory that this process has allocated. Empty if the model uses no device memory.
+        """
         return {}
 
     def activate(self) -> AbstractContextManager[object]:
-        """A block in which the vectors that this is bound to may be computed with."""
+        """Return a context in which the bound vectors may be used in computations."""
         return nullcontext()
 
     def to_host(self, vector: Array) -> Array:
-        """A vector that this is bound to, in this process's memory: itself or a copy."""
+        """Return a bound vector in host memory, itself or a copy."""
         return vector
 
     def close(self) -> None:
-        """End what runs beside the caller, and give memory back."""
+        """Stop background work and free memory."""

@@ -14,7 +14,7 @@ from .base import Model
 
 
 class NativeModel(Model):
-    """A model that computes with the vectors themselves, on one device."""
+    """A model that computes directly on the bound vectors, on one device."""
 
     def __init__(self, model: Layer, loss: Loss, layout: Layout, device: Device) -> None:
         self._model, self._loss, self._layout = model, loss, layout
@@ -36,16 +36,16 @@ class NativeModel(Model):
     def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
         return self._loss.evaluate(self._outputs(examples, Context()), labels)
 
-    def watch(self, told: Callable[[int], None], cuts: Mapping[int, int]) -> None:
+    def watch(self, on_ready: Callable[[int], None], cuts: Mapping[int, int]) -> None:
         if isinstance(self._model, Sequential):
-            self._model.after_backward = told
+            self._model.after_backward = on_ready
 
     def _outputs(self, examples: Array, context: Context) -> Array:
         outputs = self._model.forward(examples, context)
         return outputs if self._loss.supports_amp else self._model.cast_output(outputs, "outputs")
 
     def _scaled(self, gradient: Array) -> Array:
-        """The loss's gradient times its scale, where it has one and does not know of it."""
+        """Return the gradient times the loss scale, unless the loss itself applies it."""
         if self._loss.supports_amp or self._loss.scale is None:
             return gradient
         return self._loss.device.xp.multiply(gradient, self._loss.scale, out=gradient)

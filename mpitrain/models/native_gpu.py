@@ -1,4 +1,4 @@
-"""The model on a GPU: loss and gradient of a batch, without the host waiting for either."""
+"""A model on a GPU: loss and gradient of a batch, computed asynchronously to the host."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from ..nn.loss import Loss
 from .base import Model
 from .native import NativeModel
 
-_WARM_UPS = 2  # steps before one is recorded: kernels are compiled then, and memory is taken
+_WARM_UPS = 2  # steps before recording, which compile kernels and allocate memory
 
 
 class NativeGpuModel(Model):
     """A model on a GPU.
 
-    Vectors that it is bound to may lie there, too. Where they are this process's, parameters go there when they have
-    changed, and gradients come back, those of the last layers beside the computation of the others.
+    If the bound vectors are on the GPU, the model uses them directly. If they are in host memory, it copies parameters
+    to the GPU when they have changed, and gradients back; gradients of the last layers are copied while the others are
+    computed.
 
-    The step is recorded as CUDA graphs where it is the same every time: where all layers are ``static`` and none sums
-    over the workers.
+    The step is recorded as CUDA graphs if it is the same every time: all layers are ``static`` and none sums over the
+    workers.
 
     Args:
-        split: What is trained with.
-        say: Takes a line for the user.
+        split: The training data.
+        say: Prints a line for the user.
     """
 
     accepts_raw = True
@@ -49,7 +50,7 @@ class NativeGpuModel(Model):
         self._model, self._inner = model, NativeModel(model, loss, layout, gpu)
         self._stager = BatchStager(gpu, split)
         with gpu.activate():
-            self._leaving = Stream()
+            self._to_host_stream = Stream()
         self._copies: dict[Any, Array] = {}
         self._on_ready: Callable[[int], None] = lambda child: None
         self._cuts: Mapping[int, int] = {}
@@ -59,12 +60,12 @@ class NativeGpuModel(Model):
         self._replays: dict[tuple[int, int], StepGraphs] = {}
         self._replay: StepGraphs | None = None
         self._staged: StagingBuffer | None = None
-        # Of a loss that is on its way here: the array there, the one here, and when it is there.
-        self._loss_there: Any = None
-        self._loss_here = pinned((1,), np.float64)
-        self._loss_came: Any = None
-        self._left: list[tuple[int, Any]] = []  # children whose gradients are on their way here, and when they are
-        self._waits = False
+        # The loss that is being copied to the host: the array on the GPU, its host copy, and the event of the copy.
+        self._device_loss: Any = None
+        self._host_loss = pinned((1,), np.float64)
+        self._loss_copied: Any = None
+        self._pending: list[tuple[int, Any]] = []  # children whose gradients are being copied, and the copies' events
+        self._synchronous = False
 
     def bind(self, params: Array, grads: Array) -> None:
         gpu = self._gpu
@@ -73,14 +74,14 @@ class NativeGpuModel(Model):
         if not self._on_host:
             self._inner.bind(params, grads)
             return
-        if not self._copies:  # these will come and go at every step, others perhaps once
+        if not self._copies:  # vectors bound first are copied at every step, later ones perhaps once
             gpu.pin(params)
             gpu.pin(grads)
         with gpu.activate():
             self._inner.bind(self._copy("params", params), self._copy("grads", grads))
 
-    def watch(self, told: Callable[[int], None], cuts: Mapping[int, int]) -> None:
-        self._on_ready, self._cuts = told, cuts
+    def watch(self, on_ready: Callable[[int], None], cuts: Mapping[int, int]) -> None:
+        self._on_ready, self._cuts = on_ready, cuts
 
     def scale_loss(self, scale: Array | None) -> None:
         self._loss.scale = scale
@@ -103,11 +104,11 @@ class NativeGpuModel(Model):
                 self._replay.start()
                 loss = self._replay.result
             if self._on_host:
-                self._loss_there = loss
-                self._leaving.wait_event(self._gpu.compute.record())
-                self._leaving.copy_to_host(loss, self._loss_here)
-                self._loss_came = self._leaving.record(self._loss_came)
-            if self._waits:
+                self._device_loss = loss
+                self._to_host_stream.wait_event(self._gpu.compute.record())
+                self._to_host_stream.copy_to_host(loss, self._host_loss)
+                self._loss_copied = self._to_host_stream.record(self._loss_copied)
+            if self._synchronous:
                 self._gpu.compute.wait()
             return loss
 
@@ -121,15 +122,15 @@ class NativeGpuModel(Model):
                 self._replay.resume(self._pass_on)
             self._staged.used(self._gpu.compute)
             if self._on_host:
-                self._leave(0)
+                self._copy_gradients(0)
                 self._announce()
-            elif self._waits:
+            elif self._synchronous:
                 self._gpu.compute.wait()
 
     def loss_value(self, loss: Any) -> float:
-        if loss is self._loss_there:
-            self._loss_came.synchronize()
-            return float(self._loss_here[0])
+        if loss is self._device_loss:
+            self._loss_copied.synchronize()
+            return float(self._host_loss[0])
         with self._gpu.activate():
             return float(self._gpu.numbers(loss))
 
@@ -140,7 +141,7 @@ class NativeGpuModel(Model):
             return float(self._gpu.numbers(loss)), None if correct is None else int(correct)
 
     def trace(self) -> None:
-        self._waits, self._recordable = True, False
+        self._synchronous, self._recordable = True, False
 
     def memory_use(self) -> dict[str, int]:
         with self._gpu.activate():
@@ -172,18 +173,18 @@ class NativeGpuModel(Model):
     # A step.
 
     def _begin(self, staged: StagingBuffer, context: Context) -> Any:
-        """The forward pass, of a batch that is there."""
+        """Run the forward pass on a batch that is on the GPU."""
         stored, labels, position = staged.device_arrays
         context = replace(context, position=position, sum_over_workers=self._summing(context.sum_over_workers))
         loss: Any = self._inner.forward(self._examples(stored), labels, context)
         if self._gpu.owns(loss) and loss.dtype == np.float64:
             return loss
-        own = self._memory("loss", (1,), np.float64)  # of a loss that is not ours, and may be any number
+        own = self._memory("loss", (1,), np.float64)  # a user-defined loss may return any type
         own[...] = loss
         return own
 
     def _examples(self, stored: Any) -> Array:
-        """The examples of a batch as the model takes them, from how they are stored."""
+        """Convert and scale a batch from its stored form to the model's input."""
         dtype, scale = self._params.dtype, self._split.scale
         if stored.dtype == dtype and scale == 1:
             found: Array = stored
@@ -197,31 +198,31 @@ class NativeGpuModel(Model):
         return x
 
     def _reached(self, child: int) -> None:
-        """Child ``child`` of the model has its gradients."""
+        """Handle the gradients of child ``child``, which are complete."""
         if child in self._cuts:
             self._pass_on(child)
 
     def _pass_on(self, child: int) -> None:
         if self._on_host:
-            self._leave(self._cuts[child])
-            self._left.append((child, self._leaving.record()))
+            self._copy_gradients(self._cuts[child])
+            self._pending.append((child, self._to_host_stream.record()))
         else:
             self._on_ready(child)
 
-    def _leave(self, start: int) -> None:
-        """Have ``grads[start:]`` copied to this process, as far as it has not been yet."""
+    def _copy_gradients(self, start: int) -> None:
+        """Start copying ``grads[start:]`` to the host, except what has been copied already."""
         part = slice(start, self._complete_from)
-        self._leaving.wait_event(self._gpu.compute.record())
-        self._leaving.copy_to_host(self._copy("grads", self._grads)[part], self._grads[part])
+        self._to_host_stream.wait_event(self._gpu.compute.record())
+        self._to_host_stream.copy_to_host(self._copy("grads", self._grads)[part], self._grads[part])
         self._complete_from = start
 
     def _announce(self) -> None:
-        """Say which gradients are here, as they come; return when all are."""
-        left, self._left = self._left, []
-        for child, came in left:
-            came.synchronize()
+        """Report gradients as they arrive on the host; return when all have arrived."""
+        pending, self._pending = self._pending, []
+        for child, copied in pending:
+            copied.synchronize()
             self._on_ready(child)
-        self._leaving.wait()
+        self._to_host_stream.wait()
 
     # Recording.
 
@@ -247,22 +248,23 @@ class NativeGpuModel(Model):
             return StepGraphs(self._gpu, step, self._cuts)
         except Exception as error:
             self._recordable = False
-            told = str(error).splitlines()[0] if str(error) else type(error).__name__
-            self._say(f"steps are not replayed as CUDA graphs, which is slower: {told}")
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            self._say(f"steps cannot be replayed as CUDA graphs and are slower: {reason}")
             return None
         finally:
             self._inner.watch(lambda child: self._reached(child), {})
 
-    # Memory there.
+    # Device memory.
 
     def _sent(self, name: str, host: Array) -> Array:
-        """What ``host`` holds now, on the GPU."""
-        there = self._copy(name, host)
-        self._gpu.upload(np.ascontiguousarray(host), there)
-        return there
+        """Copy ``host`` to the GPU and return the copy."""
+        copy = self._copy(name, host)
+        self._gpu.upload(np.ascontiguousarray(host), copy)
+        return copy
 
     def _copy(self, name: str, host: Array) -> Array:
-        """Memory there for arrays of this name, shape and type; zeros at first, as between gradients."""
+        """Return GPU memory for arrays of this name, shape and type; initially zero, like the gaps between
+        gradients."""
         key = name, host.shape, host.dtype.char
         if key not in self._copies:
             self._copies[key] = self._gpu.zeros(host.shape, host.dtype)
@@ -275,7 +277,7 @@ class NativeGpuModel(Model):
         return self._copies[key]
 
     def _summing(self, sum_over_workers: SumOverWorkers | None) -> SumOverWorkers | None:
-        """``sum_over_workers`` for arrays on the GPU, by this process: a step that takes it cannot be recorded."""
+        """Return ``sum_over_workers`` for arrays on the GPU, via the host; steps that call it cannot be recorded."""
         if sum_over_workers is None:
             return None
 
@@ -294,6 +296,6 @@ def _parts(model: Layer, loss: Loss) -> list[Layer | Loss]:
 
 
 def _is_static(part: Layer | Loss) -> bool:
-    """Whether a part asks the same of the GPU at every step: ours do; of others only they know."""
+    """Whether a part does the same on the GPU at every step: built-in ones do, others declare it (``static``)."""
     own: bool = getattr(part, "static", type(part).__module__.startswith("mpitrain."))
     return own

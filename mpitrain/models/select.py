@@ -1,4 +1,4 @@
-"""What computes a rank's gradients, by its devices."""
+"""Select the model implementation for a rank's devices."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def make_model(
     devices: Sequence[Device] = (CPU,),
     say: Callable[[str], None] = lambda line: None,
 ) -> Model:
-    """The replica of a rank that computes on ``devices``.
+    """Return the model of a rank that computes on ``devices``.
 
     Args:
-        say: Takes a line for the user.
+        say: Prints a line for the user.
     """
     towers = Towers
     if devices[0].is_gpu:

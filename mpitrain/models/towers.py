@@ -1,6 +1,6 @@
-"""Several devices of one rank, as towers.
+"""Several devices per rank, as towers.
 
-The batch is cut, every device computes the gradient of its part with a copy of the model, and the parts' gradients are
+The batch is split, every device computes the gradient of its part with a copy of the model, and the gradients are
 summed in the order of the devices. (Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014,
 section 3.1, within a rank.)
 """
@@ -27,15 +27,15 @@ from ..plan.job import Job
 from .base import Model
 
 T = TypeVar("T")
-# Given a model and a loss, makes what computes with them on a device.
+# Make a model for one device from layers and a loss.
 MakeOne = Callable[[Layer, Loss, Any], Model]
 
 
 class Towers(Model):
-    """Copies of the model on several devices, each in a thread of its own; the first in the caller's."""
+    """Copies of the model on several devices, one thread each; the first runs in the caller's thread."""
 
     def __init__(self, make: MakeOne, job: Job, layout: Layout, dtype: Any, devices: Sequence[Device]) -> None:
-        copies = [_copied(job) for _ in devices[1:]]  # the first has the job's own, which hooks may know
+        copies = [_copied(job) for _ in devices[1:]]  # the first device uses the job's own, which hooks may refer to
         pairs = zip([(job.model, job.loss), *copies], devices, strict=True)
         self._towers = [make(model, loss, device) for (model, loss), device in pairs]
         self.accepts_raw = self._towers[0].accepts_raw
@@ -61,7 +61,7 @@ class Towers(Model):
         return sum(tower.loss_value(loss) for tower, loss in zip(self._towers, losses, strict=True))
 
     def _forward_all(self, examples: Array, labels: Array, context: Context) -> list[Any]:
-        """What each tower's ``forward`` returns for its part of a batch."""
+        """Return the result of each tower's ``forward`` for its part of a batch."""
         parts = split_batch(len(examples), len(self._towers))
 
         def of_tower(index: int) -> Any:
@@ -82,11 +82,11 @@ class Towers(Model):
             tower.close()
 
     def _on_all(self, work: Callable[[int], T]) -> list[T]:
-        """What ``work`` returns for each tower; raises what the first that failed by itself has raised."""
+        """Return the result of ``work`` for each tower; raise the error that caused any failure."""
 
         def guarded(index: int) -> T:
             try:
-                with np.errstate(all="ignore"):  # as the training loop has it; threads do not inherit that
+                with np.errstate(all="ignore"):  # same as in the training loop; threads do not inherit it
                     return work(index)
             except BaseException:
                 self._meeting.abort()
@@ -105,14 +105,14 @@ class Towers(Model):
 
 
 class TowerAllreduce:
-    """Sums of small arrays over a rank's towers, and over the workers where these sum, too."""
+    """Sums small arrays over a rank's towers, and over the workers if requested."""
 
     def __init__(self, towers: int) -> None:
         self._barrier = threading.Barrier(towers)
         self._parts: list[Array] = [np.empty(0)] * towers
 
     def summing(self, index: int, sum_over_workers: SumOverWorkers | None) -> SumOverWorkers:
-        """For the tower ``index``: a sum in place, which all towers must enter; the first alone communicates."""
+        """Return an in-place sum for the tower ``index``. All towers must call it; the first one communicates."""
 
         def sum_over_towers(array: Array) -> None:
             self._parts[index] = array
@@ -130,7 +130,7 @@ class TowerAllreduce:
         return sum_over_towers
 
     def abort(self) -> None:
-        """Have those that wait raise an error: a tower has failed and will not come."""
+        """Raise an error in waiting towers, because one has failed and will not arrive."""
         self._barrier.abort()
 
 
@@ -140,5 +140,5 @@ def _copied(job: Job) -> tuple[Layer, Loss]:
     except Exception as error:
         raise JobError(
             f"--devices-per-rank: the model cannot be copied for each device ({error}); "
-            "have its layers hold nothing but arrays and values, or give one device a rank"
+            "its layers may hold only arrays and values; fix them or use --devices-per-rank 1"
         ) from error

@@ -1,4 +1,4 @@
-"""Several GPUs of one rank, whose gradients are summed on the first where the parameters live there."""
+"""Several GPUs per rank, with gradients summed on the first one if the parameters are there."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .towers import MakeOne, Towers
 class GpuTowers(Towers):
     """Towers on GPUs.
 
-    Vectors that this is bound to may lie on the first GPU: parameters then go from there to the others, and gradients
-    come there to be summed, from GPU to GPU. Where they are this process's, each tower exchanges with its memory.
+    If the bound vectors are on the first GPU, parameters are copied from it to the others, and gradients are copied to
+    it and summed there. If they are in host memory, each tower exchanges data with the host.
     """
 
     def __init__(self, make: MakeOne, job: Job, layout: Layout, dtype: Any, devices: Sequence[Any]) -> None:
         super().__init__(make, job, layout, dtype, devices)
         self._gpus, self._size, self._dtype = devices, layout.size, dtype
         self._resident = False
-        self._sent: list[tuple[Array, list[Array]]] = []  # from the first GPU, and where to on each of the others
+        self._sent: list[tuple[Array, list[Array]]] = []  # array on the first GPU, and its copies on the others
 
     def bind(self, params: Array, grads: Array) -> None:
         first = self._gpus[0]
@@ -36,7 +36,7 @@ class GpuTowers(Towers):
             return
         self._grads = grads
         if not first.owns(self._rows):
-            self._take_memory()
+            self._allocate()
         self._sent = [(params, [own for own, _ in self._copies]), *self._sent[1:]]
         self._towers[0].bind(params, self._rows[0])
         for tower, (own_params, own_grads) in zip(self._towers[1:], self._copies, strict=True):
@@ -57,7 +57,7 @@ class GpuTowers(Towers):
     def forward(self, examples: Array, labels: Array, context: Context) -> Any:
         if not self._resident:
             return super().forward(examples, labels, context)
-        # Kept until the next step, for what is freed is given away, and may be written before it is copied.
+        # Kept until the next step: freed memory may be reused and overwritten before it has been copied.
         self._kept = losses = self._forward_all(examples, labels, context)
         with self.activate():
             self._gather([(loss.reshape(1), self._losses[i]) for i, loss in enumerate(losses)])
@@ -101,7 +101,7 @@ class GpuTowers(Towers):
     def to_host(self, vector: Array) -> Array:
         return self._towers[0].to_host(vector) if self._resident else vector
 
-    def _take_memory(self) -> None:
+    def _allocate(self) -> None:
         count = len(self._gpus)
         first = self._gpus[0]
         with first.activate():
@@ -115,7 +115,7 @@ class GpuTowers(Towers):
                 self._copies.append((gpu.zeros((self._size,), self._dtype), gpu.zeros((self._size,), self._dtype)))
 
     def _gather(self, pairs: list[tuple[Any, Any]]) -> None:
-        """Copy an array of each GPU to one of the first, when it is done; nothing where there is None."""
+        """Copy an array of each GPU to an array of the first once it is computed; skip entries that are None."""
         first = self._gpus[0].compute
         for gpu, (source, target) in zip(self._gpus, pairs, strict=True):
             if source is None:
@@ -124,9 +124,8 @@ class GpuTowers(Towers):
                 done = gpu.compute.record()
             first.wait_event(done)
             first.copy(source, target)
-        copied = (
-            first.record()
-        )  # before that nobody may write what was copied, in the batch's next part if it has parts
+        # The sources must not be overwritten before that, for example by the next micro-batch.
+        copied = first.record()
         for gpu in self._gpus[1:]:
             with gpu.activate():
                 gpu.compute.wait_event(copied)

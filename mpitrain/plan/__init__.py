@@ -1,1 +1,1 @@
-"""What was asked for, as pure values: options, the job, and the plan made of both. Nothing here communicates."""
+"""The user's request as pure values: options, the job, and the plan made from both. Nothing here communicates."""

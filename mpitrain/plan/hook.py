@@ -1,4 +1,4 @@
-"""What a job file may add to the training loop: hooks, and what they see of the loop."""
+"""The hook interface of job files, and the view of the training loop that hooks get."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from ..core.layout import Array, Layout
 
 
 class TrainingLoop(Protocol):
-    """What a hook may use of the training loop. Attributes are read-only; shapes are in elements of the flat layout.
+    """The training loop as seen by a hook. Attributes are read-only; shapes are in elements of the flat layout.
 
     Attributes:
         cluster: The ranks: ``cluster.chief`` is True on the worker that prints and writes files; ``cluster.workers`` is
             the workers' communicator.
-        step: Steps done; in the served modes by all workers together.
-        data_cursor: Examples that all workers together have taken from the stream of examples.
+        step: Steps done; in the served modes by all workers combined.
+        data_cursor: Examples that all workers combined have consumed from the stream of examples.
         train_steps: The step at which training ends.
-        step_examples: Examples of one step, over all gradients that it takes.
-        loss: Mean loss of the last step, as far as this worker knows it; NaN before the first step.
-        skipped: Whether the last gradient was not applied (its loss was not finite, or it came too late).
+        step_examples: Examples per step, over all gradients that the step uses.
+        loss: Mean loss of the last step, as known to this worker; NaN before the first step.
+        skipped: Whether the last gradient was not applied (non-finite loss, or it arrived too late).
         learning_rate: Learning rate of the last step.
         layout: Names and ranges of the flat vectors.
-        params: Shape (layout.size,): the parameters that the model computes with.
+        params: Shape (layout.size,): the parameters used by the model.
         grads: Shape (layout.size,): this worker's last gradient.
-        validation: Values of the last validation, by name.
+        validation: Metrics of the last validation, by name.
     """
 
     @property
@@ -52,7 +52,7 @@ class TrainingLoop(Protocol):
     @property
     def validation(self) -> Mapping[str, float]: ...
 
-    # What the built-in hooks use besides.
+    # Used by the built-in hooks only.
 
     @property
     def plan(self) -> Any: ...
@@ -76,29 +76,32 @@ class TrainingLoop(Protocol):
     def validate_at_end(self) -> None: ...
 
     def stop(self) -> None:
-        """Ask all workers to stop soon. Local; enough on one rank."""
+        """Ask all workers to stop soon. Local; one rank is enough."""
 
     def report(self, step: int, values: dict[str, float]) -> None:
-        """Print values measured at ``step``; add them to ``metrics.jsonl``. Local; only the chief's call counts."""
+        """Print values of ``step`` and append them to ``metrics.jsonl``. Local; no effect except on the chief."""
 
     def say(self, line: str) -> None:
-        """Print a line. Local; only the chief's call counts."""
+        """Print a line. Local; no effect except on the chief."""
 
 
 class Hook:
-    """Called by the training loop on every worker.
+    """Base class of hooks; the training loop calls its methods on every worker.
 
-    In ``sync`` and ``local`` all workers are at the same step then, so a method may communicate over
-    ``loop.cluster.workers``. In ``async``, ``ssp`` and ``backup`` each worker comes at its own pace, and
-    ``after_step`` must not communicate. Only the chief should print or write files.
+    In ``sync`` and ``local`` all workers are then at the same step, so a method may communicate over
+    ``loop.cluster.workers``. In ``async``, ``ssp`` and ``backup`` each worker runs at its own pace, so ``after_step``
+    must not communicate. Only the chief should print or write files.
     """
 
     def begin(self, loop: TrainingLoop) -> None:
-        """Called once, before the first step; all workers are there."""
+        """Called once on all workers, before the first step."""
 
     def after_step(self, loop: TrainingLoop) -> None:
-        """Called after every step of this worker, with ``loop.step`` steps done, by all workers together in the modes
-        without a common pace, and ``loop.loss`` the last one's mean loss."""
+        """Called after every step of this worker.
+
+        ``loop.step`` counts the steps done, in the served modes by all workers combined; ``loop.loss`` is the mean loss
+        of the last one.
+        """
 
     def end(self, loop: TrainingLoop) -> None:
-        """Called once, after the last step; all workers are there, and have the same parameters."""
+        """Called once on all workers, after the last step; all have the same parameters."""

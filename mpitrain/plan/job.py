@@ -1,4 +1,4 @@
-"""What is trained: a ``Job``, made by the function ``job`` of a job file."""
+"""``Job``, the description of what to train; a job file's function ``job`` returns one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .placement import Pins
 
 @dataclass
 class Job:
-    """A model, and what it takes to train it.
+    """A model and everything needed to train it.
 
     Attributes:
         model: Takes a batch of examples, shape (batch, *train.shape).
@@ -32,12 +32,12 @@ class Job:
         optimizer: Updates the parameters.
         train: Examples to train on.
         validation: Examples to measure on, or None.
-        batch_size: Examples a worker takes for one step; ``--batch-size`` wins.
-        train_steps: Stop after this step; ``--train-steps`` wins.
-        moving_average: Averages of the parameters to validate with, or None.
-        hooks: Called by the training loop beside its own.
-        pins: With parameter servers: the server, from 0, of a variable by name, or a function of name, shape and
-            bytes that returns it, or None for wherever ``--placement`` puts it.
+        batch_size: Examples per worker and step; ``--batch-size`` overrides it.
+        train_steps: Number of training steps; ``--train-steps`` overrides it.
+        moving_average: Moving average of the parameters, used for validation, or None.
+        hooks: Called by the training loop, in addition to the built-in ones.
+        pins: With parameter servers: maps a variable's name to its server (from 0), or a function of name, shape and
+            bytes that returns the server, or None to leave the choice to ``--placement``.
     """
 
     model: Layer
@@ -66,10 +66,10 @@ class Job:
 
     def _check(self, name: str, value: object, kind: type) -> None:
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise JobError(f"Job({name}=...) was given {value!r}: give {kind.__name__}")
+            raise JobError(f"Job({name}=...) got {value!r}: must be {kind.__name__}")
 
     def facts(self) -> dict[str, object]:
-        """What must be the same on every rank, besides the model."""
+        """Return what must be the same on every rank, except the model."""
         return {
             "loss": type(self.loss).__name__,
             "optimizer": re.sub(r" at 0x[0-9a-f]+", "", repr(self.optimizer)),
@@ -88,14 +88,14 @@ def load_job_file(path: Path) -> JobFunction:
     """Run a job file and return its function ``job``.
 
     Raises:
-        JobError: There is no such file, it raises, or it defines no ``job``.
+        JobError: The file does not exist, raises, or defines no ``job``.
     """
     if not path.is_file():
-        near = ", ".join(sorted(str(p) for p in path.parent.glob("*.py"))[:8]) if path.parent.is_dir() else ""
-        hint = f"; there are {near}" if near else ""
+        nearby = ", ".join(sorted(str(p) for p in path.parent.glob("*.py"))[:8]) if path.parent.is_dir() else ""
+        hint = f"; found {nearby}" if nearby else ""
         raise JobError(f"no job file {str(path)!r}{hint}")
     if path.suffix != ".py":
-        raise JobError(f"{str(path)!r} is not a job file: give a Python file that defines 'job'")
+        raise JobError(f"{str(path)!r} is not a job file: must be a Python file that defines 'job'")
     spec = importlib.util.spec_from_file_location(f"mpitrain_job_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -114,16 +114,16 @@ def _job_function(path: Path, module: ModuleType) -> JobFunction:
     function = getattr(module, "job", None)
     if not inspect.isfunction(function):
         found = sorted(n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__)
-        there = f"it defines {', '.join(found)}" if found else "it defines no function"
-        raise JobError(f"job file {path} has no function 'job' that returns a Job; {there}")
+        found_text = f"it defines {', '.join(found)}" if found else "it defines no function"
+        raise JobError(f"job file {path} has no function 'job' that returns a Job; {found_text}")
     return function
 
 
 def make_job(path: Path, function: JobFunction, arguments: dict[str, Any]) -> Job:
-    """Call a job file's function.
+    """Call a job file's function and return its job.
 
     Raises:
-        JobError: It raises, or returns something else than a Job.
+        JobError: The function raises, or does not return a Job.
     """
     try:
         job = function(**arguments)
@@ -132,12 +132,12 @@ def make_job(path: Path, function: JobFunction, arguments: dict[str, Any]) -> Jo
     except (Exception, SystemExit) as error:
         raise JobError(_describe(path, error)) from error
     if not isinstance(job, Job):
-        raise JobError(f"'job' in {path} returned {type(job).__name__}: return a Job")
+        raise JobError(f"'job' in {path} returned {type(job).__name__}: must return a Job")
     return job
 
 
 def _describe(path: Path, error: BaseException) -> str:
-    """The error in one line, with the place in the job file that it came from."""
+    """Return the error as one line, with the line of the job file that raised it."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {error.msg}"
     frames = [

@@ -1,4 +1,4 @@
-"""Command line flags from types: of the run's options, and of a job function's parameters."""
+"""Generate command-line flags from the types of the run's options and of a job function's parameters."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if typing.TYPE_CHECKING:
     from .job import JobFunction
 
 
-ParamType: TypeAlias = "click.ParamType[Any]"  # which older versions of click do not let one write
+ParamType: TypeAlias = "click.ParamType[Any]"  # quoted, because older versions of click cannot subscript it
 
 
 class NearestChoice(click.Choice[str]):
-    """A choice that answers a mistyped value with the nearest valid one."""
+    """A choice that suggests the nearest valid value for a mistyped one."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         message = super().get_invalid_choice_message(value, ctx)
@@ -35,7 +35,7 @@ class NearestChoice(click.Choice[str]):
 
 
 class CommaSeparated(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """Values with commas between them, as in ``--hidden-units 100,50``."""
+    """Comma-separated values, as in ``--hidden-units 100,50``."""
 
     def __init__(self, item: ParamType) -> None:
         self.item = item
@@ -47,17 +47,17 @@ class CommaSeparated(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 def nearest(given: str, valid: list[str]) -> str:
-    """The valid word most like the given one; empty where none is like it."""
+    """Return the valid word most similar to the given one; empty if none is similar."""
     return next(iter(difflib.get_close_matches(given, valid, n=1)), "")
 
 
 def run_options(**defaults: Any) -> list[click.Option]:
-    """An option for each field of ``RunConfig``; ``defaults`` win over its own."""
+    """Return an option for each field of ``RunConfig``; ``defaults`` override the fields' own."""
     return options_of(RunConfig, **defaults)
 
 
 def options_of(kind: type, **defaults: Any) -> list[click.Option]:
-    """An option for each field of a dataclass, whose metadata has ``help`` and ``metavar``."""
+    """Return an option for each field of a dataclass whose metadata has ``help`` and ``metavar``."""
     hints = typing.get_type_hints(kind)
     return [
         _option(f.name, hints[f.name], defaults.get(f.name, f.default), f.metadata["help"], f.metadata["metavar"])
@@ -66,23 +66,23 @@ def options_of(kind: type, **defaults: Any) -> list[click.Option]:
 
 
 def job_options(path: Path, function: JobFunction) -> list[click.Option]:
-    """An option for each parameter of a job function, with help from its docstring.
+    """Return an option for each parameter of a job function, with help from its docstring.
 
     Raises:
-        JobError: A parameter's type has no form on a command line, or its name is an option of every run.
+        JobError: A parameter's type cannot be parsed from a flag, or its name is an option of every run.
     """
     described = {p.arg_name: p.description or "" for p in docstring_parser.parse(function.__doc__ or "").params}
     try:
         hints = typing.get_type_hints(function)
     except Exception as error:
         raise JobError(f"the annotations of 'job' in {path} cannot be read: {error}") from error
-    gradients_per_step = {*(f.name for f in dataclasses.fields(RunConfig)), *_RESERVED}
+    reserved = {*(f.name for f in dataclasses.fields(RunConfig)), *_RESERVED}
     options = []
     for name, parameter in inspect.signature(function).parameters.items():
-        if name in gradients_per_step:
+        if name in reserved:
             raise JobError(
-                f"parameter {name!r} of 'job' in {path} is an option of every run: call it something else; "
-                "Job(...) takes the defaults of batch_size and train_steps"
+                f"parameter {name!r} of 'job' in {path} is an option of every run: rename it; "
+                "defaults for batch_size and train_steps are set in Job(...)"
             )
         default = None if parameter.default is inspect.Parameter.empty else parameter.default
         hint = hints.get(name, str if default is None else type(default))
@@ -95,15 +95,15 @@ def job_options(path: Path, function: JobFunction) -> list[click.Option]:
 
 
 def read_config_file(path: Path, options: list[click.Option]) -> dict[str, Any]:
-    """Values from a TOML file, such as a run's ``config.toml``: tables ``run`` and ``job``.
+    """Read options from a TOML file with tables ``run`` and ``job``, such as a run's ``config.toml``.
 
     Raises:
-        ConfigError: It cannot be read, or names an option that there is not.
+        ConfigError: The file cannot be read, or names an unknown option.
     """
     tables = read_toml(path, "--config")
     for name, table in tables.items():
         if name not in ("run", "job", "versions") or not isinstance(table, dict):
-            raise ConfigError(f"--config {path}: {name!r} belongs in a table [run] or [job]")
+            raise ConfigError(f"--config {path}: {name!r} must be in a table [run] or [job]")
     values = {**tables.get("run", {}), **tables.get("job", {})}
     known = [str(option.name) for option in options]
     for name in values:
@@ -113,19 +113,19 @@ def read_config_file(path: Path, options: list[click.Option]) -> dict[str, Any]:
     return values
 
 
-def read_toml(path: Path, asked: str) -> dict[str, Any]:
-    """A TOML file that the flag ``asked`` names.
+def read_toml(path: Path, flag_name: str) -> dict[str, Any]:
+    """Read a TOML file given by the flag ``flag_name``.
 
     Raises:
-        ConfigError: It cannot be read, or is no TOML.
+        ConfigError: The file cannot be read, or is not TOML.
     """
     try:
         with path.open("rb") as file:
             return _toml().load(file)
     except OSError as error:
-        raise ConfigError(f"{asked} {path}: {error.strerror}") from error
+        raise ConfigError(f"{flag_name} {path}: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"{asked} {path}: {error}") from error
+        raise ConfigError(f"{flag_name} {path}: {error}") from error
 
 
 def _toml() -> Any:
@@ -144,7 +144,7 @@ def _option(
         kind = None
     else:
         kind = _type_of(hint)
-    # A required option has no default, not even None, which newer versions of click would take for one.
+    # A required option must not pass a default: newer versions of click take even None for one.
     given = {} if required else {"default": default}
     return click.Option(
         names, type=kind, required=required, help=help, metavar=metavar, show_default=default is not None, **given
@@ -177,4 +177,4 @@ def _type_of(hint: Any) -> ParamType:
         return NearestChoice(arguments)
     if origin in (list, tuple) and arguments:
         return CommaSeparated(_type_of(arguments[0]))
-    raise TypeError(f"has type {hint}: use int, float, bool, str, Path, Literal of texts, or a list of one of these")
+    raise TypeError(f"has type {hint}: must be int, float, bool, str, Path, Literal of strings, or a list of these")

@@ -1,4 +1,4 @@
-"""Which server holds which range of the flat vector: round-robin, greedy by bytes, or every variable partitioned."""
+"""Distribute the flat vector over the servers: round-robin, greedy by bytes, or every variable partitioned."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Placement:
 
 
 def place(layout: Layout, servers: int, policy: Policy, itemsize: int, pins: Pins | None = None) -> list[Placement]:
-    """Lay the variables out over the servers; every element lies on exactly one.
+    """Distribute the variables over the servers; every element is on exactly one.
 
-    ``round_robin`` deals variables out in the order of the vector; ``greedy`` gives the largest variable left to the
-    server with the fewest bytes (longest processing time first, Graham 1969); ``partitioned`` cuts every variable
-    in as many ranges as there are servers. A pinned variable lies whole where it is pinned, and counts for ``greedy``.
+    ``round_robin`` assigns variables in the order of the vector; ``greedy`` assigns the largest remaining variable to
+    the server with the fewest bytes (longest processing time first, Graham 1969); ``partitioned`` splits every variable
+    into as many ranges as there are servers. A pinned variable is placed unsplit on its server; ``greedy`` counts it.
 
     Args:
         itemsize: Bytes of an element.
         pins: Server of a variable by name; or a function of name, shape and bytes that returns it, or None.
 
     Raises:
-        JobError: A variable is pinned to a server that there is not, or a pinned name is not the model's.
+        JobError: A variable is pinned to a server that does not exist, or a pinned name is not in the model.
     """
     pinned = _pinned(layout, servers, itemsize, pins)
     if policy == "partitioned":
@@ -55,9 +55,9 @@ def place(layout: Layout, servers: int, policy: Policy, itemsize: int, pins: Pin
 
 
 def ranges_of(placements: list[Placement], server: int, layout: Layout) -> list[tuple[int, int]]:
-    """The server's ranges of the vector, neighbours joined, so that all servers' ranges cover [0, size).
+    """Return the server's ranges of the vector, adjacent ones joined; all servers' ranges cover [0, size).
 
-    The gap that alignment leaves behind a variable goes with the variable's last piece.
+    The alignment gap after a variable belongs to the variable's last range.
     """
     starts = [piece.start for piece in placements[1:]] + [layout.size]
     ranges: list[tuple[int, int]] = []
@@ -76,19 +76,23 @@ def _pinned(layout: Layout, servers: int, itemsize: int, pins: Pins | None) -> d
         return {}
     names = [entry.name for entry in layout.entries]
     if callable(pins):
-        asked = {e.name: _ask(pins, e, itemsize) for e in layout.entries}
-        found = {name: server for name, server in asked.items() if server is not None}
+        answers = {e.name: _ask(pins, e, itemsize) for e in layout.entries}
+        found = {name: server for name, server in answers.items() if server is not None}
     elif isinstance(pins, Mapping):
         found = dict(pins)
     else:
         raise JobError(
-            f"Job(pins=...) was given {pins!r}: give servers by name, or a function of name, shape and bytes"
+            f"Job(pins=...) got {pins!r}: must map names to servers, or be a function of name, shape and bytes"
         )
     for name, server in found.items():
         if name not in names:
-            raise JobError(f"Job(pins=...) pins {name!r}, which is not in the model; it has {', '.join(names[:12])}")
+            raise JobError(
+                f"Job(pins=...) pins {name!r}, which is not a variable of the model: {', '.join(names[:12])}"
+            )
         if isinstance(server, bool) or not isinstance(server, int) or not 0 <= server < servers:
-            raise JobError(f"Job(pins=...) pins {name!r} to server {server!r}: there are servers 0 to {servers - 1}")
+            raise JobError(
+                f"Job(pins=...) pins {name!r} to server {server!r}: must be an integer from 0 to {servers - 1}"
+            )
     return found
 
 
@@ -123,7 +127,7 @@ def _greedy(entries: list[Entry], servers: int, loads: list[int]) -> list[tuple[
 
 
 def _cut(entry: Entry, servers: int) -> list[Placement]:
-    """Nearly equal ranges, cut at cache lines; a small variable may have fewer than there are servers."""
+    """Split a variable into nearly equal ranges at cache lines; a small one may have fewer ranges than servers."""
     lines = -(-entry.size // ALIGN)
     cuts = [min(entry.start + lines * i // servers * ALIGN, entry.stop) for i in range(servers)] + [entry.stop]
     return [Placement(entry, cuts[i], cuts[i + 1], i) for i in range(servers) if cuts[i] < cuts[i + 1]]

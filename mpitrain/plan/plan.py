@@ -1,4 +1,4 @@
-"""What a job and the options of a run come to: the same on every rank, whatever its role. Nothing here communicates."""
+"""The plan of a run, made from its job and options; the same on every rank. Nothing here communicates."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .placement import Placement, place
 
 @dataclass(frozen=True)
 class Plan:
-    """How a job is trained on so many workers.
+    """How a job is trained on a number of workers.
 
     Attributes:
-        config: The run's options, none of those that a job decides left at None.
-        layout: Of the flat vectors.
-        dtype: Of their elements.
-        optimizer: With its schedule told how long an epoch is.
-        moving: How averages of the parameters follow them; None where there are none.
-        starts: First element of each layer of the model, where gradients become ready.
-        pieces: Which server holds which range of the vector.
-        workers: Ranks that compute gradients.
-        batch: Examples of a worker for one gradient.
-        taken: Gradients that one update takes.
+        config: The run's options; those that the job sets are no longer None.
+        layout: Layout of the flat vectors.
+        dtype: Data type of their elements.
+        optimizer: The optimizer, its schedule bound to the length of an epoch.
+        moving_average: How averages of the parameters follow them, or None.
+        layer_starts: First element of each layer of the model; gradients become ready at these boundaries.
+        placements: The server of each range of the vector.
+        workers: Number of ranks that compute gradients.
+        batch: Examples per worker and gradient.
+        gradients_per_step: Gradients that one update uses.
     """
 
     config: RunConfig
@@ -54,51 +54,51 @@ class Plan:
 
     @property
     def step_examples(self) -> int:
-        """Examples of one update: what the loss is a mean over."""
+        """Examples per update; the loss is a mean over them."""
         return self.batch * self.gradients_per_step
 
     @property
     def vectors(self) -> list[str]:
-        """Names of the vectors that training changes: ``params``, the slots, and ``average`` where there is one."""
+        """Names of the vectors that training changes: ``params``, the slots, and ``average`` if there is one."""
         return ["params", *self.optimizer.slots, *(["average"] if self.moving_average is not None else [])]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a vector."""
+        """Bytes of one vector."""
         return self.layout.size * self.dtype.itemsize
 
     @property
     def push_precision(self) -> Precision | None:
-        """Narrower type that gradients have on their way to servers on other nodes; None where they go as they are."""
-        asked = self.config.push_precision
-        return None if asked == self.config.dtype else asked
+        """Narrower type of gradients sent to servers on other nodes; None if they are sent unchanged."""
+        requested = self.config.push_precision
+        return None if requested == self.config.dtype else requested
 
     @property
     def n_servers(self) -> int:
-        """Servers, or 1 where a node's memory takes their place."""
+        """Number of servers; 1 if the parameters are in the node's shared memory."""
         return max(1, self.config.ps)
 
     @property
     def buckets(self) -> list[Bucket]:
-        """Ranges that gradients are averaged in, the last first."""
+        """Buckets in which gradients are averaged, last first."""
         return buckets_of(self.layer_starts, self.layout.size, self.config.bucket_bytes // self.dtype.itemsize)
 
     @property
     def weight(self) -> float:
-        """What one example's loss counts for in a gradient."""
+        """Weight of one example's loss in a gradient."""
         return 1.0 / (self.batch if self.config.mode == "local" else self.step_examples)
 
     def updater(self, vectors: Mapping[str, Array]) -> Updater:
-        """The optimizer, bound to vectors of shape (layout.size,)."""
+        """Return the optimizer bound to vectors of shape (layout.size,)."""
         slots, average = {name: vectors[name] for name in self.optimizer.slots}, vectors.get("average")
         return Updater(self.optimizer, self.layout, vectors["params"], slots, average, self.moving_average)
 
 
 def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
-    """Lay out the model's parameters, and check that job and options fit each other.
+    """Lay out the model's parameters, and check that job and options are compatible.
 
     Raises:
-        JobError, DataError, ConfigError: They do not; the message says how to mend it.
+        JobError, DataError, ConfigError: They are not compatible.
     """
     assert config.batch_size is not None
     gradients_per_step = config.gradients_per_step(workers)
@@ -107,7 +107,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     _check_devices(config)
     layout = layout_of(job.model, job.train.shape, dtype)
     if layout.n_params == 0:
-        raise JobError("the model has no parameters: give it a layer that has, such as nn.Dense")
+        raise JobError("the model has no trainable parameters; add a layer such as nn.Dense")
     job.loss.check(job.model.output_shape, job.train.classes)
     _check_mode(job, config, workers)
     return Plan(
@@ -128,55 +128,56 @@ def _check_batch(step_examples: int, gradients_per_step: int, job: Job) -> None:
     if step_examples > len(job.train):
         each = len(job.train) // gradients_per_step
         raise DataError(
-            f"a batch of {step_examples:,} examples ({gradients_per_step} workers, {step_examples // gradients_per_step:,} each) does not fit "
-            f"{len(job.train):,} training examples; give --batch-size {each} or less, or fewer workers"
+            f"a batch of {step_examples:,} examples ({gradients_per_step} workers, "
+            f"{step_examples // gradients_per_step:,} each) is larger than the {len(job.train):,} training examples; "
+            f"set --batch-size {each} or less, or use fewer workers"
         )
 
 
 def _check_devices(config: RunConfig) -> None:
-    """Make sure that every part of a batch has an example, and every device of a rank one of every part."""
+    """Check that every micro-batch has an example for every device of a rank."""
     assert config.batch_size is not None
     if config.accumulate_steps > config.batch_size:
         raise ConfigError(
-            f"--accumulate-steps {config.accumulate_steps} cuts a worker's batch of {config.batch_size} into more "
-            f"parts than there are examples: give {config.batch_size} or less"
+            f"--accumulate-steps {config.accumulate_steps} exceeds a worker's batch of {config.batch_size} examples: "
+            f"must be <= {config.batch_size}"
         )
     least = min(stop - start for start, stop in split_batch(config.batch_size, config.accumulate_steps))
     if config.devices_per_rank > least:
-        each = f"{least} example{'s' * (least != 1)}"
-        at_a_time = each if config.accumulate_steps == 1 else f"{each} at a time (--accumulate-steps)"
+        examples = f"{least} example{'s' * (least != 1)}"
+        source = "batch" if config.accumulate_steps == 1 else "micro-batch (--accumulate-steps)"
         raise ConfigError(
-            f"--devices-per-rank {config.devices_per_rank} has no example for some device: a worker takes {at_a_time}; "
-            "give a larger --batch-size or fewer devices"
+            f"--devices-per-rank {config.devices_per_rank} exceeds the {examples} of a worker's {source}; "
+            "increase --batch-size or use fewer devices"
         )
 
 
 def _check_mode(job: Job, config: RunConfig, workers: int) -> None:
-    """Refuse what a job asks for and a mode cannot do."""
+    """Reject requests of the job that the mode does not support."""
     if not config.served:
         return
     optimizer = job.optimizer
     if workers > 1 and any(isinstance(layer, BatchNorm) and layer.sync for _, layer in walk(job.model)):
         raise ConfigError(
-            f"the model takes BatchNorm statistics over all workers, who do not wait for each other in --mode "
-            f"{config.mode}: use BatchNorm(sync=False), or --mode sync"
+            f"the model uses BatchNorm statistics of all workers, but in --mode {config.mode} workers are not "
+            "synchronized; use BatchNorm(sync=False) or --mode sync"
         )
     if not optimizer.layerwise or config.ps < 2 or config.mode == "backup":
         return
     if config.placement == "partitioned":
         raise ConfigError(
-            f"{optimizer.name} needs whole variables on one server, and --placement partitioned cuts them: "
-            "give --placement greedy or round_robin"
+            f"{optimizer.name} needs whole variables on one server, but --placement partitioned splits them; "
+            "use --placement greedy or round_robin"
         )
     if optimizer.clip_norm is not None:
         raise ConfigError(
             f"{optimizer.name} with clip_norm needs the whole gradient on one server: "
-            f"give --ps 1 in place of {config.ps}, or leave clip_norm out"
+            f"--ps is {config.ps}; use --ps 1 or remove clip_norm"
         )
 
 
 def _starts(model: Layer, layout: Layout) -> list[int]:
-    """For each child of the model, where its own parameters or else those of the children after it begin."""
+    """Return for each child of the model the first element of its own parameters, or of its successors' if none."""
     begin = {entry.name: entry.start for entry in layout.entries if entry.kind == "param"}
     start, layer_starts = layout.n_trained, []
     for name, child in reversed(model.children()):

@@ -1,4 +1,4 @@
-"""How far a run has come: what a checkpoint records beside its vectors."""
+"""The progress of a run, which a checkpoint records in addition to its vectors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..core.layout import Array
 
 
 class Progress(NamedTuple):
-    """Where training begins.
+    """The point at which training starts or resumes.
 
     Attributes:
         step: Steps done.
-        position: Examples taken from the endless stream.
-        numbers: See ``Strategy``: of the run that goes on, and so perhaps of another precision, or of another mode.
+        data_cursor: Examples consumed from the endless stream.
+        extra_state: See ``Strategy``. It is the state of the resumed run, whose precision or mode may differ.
     """
 
     step: int
@@ -22,6 +22,6 @@ class Progress(NamedTuple):
     extra_state: Mapping[str, float]
 
 
-# Given a node's vectors by name on one rank of the node, None on the others, and the rank that knows where training
-# begins: fills the vectors, returns what it found. Collective.
+# Called with a node's vectors by name on one rank of the node, None on the others, and the rank that knows the initial
+# state. Fills the vectors and returns the progress. Collective.
 InitialState = Callable[["dict[str, Array] | None", int], Progress]

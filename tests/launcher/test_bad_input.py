@@ -30,22 +30,22 @@ def refused(mpi: Mpi, *words: str | Path, n: int = 2, env: dict[str, str] | None
         (["--hiden-units", "3"], ["--hiden-units", "--hidden-units"]),
         (["--mode", "snc"], ["snc", "sync"]),
         (["--hidden-units", "many"], ["many", "--hidden-units", "integer"]),
-        (["--batch-size", "0"], ["--batch-size", "0", "1 or more"]),
+        (["--batch-size", "0"], ["--batch-size is 0", "1"]),
         (["--resume", "nowhere.h5"], ["nowhere.h5", "never"]),
         (["--config", "nowhere.toml"], ["nowhere.toml"]),
         (["--init-from", "nowhere.h5"], ["--init-from nowhere.h5", "no such checkpoint"]),
         (["--init-from", "README.md"], ["README.md", "does not begin as a checkpoint"]),
         (["--keep-every", "5"], ["--keep-every 5", "--keep N"]),
         (["--save-compression", "zip"], ["zip", "gzip"]),
-        (["--time-limit", "0"], ["--time-limit", "1 or more"]),
+        (["--time-limit", "0"], ["--time-limit is 0", "1"]),
         (["--push-precision", "bfloat16"], ["--push-precision", "--mode async"]),
         (["--precision", "tf32"], ["--precision tf32", "no worker"]),
         (["--precision", "tf32", "--dtype", "float64"], ["--precision tf32", "float32"]),
         (["--precision", "float16", "--mode", "local"], ["--precision float16", "--mode sync", "local"]),
         (["--gpu-transport", "nccl"], ["--gpu-transport nccl", "no worker"]),
         (["--gpu-transport", "nccl", "--device", "cpu"], ["--gpu-transport nccl", "--device cpu"]),
-        (["--accumulate-steps", "13", "--batch-size", "12"], ["--accumulate-steps 13", "12 or less"]),
-        (["--devices-per-rank", "0"], ["--devices-per-rank", "1 or more"]),
+        (["--accumulate-steps", "13", "--batch-size", "12"], ["--accumulate-steps 13", "12"]),
+        (["--devices-per-rank", "0"], ["--devices-per-rank is 0", "1"]),
         (["--devices-per-rank", "4", "--batch-size", "3"], ["--devices-per-rank 4", "3 examples", "--batch-size"]),
         (["--batch-size", "5000"], ["10,000", "1,437", "--batch-size 718"]),
     ],
@@ -73,7 +73,7 @@ def test_no_job_file(openmpi: Mpi) -> None:
         ("def job(:\n", ["line 1"]),
         ("def job():\n    return 1 / 0\n", ["line 2", "ZeroDivisionError"]),
         ("def job():\n    return 1\n", ["returned int"]),
-        ("def job(batch_size: int = 3):\n    return 1\n", ["batch_size", "option of every run"]),
+        ("def job(batch_size: int = 3):\n    return 1\n", ["'batch_size'", "Job(...)"]),
         ("def job(x: dict = {}):\n    return 1\n", ["'x'", "dict"]),
         (
             PROLOGUE + "def job():\n    d = data.mnist(None)\n    return Job(model=nn.Sequential(nn.Dense(63, 10)),"
@@ -264,7 +264,7 @@ def test_a_launcher_of_another_mpi(openmpi: Mpi, mpich: Mpi) -> None:
         assert done.returncode == 2, done.stderr
         said = one_line(done.stderr)
         assert "2 ranks" in said
-        assert "believes that it is alone" in said
+        assert "mpi4py" in said and "mpitrain run" in said
 
 
 @pytest.mark.quick

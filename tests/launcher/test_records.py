@@ -242,8 +242,8 @@ def test_a_run_is_watched_to_its_end_and_seen_to_die(openmpi: Mpi, tmp_path: Pat
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--histogram-steps", "5", "--no-tensorboard"], "--histogram-steps goes with TensorBoard events"),
-        (["--trace", "--trace-steps", "0"], "--trace-steps is 0: give 1 or more"),
+        (["--histogram-steps", "5", "--no-tensorboard"], "--histogram-steps 5"),
+        (["--trace", "--trace-steps", "0"], "--trace-steps is 0"),
     ],
 )
 def test_mistakes(openmpi: Mpi, flags: list[str], said: str, tmp_path: Path) -> None:

@@ -73,5 +73,5 @@ def test_what_is_not_finite_arrives_and_leaves_no_trace(precision, dtype) -> Non
 def test_what_is_too_large_is_told(precision, dtype, value: float) -> None:
     """It would arrive as infinity, or cut off at every step."""
     vector = np.array([1, value, np.nan], dtype)
-    with pytest.raises(ConfigError, match=f"more than --push-precision {precision} holds"):
+    with pytest.raises(ConfigError, match=f"--push-precision {precision}"):
         sent(Codec(precision, np.dtype(dtype)), vector, np.zeros(3, dtype))

@@ -1,4 +1,4 @@
-"""Options that contradict each other are refused, and the message says how to mend it."""
+"""Contradictory options are rejected; the message names the options and their values."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from mpitrain.plan.config import RunConfig
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
-        ({"staleness": 2}, "--staleness goes with --mode ssp"),
-        ({"staleness": 0}, "--staleness goes with --mode ssp"),
-        ({"mode": "async", "staleness": 2}, "the mode is async"),
-        ({"ps": 1}, "--ps goes with"),
-        ({"mode": "local", "ps": 1}, "--ps goes with"),
-        ({"mode": "async", "backup_workers": 0}, "--backup-workers goes with --mode backup"),
-        ({"mode": "backup", "local_steps": 3}, "--local-steps goes with --mode local"),
-        ({"elastic_rho": 0.5}, "--elastic-rho goes with --mode local"),
-        ({"mode": "local", "elastic_rho": 1.5}, "between 0 and 1"),
-        ({"mode": "backup", "staleness_scaling": True}, "--staleness-scaling goes with"),
-        ({"mode": "async", "ps": 1, "ps_hosts": ["a", "b"]}, "more hosts than --ps 1"),
-        ({"mode": "ssp", "staleness": -1}, "0 or more"),
-        ({"ps": -1}, "0 or more"),
-        ({"placement": "greedy"}, "--placement goes with"),
-        ({"one_sided": False}, "--no-one-sided goes with"),
-        ({"mode": "async", "save_one_file": True}, "--save-one-file goes with"),
-        ({"save_one_file": True, "save_compression": "gzip"}, "leave it or --save-one-file out"),
+        ({"staleness": 2}, "--staleness .*--mode ssp"),
+        ({"staleness": 0}, "--staleness .*--mode ssp"),
+        ({"mode": "async", "staleness": 2}, "--staleness .*async"),
+        ({"ps": 1}, "--ps .*--mode async"),
+        ({"mode": "local", "ps": 1}, "--ps .*--mode async"),
+        ({"mode": "async", "backup_workers": 0}, "--backup-workers .*--mode backup"),
+        ({"mode": "backup", "local_steps": 3}, "--local-steps .*--mode local"),
+        ({"elastic_rho": 0.5}, "--elastic-rho .*--mode local"),
+        ({"mode": "local", "elastic_rho": 1.5}, r"--elastic-rho is 1\.5"),
+        ({"mode": "backup", "staleness_scaling": True}, "--staleness-scaling .*backup"),
+        ({"mode": "async", "ps": 1, "ps_hosts": ["a", "b"]}, "--ps-hosts .*a, b.*--ps 1"),
+        ({"mode": "ssp", "staleness": -1}, "--staleness is -1.*0"),
+        ({"ps": -1}, "--ps is -1.*0"),
+        ({"placement": "greedy"}, "--placement .*--mode async"),
+        ({"one_sided": False}, "--no-one-sided .*--mode async"),
+        ({"mode": "async", "save_one_file": True}, "--save-one-file .*--mode sync"),
+        ({"save_one_file": True, "save_compression": "gzip"}, "--save-compression gzip .*--save-one-file"),
     ],
 )
-def test_contradictions(options, told):
-    with pytest.raises(ConfigError, match=told):
+def test_contradictions(options, message):
+    with pytest.raises(ConfigError, match=message):
         RunConfig(**options)
 
 
 @pytest.mark.parametrize(
-    ("options", "ranks", "told"),
+    ("options", "ranks", "message"),
     [
-        ({"mode": "async", "ps": 2}, 2, "leaves no worker of 2 ranks"),
-        ({"mode": "async", "ps": 5}, 3, "start 6 ranks"),
-        ({"mode": "backup", "backup_workers": 2}, 2, "give 1 or less"),
-        ({"mode": "async", "shared_memory": False}, 2, "--no-shared-memory leaves 2 ranks"),
-        ({"mode": "backup", "ps": 1, "backup_workers": 1}, 2, "of 1 worker "),
+        ({"mode": "async", "ps": 2}, 2, "--ps 2 .*2 ranks"),
+        ({"mode": "async", "ps": 5}, 3, "--ps 5 .*6 ranks"),
+        ({"mode": "backup", "backup_workers": 2}, 2, "--backup-workers is 2 .*1$"),
+        ({"mode": "async", "shared_memory": False}, 2, "--no-shared-memory.*2 ranks.*--ps"),
+        ({"mode": "backup", "ps": 1, "backup_workers": 1}, 2, "--backup-workers is 1 .*0$"),
     ],
 )
-def test_too_few_ranks_for_the_roles(options, ranks, told):
-    with pytest.raises(ConfigError, match=told):
+def test_too_few_ranks_for_the_roles(options, ranks, message):
+    with pytest.raises(ConfigError, match=message):
         RunConfig(**options).check_ranks(ranks)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import re
 import struct
 from pathlib import Path
 
@@ -96,13 +97,13 @@ def test_a_missing_file_is_named_and_so_are_all_four(tmp_path, missing):
     write(tmp_path, make_arrays())
     (tmp_path / NAMES[missing]).unlink()
     text = message(lambda: data.mnist(tmp_path))
-    assert f"no file {NAMES[missing]} in {tmp_path}" in text and ".gz" in text
+    assert text.count(NAMES[missing]) == 2 and str(tmp_path) in text and ".gz" in text
     assert all(name in text for name in NAMES)
 
 
 def test_a_missing_folder_is_named(tmp_path):
     assert str(tmp_path / "nowhere") in message(lambda: data.mnist(tmp_path / "nowhere"))
-    assert "which has nothing" in message(lambda: data.mnist(tmp_path))
+    assert str(tmp_path) in message(lambda: data.mnist(tmp_path))
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -146,11 +147,11 @@ def test_a_file_that_goes_on_after_its_end_is_named(tmp_path):
     ("which", "raw", "says"),
     [
         (0, b"\x89PNG\r\n\x1a\n" + bytes(50), "89504e47"),
-        (0, struct.pack(">HBB3I", 0, 13, 3, 7, 5, 4) + bytes(560), "no IDX file of bytes"),
+        (0, struct.pack(">HBB3I", 0, 13, 3, 7, 5, 4) + bytes(560), "00000d03"),
         (1, b"", "0 bytes"),
-        (1, struct.pack(">HBBI", 0, 8, 1, 0), "is empty"),
+        (1, struct.pack(">HBBI", 0, 8, 1, 0), "(0,)"),
         (2, struct.pack(">HBB4I", 0, 8, 4, 3, 5, 4, 1) + bytes(60), "4-dimensional"),
-        (3, struct.pack(">HBBI", 0, 8, 1, 4) + bytes(4), "3 images, and"),
+        (3, struct.pack(">HBBI", 0, 8, 1, 4) + bytes(4), "3 images"),
     ],
 )
 def test_a_file_that_is_something_else_is_named(tmp_path, which, raw, says):
@@ -172,10 +173,10 @@ def test_labels_where_images_are_expected_are_named(tmp_path):
     arrays = make_arrays()
     write(tmp_path, [arrays[1], arrays[0], *arrays[2:]])
     text = message(lambda: data.mnist(tmp_path))
-    assert str(tmp_path / NAMES[0]) in text and "holds labels where images are expected" in text
+    assert str(tmp_path / NAMES[0]) in text and "labels" in text.replace(str(tmp_path), "")
     write(tmp_path, [arrays[0], arrays[0], *arrays[2:]])
     text = message(lambda: data.mnist(tmp_path))
-    assert str(tmp_path / NAMES[1]) in text and "holds images where labels are expected" in text
+    assert str(tmp_path / NAMES[1]) in text and "images" in text.replace(str(tmp_path), "")
 
 
 def test_training_and_validation_images_must_be_alike(tmp_path):
@@ -208,14 +209,14 @@ def test_arrays_are_a_split():
     found = read(split, 1, 3)
     assert np.array_equal(found[0], examples[1:3]) and np.array_equal(found[1], labels[1:3])
     labels[2] = 3
-    assert "label 3 of example 12 is none" in message(lambda: data.check_labels(split, labels, 10))
+    assert "label 3 of example 12 " in message(lambda: data.check_labels(split, labels, 10))
 
 
 @pytest.mark.parametrize(
     ("examples", "labels", "says"),
     [
-        (np.zeros((3, 2)), np.zeros(4), "3 examples, 4 labels"),
-        (np.zeros((0, 2)), np.zeros(0), "no examples"),
+        (np.zeros((3, 2)), np.zeros(4), "3 examples.* 4 labels"),
+        (np.zeros((0, 2)), np.zeros(0), r"\(0, 2\)"),
         (np.zeros((3, 2)), np.zeros(()), "0 labels"),
         (np.array(["a", "b"]), np.zeros(2), "<U1"),
         (np.zeros((2, 2), np.complex128), np.zeros(2), "complex128"),
@@ -223,7 +224,7 @@ def test_arrays_are_a_split():
     ],
 )
 def test_arrays_that_are_no_split_are_refused(examples, labels, says):
-    assert says in message(lambda: data.from_arrays(examples, labels))
+    assert re.search(says, message(lambda: data.from_arrays(examples, labels)))
 
 
 @pytest.mark.parametrize("labels", [np.array([0, -1, 1]), np.array([0, 2, 1]), np.array([0.0, 1.0, 1.0])])
@@ -275,11 +276,11 @@ def test_a_block_of_hdf5_is_whole_chunks_of_a_few_megabytes(tmp_path):
     [
         (("image", "labels"), "did you mean 'images'?"),
         (("images", "nothing"), "group/short"),
-        (("group", "labels"), "no dataset 'group'"),
+        (("group", "labels"), "'group'"),
         (("scalar", "labels"), "'scalar'"),
-        (("images", "group/short"), "23 images and 22 group/short"),
-        (("none", "none"), "none is empty"),
-        (("words", "labels"), "of type object"),
+        (("images", "group/short"), "22"),
+        (("none", "none"), ": none "),
+        (("words", "labels"), "object"),
     ],
 )
 def test_datasets_that_do_not_fit_are_named_with_the_file(h5, names, says):
@@ -289,7 +290,7 @@ def test_datasets_that_do_not_fit_are_named_with_the_file(h5, names, says):
 
 def test_a_file_that_is_no_hdf5_is_named(tmp_path, h5):
     path = tmp_path / "other.h5"
-    assert f"{path}: there is no such file" in message(lambda: data.hdf5(path))
+    assert f"{path}: no such file" in message(lambda: data.hdf5(path))
     for raw in (b"", b"no data", h5.read_bytes()[:3000]):
         path.write_bytes(raw)
         assert str(path) in message(lambda: data.hdf5(path))
@@ -315,7 +316,7 @@ def test_file_systems_without_locks(tmp_path: Path, number: int, monkeypatch: py
             data.hdf5(tmp_path / "d.h5")
         return
     split = data.hdf5(tmp_path / "d.h5")
-    assert "has no locks: reading without them" in str(split.note)
+    assert str(tmp_path / "d.h5") in str(split.note) and "lock" in str(split.note)
     examples, labels = np.empty((5, 2, 2)), np.empty(5, np.int64)
     split.read(0, 5, examples, labels)
     assert labels.tolist() == [0, 1, 2, 3, 4]

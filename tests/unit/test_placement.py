@@ -93,8 +93,8 @@ def test_a_pinned_variable_lies_whole_where_it_is_pinned(policy, pins):
         ({"dense1.wieght": 0}, "dense1.wieght"),
         ({"dense1.bias": 3}, "server 3"),
         ({"dense1.bias": "a"}, "server 'a'"),
-        ([1, 2], "give servers by name"),
-        (lambda name: 0, "raises TypeError"),
+        ([1, 2], r"\[1, 2\]"),
+        (lambda name: 0, "TypeError"),
     ],
 )
 def test_wrong_pins_are_named(pins, told):
