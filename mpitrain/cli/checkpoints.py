@@ -1,4 +1,4 @@
-"""The commands for checkpoints: ``mpitrain verify``, ``inspect``, ``diff``, ``export``."""
+"""The checkpoint commands: ``mpitrain verify``, ``inspect``, ``diff``, ``export``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..errors import CheckpointError, DamagedCheckpoint
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
 
-# The package of checkpoints is imported when a command runs: ranks that train start without waiting for it.
+# Each command imports the checkpoint package when it runs, so that ranks that train do not wait for the import.
 _PATH = click.Path(path_type=Path)
-_PATH_HELP = "PATH is a checkpoint, or a run directory for its newest."
+_PATH_HELP = "PATH is a checkpoint, or a run directory (uses its newest checkpoint)."
 
 
 @click.command()
 @click.argument("paths", type=_PATH, nargs=-1, required=True, metavar="PATH...")
 def verify(paths: tuple[Path, ...]) -> int:
-    """Check that checkpoints are as they were written.
+    """Check that checkpoints are undamaged.
 
-    PATH is a checkpoint, or a run directory for all of its. The exit status is 1 if any does not verify.
+    PATH is a checkpoint, or a run directory (checks all of its checkpoints). The exit status is 1 if any is damaged.
     """
     from .. import checkpoint
 
@@ -31,17 +31,17 @@ def verify(paths: tuple[Path, ...]) -> int:
         try:
             with checkpoint.Checkpoint(path) as opened:
                 opened.verify()
-                click.echo(f"{path}: whole, step {opened.step:,}")
+                click.echo(f"{path}: ok, step {opened.step:,}")
         except DamagedCheckpoint as error:
             click.echo(str(error))
             status = 1
     return status
 
 
-@click.command(help=f"Print what a checkpoint holds.\n\n{_PATH_HELP}")
+@click.command(help=f"Print the contents of a checkpoint.\n\n{_PATH_HELP}")
 @click.argument("path", type=_PATH)
 def inspect(path: Path) -> None:
-    """Print a table."""
+    """Print a table of the contents."""
     from ..checkpoint.summary import describe
 
     with _open(path) as opened:
@@ -49,11 +49,11 @@ def inspect(path: Path) -> None:
             click.echo(line)
 
 
-@click.command(help=f"Tell where two checkpoints differ.\n\n{_PATH_HELP} The exit status is 1 if they do.")
+@click.command(help=f"Compare two checkpoints.\n\n{_PATH_HELP} The exit status is 1 if they differ.")
 @click.argument("a", type=_PATH)
 @click.argument("b", type=_PATH)
 def diff(a: Path, b: Path) -> int:
-    """Print a line for each difference."""
+    """Print one line per difference."""
     from ..checkpoint.diff import differences
 
     with _open(a) as first, _open(b) as second:
@@ -62,29 +62,35 @@ def diff(a: Path, b: Path) -> int:
             click.echo(line)
             count += 1
     if not count:
-        click.echo("the same in every bit")
+        click.echo("identical")
     return int(count > 0)
 
 
 @click.command(help=f"Write a checkpoint's parameters in another format.\n\n{_PATH_HELP}")
 @click.argument("path", type=_PATH)
-@click.option("--to", type=click.Choice(["safetensors", "npz"]), required=True, help="The format.")
-@click.option("--dtype", type=click.Choice(["float64", "float32", "float16", "bfloat16"]), help="[default: as it is]")
-@click.option("--averages", is_flag=True, help="The moving averages in place of the parameters.")
-@click.option("--output", type=_PATH, metavar="FILE", help="[default: the checkpoint's name in this folder]")
+@click.option("--to", type=click.Choice(["safetensors", "npz"]), required=True, help="Output format.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32", "float16", "bfloat16"]),
+    help="Convert to this dtype.  [default: unchanged]",
+)
+@click.option("--averages", is_flag=True, help="Export the moving averages instead of the parameters.")
+@click.option(
+    "--output", type=_PATH, metavar="FILE", help="Output file.  [default: the checkpoint's name, in this directory]"
+)
 def export(path: Path, to: str, dtype: str | None, averages: bool, output: Path | None) -> None:
-    """Write a file."""
+    """Write the arrays to a file."""
     from ..checkpoint.export import export as write
 
     with _open(path) as opened:
         target = output or Path(f"{opened.path.stem}.{to}")
         if target.exists():
-            raise CheckpointError(f"{target} exists already: give another --output, or remove it")
+            raise CheckpointError(f"{target} already exists; remove it, or pass another --output")
         try:
             count = write(opened, target, to, dtype, averages)
         except OSError as error:
-            raise CheckpointError(f"{target} cannot be written: {error.strerror}; give another --output") from error
-    click.echo(f"{count:,} arrays in {target}")
+            raise CheckpointError(f"{target} cannot be written: {error.strerror}; pass another --output") from error
+    click.echo(f"wrote {count:,} arrays to {target}")
 
 
 COMMANDS = [verify, inspect, diff, export]
@@ -97,7 +103,7 @@ def _open(path: Path) -> Checkpoint:
 
 
 def _checkpoints(path: Path) -> list[Path]:
-    """A checkpoint, or those of a run directory or of its folder ``checkpoints``, the newest first."""
+    """Return the given checkpoint, or all checkpoints of a run directory or its ``checkpoints``, newest first."""
     from .. import checkpoint
 
     if not path.exists():
@@ -106,5 +112,5 @@ def _checkpoints(path: Path) -> list[Path]:
         return [path]
     found = [*checkpoint.steps(path).values()] or [*checkpoint.steps(path / "checkpoints").values()]
     if not found:
-        raise CheckpointError(f"{path} holds no checkpoint: give one, or a run directory that has some")
+        raise CheckpointError(f"{path} contains no checkpoint; give a checkpoint or a run directory that has one")
     return found

@@ -1,4 +1,4 @@
-"""The commands, and how their mistakes are told."""
+"""The ``mpitrain`` commands and how their errors are printed."""
 
 from __future__ import annotations
 
@@ -32,45 +32,51 @@ _CONFIG = click.Option(
     ["--config"],
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Take options from a TOML file; flags win.",
+    help="Read options from a TOML file; flags override it.",
 )
 _LAUNCH = [
     click.Option(
         ["-n", "--ranks"],
         type=click.IntRange(min=1),
-        help="Ranks to start.  [default: as many as --hosts have room for, or the tasks of an allocation; else 1]",
+        help="Number of ranks.  [default: all slots of --hosts, or all tasks of the allocation; else 1]",
     ),
-    click.Option(["--hosts"], metavar="HOST:RANKS,...", help="Hosts to start them on.  [default: this one]"),
-    click.Option(["--hostfile"], type=click.Path(path_type=Path), metavar="FILE", help="The same, a host a line."),
+    click.Option(["--hosts"], metavar="HOST:RANKS,...", help="Hosts to run on.  [default: this host]"),
     click.Option(
-        ["--remote-agent"], metavar="PROGRAM", help="Starts processes on other hosts, as ssh does.  [default: ssh]"
+        ["--hostfile"], type=click.Path(path_type=Path), metavar="FILE", help="File with the hosts, one per line."
     ),
     click.Option(
-        ["--network"], metavar="NET", help="Network between the hosts, such as 10.1.0.0/16, or an interface's name."
+        ["--remote-agent"], metavar="PROGRAM", help="Program that starts processes on other hosts.  [default: ssh]"
     ),
-    click.Option(["--env"], multiple=True, metavar="NAME[=VALUE]", help="Give the ranks a variable; may be repeated."),
     click.Option(
-        ["--launcher-args"], default="", metavar="WORDS", help="Further words for mpirun, as a shell has them."
+        ["--network"],
+        metavar="NET",
+        help="Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name.",
+    ),
+    click.Option(
+        ["--env"], multiple=True, metavar="NAME[=VALUE]", help="Set a variable for the ranks; may be repeated."
+    ),
+    click.Option(
+        ["--launcher-args"], default="", metavar="WORDS", help="Extra arguments for mpirun, quoted as in a shell."
     ),
     click.Option(
         ["--max-restarts"],
         type=click.IntRange(min=0),
         default=0,
         metavar="N",
-        help="Start again from the newest checkpoint, N times at most, when a rank or a host has died.",
+        help="Restart from the newest checkpoint after a rank or host has died, at most N times.",
     ),
     click.Option(
         ["--min-ranks"],
         type=click.IntRange(min=1),
         metavar="M",
-        help="Start again without hosts that are gone, where others have M ranks or more.",
+        help="Restart without lost hosts if the remaining hosts have slots for at least M ranks.",
     ),
-    click.Option(["--dry-run"], is_flag=True, help="Print the command, do not run it."),
+    click.Option(["--dry-run"], is_flag=True, help="Print the command without running it."),
 ]
 
 
 class JobCommand(click.Command):
-    """A command whose flags depend on the job file that it is given: the run's options and the job's own."""
+    """A command whose flags depend on its job file: the run's options and the job's own options."""
 
     def __init__(
         self, name: str, own: Sequence[click.Option], callback: Callable[..., Any], help: str, **defaults: Any
@@ -95,17 +101,17 @@ class JobCommand(click.Command):
         return super().parse_args(ctx, args)
 
     def _find_job(self, ctx: click.Context, args: list[str]) -> int | None:
-        """Index of the job file: the first word that is neither a flag nor a flag's value."""
+        """Return the index of the job file: the first argument that is neither a flag nor a flag's value."""
         probe = click.Command(self.name, params=[*self._own, *self._run])
         probe.allow_interspersed_args = False
         with click.Context(probe, ignore_unknown_options=True, allow_interspersed_args=False) as context:
             _, rest, _ = probe.make_parser(context).parse_args(list(args))
         if rest and rest[0].startswith("-"):
-            raise click.UsageError(f"{rest[0].split('=')[0]}: no such option before JOB; a job's own flags follow it")
+            raise click.UsageError(f"{rest[0].split('=')[0]}: no such option before JOB; put a job's options after JOB")
         return len(args) - len(rest) if rest else None
 
     def _config_file(self, ctx: click.Context, args: list[str]) -> dict[str, Any]:
-        """What ``--config`` says, before the other flags are read."""
+        """Return the options in the ``--config`` file; it must be read before the other flags are parsed."""
         with click.Context(self, resilient_parsing=True) as context:
             options, _, _ = self.make_parser(context).parse_args(args)
         if not options.get("config"):
@@ -113,7 +119,7 @@ class JobCommand(click.Command):
         return flags.read_config_file(Path(str(options["config"])), [*self._run, *self._job])
 
     def request(self, values: dict[str, Any]) -> TrainRequest:
-        """The values of all flags as what a rank is to do."""
+        """Return the values of all flags as a request for one rank."""
         from ..plan.job import make_job
         from ..training.rank import TrainRequest
 
@@ -151,13 +157,13 @@ def _run(**values: Any) -> int:
     from ..launcher.supervisor import Options, run
 
     options = Options(**{option.name: values.pop(option.name) for option in _LAUNCH if option.name is not None})
-    request = _train(**values)  # what is wrong with the flags is better said before any rank starts
+    request = _train(**values)  # reports invalid flags before any rank starts
     arguments = click.get_current_context().meta["rank_arguments"]
     return run(options, request.name, request.config, arguments)
 
 
 def train_command() -> JobCommand:
-    """What every rank runs."""
+    """Return ``mpitrain train``, the command that every rank runs."""
     return JobCommand("train", [], _train, "Train on this rank: under mpirun or srun on all of them, else alone.")
 
 
@@ -173,13 +179,13 @@ def _placement(**values: Any) -> int:
 
 
 def placement_command() -> JobCommand:
-    """Shows which variable would lie where."""
-    about = "Print which server would hold which variable, without training."
+    """Return ``mpitrain placement``, which shows on which server each variable is placed."""
+    about = "Print which server holds which variable, without training."
     return JobCommand("placement", [], _placement, about, mode="async", ps=1)
 
 
 class RunCommand(JobCommand):
-    """``mpitrain run``: remembers which words the ranks are to be given."""
+    """``mpitrain run``: also stores the arguments to pass on to the ranks."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with click.Context(click.Command("run", params=list(self._own)), ignore_unknown_options=True) as context:
@@ -191,43 +197,43 @@ class RunCommand(JobCommand):
 
 
 def run_command() -> JobCommand:
-    """Starts the ranks."""
-    return RunCommand("run", _LAUNCH, _run, "Start ranks with the mpirun that mpi4py needs, and train on them.")
+    """Return ``mpitrain run``, which starts the ranks."""
+    return RunCommand("run", _LAUNCH, _run, "Start ranks with the mpirun that mpi4py was built for, and train.")
 
 
 class SubmitCommand(JobCommand):
-    """``mpitrain submit``: its own flags may stand before the job file and after it, where a job's of that name win."""
+    """``mpitrain submit``: its own flags are valid before and after JOB; after JOB, a job's flag of that name wins."""
 
     def __init__(self) -> None:
-        super().__init__("submit", submit_options(), _submit, "Train in a batch job: write its script and submit it.")
+        super().__init__("submit", submit_options(), _submit, "Train in a batch job: write the script and submit it.")
         self.params = [option for option in self.params if option not in self._own]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--help" in args:
-            return super().parse_args(ctx, _taken(self._own, args)[1])
+            return super().parse_args(ctx, _split_options(self._own, args)[1])
         at = self._find_job(ctx, list(args))
         if at is None:
             raise click.MissingParameter(ctx=ctx, param=self.params[-1])
         jobs = self._names_of(Path(args[at]))
-        own, before = _taken(self._own, args[:at])
-        more, after = _taken([option for option in self._own if option.name not in jobs], args[at + 1 :])
+        own, before = _split_options(self._own, args[:at])
+        more, after = _split_options([option for option in self._own if option.name not in jobs], args[at + 1 :])
         ctx.meta["rank_arguments"] = [*before, args[at], *after]
         rest = super().parse_args(ctx, list(ctx.meta["rank_arguments"]))
         ctx.meta["own"] = self._own_values(own, more)
         return rest
 
     def sweepable(self) -> list[click.Option]:
-        """The flags of the run and of the job."""
+        """Return the flags of the run and of the job."""
         return [*self._run, *self._job]
 
     def _names_of(self, path: Path) -> set[str]:
-        """The names of a job's flags."""
+        """Return the names of a job's flags."""
         from ..plan.job import load_job_file
 
         return {str(option.name) for option in flags.job_options(path, load_job_file(path))}
 
     def _own_values(self, *given: dict[str, Any]) -> dict[str, Any]:
-        """The values of this command's own flags, where the site's file fills what is not given."""
+        """Return the values of this command's own flags; the site file supplies those not given."""
         values: dict[str, Any] = {}
         for words in given:
             for name, value in words.items():
@@ -245,8 +251,8 @@ class SubmitCommand(JobCommand):
             return dict(context.params)
 
 
-def _taken(options: Sequence[click.Option], words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """What words say of these options, and the words that say something else."""
+def _split_options(options: Sequence[click.Option], words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Split arguments into these options' values and the rest."""
     probe = click.Command("submit", params=list(options), add_help_option=False)
     with click.Context(probe, ignore_unknown_options=True) as context:
         values, rest, _ = probe.make_parser(context).parse_args(list(words))
@@ -264,36 +270,36 @@ def _submit(**values: Any) -> int:
     def check(words: Sequence[str]) -> None:
         _invoke(train_command(), [*arguments, *words])
 
-    asked = SubmitRequest(request.name, command.sweepable(), arguments, request.config, seeded, check)
-    return submit_job(context.meta["own"], asked)
+    submit_request = SubmitRequest(request.name, command.sweepable(), arguments, request.config, seeded, check)
+    return submit_job(context.meta["own"], submit_request)
 
 
 def submit_command() -> JobCommand:
-    """Submits a batch job."""
+    """Return ``mpitrain submit``, which submits a batch job."""
     return SubmitCommand()
 
 
 _HELP = """Train on many MPI ranks.
 
 \b
-  mpitrain run -n 4 jobs/mnist_mlp.py                 start four ranks here
-  mpitrain run -n 4 jobs/mnist_mlp.py --help          a job's own options
-  mpirun -n 4 mpitrain train jobs/mnist_mlp.py        the same by hand
-  mpitrain submit --nodes 2 jobs/mnist_mlp.py         the same as a batch job
-  mpitrain watch runs/mnist_mlp-20261121-141119       see a run while it goes on
+  mpitrain run -n 4 jobs/mnist_mlp.py                 start four ranks on this host
+  mpitrain run -n 4 jobs/mnist_mlp.py --help          show the job's own options
+  mpirun -n 4 mpitrain train jobs/mnist_mlp.py        start the ranks by hand
+  mpitrain submit --nodes 2 jobs/mnist_mlp.py         run as a batch job
+  mpitrain watch runs/mnist_mlp-20261121-141119       watch a run
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the ``mpitrain`` command; returns the exit status."""
+    """Run the ``mpitrain`` command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Every rank's mistakes are told once, so 'train' reads its flags only when MPI has started.
+    # An error that every rank finds is printed once, so 'train' parses its flags only after MPI has started.
     if arguments[:1] == ["train"] and "--help" not in arguments:
         from ..training.rank import run_rank
 
         run_rank(lambda: _invoke(train_command(), arguments[1:]))
     if arguments[:1] != ["run"] and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' has a handler of its own, when it begins
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' installs its own handler
     commands: list[click.Command] = [run_command(), train_command(), submit_command(), placement_command()]
     commands += [doctor_command, runs_command(), watch_command(), report_command(), *checkpoint_commands.COMMANDS]
     group = click.Group("mpitrain", help=_HELP, commands=commands)
@@ -308,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _invoke(command: click.Command, arguments: Sequence[str]) -> Any:
-    """Run a command; what click finds wrong becomes a ``ConfigError`` of one line."""
+    """Run a command; turn a click error into a one-line ``ConfigError``."""
     try:
         return command.main(list(arguments), prog_name="mpitrain", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

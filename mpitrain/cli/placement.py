@@ -1,4 +1,4 @@
-"""Tables of what would be done, without doing it."""
+"""The table of ``mpitrain placement``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..plan.plan import Plan
 
 
 def placement_table(plan: Plan) -> str:
-    """Every variable, its shape and bytes, and the servers that would hold it; then each server's bytes."""
+    """Return a table of each variable's shape, bytes and servers, and a table of each server's bytes."""
     itemsize = plan.dtype.itemsize
     rows = []
     for entry in plan.layout.entries:

@@ -1,1 +1,1 @@
-"""Starts ranks with mpirun, watches them, and restarts them."""
+"""Start ranks with mpirun, monitor them, and restart them."""

@@ -1,4 +1,4 @@
-"""What a scheduler has lent to this job, as its variables tell."""
+"""The size of the scheduler's allocation, read from environment variables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def allocated_ranks(environ: Mapping[str, str]) -> int | None:
-    """Ranks that the allocation is for, or None outside one."""
+    """Return the number of ranks (tasks) of the Slurm allocation, or None outside one."""
     if "SLURM_JOB_ID" not in environ:
         return None
     for variable in ("SLURM_NTASKS", "SLURM_NPROCS"):
@@ -16,7 +16,7 @@ def allocated_ranks(environ: Mapping[str, str]) -> int | None:
 
 
 def _tasks(per_node: str) -> int | None:
-    """Tasks of all nodes, which Slurm writes as ``4(x2),3``."""
+    """Return the sum of ``SLURM_TASKS_PER_NODE``, such as ``4(x2),3``; None if it cannot be parsed."""
     total = 0
     for part in per_node.split(","):
         tasks, _, times = part.removesuffix(")").partition("(x")

@@ -1,4 +1,4 @@
-"""One start of the launcher, from beginning to end: output, signals, and that no process is left."""
+"""One run of the launcher process: forward output and signals, and kill leftover processes at the end."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from .hosts import RemoteAgent, is_here
 from .lost_hosts import LostHostDetector
 from .output_filter import LauncherFilter
 
-_GRACE_S = 3.0  # between asking the launcher to end and ending it
-_LOOK_S = 5.0  # between two looks at how far the ranks are
-_OUTSTAYS_S = 30.0  # a launcher whose ranks have all ended, or are about to
-_ONCE_S = 0.1  # a scheduler may signal a job's processes one by one and all together
-_KEPT_BYTES = 200_000  # of what was said last
+_GRACE_S = 3.0  # between SIGTERM and SIGKILL to the launcher
+_LOOK_S = 5.0  # between two checks of the ranks' progress
+_OUTSTAYS_S = 30.0  # time for the launcher to exit after all ranks have ended
+_ONCE_S = 0.1  # a scheduler may signal each process of a job and also the whole process group
+_KEPT_BYTES = 200_000  # of the latest output
 
 
 class Interrupts:
-    """The signals that this process has received, in their order; the handler does nothing but note them.
+    """The signals received by this process, in order; the handler only records them.
 
-    What comes within a tenth of a second of the first is the same signal, sent twice.
+    Further signals within 0.1 s of the first count as duplicates of it.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Interrupts:
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
         before = {number: signal.getsignal(number) for number in numbers}
         for number, handler in before.items():
-            if number != signal.SIGHUP or handler is not signal.SIG_IGN:  # as nohup has it
+            if number != signal.SIGHUP or handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._note)
         try:
             yield
@@ -64,19 +64,19 @@ class Interrupts:
 
 
 class Attempt:
-    """One run of the launcher.
+    """One run of the launcher process.
 
     Args:
-        ranks: That it starts; None where only the launcher knows.
-        hosts: That the user named.
+        ranks: Number of ranks to start; None if only the launcher knows.
+        hosts: The hosts that the user named.
 
     Attributes:
-        pid: The launcher's; this and what follows is known when it has run.
-        status: The launcher's, negative where a signal killed it.
-        said: What ranks and launcher said last, the launcher's comments included.
-        withheld: What of it was not shown.
-        entries: The ranks that had signed in.
-        left: Hosts on which ranks that are left could not be looked for, and why.
+        pid: The launcher's process id. This and the attributes below are valid after ``run``.
+        status: The launcher's exit status; negative if a signal killed it.
+        output: The latest output of ranks and launcher, including what was filtered out.
+        filtered_output: The launcher output that was not shown.
+        statuses: The status records of all ranks that registered.
+        unreachable: Hosts that could not be searched for leftover ranks, with the reason.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class Attempt:
         self._agent, self._interrupts = agent, interrupts
         self._output = bytearray()
         self.filtered_output = ""
-        self._terminated_at: float | None = None  # when the launcher was asked to end at once
-        self._stop_requested_at: float | None = None  # when the ranks were
+        self._terminated_at: float | None = None  # when SIGTERM was sent to the launcher
+        self._stop_requested_at: float | None = None  # when the ranks were asked to save and exit
         self._all_ended_at: float | None = None  # when all ranks were first seen to have ended
         self.pid = self.status = 0
         self.statuses: list[rank_status.RankStatus] = []
         self.unreachable: dict[str, str] = {}
 
     def run(self) -> None:
-        """Have the launcher train, return when it has ended, and leave no process."""
+        """Run the launcher until it ends, then kill all leftover ranks."""
         rank_status.clear(self._run_dir)
         self.status = self._launch(self._command.words, {**os.environ, **self._command.environment})
         self.statuses = rank_status.read(self._run_dir)
@@ -134,11 +134,11 @@ class Attempt:
                     process.wait(timeout=0.1)
             stall.close()
             for reader in readers:
-                reader.join(timeout=1)  # a process that is left behind may hold the pipe
+                reader.join(timeout=1)  # a leftover process may keep the pipe open
         return process.returncode
 
     def _check_progress(self, process: subprocess.Popen[bytes], stall: LostHostDetector, now: float) -> None:
-        """End a launcher that waits for what does not come, and tell ranks again that have not heard."""
+        """End a launcher that hangs; repeat the stop request to ranks that have not ended."""
         statuses = rank_status.read(self._run_dir)
         if self._others and stall.lost([(status.pid, status.step) for status in statuses], now):
             self._end(process)
@@ -151,14 +151,14 @@ class Attempt:
             process.send_signal(signal.SIGUSR1)
 
     def _handle_signals(self, process: subprocess.Popen[bytes]) -> None:
-        """Have the ranks save and end when a signal comes, and end them at once at the second."""
-        count = len(self._interrupts.received)  # which may grow meanwhile
+        """Ask the ranks to save and exit on the first signal; terminate the launcher on the second."""
+        count = len(self._interrupts.received)  # the handler may append meanwhile
         if count == 1 and self._stop_requested_at is None and self._terminated_at is None and self._all_ranks_ready():
-            # Launchers hand this one to the ranks and leave it at that; after one that ends themselves they would
-            # give the ranks no time to save.
+            # Launchers forward SIGUSR1 to the ranks and do nothing else. On SIGINT or SIGTERM they would kill the ranks
+            # before these can save.
             self._stop_requested_at = time.monotonic()
             process.send_signal(signal.SIGUSR1)
-            _say("\nmpitrain: saving, then ending; Ctrl-C ends it at once")
+            _say("\nmpitrain: saving a checkpoint, then exiting; press Ctrl-C to exit immediately")
         elif count and self._terminated_at is None and (count > 1 or self._stop_requested_at is None):
             self._end(process)
         if self._terminated_at is not None and time.monotonic() > self._terminated_at + _GRACE_S:
@@ -166,7 +166,7 @@ class Attempt:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """Ask the launcher to end at once."""
+        """Terminate the launcher."""
         self._terminated_at = time.monotonic()
         process.send_signal(signal.SIGTERM)
 
@@ -174,34 +174,34 @@ class Attempt:
         return self._agent.run_on_each((host, "true") for host in self._others)
 
     def _all_ranks_ready(self) -> bool:
-        """Whether a signal would have every rank save; before that there is nothing to save."""
+        """Return whether every rank would save on a signal; before that there is nothing to save."""
         statuses = rank_status.read(self._run_dir)
         expected = len(statuses) if self._ranks is None else self._ranks
         return bool(statuses) and len(statuses) == expected and all(status.ready for status in statuses)
 
     def _kill_leftover_ranks(self) -> None:
-        """End the ranks that are still there, which end with their launcher where all is well."""
-        here = [status for status in self.statuses if is_here(status.host)]
+        """Kill the ranks that are still alive; normally they end with their launcher."""
+        local = [status for status in self.statuses if is_here(status.host)]
         deadline = time.monotonic() + (1.0 if self.status else 5.0)
-        while any(is_alive(status.pid, status.start) for status in here):
+        while any(is_alive(status.pid, status.start) for status in local):
             if time.monotonic() > deadline:
-                for status in here:
+                for status in local:
                     if is_alive(status.pid, status.start):
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(status.pid, signal.SIGKILL)
                 break
             time.sleep(0.02)
-        # Open MPI's launcher ends with 0 when it has lost a host.
+        # Open MPI's launcher exits with 0 when it has lost a host.
         well = self.status == 2 or (self.status in (0, os.EX_TEMPFAIL) and all(status.done for status in self.statuses))
         if self._terminated_at is not None or not well:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)  # such as an ssh whose other end waits for a launcher that is gone
+                os.killpg(self.pid, signal.SIGKILL)  # such as an ssh whose remote side waits for the dead launcher
             self._kill_leftover_ranks_elsewhere()
-        # Open MPI's, when killed, leaves what a later one with its process number stumbles over.
+        # A killed Open MPI launcher leaves a session directory that breaks a later launcher with the same process id.
         shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{self.pid}", ignore_errors=True)
 
     def _kill_leftover_ranks_elsewhere(self) -> None:
-        """The same on other hosts, where a rank of this run is known by its environment."""
+        """Kill leftover ranks on other hosts; ranks of this run are identified by their environment."""
         mark = shlex.quote(f"{rank_status.RUN_DIR_VARIABLE}={self._run_dir}")
         command = (
             "cd /proc && for p in [0-9]*; do "
@@ -211,10 +211,10 @@ class Attempt:
         self.unreachable = self._agent.run_on_each((host, command) for host in self._others)
 
     def _forward(self, pipe: IO[bytes], stream: IO[bytes]) -> None:
-        """Pass on what comes, less the launcher's comments on how ranks ended."""
+        """Forward the output to ``stream``, without the launcher's comments on how ranks ended."""
         launcher_filter = LauncherFilter()
         while chunk := _read(pipe):
-            chunk = chunk.replace(b"\0", b"")  # with which Open MPI ends its comments
+            chunk = chunk.replace(b"\0", b"")  # Open MPI ends its comments with a null byte
             self._output += chunk
             del self._output[:-_KEPT_BYTES]
             _write(stream, launcher_filter.feed(chunk))
@@ -223,7 +223,7 @@ class Attempt:
 
 
 def _read(pipe: IO[bytes]) -> bytes:
-    """What comes next; nothing at the end, and where a process that is left holds a pipe that is closed here."""
+    """Return the next chunk; empty at the end, or if a leftover process holds a pipe that is already closed here."""
     try:
         return os.read(pipe.fileno(), 65536)
     except (OSError, ValueError):
@@ -231,9 +231,9 @@ def _read(pipe: IO[bytes]) -> bytes:
 
 
 def _begin() -> None:
-    """What the launcher's process does first."""
-    os.setpgid(0, 0)  # a terminal's Ctrl-C is for the parent alone, which passes it on in its own way
-    end_with_parent(signal.SIGTERM)  # which lets the launcher end the ranks
+    """Set up the launcher's process (runs between fork and exec)."""
+    os.setpgid(0, 0)  # only this parent receives the terminal's Ctrl-C; it decides what to forward
+    end_with_parent(signal.SIGTERM)  # lets the launcher end its ranks
 
 
 def _say(line: str) -> None:
@@ -243,6 +243,6 @@ def _say(line: str) -> None:
 
 def _write(stream: IO[bytes], data: bytes) -> None:
     if data:
-        with contextlib.suppress(OSError):  # the same; what the ranks say must be taken all the same
+        with contextlib.suppress(OSError):  # the terminal is gone, but the pipe must still be drained
             stream.write(data)
             stream.flush()

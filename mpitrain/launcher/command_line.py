@@ -1,4 +1,4 @@
-"""The launcher's command line: a pure function of what the user asked for and of the machine."""
+"""Compose the launcher's command line: a pure function of the launch spec and the local machine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..core import openblas as blas
 from .hosts import Host
 from .mpi_flavors import Launcher
 
-# Variables that ranks on other hosts get, where they are set: Open MPI passes on none but its own.
+# Variables to forward to ranks on other hosts if set: Open MPI forwards only its own.
 _PASSED = ("MPITRAIN_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_", "NUMBA_", "HDF5_", "CUDA_", "CUPY_", "NCCL_", "UCX_")
 _PASSED_NAMES = ("LD_LIBRARY_PATH", "VIRTUAL_ENV", "TZ")
-# What only this host's processes can use.
+# Valid on this host only.
 _NOT_PASSED = ("MPITRAIN_TERMINAL_COLUMNS",)
 
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID")
 
-# Words and variables with which users say themselves where ranks go and what they are bound to.
+# Launcher arguments and variables by which users choose process placement or binding themselves.
 _BINDING_WORDS = ("bind-to", "map-by", "rank-by", "cpu-set", "cpu-list", "rankfile", "rf", "binding", "cpu-bind", "ppn")
 _BINDING_VARIABLES = (
     "PRTE_MCA_hwloc_default_binding_policy",
@@ -38,15 +38,15 @@ _BINDING_VARIABLES = (
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What the user asks of the launcher.
+    """What the user requested from the launcher.
 
     Attributes:
-        ranks: To start; None for as many as the launcher finds room for, in an allocation.
-        hosts: Where, and how many on each; None for where the launcher finds them: an allocation's hosts, or this one.
-        agent: Starts processes on other hosts; None for ``ssh``, or what the user's environment says.
-        network: Of the hosts, as ``10.1.0.0/16`` or an interface's name; None for the launcher's choice.
+        ranks: Number of ranks; None for as many as the launcher has slots for in an allocation.
+        hosts: Hosts and their numbers of ranks; None for the launcher's default: the allocation's hosts, or this one.
+        agent: Program that starts processes on other hosts; None for ``ssh``, or the user's environment.
+        network: Network between the hosts, as ``10.1.0.0/16`` or an interface name; None for the launcher's choice.
         env: Variables for the ranks.
-        words: Further words for the launcher.
+        words: Extra arguments for the launcher.
     """
 
     ranks: int | None
@@ -59,12 +59,12 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class LocalMachine:
-    """What the command depends on beside the wish.
+    """The properties of this machine that the command depends on.
 
     Attributes:
-        cores: That this process may use.
-        root: Whether this is the superuser.
-        environ: Of this process.
+        cores: Number of cores that this process may use.
+        root: Whether this process runs as the superuser.
+        environ: The environment of this process.
     """
 
     cores: int
@@ -73,29 +73,29 @@ class LocalMachine:
 
     @classmethod
     def here(cls) -> LocalMachine:
-        """The machine that this process runs on."""
+        """Return the machine that this process runs on."""
         return cls(len(os.sched_getaffinity(0)), os.geteuid() == 0, os.environ)
 
     @property
     def allocated(self) -> bool:
-        """Whether a scheduler's allocation says where ranks go."""
+        """Whether a scheduler's allocation determines the placement of ranks."""
         return any(name in self.environ for name in _ALLOCATIONS)
 
 
 @dataclass(frozen=True)
 class Command:
-    """What to run.
+    """A command to run.
 
     Attributes:
         words: Program and arguments.
-        environment: Variables to set beside those of this process.
+        environment: Variables to set in addition to those of this process.
     """
 
     words: list[str]
     environment: dict[str, str]
 
     def __str__(self) -> str:
-        """Ready to paste into a shell."""
+        """Return the command, quoted for a shell."""
         settings = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         return " ".join(["env", *settings, shlex.join(self.words)] if settings else [shlex.join(self.words)])
 
@@ -103,13 +103,13 @@ class Command:
 def compose(
     launcher: Launcher, spec: LaunchSpec, machine: LocalMachine, arguments: Sequence[str], command: str = "train"
 ) -> Command:
-    """The command line that starts the ranks of ``mpitrain COMMAND ARGUMENTS``.
+    """Return the command line that starts the ranks of ``mpitrain COMMAND ARGUMENTS``.
 
-    What the user has set in the environment, or says in ``spec.words``, is left as it is.
+    Settings in the user's environment or in ``spec.words`` take precedence.
     """
     parts = _open_mpi(launcher, spec, machine) if launcher.flavor == "openmpi" else _hydra(launcher, spec, machine)
     words, environment = parts
-    # Some may be set already, by this package in this process, and are not where the command is pasted.
+    # Include variables that this package set in this process: the shell that the command is pasted into lacks them.
     ours = {n: value for n, value in environment.items() if n == "PATH" or machine.environ.get(n, value) == value}
     start = [launcher.program, *(["-n", str(spec.ranks)] if spec.ranks is not None else [])]
     rank = [sys.executable, "-m", "mpitrain", command, *arguments]
@@ -117,7 +117,7 @@ def compose(
 
 
 def _open_mpi(launcher: Launcher, spec: LaunchSpec, machine: LocalMachine) -> tuple[list[str], dict[str, str]]:
-    environment = {"OMPI_MCA_osc": "^ucx"}  # complains where there is no such device
+    environment = {"OMPI_MCA_osc": "^ucx"}  # warns on machines without a UCX device
     if launcher.major == 4:
         environment["OMPI_MCA_btl_base_warn_component_unused"] = "0"
     if machine.root:
@@ -145,19 +145,19 @@ def _open_mpi_binding(spec: LaunchSpec, machine: LocalMachine) -> list[str]:
     if _binds_itself(spec, machine):
         return []
     if spec.hosts is not None or spec.ranks is None or machine.allocated:
-        return ["--bind-to", "none"]  # their cores are not known here; each node's ranks share them by their threads
+        return ["--bind-to", "none"]  # remote core counts are unknown; ranks of a node share cores by thread count
     if spec.ranks > machine.cores:
         return ["--oversubscribe", "--bind-to", "none"]
     return ["--map-by", f"slot:PE={machine.cores // spec.ranks}", "--bind-to", "core"]
 
 
 def _hydra(launcher: Launcher, spec: LaunchSpec, machine: LocalMachine) -> tuple[list[str], dict[str, str]]:
-    """MPICH's and Intel MPI's."""
+    """Return the arguments and variables for MPICH and Intel MPI."""
     intel = launcher.flavor == "intel"
-    environment: dict[str, str] = {"UCX_LOG_LEVEL": "error"}  # memory pools, at the end
+    environment: dict[str, str] = {"UCX_LOG_LEVEL": "error"}  # silences warnings about memory pools at exit
     folder = str(Path(launcher.program).parent)
     if intel and folder not in machine.environ.get("PATH", "").split(":"):
-        environment["PATH"] = f"{folder}:{machine.environ.get('PATH', '')}"  # its mpirun looks for its parts there
+        environment["PATH"] = f"{folder}:{machine.environ.get('PATH', '')}"  # its mpirun finds its helpers on PATH
     words = []
     if spec.hosts is not None:
         words += ["-hosts", ",".join(map(str, spec.hosts))]
@@ -174,15 +174,15 @@ def _hydra(launcher: Launcher, spec: LaunchSpec, machine: LocalMachine) -> tuple
 
 
 def _is_oversubscribed(spec: LaunchSpec, machine: LocalMachine) -> bool:
-    """Whether ranks share cores; other hosts are taken to have as many as this one."""
-    here = max((host.slots for host in spec.hosts), default=0) if spec.hosts is not None else spec.ranks or 0
-    return here > machine.cores
+    """Return whether ranks share cores, assuming that other hosts have as many cores as this one."""
+    slots = max((host.slots for host in spec.hosts), default=0) if spec.hosts is not None else spec.ranks or 0
+    return slots > machine.cores
 
 
 def _binds_itself(spec: LaunchSpec, machine: LocalMachine) -> bool:
-    """Whether the user has said what ranks are bound to, or where they go."""
-    said = {word.lstrip("-").split("=")[0] for word in spec.words if word.startswith("-")}
-    return not said.isdisjoint(_BINDING_WORDS) or any(name in machine.environ for name in _BINDING_VARIABLES)
+    """Return whether the user chose the binding or placement of ranks."""
+    given = {word.lstrip("-").split("=")[0] for word in spec.words if word.startswith("-")}
+    return not given.isdisjoint(_BINDING_WORDS) or any(name in machine.environ for name in _BINDING_VARIABLES)
 
 
 def _passed(name: str, value: str) -> bool:

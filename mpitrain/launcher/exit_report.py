@@ -1,4 +1,4 @@
-"""What launchers say of processes that ended, and what is told of it: which rank, what it was, where, how."""
+"""Parse what launchers print about ended processes, and describe which rank ended, where and how."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _OPEN_MPI_STATUS = re.compile(r"Process name: \[\S+?,(\d+)\]\s+Exit code:\s+(\d+
 _INTEL = re.compile(r"=\s+RANK (\d+) PID (\d+) RUNNING AT (\S+)\s+=\s+(?:KILLED BY SIGNAL|EXIT STATUS): (\d+)( \()?")
 _MPICH = re.compile(r"=\s+PID (\d+) RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)")
 _LOST = re.compile(r"Remote daemon\s*:\s*\S+ on node (\S+)|Remote host:\s+(\S+)\s+Daemon exit status")
-_LOST_SOME = "assert (!closed) failed"  # MPICH's launcher does not say which one
+_LOST_SOME = "assert (!closed) failed"  # MPICH's launcher does not name the host
 
-# What most often sends them, where it is not the program's own defect.
+# The usual cause of a signal that the program did not raise itself.
 _OFTEN = {
-    signal.SIGKILL: "often by the kernel, for want of memory",
-    signal.SIGBUS: "often for want of room in /dev/shm",
-    signal.SIGXCPU: "its limit on CPU time",
+    signal.SIGKILL: "often the kernel's out-of-memory killer",
+    signal.SIGBUS: "often because /dev/shm is full",
+    signal.SIGXCPU: "the CPU time limit was exceeded",
 }
 
 
 class RankExit(NamedTuple):
-    """That a process ended.
+    """The end of a process.
 
     Attributes:
-        rank, pid: None where the launcher did not say.
-        signal: That it was killed by; 0 for none.
-        status: That it exited with, where it was not killed.
+        rank, pid: None if the launcher did not report it.
+        signal: The signal that killed it; 0 for none.
+        status: Its exit status if it was not killed.
     """
 
     rank: int | None
@@ -42,7 +42,7 @@ class RankExit(NamedTuple):
 
 
 def parse_exits(output: str) -> list[RankExit]:
-    """The processes whose end a launcher tells of, those that were killed by its cleaning up last."""
+    """Return the ended processes in a launcher's output; those killed by its cleanup come last."""
     found = [RankExit(int(r), int(p) or None, h, int(s), 0) for r, p, h, s in _OPEN_MPI_SIGNAL.findall(output)]
     found += [RankExit(int(r), None, "", 0, int(s)) for r, s in _OPEN_MPI_STATUS.findall(output)]
     for rank, pid, host, number, by_signal in _INTEL.findall(output):
@@ -55,7 +55,7 @@ def parse_exits(output: str) -> list[RankExit]:
 
 
 def parse_lost_hosts(output: str) -> str:
-    """Which hosts a launcher says it has lost, in words; empty where it says nothing of the kind."""
+    """Return the hosts that a launcher reports as lost, as text for a message; empty if none."""
     names = dict.fromkeys(one or other for one, other in _LOST.findall(output))
     if names:
         return f"host{'s' * (len(names) > 1)} {' and '.join(names)}"
@@ -63,10 +63,11 @@ def parse_lost_hosts(output: str) -> str:
 
 
 def recorded_exits(statuses: Sequence[RankStatus]) -> list[RankExit]:
-    """The ranks that were seen to end badly, the one that began it first.
+    """Return the recorded abnormal rank exits, the likely cause first.
 
-    A rank that loses its connection to another one ends with a status or aborts: where any was killed otherwise, it
-    comes before those. What the launcher kills when it cleans up it kills with what saw it.
+    A rank that loses its connection to another rank exits with a status or aborts; ranks that were killed by another
+    signal are therefore sorted before those. Ranks killed by the launcher's cleanup die together with the reaper that
+    would record their exit.
     """
     bad = [status for status in statuses if status.ended_at and (status.signal or status.status)]
     bad.sort(key=lambda status: (_is_secondary(status.signal), status.ended_at))
@@ -74,18 +75,18 @@ def recorded_exits(statuses: Sequence[RankStatus]) -> list[RankExit]:
 
 
 def first_error(statuses: Sequence[RankStatus]) -> RankStatus | None:
-    """A rank that ended with an exception, rather not one of MPI's own: others meet those when a rank is gone."""
+    """Return a rank that ended with an exception; prefer exceptions other than MPI's, which follow a lost rank."""
     failed = sorted((status for status in statuses if status.error), key=lambda status: is_secondary_error(status))
     return failed[0] if failed else None
 
 
 def is_secondary_error(status: RankStatus) -> bool:
-    """Whether ranks meet this rank's exception because of another one's end, too."""
+    """Return whether this rank's exception can be a consequence of another rank's exit."""
     return status.error.startswith("mpi4py.MPI.Exception: ")
 
 
 def is_secondary(rank_exit: RankExit) -> bool:
-    """Whether ranks end so because of another one's end, too."""
+    """Return whether this exit can be a consequence of another rank's exit."""
     return _is_secondary(rank_exit.signal)
 
 
@@ -94,7 +95,7 @@ def _is_secondary(number: int) -> bool:
 
 
 def find_status(rank_exit: RankExit, statuses: Sequence[RankStatus]) -> RankStatus | None:
-    """The rank that died, as it had signed in."""
+    """Return the status record of the rank that exited, or None if it had not registered."""
     for status in statuses:
         if status.rank == rank_exit.rank or (rank_exit.rank is None and rank_exit.pid in (status.pid, status.reaper)):
             return status
@@ -102,18 +103,18 @@ def find_status(rank_exit: RankExit, statuses: Sequence[RankStatus]) -> RankStat
 
 
 def describe_exit(rank_exit: RankExit, statuses: Sequence[RankStatus], ranks: int) -> str:
-    """A line about the process that died."""
+    """Return a one-line description of a process exit."""
     status = find_status(rank_exit, statuses)
     if status is None:
         who = "a process" if rank_exit.rank is None else f"rank {rank_exit.rank} of {ranks}"
         where = f" on {rank_exit.host}" if rank_exit.host else ""
         number = f", process {rank_exit.pid}" if rank_exit.pid else ""
-        return f"{who}{where}{number}, {_how(rank_exit)} before training had begun"
+        return f"{who}{where}{number}, {_how(rank_exit)} before training started"
     return f"{_name(status, ranks)}, {_how(rank_exit)}{_when(status, statuses)}"
 
 
 def describe_error(status: RankStatus, statuses: Sequence[RankStatus], ranks: int) -> str:
-    """A line about a rank that ended with an exception."""
+    """Return a one-line description of a rank that ended with an exception."""
     return f"{_name(status, ranks)}, ended with {status.error.splitlines()[0]}{_when(status, statuses)}"
 
 
@@ -124,20 +125,20 @@ def _name(status: RankStatus, ranks: int) -> str:
 
 def _how(rank_exit: RankExit) -> str:
     if not rank_exit.signal:
-        return f"ended with status {rank_exit.status}"
+        return f"exited with status {rank_exit.status}"
     try:
         name = signal.Signals(rank_exit.signal).name
     except ValueError:
-        name = "an unknown one"
+        name = "unknown"
     often = f"; {_OFTEN[signal.Signals(rank_exit.signal)]}" if rank_exit.signal in list(_OFTEN) else ""
     return f"was killed by signal {rank_exit.signal} ({name}{often})"
 
 
 def _when(status: RankStatus, statuses: Sequence[RankStatus]) -> str:
     if not status.ready:
-        return " before training had begun"
+        return " before training started"
     if status.done:
         return " after its last step"
-    # A server takes no steps of its own.
+    # A server takes no steps itself.
     step = max((other.step for other in statuses), default=0) if status.role == "ps" else status.step
     return f", in step {step + 1:,}"

@@ -1,4 +1,4 @@
-"""The hosts that a user names, how ranks are spread over them, and whether they answer."""
+"""Parse host lists, assign ranks to hosts, and check whether hosts answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANSWER_S = 15.0
 
 
 class Host(NamedTuple):
-    """A host, and how many ranks it takes; 0 where the user did not say."""
+    """A host and its number of ranks (slots); 0 if the user gave none."""
 
     name: str
     slots: int
@@ -28,24 +28,24 @@ class Host(NamedTuple):
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """The hosts of ``--hosts a:4,b:4``.
+    """Parse the value of ``--hosts a:4,b:4``.
 
     Raises:
-        LaunchError: It names no host, or a number of ranks is none.
+        LaunchError: It names no host, or a number of ranks is invalid.
     """
     return _merged([_parse(part, f"--hosts {text}") for part in text.split(",") if part.strip()], f"--hosts {text}")
 
 
 def read_hostfile(path: Path) -> list[Host]:
-    """The hosts of a file: a line each, ``a``, ``a:4`` or ``a slots=4``; ``#`` begins a comment.
+    """Read a hostfile: one host per line, as ``a``, ``a:4`` or ``a slots=4``; ``#`` starts a comment.
 
     Raises:
-        LaunchError: It cannot be read, or a line is not understood.
+        LaunchError: The file cannot be read, or a line is invalid.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        reason = error.strerror if isinstance(error, OSError) else "not a UTF-8 text file"
         raise LaunchError(f"--hostfile {path}: {reason}") from error
     found = []
     for number, line in enumerate(lines, 1):
@@ -62,43 +62,41 @@ def _parse(text: str, where: str) -> Host:
     if not colon:
         name, slots = slots, "0"
     if not name or not slots.isdigit() or (colon and not int(slots)):
-        raise LaunchError(f"{where}: {text.strip()!r} is not HOST or HOST:RANKS")
+        raise LaunchError(f"{where}: {text.strip()!r} is invalid; give HOST or HOST:RANKS")
     if name.startswith("-") or any(mark.isspace() for mark in name):
-        raise LaunchError(f"{where}: {name!r} is no host's name")
+        raise LaunchError(f"{where}: {name!r} is not a valid host name")
     return Host(name, int(slots))
 
 
 def _merged(hosts: Sequence[Host], where: str) -> list[Host]:
-    """Each host once: one that is named twice takes as many ranks as both say."""
+    """Merge entries of the same host by adding their slots."""
     slots: dict[str, list[int]] = {}
     for host in hosts:
         slots.setdefault(host.name, []).append(host.slots)
     if not slots:
-        raise LaunchError(f"{where}: there is no host in it; give HOST:RANKS")
-    # Schedulers' files name a host once for each rank that it takes.
-    return [Host(name, sum(n or (len(told) > 1) for n in told)) for name, told in slots.items()]
+        raise LaunchError(f"{where}: contains no host; give HOST:RANKS")
+    # Scheduler hostfiles repeat a host once per rank.
+    return [Host(name, sum(n or (len(given) > 1) for n in given)) for name, given in slots.items()]
 
 
 def assign_ranks(hosts: Sequence[Host], ranks: int | None) -> list[Host]:
-    """How many ranks each host gets: hosts are filled in their order, those without a number alike.
+    """Assign ranks to hosts: fill hosts in order; hosts without a number share the rest evenly.
 
     Args:
-        ranks: All together; None for as many as there is room for, one where a host's number is not given.
+        ranks: Total number of ranks; None to fill all slots, with one rank on hosts without a number.
 
     Raises:
-        LaunchError: There is no room for so many.
+        LaunchError: The hosts have too few slots.
     """
-    unsaid = [host for host in hosts if not host.slots]
-    said = sum(host.slots for host in hosts)
+    unsized = [host for host in hosts if not host.slots]
+    total = sum(host.slots for host in hosts)
     if ranks is None:
         return [Host(host.name, host.slots or 1) for host in hosts]
-    if not unsaid and ranks > said:
+    if not unsized and ranks > total:
         names = ",".join(map(str, hosts))
-        raise LaunchError(
-            f"-n {ranks} is more than {names} has room for, {said} rank{'s' * (said != 1)}: give a lower -n"
-        )
-    share, more = divmod(max(0, ranks - said), len(unsaid)) if unsaid else (0, 0)
-    room = {host.name: share + (index < more) for index, host in enumerate(unsaid)}
+        raise LaunchError(f"-n {ranks} exceeds the {total} slot{'s' * (total != 1)} of {names}; lower -n or add hosts")
+    share, more = divmod(max(0, ranks - total), len(unsized)) if unsized else (0, 0)
+    room = {host.name: share + (index < more) for index, host in enumerate(unsized)}
     left, found = ranks, []
     for host in hosts:
         taken = min(left, host.slots or room[host.name])
@@ -109,7 +107,7 @@ def assign_ranks(hosts: Sequence[Host], ranks: int | None) -> list[Host]:
 
 
 def is_here(name: str) -> bool:
-    """Whether a name or address is this machine's own."""
+    """Return whether a host name or address belongs to this machine."""
     if name in ("localhost", socket.gethostname()):
         return True
     try:
@@ -122,7 +120,7 @@ def is_here(name: str) -> bool:
 
 
 def network_of(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """The network that a text such as ``10.1.0.0/16`` names; None for what may be an interface's name.
+    """Parse a network such as ``10.1.0.0/16``; return None for a text that may be an interface name.
 
     Raises:
         LaunchError: It is neither.
@@ -132,27 +130,31 @@ def network_of(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | Non
     try:
         return ipaddress.ip_network(text, strict=False)
     except ValueError as error:
-        raise LaunchError(f"--network {text}: not a network such as 10.1.0.0/16, and no interface's name") from error
+        raise LaunchError(
+            f"--network {text} is invalid; give a subnet such as 10.1.0.0/16, or an interface name"
+        ) from error
 
 
 def interface_of(network: str) -> str:
-    """The name of this host's interface in a network such as ``10.1.0.0/16``, or a name as it is given.
+    """Return the name of this host's interface in a network such as ``10.1.0.0/16``; interface names pass unchanged.
 
     Raises:
-        LaunchError: This host has no address there.
+        LaunchError: This host has no such interface.
     """
     names = [name for _, name in socket.if_nameindex()]
     if network in names:
         return network
     wanted = network_of(network)
     if wanted is None:
-        raise LaunchError(f"--network {network}: neither a network such as 10.1.0.0/16 nor one of {', '.join(names)}")
+        raise LaunchError(
+            f"--network {network} is invalid; give a subnet such as 10.1.0.0/16, or one of {', '.join(names)}"
+        )
     found = {name: address for name in names if (address := _address_of(name)) is not None}
     for name, address in found.items():
         if address in wanted:
             return name
-    here = ", ".join(f"{name} {address}" for name, address in found.items())
-    raise LaunchError(f"--network {network}: this host has no address there, but {here}")
+    available = ", ".join(f"{name} {address}" for name, address in found.items())
+    raise LaunchError(f"--network {network}: this host has no address in it; its addresses are {available}")
 
 
 def _address_of(interface: str) -> ipaddress.IPv4Address | None:
@@ -161,12 +163,12 @@ def _address_of(interface: str) -> ipaddress.IPv4Address | None:
         try:
             answer = fcntl.ioctl(probe.fileno(), siocgifaddr, interface.encode()[:15].ljust(256, b"\0"))
         except OSError:
-            return None  # it has none
+            return None  # the interface has no IPv4 address
     return ipaddress.IPv4Address(answer[20:24])
 
 
 class RemoteAgent:
-    """Runs commands on other hosts, as the launcher does: ``ssh`` unless the user names another program."""
+    """Runs commands on other hosts, with ``ssh`` or the user's remote agent."""
 
     def __init__(self, program: str | None) -> None:
         self._words = shlex.split(program or "ssh")
@@ -174,7 +176,7 @@ class RemoteAgent:
             self._words += ["-o", "BatchMode=yes", "-o", "ConnectTimeout=8"]
 
     def run(self, host: str, command: str) -> str | None:
-        """Run a shell command on a host; None where it went well, else what was said."""
+        """Run a shell command on a host; return None on success, else an error message."""
         try:
             done = subprocess.run(
                 [*self._words, host, command],
@@ -188,19 +190,19 @@ class RemoteAgent:
         except subprocess.TimeoutExpired:
             return f"no answer in {_ANSWER_S:.0f} s"
         except OSError as error:
-            return f"{self._words[0]} does not run: {error.strerror}"
+            return f"{self._words[0]} cannot be run: {error.strerror}"
         if not done.returncode:
             return None
-        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return said[-1] if said else f"{self._words[0]} ended with status {done.returncode}"
+        errors = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        return errors[-1] if errors else f"{self._words[0]} exited with status {done.returncode}"
 
     def run_on_each(self, commands: Iterable[tuple[str, str]]) -> dict[str, str]:
-        """Run a command on each of several hosts at once; what those said where it went wrong."""
+        """Run commands on several hosts concurrently; return the hosts that failed, with the error of each."""
         commands = list(commands)
         with ThreadPoolExecutor(max(1, min(64, len(commands)))) as threads:
             answers = list(threads.map(lambda one: self.run(*one), commands))
-        return {host: said for (host, _), said in zip(commands, answers, strict=True) if said is not None}
+        return {host: error for (host, _), error in zip(commands, answers, strict=True) if error is not None}
 
     def unreachable(self, hosts: Iterable[Host]) -> dict[str, str]:
-        """The hosts that do not answer, and what was said instead."""
+        """Return the hosts that do not answer, with the error of each."""
         return self.run_on_each((host.name, "true") for host in hosts if not is_here(host.name))

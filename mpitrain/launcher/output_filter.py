@@ -1,10 +1,10 @@
-"""Leaves out what launchers add when ranks have ended: who ended, and how, is told in one line instead."""
+"""Filter out the comments that launchers print when ranks end; mpitrain reports the cause in one line instead."""
 
 from __future__ import annotations
 
 import re
 
-_RULES = (b"-" * 74, b"-" * 60)  # Open MPI puts its comments between two such lines
+_RULES = (b"-" * 74, b"-" * 60)  # Open MPI encloses its comments in two of these lines
 _COMMENTS = re.compile(
     rb"MPI_ABORT was invoked on rank|exited with non-zero status|due to process rank .*\n?.*calling\s+\"abort\""
     rb"|noticed that process rank|Primary job\s+terminated normally|lost (?:communication|connection)"
@@ -12,7 +12,7 @@ _COMMENTS = re.compile(
 )
 _LINES = re.compile(
     rb"Abort\(\d+\) on node \d+ \(rank \d+ in comm"  # MPICH's and Intel MPI's
-    rb"|\[\S+\] PMIX ERROR: "  # Open MPI's, at times, when ranks end with a status or are gone
+    rb"|\[\S+\] PMIX ERROR: "  # from Open MPI, sometimes, when ranks exit with a status or are lost
     rb"|\[\S+:\d+\] \*\*\* (?:An error occurred in|reported by|on |Unknown error|MPI_ERRORS_ARE_FATAL|   and MPI)"
     rb"|mpirun\S*: Forwarding signal \d+ to job"
     rb"|\[\S+\] plm:ssh: Warning: setpgid"
@@ -22,10 +22,10 @@ _LINES = re.compile(
     rb"|YOUR APPLICATION TERMINATED WITH|This typically refers to a problem|Please see the FAQ page for debugging"
 )
 
-# A warning, by the chief or with its rank.
+# A warning from the chief, or from another rank with its number.
 _WARNING = re.compile(rb"(rank \d+: )?((?:WARNING|ERROR|CRITICAL): .*)")
 
-# How lines begin that are judged.
+# Prefixes of lines that may be filtered.
 _MARKS = (
     b"rank ",
     b"WARNING",
@@ -42,42 +42,42 @@ _MARKS = (
 )
 
 
-_LONGEST_BLOCK = 40  # lines; a launcher's comments have fewer
+_LONGEST_BLOCK = 40  # lines; launcher comments are shorter
 
 
 class LauncherFilter:
-    """Fed the bytes of a stream, returns those to show.
+    """Takes the bytes of a stream and returns those to show.
 
-    Whole lines are judged, but a line that cannot be a launcher's is passed on as it comes: a progress bar
-    has no line ends. A warning that several ranks have is shown once.
+    Lines that may come from the launcher are held back until complete. Other lines are forwarded immediately, because
+    a progress bar has no line ends. A warning printed by several ranks is shown once.
 
     Attributes:
-        dropped: What has been left out.
+        dropped: The bytes that were filtered out.
     """
 
     def __init__(self) -> None:
         self.dropped = b""
-        self._line = b""  # of which nothing has been passed on yet
-        self._passing = False  # the current line is being passed on as it comes
+        self._line = b""  # incomplete line, held back
+        self._passing = False  # the current line is forwarded as it arrives
         self._block: list[bytes] | None = None
         self._warned: set[bytes] = set()
-        self._blank = b""  # lines that are left out if what follows is
+        self._blank = b""  # blank lines, dropped if the next line is
 
     def feed(self, data: bytes) -> bytes:
-        """What of ``data``, and of what was held back, is to be shown now."""
+        """Return the bytes to show now, from ``data`` and from what was held back."""
         shown = b""
         for part in re.split(rb"(?<=\n)", data):
             within = self._passing
-            taken = self._take(part)
-            if taken == b"\n" and not within:
-                self._blank += taken
-            elif taken:
-                shown += self._blank + taken
+            shown_part = self._take(part)
+            if shown_part == b"\n" and not within:
+                self._blank += shown_part
+            elif shown_part:
+                shown += self._blank + shown_part
                 self._blank = b""
         return shown
 
     def rest(self) -> bytes:
-        """What is held back at the end of the stream."""
+        """Return what is still held back at the end of the stream."""
         held = b"".join(self._block or []) + self._line
         shown, self._blank = self._blank + held, b""
         self._block, self._line = None, b""
@@ -113,11 +113,11 @@ class LauncherFilter:
             if len(self._block) <= _LONGEST_BLOCK:
                 return b""
             block, self._block = b"".join(self._block), None
-            return block  # no launcher's: a rule that a rank has printed
+            return block  # not from the launcher: a rank printed the rule
         if (warning := _WARNING.match(line)) is not None:
-            told = warning[2] in self._warned
+            repeated = warning[2] in self._warned
             self._warned.add(warning[2])
-            return b"" if told and warning[1] else line
+            return b"" if repeated and warning[1] else line
         return self._drop(line) if _LINES.match(line.rstrip(b"\n")) else line
 
     def _drop(self, text: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""How an attempt ended, and whether another one is worth it."""
+"""Classify how an attempt ended, and decide whether a restart can help."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ _LONGEST_PAUSE_S = 60.0
 class Outcome:
     """How an attempt ended.
 
-    Attributes:
-        what: A line about who died and how; empty where nobody did.
-        step: The steps that were done when it failed; None where training had not begun.
-        gone: Hosts that do not answer since.
+    reason: A line about which rank died and how; empty if none did.
+    step: The number of completed steps at the failure; None if training had not started.
+    gone: Hosts that no longer answer.
     """
 
     kind: Kind
@@ -42,25 +41,26 @@ class Outcome:
 
 
 def classify_exit(status: int, output: str, statuses: Sequence[RankStatus], ranks: int, launcher: str) -> Outcome:
-    """How an attempt ended.
+    """Classify how an attempt ended.
 
     Args:
-        status: The launcher's, negative where a signal killed it.
-        said: By the launcher.
-        entries: The ranks that had signed in.
-        launcher: Its name and process, for the user.
+        status: The launcher's exit status; negative if a signal killed it.
+        output: The launcher's output.
+        statuses: The status records of all ranks that registered.
+        ranks: The number of ranks started.
+        launcher: Its name and process id, for messages.
     """
-    # Ranks know best: Open MPI's launcher ends with 0 when it has lost a host, and with a status where a library
-    # crashes when all is done.
+    # The ranks' records are more reliable than the launcher's status: Open MPI's launcher exits with 0 when it has lost
+    # a host, and with an error if a library crashes after training has finished.
     ended_well = status in (0, os.EX_TEMPFAIL)
     if statuses and all(rank_status.done for rank_status in statuses) and (ended_well or len(statuses) >= ranks):
-        # A launcher ends the other ranks as soon as one has ended with a status, and does not give them long.
+        # When one rank exits with an error, a launcher kills the others after a short time.
         exits = [
             rank_exit
             for rank_exit in recorded_exits(statuses)
             if rank_exit.signal not in (0, signal.SIGTERM, signal.SIGKILL)
         ]
-        reason = f"{describe_exit(exits[0], statuses, ranks)}; everything is saved" if exits else ""
+        reason = f"{describe_exit(exits[0], statuses, ranks)}; everything was saved" if exits else ""
         return Outcome("stopped" if any(rank_status.stopped for rank_status in statuses) else "finished", reason)
     if not statuses and ended_well and not parse_lost_hosts(output):
         return Outcome("stopped" if status else "finished")
@@ -77,36 +77,36 @@ def classify_exit(status: int, output: str, statuses: Sequence[RankStatus], rank
         return Outcome("failed", describe_error(failed, statuses, ranks), failed.step if failed.ready else None)
     exits = exits or parse_exits(output)
     if statuses and lost and (not exits or is_secondary(exits[0])):
-        return Outcome("failed", f"{launcher}, has lost {lost}{_at(step)}", step)
+        return Outcome("failed", f"{launcher}, lost contact with {lost}{_at(step)}", step)
     if exits:
         rank_status = find_status(exits[0], statuses)
         if rank_status is not None and rank_status.ready and rank_status.role != "ps":
             step = rank_status.step
         return Outcome("failed", describe_exit(exits[0], statuses, ranks), step)
-    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
     if not statuses:
-        return Outcome("not begun", f"{launcher}, {how} before any rank had begun")
+        return Outcome("not begun", f"{launcher}, {how} before any rank started")
     return Outcome("failed", f"{launcher}, {how}{_at(step)}", step)
 
 
 def _at(step: int | None) -> str:
-    return " before training had begun" if step is None else f", in step {step + 1:,}"
+    return " before training started" if step is None else f", in step {step + 1:,}"
 
 
 def restart_delay_s(restart: int) -> float:
-    """Seconds to wait before the 1st, 2nd, ... restart."""
+    """Return the seconds to wait before the 1st, 2nd, ... restart."""
     return min(_LONGEST_PAUSE_S, 2.0 ** (restart - 1))
 
 
 def reason_to_give_up(now: Outcome, before: Outcome | None, ranks: int) -> str:
-    """Why another attempt would fail as this one did; empty where it might not.
+    """Return why another attempt would fail in the same way; empty if it might not.
 
-    Ranks need not die in just the same step for that: where they keep no common pace, each may be one further.
+    The two failed steps may differ by up to ``ranks``: in the asynchronous modes ranks are not at the same step.
     """
     if before is None or now.gone or before.gone:
         return ""
     if now.step is None and before.step is None:
-        return "it has failed twice before training had begun"
+        return "it failed twice before training started"
     if now.step is not None and before.step is not None and abs(now.step - before.step) <= ranks:
-        return f"it has failed twice in step {now.step + 1:,}"
+        return f"it failed twice in step {now.step + 1:,}"
     return ""

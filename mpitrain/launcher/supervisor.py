@@ -1,4 +1,4 @@
-"""``mpitrain run``: starts the ranks, tells what becomes of them, and starts them again where asked."""
+"""``mpitrain run``: start the ranks, report how they ended, and restart them if requested."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from .hosts import Host, RemoteAgent, assign_ranks, interface_of, is_here, netwo
 from .mpi_flavors import Launcher, find_launcher
 from .restarts import Outcome, classify_exit, reason_to_give_up, restart_delay_s
 
-# Open MPI's launcher cannot begin: it finds the session folder of one that had the same process number and was killed.
+# Open MPI's launcher fails to start if it finds the session directory of a killed launcher with the same process id.
 _PASSES = "listener thread failed to start"
-_OTHERS_S = 20.0  # in which ranks whose launcher has been killed may save and end
+_OTHERS_S = 20.0  # for ranks whose launcher was killed to save and exit
 
 
 @dataclass(frozen=True)
 class Options:
-    """The flags of ``mpitrain run`` itself."""
+    """The flags of ``mpitrain run``."""
 
     ranks: int | None = None
     hosts: str | None = None
@@ -51,11 +51,11 @@ class Options:
 
 @dataclass
 class Launch:
-    """What is started, and started again.
+    """The launch to supervise.
 
     Attributes:
         name: The job's name.
-        arguments: Of ``mpitrain train``.
+        arguments: The arguments of ``mpitrain train``.
     """
 
     name: str
@@ -69,10 +69,10 @@ class Launch:
 
 
 def run(options: Options, name: str, config: RunConfig, arguments: Sequence[str]) -> int:
-    """Start the ranks of ``mpitrain train ARGUMENTS``; return the exit status of the training.
+    """Start the ranks of ``mpitrain train ARGUMENTS``; return the exit status of the run.
 
     Raises:
-        LaunchError: The ranks cannot be started as asked.
+        LaunchError: The ranks cannot be started as requested.
     """
     machine = LocalMachine.here()
     launcher = find_launcher()
@@ -91,13 +91,13 @@ def run(options: Options, name: str, config: RunConfig, arguments: Sequence[str]
 
 
 def make_launch_spec(options: Options, launcher: Launcher, machine: LocalMachine) -> LaunchSpec:
-    """What to ask of the launcher.
+    """Convert the flags to a launch spec.
 
     Raises:
-        LaunchError: The flags contradict each other, or do not fit the launcher.
+        LaunchError: The flags contradict each other, or the launcher does not support them.
     """
     if options.hosts is not None and options.hostfile is not None:
-        raise LaunchError("--hosts and --hostfile both say where ranks go: give one of them")
+        raise LaunchError("--hosts and --hostfile are both given; remove one")
     named: list[Host] | None = None
     if options.hosts is not None:
         named = parse_hosts(options.hosts)
@@ -112,7 +112,7 @@ def make_launch_spec(options: Options, launcher: Launcher, machine: LocalMachine
         network_of(network)
     if launcher.flavor != "openmpi":
         if agent is not None and len(shlex.split(agent)) != 1:
-            raise LaunchError(f"--remote-agent {agent!r}: this MPI's launcher takes a program without arguments")
+            raise LaunchError(f"--remote-agent {agent!r}: this MPI's launcher accepts only a program without arguments")
         network = None if network is None else interface_of(network)
     try:
         words = shlex.split(options.launcher_args)
@@ -126,69 +126,69 @@ def _environment(given: Sequence[str], machine: LocalMachine) -> dict[str, str]:
     for setting in given:
         name, equals, value = setting.partition("=")
         if not name.isidentifier() or not name.isascii():
-            raise LaunchError(f"--env {setting}: {name!r} is no variable's name; give NAME or NAME=VALUE")
+            raise LaunchError(f"--env {setting}: {name!r} is not a valid variable name; give NAME or NAME=VALUE")
         if not equals and name not in machine.environ:
-            raise LaunchError(f"--env {name}: it is not set here; give --env {name}=VALUE")
+            raise LaunchError(f"--env {name}: {name} is not set in this environment; give --env {name}=VALUE")
         found[name] = value if equals else machine.environ[name]
     return found
 
 
 def check_restarts(options: Options, spec: LaunchSpec, config: RunConfig) -> None:
-    """Make sure that ``--min-ranks`` can be kept.
+    """Check that ``--min-ranks`` can be satisfied.
 
     Raises:
-        ConfigError: It cannot, or says nothing.
+        ConfigError: It cannot, or it has no effect.
     """
     if options.min_ranks is None:
         return
     if not options.max_restarts:
-        raise ConfigError("--min-ranks goes with --max-restarts N: without it nothing is started again")
+        raise ConfigError("--min-ranks has no effect without --max-restarts N; add it or remove --min-ranks")
     if spec.hosts is None:
-        raise ConfigError("--min-ranks goes with --hosts or --hostfile: there are no hosts to go on without")
+        raise ConfigError("--min-ranks requires --hosts or --hostfile")
     config.check_ranks(options.min_ranks)
     if spec.ranks is not None and options.min_ranks > spec.ranks:
-        raise ConfigError(f"--min-ranks {options.min_ranks} is more than the {spec.ranks} ranks that are started")
+        raise ConfigError(f"--min-ranks {options.min_ranks} must be at most the number of ranks, {spec.ranks}")
 
 
 @contextlib.contextmanager
-def _run_dir(name: str, asked: Path | None) -> Iterator[Path]:
-    """The run directory, absolute; one made here is removed again where nothing came to lie in it."""
+def _run_dir(name: str, given: Path | None) -> Iterator[Path]:
+    """Yield the absolute run directory; remove it afterwards if it was created here and is still empty."""
     try:
-        folder = asked or new_run_dir(name)
+        folder = given or new_run_dir(name)
         made = missing_folders(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
-        raise cannot_write(asked or Path("runs"), error) from error
+        raise cannot_write(given or Path("runs"), error) from error
     _wait_for_others(folder)
     try:
         yield folder.absolute()
     finally:
         rank_status.clear(folder)
-        remove_empty(made if asked is not None else [folder, folder.parent])
+        remove_empty(made if given is not None else [folder, folder.parent])
 
 
 def _wait_for_others(folder: Path) -> None:
-    """Return when no rank of another run is left here that writes to a run directory.
+    """Wait until no rank of another run on this machine writes to the run directory.
 
-    Ranks whose launcher has been killed save, which takes them a while; a second chief would write among their files.
+    Ranks whose launcher was killed still save, which takes time; a second chief would write to the same files.
 
     Raises:
-        LaunchError: One stays.
+        LaunchError: Such a rank is still running after the timeout.
     """
     deadline = time.monotonic() + _OTHERS_S
     while left := [e for e in rank_status.read(folder) if is_here(e.host) and is_alive(e.pid, e.start)]:
         if time.monotonic() > deadline:
             raise LaunchError(
-                f"rank {left[0].rank} of another run, process {left[0].pid}, is at work in {folder}: "
-                "wait for its end, or give another --run-dir"
+                f"{folder} is in use by rank {left[0].rank} of another run, process {left[0].pid}; "
+                "wait for it to end, or pass another --run-dir"
             )
         time.sleep(0.1)
 
 
 class _Supervisor:
-    """Attempt after attempt, until there is nothing left to do or to hope for."""
+    """Runs attempts until training has ended or a restart cannot help."""
 
     def __init__(self, launch: Launch, interrupts: Interrupts) -> None:
         self._launch_options, self._interrupts = launch, interrupts
@@ -199,14 +199,14 @@ class _Supervisor:
         self._found = set(_stamps(launch.run_dir)) if launch.config.resume != "auto" else set()
 
     def run(self) -> int:
-        """Train; the exit status."""
+        """Train; return the exit status."""
         before: Outcome | None = None
         while True:
             outcome = self._attempt()
             signals = len(self._interrupts.received)
             if (signals and outcome.kind in ("failed", "not begun")) or (signals > 1 and outcome.kind == "stopped"):
                 if signals == 1 and outcome.kind == "failed" and outcome.step is not None:
-                    _say(outcome.reason)  # it was to save, and something else came
+                    _say(outcome.reason)  # it failed in a different way while saving
                 return self._interrupted()
             if outcome.kind in ("finished", "stopped", "mistake"):
                 if outcome.reason:
@@ -220,7 +220,7 @@ class _Supervisor:
                 return self._interrupted()
 
     def _attempt(self) -> Outcome:
-        """One attempt; one more where the launcher itself could not begin."""
+        """Run one attempt; retry once if the launcher itself failed to start."""
         for last in (False, True):
             attempt = self._prepare()
             attempt.run()
@@ -228,21 +228,21 @@ class _Supervisor:
             launcher = f"{Path(self._launch_options.launcher.program).name}, process {attempt.pid}"
             outcome = classify_exit(attempt.status, attempt.output, attempt.statuses, ranks, launcher)
             if outcome.kind == "finished" and _stopped_early(self._launch_options.run_dir):
-                outcome = Outcome("stopped")  # the launcher's daemons were ended too, and it ends with 0 then
-            for host, said in attempt.unreachable.items():
+                outcome = Outcome("stopped")  # the signal also ended the launcher's daemons, and it exits with 0 then
+            for host, error in attempt.unreachable.items():
                 if outcome.kind == "mistake" or self._interrupts.received:
-                    _say(f"host {host} does not answer ({said}): look there for processes that are left")
+                    _say(f"host {host} does not answer ({error}); check it for leftover processes")
             passes = _PASSES in attempt.output or attempt.status < 0
             if outcome.kind != "not begun" or last or not passes or self._interrupts.received:
                 break
-            _say("the launcher could not begin; trying once more")
+            _say("the launcher failed to start; trying once more")
         if outcome.kind in ("failed", "not begun") and self._spec.hosts is not None and not self._interrupts.received:
             silent = self._agent.unreachable(self._spec.hosts)
-            for host, said in silent.items():
-                _say(f"host {host} does not answer: {said}")
+            for host, error in silent.items():
+                _say(f"host {host} does not answer: {error}")
             outcome = replace(outcome, gone=list(silent))
         if outcome.kind == "not begun" and not outcome.gone and attempt.filtered_output.strip():
-            print(attempt.filtered_output.strip(), file=sys.stderr)  # nobody else tells why
+            print(attempt.filtered_output.strip(), file=sys.stderr)  # the only explanation there is
         return outcome
 
     def _prepare(self) -> Attempt:
@@ -255,7 +255,7 @@ class _Supervisor:
         return Attempt(command, spec.ranks, hosts, launch.run_dir, self._agent, self._interrupts)
 
     def _arguments(self) -> list[str]:
-        """Those of the user; a restart goes on from the run's own checkpoints, in the time that is left."""
+        """Return the ranks' arguments; a restart resumes from the run's newest checkpoint, in the remaining time."""
         words, config = list(self._launch_options.arguments), self._launch_options.config
         if not self._restarts:
             return words
@@ -267,47 +267,47 @@ class _Supervisor:
         return words
 
     def _again(self, outcome: Outcome, before: Outcome | None) -> bool:
-        """Prepare another attempt, and wait for its time; False where there is to be none."""
+        """Prepare another attempt and wait for the restart delay; return False if there is none."""
         options, limit = self._launch_options.options, self._launch_options.config.time_limit
         if self._restarts >= options.max_restarts:
             if options.max_restarts:
-                _say(f"it is not started again: --max-restarts {options.max_restarts} are used up")
+                _say(f"not restarting: --max-restarts {options.max_restarts} reached")
             return False
         why = reason_to_give_up(outcome, before, self._spec.ranks or 1)
         if not why and limit is not None and self._took() + 1 > limit:
-            why = f"--time-limit {limit:g} is over"
+            why = f"--time-limit {limit:g} is used up"
         if not why and outcome.gone:
             why = self._leave_out(outcome.gone)
         if why:
-            _say(f"it is not started again: {why}")
+            _say(f"not restarting: {why}")
             return False
         self._restarts += 1
         seconds = restart_delay_s(self._restarts)
         path = self._newest()
         where = f"from {path.name}" if path is not None else "from the beginning"
         number = f"restart {self._restarts} of {options.max_restarts}"
-        _say(f"starting again in {seconds:.0f} s {where}, {self._describe()} ({number})")
+        _say(f"restarting in {seconds:.0f} s {where}, with {self._describe()} ({number})")
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._interrupts.received:
             time.sleep(0.05)
         return True
 
     def _leave_out(self, gone: list[str]) -> str:
-        """Go on without hosts that are gone, where the user allows it; why that cannot be, or nothing."""
+        """Remove lost hosts from the launch if ``--min-ranks`` allows it; return why not, or an empty string."""
         least = self._launch_options.options.min_ranks
         assert self._spec.hosts is not None
         left = [host for host in self._spec.hosts if host.name not in gone]
         ranks = sum(host.slots for host in left)
         if least is None:
-            _say("waiting for it: --min-ranks M would allow to go on with M ranks or more on the other hosts")
+            _say("waiting for it; pass --min-ranks M to restart on the other hosts with at least M ranks")
             return ""
         if ranks < least:
-            return f"the hosts that are left have {ranks} rank{'s' * (ranks != 1)}, and --min-ranks is {least}"
+            return f"the remaining hosts have {ranks} slot{'s' * (ranks != 1)}, fewer than --min-ranks {least}"
         self._spec = replace(self._spec, hosts=left, ranks=ranks)
         return ""
 
     def _interrupted(self) -> int:
-        """The exit status of a run that a signal has ended, at once or before it could save."""
+        """Return the exit status of a run that a signal ended."""
         if sys.stderr.isatty():
             print(file=sys.stderr)  # after ^C
         number = self._interrupts.received[-1]
@@ -315,13 +315,13 @@ class _Supervisor:
         path = self._newest()
         if path is not None and len(self._interrupts.received) == 1:
             folder = shlex.quote(os.path.relpath(self._launch_options.run_dir))
-            _say(f"ended by {name}: the same command with --run-dir {folder} goes on from {path.name}")
+            _say(f"ended by {name}; to resume from {path.name}, run the same command with --run-dir {folder}")
             return STOPPED_EARLY
-        _say(f"ended by {name}" + ("" if path is not None else ", with nothing saved"))
+        _say(f"ended by {name}" + ("" if path is not None else "; nothing was saved"))
         return 128 + number
 
     def _newest(self) -> Path | None:
-        """The newest checkpoint to go on from: of this run alone, where it does not go on from an older one's."""
+        """Return this run's newest checkpoint; ignores those that existed before it, unless ``--resume auto``."""
         own = [stamp for stamp in _stamps(self._launch_options.run_dir) if stamp not in self._found]
         return own[0][0] if own else None
 
@@ -335,7 +335,7 @@ class _Supervisor:
 
 
 def _stamps(run_dir: Path) -> list[tuple[Path, int]]:
-    """The checkpoints of a run directory, and when each was written, the highest step first."""
+    """Return the checkpoints of a run directory with their modification times, the highest step first."""
     found = []
     for path in checkpoint.steps(run_dir / "checkpoints").values():
         with contextlib.suppress(OSError):  # it is being removed
@@ -344,7 +344,7 @@ def _stamps(run_dir: Path) -> list[tuple[Path, int]]:
 
 
 def _agent_in(machine: LocalMachine) -> str | None:
-    """The remote agent that the user's environment names for the launcher."""
+    """Return the remote agent that the user's environment sets for the launcher."""
     names = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
     return next((machine.environ[name] for name in names if machine.environ.get(name)), None)
 
@@ -355,6 +355,6 @@ def _say(line: str) -> None:
 
 
 def _stopped_early(run_dir: Path) -> bool:
-    """Whether the run says itself that it was stopped before its last step."""
+    """Return whether the run's heartbeat says that it was stopped before its last step."""
     found = status.read(run_dir)
     return found is not None and found.state == "stopped"

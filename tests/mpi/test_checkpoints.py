@@ -117,7 +117,8 @@ def test_mpitrain_run_has_its_ranks_save(mpi: Mpi, number: signal.Signals, tmp_p
     assert process.returncode == STOPPED_EARLY, out + err
     assert "to save: SIGUSR1" in out
     assert f"--run-dir {tmp_path} goes on from there" in out.splitlines()[-1]
-    assert err.split("\n") == ["", "mpitrain: saving, then ending; Ctrl-C ends it at once", ""]
+    first, line, last = err.split("\n")
+    assert (first, last) == ("", "") and "Ctrl-C" in line
     assert len(steps(tmp_path)) == 1
 
 

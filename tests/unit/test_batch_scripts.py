@@ -282,13 +282,13 @@ def test_durations(text: str, seconds: int) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"time": "soon"}, "HH:MM:SS"),
-        ({"time": "0"}, "HH:MM:SS"),
-        ({"mem": "lots"}, "16G"),
-        ({"nodes": 0}, "1 or more"),
-        ({"array": "a-b"}, "indexes"),
-        ({"mem": "1G", "mem_per_cpu": "1G"}, "not both"),
-        ({"ps_nodes": 1, "array": "0-1"}, "heterogeneous"),
+        ({"time": "soon"}, "--time is 'soon'"),
+        ({"time": "0"}, "--time is '0'"),
+        ({"mem": "lots"}, "--mem is 'lots'"),
+        ({"nodes": 0}, "--nodes is 0"),
+        ({"array": "a-b"}, "--array is 'a-b'"),
+        ({"mem": "1G", "mem_per_cpu": "1G"}, "--mem and --mem-per-cpu"),
+        ({"ps_nodes": 1, "array": "0-1"}, "--ps-nodes .*--array"),
     ],
     ids=str,
 )
@@ -300,16 +300,16 @@ def test_what_cannot_be_meant_is_refused(given: dict[str, object], says: str) ->
 @pytest.mark.parametrize(
     ("scheduler", "given", "says"),
     [
-        ("slurm", {"folder": Path("/a\\b")}, "backslash"),
+        ("slurm", {"folder": Path("/a\\b")}, "--run-dir"),
         ("slurm", {"extra": ["licenses=x"]}, "--licenses"),
-        ("slurm", {"extra": ["--comment='x"]}, "quot"),
+        ("slurm", {"extra": ["--comment='x"]}, "--sbatch"),
         ("pbs", {"folder": Path("/a b")}, "#PBS"),
         ("lsf", {"folder": Path("/a b")}, "#BSUB"),
         ("pbs", {"qos": "x"}, "--qos"),
-        ("pbs", {"folder": Path("/w"), "extra": ["-l x\nrm"]}, "line break"),
+        ("pbs", {"folder": Path("/w"), "extra": ["-l x\nrm"]}, "--sbatch"),
         ("lsf", {"ps_nodes": 1}, "--ps-nodes"),
-        ("pbs", {"array": "1,3", "folder": Path("/w")}, "one range"),
-        ("slurm", {"array": "%2"}, "indexes"),
+        ("pbs", {"array": "1,3", "folder": Path("/w")}, "--array 1,3"),
+        ("slurm", {"array": "%2"}, "--array %2"),
     ],
     ids=str,
 )
@@ -350,10 +350,10 @@ def test_names_of_runs_can_be_folders() -> None:
     [
         (["lerning_rate=1"], "did you mean learning_rate"),
         (["learning_rate=x"], "not a valid float"),
-        (["learning_rate"], "its values"),
-        (["learning_rate=1,,2"], "empty"),
-        (["learning_rate=1,1"], "twice"),
-        (["learning_rate=1", "learning_rate=2"], "twice"),
+        (["learning_rate"], "--sweep learning_rate: "),
+        (["learning_rate=1,,2"], "--sweep learning_rate=1,,2"),
+        (["learning_rate=1,1"], "--sweep learning_rate=1,1"),
+        (["learning_rate=1", "learning_rate=2"], "--sweep learning_rate "),
     ],
 )
 def test_what_cannot_be_swept_is_refused(sweep: list[str], says: str) -> None:
@@ -366,7 +366,7 @@ def test_indexes_of_a_sweep() -> None:
     assert batch(points=points).array == "0-3"
     assert batch(points=points, array="%2").array == "0-3%2"
     assert batch(points=points, array="0-2%2").array == "0-2%2"
-    with pytest.raises(ConfigError, match="4 runs"):
+    with pytest.raises(ConfigError, match=r"--array 2-4: .*4 .*0-3"):
         _ = batch(points=points, array="2-4").array
 
 
@@ -385,7 +385,7 @@ def test_a_site_fills_what_is_not_given(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'partition'"):
         read_site(path, options)
     path.write_text("partition = [1]\n")
-    with pytest.raises(ConfigError, match="one value"):
+    with pytest.raises(ConfigError, match=r"partition is \[1\]"):
         read_site(path, options)
     path.write_text("partition =\n")
     with pytest.raises(ConfigError, match=r"site\.toml"):
@@ -425,9 +425,9 @@ def test_a_refusal_is_one_line_with_a_mend() -> None:
     said = (
         "sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed: Invalid partition\n"
     )
-    assert refusal("sbatch", said) == (
-        "sbatch refused the job: invalid partition specified: x; Invalid partition (sinfo lists the partitions)"
-    )
+    line = refusal("sbatch", said)
+    assert line.startswith("sbatch ") and "invalid partition specified: x; Invalid partition" in line
+    assert "sinfo" in line and "\n" not in line
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ MPICH = """=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 =====
 YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
 """
+RANK_1 = "rank 1 of 3 (worker 1) on h1, process 101, "
 INTEL = "".join(
     f"=   RANK {rank} PID {pid} RUNNING AT vm\n=   KILLED BY SIGNAL: {number} (x)\n"
     for rank, pid, number in ((0, 5, 9), (1, 6, 11), (2, 7, 9))
@@ -77,7 +78,9 @@ def test_a_crash_when_all_is_done_is_told_and_no_failure() -> None:
     done = [rank(number, done=True) for number in range(2)]
     ended = judged(139, *done, rank(2, done=True, ended_at=1.0, signal=11))
     assert ended.kind == "finished"
-    assert ended.reason.endswith("was killed by signal 11 (SIGSEGV) after its last step; everything is saved")
+    assert ended.step is None
+    for data in ("rank 2 of 3", "on h2", "process 102", "signal 11 (SIGSEGV)"):
+        assert data in ended.reason
 
 
 @pytest.mark.parametrize("number", [9, 15])
@@ -89,52 +92,54 @@ def test_what_a_launcher_ends_when_all_is_done_is_not_told(number: int) -> None:
 
 def test_a_launcher_that_ends_with_0_before_its_ranks_have_ended() -> None:
     lost = judged(0, rank(0), rank(1), rank(2, done=True), said="Remote host: h1\n  Daemon exit status: 0\n")
-    assert lost == Outcome("failed", "mpirun, process 7, has lost host h1, in step 42", 41)
+    assert (lost.kind, lost.step) == ("failed", 41)
+    assert lost.reason.startswith("mpirun, process 7, ") and lost.reason.endswith("host h1, in step 42")
 
 
 def test_a_lost_host_is_told_before_the_exceptions_that_others_meet() -> None:
     said, met = "Remote host: h1\n  Daemon exit status: 0\n", {"status": 1, "ended_at": 1.0}
-    assert judged(1, rank(0, error=LOST, **met), rank(1), said=said).reason.startswith(
-        "mpirun, process 7, has lost host h1"
-    )
+    reason = judged(1, rank(0, error=LOST, **met), rank(1), said=said).reason
+    assert reason.startswith("mpirun, process 7, ") and "host h1" in reason
     assert "ValueError" in judged(1, rank(0, error="ValueError: no", **met), rank(1), said=said).reason
 
 
 @pytest.mark.parametrize(
-    ("entries", "told"),
+    ("entries", "who", "how", "step"),
     [
         (
             [rank(0, ended_at=5.0, status=14), rank(1, 40, ended_at=6.0, signal=11), rank(2)],
-            "rank 1 of 3 (worker 1) on h1, process 101, was killed by signal 11 (SIGSEGV), in step 41",
+            RANK_1,
+            "signal 11 (SIGSEGV)",
+            40,
         ),
-        (
-            [rank(0, ended_at=6.0, signal=6), rank(1, ended_at=5.0, status=3)],
-            "rank 1 of 3 (worker 1) on h1, process 101, ended with status 3, in step 42",
-        ),
-        (
-            [rank(0), rank(1, ready=False, ended_at=1.0, signal=7)],
-            "rank 1 of 3 (worker 1) on h1, process 101, was killed by signal 7 "
-            "(SIGBUS; often for want of room in /dev/shm) before training had begun",
-        ),
+        ([rank(0, ended_at=6.0, signal=6), rank(1, ended_at=5.0, status=3)], RANK_1, "status 3", 41),
+        ([rank(0), rank(1, ready=False, ended_at=1.0, signal=7)], RANK_1, "signal 7 (SIGBUS; ", None),
         (
             [rank(0, ended_at=1.0, status=1), rank(1, error="ValueError: no\nmore", ended_at=2.0, status=1)],
-            "rank 1 of 3 (worker 1) on h1, process 101, ended with ValueError: no, in step 42",
+            RANK_1,
+            "ValueError: no",
+            41,
         ),
         (
             [rank(0, error=LOST, ended_at=1.0, status=1), rank(1, 40, ended_at=2.0, signal=9)],
-            "rank 1 of 3 (worker 1) on h1, process 101, was killed by signal 9 "
-            "(SIGKILL; often by the kernel, for want of memory), in step 41",
+            RANK_1,
+            "signal 9 (SIGKILL; ",
+            40,
         ),
         (
             [rank(0, error=LOST, status=1, ended_at=1.0), rank(1, error="ValueError: no", status=1, ended_at=2.0)],
-            "rank 1 of 3 (worker 1) on h1, process 101, ended with ValueError: no, in step 42",
+            RANK_1,
+            "ValueError: no",
+            41,
         ),
         (
             [rank(0, error=LOST, status=1, ended_at=1.0), rank(1, signal=15, ended_at=2.0)],
-            f"rank 0 of 3 (worker 0) on h0, process 100, ended with {LOST}, in step 42",
+            "rank 0 of 3 (worker 0) on h0, process 100, ",
+            LOST,
+            41,
         ),
-        ([rank(0), rank(1)], "mpirun, process 7, ended with status 9, in step 42"),
-        ([], "mpirun, process 7, ended with status 9 before any rank had begun"),
+        ([rank(0), rank(1)], "mpirun, process 7, ", "status 9", 41),
+        ([], "mpirun, process 7, ", "status 9", None),
     ],
     ids=[
         "first cause",
@@ -148,8 +153,11 @@ def test_a_lost_host_is_told_before_the_exceptions_that_others_meet() -> None:
         "nobody",
     ],
 )
-def test_the_rank_that_died_is_told(entries: list[RankStatus], told: str) -> None:
-    assert judged(9, *entries).reason == told
+def test_the_rank_that_died_is_named(entries: list[RankStatus], who: str, how: str, step: int | None) -> None:
+    outcome = judged(9, *entries)
+    assert outcome.reason.startswith(who) and how in outcome.reason
+    assert len(outcome.reason.splitlines()) == 1
+    assert (f"in step {step + 1}" in outcome.reason) if step is not None else ("in step" not in outcome.reason)
 
 
 def test_a_users_mistake_is_told_already() -> None:
@@ -159,8 +167,8 @@ def test_a_users_mistake_is_told_already() -> None:
 def test_another_attempt() -> None:
     at = [Outcome("failed", step=step) for step in (None, 0, 100, 102, 200)]
     assert not any(reason_to_give_up(one, None, 3) for one in at)
-    assert "twice before training" in reason_to_give_up(at[0], at[0], 3)
-    assert "failed twice in step 103" in reason_to_give_up(at[3], at[2], 3)
+    assert reason_to_give_up(at[0], at[0], 3) and "step" not in reason_to_give_up(at[0], at[0], 3)
+    assert "103" in reason_to_give_up(at[3], at[2], 3)
     assert not reason_to_give_up(at[4], at[3], 3)
     assert not reason_to_give_up(at[1], at[0], 3)
     assert not reason_to_give_up(Outcome("failed", gone=["h2"]), at[0], 3)

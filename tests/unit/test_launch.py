@@ -187,7 +187,7 @@ def test_ranks_are_spread_over_hosts(given: str, ranks: int | None, expected: st
 
 
 def test_there_must_be_room() -> None:
-    with pytest.raises(LaunchError, match="-n 9 is more than a:4,b:4 has room for, 8 ranks"):
+    with pytest.raises(LaunchError, match=r"-n 9 .*8 .*a:4,b:4"):
         assign_ranks(TWO, 9)
 
 
@@ -207,12 +207,12 @@ def test_this_host_is_known() -> None:
     ("options", "told"),
     [
         (Options(hosts="a:1", hostfile=Path("b")), "--hosts and --hostfile"),
-        (Options(env=["A-B=3"]), "'A-B' is no variable's name"),
-        (Options(env=["=3"]), "'' is no variable's name"),
+        (Options(env=["A-B=3"]), "--env A-B=3"),
+        (Options(env=["=3"]), "--env =3"),
         (Options(env=["NOWHERE_SET"]), "--env NOWHERE_SET=VALUE"),
         (Options(launcher_args="'a"), "--launcher-args"),
         (Options(network="10.1.0.0/99"), "--network 10.1.0.0/99"),
-        (Options(remote_agent="ssh -p 22"), "a program without arguments"),
+        (Options(remote_agent="ssh -p 22"), "--remote-agent 'ssh -p 22'"),
     ],
     ids=str,
 )
@@ -235,7 +235,7 @@ def test_flags_as_they_are_meant() -> None:
     [
         (Options(min_ranks=1), "--max-restarts"),
         (Options(min_ranks=1, max_restarts=1), "--hosts"),
-        (Options(min_ranks=9, max_restarts=1, hosts="a:8"), "more than the 8 ranks"),
+        (Options(min_ranks=9, max_restarts=1, hosts="a:8"), "--min-ranks 9 .* 8"),
     ],
     ids=str,
 )

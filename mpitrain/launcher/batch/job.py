@@ -1,4 +1,4 @@
-"""A batch job, whichever scheduler runs it."""
+"""A batch job, independent of the scheduler."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class Batch:
-    """What is to be run, and what for.
+    """A batch job to submit.
 
     Attributes:
-        name: The job's, as the scheduler's tables show it.
-        resources: What the scheduler is asked for.
-        folder: Where the job runs: that which it was submitted from.
-        run_dir: The run directory; of an array the folder of its tasks' run directories.
-        python: The interpreter that has mpitrain.
-        arguments: The job file and its flags, but the run directory.
-        points: Of a sweep, what each task trains.
-        seeds: Whether each task of an array without a sweep takes its index as its seed.
-        starter: What starts the ranks, and ``mpi`` how ``srun`` talks to their library.
-        extra: More words for the scheduler's command, as the user gave them.
-        setup: Lines of shell to begin with, such as ``module load openmpi``.
+        name: The job's name in the scheduler's tables.
+        resources: The resources to request from the scheduler.
+        folder: The job's working directory: the directory of submission.
+        run_dir: The run directory; for an array, the parent of its tasks' run directories.
+        python: The Python interpreter that has mpitrain installed.
+        arguments: The job file and its flags, without ``--run-dir``.
+        points: The points of a sweep; each array task trains one.
+        seeds: Whether each task of an array without a sweep uses its index as its seed.
+        starter: The program that starts the ranks.
+        mpi: The MPI plugin that ``srun`` uses.
+        extra: The user's extra arguments for the scheduler.
+        setup: Shell lines to run first, such as ``module load openmpi``.
     """
 
     name: str
@@ -66,23 +67,23 @@ class Batch:
 
     @property
     def array(self) -> str | None:
-        """The array's indexes: as told, else all points of the sweep.
+        """The array's indexes: as given, else all points of the sweep.
 
         Raises:
-            ConfigError: An index is told for which there is no point.
+            ConfigError: An index has no point in the sweep, or only ``%N`` was given without a sweep.
         """
-        told = self.resources.array
+        given = self.resources.array
         if not self.points:
-            if told is not None and told.startswith("%"):
-                raise ConfigError(f"--array {told}: give indexes too, such as 0-9{told}")
-            return told
+            if given is not None and given.startswith("%"):
+                raise ConfigError(f"--array {given} has no indexes; give them too, such as 0-9{given}")
+            return given
         everything = f"0-{len(self.points) - 1}"
-        if told is None or told.startswith("%"):
-            return everything + (told or "")
-        highest = max(int(number) for number in re.findall(r"\d+", re.sub(r"%.*|:\d+", "", told)))
+        if given is None or given.startswith("%"):
+            return everything + (given or "")
+        highest = max(int(number) for number in re.findall(r"\d+", re.sub(r"%.*|:\d+", "", given)))
         if highest >= len(self.points):
-            raise ConfigError(f"--array {told}: the sweep has {len(self.points)} runs: give indexes of {everything}")
-        return told
+            raise ConfigError(f"--array {given}: the sweep has {len(self.points)} runs; give indexes in {everything}")
+        return given
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class Script:
     """A batch script.
 
     Attributes:
-        text: The whole script.
-        words: Arguments for the command that submits it: what its lines cannot say.
+        text: The complete script.
+        words: Arguments for the submit command that the script's lines cannot express.
     """
 
     text: str
@@ -99,42 +100,42 @@ class Script:
 
 
 def plain(value: str, prefix: str) -> str:
-    """A value that needs no quotes in a scheduler's line.
+    """Return a value unchanged if it needs no quotes in a scheduler directive.
 
     Raises:
-        ConfigError: It has characters that schedulers read in ways of their own.
+        ConfigError: It contains characters that schedulers interpret.
     """
     if not _PLAIN.fullmatch(value):
-        raise ConfigError(f"{value!r} cannot be said in a line of {prefix}: use letters, digits and . _ - / there")
+        raise ConfigError(f"{value!r} is not valid in a {prefix} line; use only letters, digits and . _ - /")
     return value
 
 
-def refuse(asked: Resources, names: Sequence[str], scheduler: str) -> None:
-    """Make sure that nothing is asked for which only Slurm has.
+def refuse(resources: Resources, names: Sequence[str], scheduler: str) -> None:
+    """Check that none of the named options, which the scheduler does not support, is given.
 
     Raises:
         ConfigError: One of these options is given.
     """
     for name in names:
-        if getattr(asked, name):
+        if getattr(resources, name):
             raise ConfigError(
-                f"{flag(name)} goes with --scheduler slurm: for {scheduler} say it with --sbatch, or leave it out"
+                f"{flag(name)} requires --scheduler slurm; for {scheduler} use --sbatch with its own flag, or remove it"
             )
 
 
 def one_line(line: str) -> str:
-    """A line for a scheduler, as the user wrote it.
+    """Return an extra scheduler argument as the user gave it.
 
     Raises:
-        ConfigError: It is more than one.
+        ConfigError: It has more than one line.
     """
     if "\n" in line or "\r" in line:
-        raise ConfigError(f"--sbatch {line!r} has a line break: give one line")
+        raise ConfigError(f"--sbatch {line!r} contains a line break; give one line")
     return line
 
 
 def shell(words: Sequence[str | Path]) -> str:
-    """Words as bash reads them back, in one line: some schedulers take their own lines wherever these begin so."""
+    """Quote words for bash, on one line: some schedulers parse every line of a script that starts with their prefix."""
     return " ".join(_word(str(word)) for word in words)
 
 

@@ -1,4 +1,4 @@
-"""How LSF is told what a batch job wants."""
+"""LSF: directives and the command of a batch job."""
 
 from __future__ import annotations
 
@@ -13,41 +13,46 @@ INDEX = "LSB_JOBINDEX"
 
 
 def directives(batch: Batch) -> list[str]:
-    """Lines for ``#BSUB``.
+    """Return the ``#BSUB`` directives, without the prefix.
 
     Raises:
-        ConfigError: LSF has nothing of the kind, or cannot be told it in a line.
+        ConfigError: LSF does not support an option, or a value is not valid in a directive.
     """
-    asked = batch.resources
-    refuse(asked, ("qos", "gres", "ps_nodes"), "LSF")
-    ranks = asked.ranks_per_node
+    resources = batch.resources
+    refuse(resources, ("qos", "gres", "ps_nodes"), "LSF")
+    ranks = resources.ranks_per_node
     number = "%J_%I" if batch.in_tasks else "%J"
-    lines = [f'-J "{_name(batch)}"', f"-o {plain(str(batch.log_dir), PREFIX)}/{number}.log", f"-n {asked.ranks}"]
+    lines = [f'-J "{_name(batch)}"', f"-o {plain(str(batch.log_dir), PREFIX)}/{number}.log", f"-n {resources.ranks}"]
     lines.append(f'-R "span[ptile={ranks}]"')
-    if asked.cpus_per_task:
-        lines.append(f'-R "affinity[core({asked.cpus_per_task})]"')
-    if asked.constraint is not None:
-        lines.append(f'-R "select[{plain(asked.constraint, PREFIX)}]"')
-    memory = asked.mem or asked.mem_per_cpu
+    if resources.cpus_per_task:
+        lines.append(f'-R "affinity[core({resources.cpus_per_task})]"')
+    if resources.constraint is not None:
+        lines.append(f'-R "select[{plain(resources.constraint, PREFIX)}]"')
+    memory = resources.mem or resources.mem_per_cpu
     if memory is not None:
         lines.append(f"-M {memory.upper() if memory[-1].isalpha() else memory + 'M'}")
-    if asked.node_gpus:
-        lines.append(f'-gpu "num={asked.node_gpus}:mode=shared"')
-    if asked.time is not None:
-        minutes = max(1, seconds_of(asked.time) // 60)
+    if resources.node_gpus:
+        lines.append(f'-gpu "num={resources.node_gpus}:mode=shared"')
+    if resources.time is not None:
+        minutes = max(1, seconds_of(resources.time) // 60)
         lines.append(f"-W {minutes // 60}:{minutes % 60:02}")
-        lines += ["-wa USR1", f"-wt {max(1, asked.warning_s // 60)}"]
-    said = {"-q": asked.partition, "-P": asked.account, "-w": asked.dependency, "-U": asked.reservation}
-    said["-u"] = asked.mail_user
-    lines += [f"{option} {plain(value, PREFIX)}" for option, value in said.items() if value]
-    lines += ["-N"] * (asked.mail_type is not None) + ["-x"] * asked.exclusive
-    if asked.requeue:
-        lines += ["-r", f"-Q {STOPPED_EARLY}"]  # LSF brings a job that exits with this status back by itself
+        lines += ["-wa USR1", f"-wt {max(1, resources.warning_s // 60)}"]
+    flags = {
+        "-q": resources.partition,
+        "-P": resources.account,
+        "-w": resources.dependency,
+        "-U": resources.reservation,
+        "-u": resources.mail_user,
+    }
+    lines += [f"{option} {plain(value, PREFIX)}" for option, value in flags.items() if value]
+    lines += ["-N"] * (resources.mail_type is not None) + ["-x"] * resources.exclusive
+    if resources.requeue:
+        lines += ["-r", f"-Q {STOPPED_EARLY}"]  # LSF requeues a job that exits with this status
     return lines + [one_line(words) for words in batch.extra]
 
 
 def command(batch: Batch) -> str:
-    """What starts the ranks, as a shell reads it."""
+    """Return the shell command that starts the ranks."""
     words = [batch.python, "-m", "mpitrain", "run", "-n", str(batch.resources.ranks)]
     hosts = ' --hostfile "$LSB_DJOB_HOSTFILE"' if batch.resources.nodes > 1 else ""
     return f"{shell(words)}{hosts} {shell(batch.arguments)}"
@@ -57,7 +62,7 @@ def _name(batch: Batch) -> str:
     text = re.sub(r"[^A-Za-z0-9_.-]+", "_", batch.name)
     if not batch.in_tasks:
         return text
-    # LSF counts from one.
+    # LSF array indexes start at 1.
     indexes, _, at_once = (batch.array or "").partition("%")
     shifted = re.sub(r"(?<!:)\b\d+", lambda number: str(int(number[0]) + 1), indexes)
     return f"{text}[{shifted}]" + (f"%{at_once}" if at_once else "")

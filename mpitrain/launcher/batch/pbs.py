@@ -1,4 +1,4 @@
-"""How PBS (PBS Professional, OpenPBS) is told what a batch job wants."""
+"""PBS (PBS Professional, OpenPBS): directives and the command of a batch job."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ INDEX = "PBS_ARRAY_INDEX"
 
 
 def directives(batch: Batch) -> list[str]:
-    """Lines for ``#PBS``.
+    """Return the ``#PBS`` directives, without the prefix.
 
     Raises:
-        ConfigError: PBS has nothing of the kind, or cannot be told it in a line.
+        ConfigError: PBS does not support an option, or a value is not valid in a directive.
     """
-    asked = batch.resources
-    refuse(asked, ("qos", "constraint", "gres", "ps_nodes"), "PBS")
+    resources = batch.resources
+    refuse(resources, ("qos", "constraint", "gres", "ps_nodes"), "PBS")
     lines = [
         f"-N {_name(batch.name)}",
         "-j oe",
         f"-o {plain(str(batch.log_dir), PREFIX)}/",
         f"-l select={_chunk(batch)}",
     ]
-    if asked.time is not None:
-        lines.append(f"-l walltime={clock(seconds_of(asked.time))}")
-    lines.append("-l place=scatter" + (":excl" if asked.exclusive else ""))
-    said = {"-q": asked.partition or asked.reservation, "-A": asked.account, "-J": _array(batch)}
-    said |= {
-        "-W": asked.dependency and f"depend={asked.dependency}",
-        "-M": asked.mail_user,
-        "-m": _rpc(asked.mail_type),
+    if resources.time is not None:
+        lines.append(f"-l walltime={clock(seconds_of(resources.time))}")
+    lines.append("-l place=scatter" + (":excl" if resources.exclusive else ""))
+    flags = {"-q": resources.partition or resources.reservation, "-A": resources.account, "-J": _array(batch)}
+    flags |= {
+        "-W": resources.dependency and f"depend={resources.dependency}",
+        "-M": resources.mail_user,
+        "-m": _mail_events(resources.mail_type),
     }
-    lines += [f"{option} {plain(value, PREFIX)}" for option, value in said.items() if value]
-    lines.append(f"-r {'y' if asked.requeue else 'n'}")
+    lines += [f"{option} {plain(value, PREFIX)}" for option, value in flags.items() if value]
+    lines.append(f"-r {'y' if resources.requeue else 'n'}")
     return lines + [one_line(words) for words in batch.extra]
 
 
 def command(batch: Batch) -> str:
-    """What starts the ranks, as a shell reads it."""
+    """Return the shell command that starts the ranks."""
     words = [batch.python, "-m", "mpitrain", "run", "-n", str(batch.resources.ranks)]
     hosts = ' --hostfile "$PBS_NODEFILE"' if batch.resources.nodes > 1 else ""
     return f"{shell(words)}{hosts} {shell(batch.arguments)}"
 
 
 def again(batch: Batch) -> str:
-    """What brings the job back; nothing for a task of an array, which cannot be submitted alone."""
+    """Return the command that resubmits the job; empty for an array task, which cannot be submitted alone."""
     return "" if batch.in_tasks else shell(["qsub", batch.script])
 
 
@@ -57,16 +57,16 @@ def clock(seconds: int) -> str:
 
 
 def _chunk(batch: Batch) -> str:
-    asked = batch.resources
-    ranks = asked.ranks_per_node
-    cores = ranks * (asked.cpus_per_task or 1)
-    chunk = f"{asked.nodes}:ncpus={cores}:mpiprocs={ranks}"
-    if asked.node_gpus:
-        chunk += f":ngpus={asked.node_gpus}"
-    if asked.mem is not None or asked.mem_per_cpu is not None:
-        size = re.fullmatch(r"(\d+)([KMGT]?)", (asked.mem or asked.mem_per_cpu or "").upper())
+    resources = batch.resources
+    ranks = resources.ranks_per_node
+    cores = ranks * (resources.cpus_per_task or 1)
+    chunk = f"{resources.nodes}:ncpus={cores}:mpiprocs={ranks}"
+    if resources.node_gpus:
+        chunk += f":ngpus={resources.node_gpus}"
+    if resources.mem is not None or resources.mem_per_cpu is not None:
+        size = re.fullmatch(r"(\d+)([KMGT]?)", (resources.mem or resources.mem_per_cpu or "").upper())
         assert size is not None
-        chunk += f":mem={int(size[1]) * (1 if asked.mem is not None else cores)}{(size[2] or 'M').lower()}b"
+        chunk += f":mem={int(size[1]) * (1 if resources.mem is not None else cores)}{(size[2] or 'M').lower()}b"
     return chunk
 
 
@@ -74,16 +74,16 @@ def _array(batch: Batch) -> str | None:
     if not batch.in_tasks:
         return None
     if "," in (batch.array or ""):
-        raise ConfigError(f"--array {batch.array}: PBS takes one range of indexes, such as 0-9")
+        raise ConfigError(f"--array {batch.array}: PBS supports only one range of indexes, such as 0-9")
     return batch.array
 
 
-def _rpc(when: str | None) -> str:
+def _mail_events(when: str | None) -> str:
     known = {"BEGIN": "b", "END": "e", "FAIL": "a", "ALL": "abe", "NONE": "n"}
     return "".join(known.get(word.strip().upper(), "") for word in (when or "").split(","))
 
 
 def _name(name: str) -> str:
-    """A name as PBS takes it: no blanks, a letter first, at most 230 characters."""
+    """Return a valid PBS job name: no blanks, a letter first, at most 230 characters."""
     text = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:230]
     return text if text[:1].isalpha() else f"j{text}"

@@ -1,4 +1,4 @@
-"""Hands scripts to a scheduler, and follows a job of Slurm's."""
+"""Submit scripts to a scheduler, and follow a Slurm job's log."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NUMBERS = {"slurm": r"^(\d+)", "pbs": r"^(\S+)", "lsf": r"<(\d+)>"}
 _ADVICE = (
     ("partition", "sinfo lists the partitions"),
     ("account", "sacctmgr show associations user=$USER lists your accounts"),
-    ("qos", "sacctmgr show associations user=$USER lists yours"),
-    ("feature", "sinfo -o '%N %f' lists what nodes have"),
-    ("node count", "sinfo shows how many nodes there are"),
-    ("configuration source", "this machine belongs to no cluster: submit from a login node"),
-    ("node configuration", "no node has that much: sinfo -o '%P %D %c %m %G' shows cores, memory and GPUs"),
+    ("qos", "sacctmgr show associations user=$USER lists your QOS"),
+    ("feature", "sinfo -o '%N %f' lists the features of nodes"),
+    ("node count", "sinfo shows the number of nodes"),
+    ("configuration source", "this machine is not part of a cluster; submit from a login node"),
+    ("node configuration", "no node has these resources; sinfo -o '%P %D %c %m %G' shows cores, memory and GPUs"),
     ("time limit", "sinfo shows each partition's limit"),
-    ("dependency", "squeue shows the jobs that there are"),
+    ("dependency", "squeue lists the existing jobs"),
 )
 _FORGOTTEN = "no longer known to Slurm"
 _OVER = frozenset(
@@ -44,20 +44,20 @@ _OVER = frozenset(
     ]
 ) | {_FORGOTTEN}
 _POLL_S = 1.0
-_ASK_S = 5.0  # between two questions to the controller, which serves everybody
+_ASK_S = 5.0  # between two queries, to limit the load on the controller
 
 
 def submit(scheduler: Scheduler, batch: Batch, script: Script) -> str:
-    """Write the script where the job's log will be, hand it to the scheduler, and return the job's number.
+    """Write the script into the job's log directory, submit it, and return the job id.
 
     Raises:
-        LaunchError: The script cannot be written, there is no such scheduler here, or it refuses the job.
+        LaunchError: The script cannot be written, the scheduler is not installed here, or it rejects the job.
     """
     name = _COMMANDS[scheduler]
     program = shutil.which(name)
     if program is None:
         raise LaunchError(
-            f"{name} is not on PATH: submit from a machine of the cluster where it is, or see the script with --dry-run"
+            f"{name} is not on PATH; submit from a machine that has it, or print the script with --dry-run"
         )
     made = _write(batch, script)
     try:
@@ -71,9 +71,9 @@ def submit(scheduler: Scheduler, batch: Batch, script: Script) -> str:
 def follow(job: str, log: Path) -> bool:
     """Print a job's log as it grows until the job has ended; return whether it completed.
 
-    Ctrl-C ends the following, not the job.
+    Ctrl-C stops following; the job continues.
     """
-    at, asked, state = 0, 0.0, "PENDING"
+    at, asked_at, state = 0, 0.0, "PENDING"
     try:
         while True:
             over = state in _OVER
@@ -81,31 +81,31 @@ def follow(job: str, log: Path) -> bool:
             if over:
                 break
             time.sleep(_POLL_S)
-            if time.monotonic() - asked > _ASK_S or not at:
-                asked, before, state = time.monotonic(), state, _state(job) or state
+            if time.monotonic() - asked_at > _ASK_S or not at:
+                asked_at, before, state = time.monotonic(), state, _state(job) or state
                 if state != before and state != "COMPLETING":
                     print(f"mpitrain: job {job} is {state.lower()}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
-        print(f"\nmpitrain: job {job} goes on; scancel {job} ends it", file=sys.stderr)
+        print(f"\nmpitrain: job {job} continues; cancel it with scancel {job}", file=sys.stderr)
         return True
     return state == "COMPLETED"
 
 
 def _state(job: str) -> str | None:
-    """Slurm's word for a job; None if it does not answer."""
+    """Return Slurm's state of a job; None if Slurm does not answer."""
     words = ["scontrol", "--oneliner", "show", "job", job]
     try:
-        said = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+        answer = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if "Invalid job id" in said.stderr:
+    if "Invalid job id" in answer.stderr:
         return _FORGOTTEN
-    found = re.search(r"\bJobState=(\w+)", said.stdout)
+    found = re.search(r"\bJobState=(\w+)", answer.stdout)
     return found[1] if found else None
 
 
 def _print_from(log: Path, at: int) -> int:
-    """Print what a file has from a place on, and return its end."""
+    """Print a file from an offset on, and return the offset of its end."""
     try:
         with log.open("rb") as file:
             file.seek(at)
@@ -118,7 +118,7 @@ def _print_from(log: Path, at: int) -> int:
 
 
 def _write(batch: Batch, script: Script) -> list[Path]:
-    """Write the script; return the folders made for it, innermost first."""
+    """Write the script; return the directories created for it, innermost first."""
     made = missing_folders(batch.log_dir)
     try:
         batch.log_dir.mkdir(parents=True, exist_ok=True)
@@ -134,23 +134,23 @@ def _hand_over(scheduler: Scheduler, words: Sequence[str], batch: Batch, script:
     words = [*words, "--parsable"] if scheduler == "slurm" else list(words)
     given = None
     if scheduler == "lsf":
-        given = script.text  # bsub reads its lines from standard input only
+        given = script.text  # bsub parses directives only from standard input
     else:
         words.append(str(batch.script))
     try:
         done = subprocess.run(words, input=given, capture_output=True, text=True, check=False, timeout=120)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"{_COMMANDS[scheduler]} does not answer: {error}; is the scheduler up?") from error
+        raise LaunchError(f"{_COMMANDS[scheduler]} does not answer: {error}; check that the scheduler is up") from error
     number = re.search(_NUMBERS[scheduler], done.stdout, re.MULTILINE)
     if done.returncode or number is None:
         raise LaunchError(refusal(_COMMANDS[scheduler], done.stderr or done.stdout))
     return number[1]
 
 
-def refusal(command: str, said: str) -> str:
-    """One line of what a scheduler's command said when it refused a job, and how to mend it."""
-    lines = [re.sub(rf"^{command}: (error|fatal): ", "", line).strip() for line in said.splitlines()]
+def refusal(command: str, output: str) -> str:
+    """Return a one-line error from a scheduler command's output, with advice on how to fix it."""
+    lines = [re.sub(rf"^{command}: (error|fatal): ", "", line).strip() for line in output.splitlines()]
     reasons = [re.sub(r"^Batch job submission failed: ", "", line) for line in lines if line and "--help" not in line]
-    reason = "; ".join(dict.fromkeys(reasons)) or "it gave no reason"
+    reason = "; ".join(dict.fromkeys(reasons)) or "no reason given"
     advice = next((advice for word, advice in _ADVICE if word in reason.lower()), "")
-    return f"{command} refused the job: {reason}" + (f" ({advice})" if advice else "")
+    return f"{command} rejected the job: {reason}" + (f" ({advice})" if advice else "")

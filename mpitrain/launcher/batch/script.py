@@ -1,4 +1,4 @@
-"""Batch scripts: a batch job in, text out. Nothing here looks at the machine."""
+"""Render batch scripts from batch jobs. Pure functions: they do not access the machine."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _TEMPLATE = Path(__file__).with_name("job.sh.j2")
 
 
 def render(scheduler: Scheduler, batch: Batch) -> Script:
-    """The script that runs a batch job under a scheduler.
+    """Return the script that runs a batch job under a scheduler.
 
-    Every value is quoted for whom it is read by: the shell, or the scheduler, which reads its lines in its own way.
+    Every value is quoted for its reader: the shell, or the scheduler, whose directives have their own quoting rules.
 
     Raises:
-        ConfigError: The scheduler cannot be told what is asked for.
+        ConfigError: The scheduler does not support the request.
     """
     words: list[str] = []
-    asked = batch.resources
+    resources = batch.resources
     about: dict[str, Any]
     if scheduler == "slurm":
         lines, words = slurm.directives(batch)
-        again = slurm.AGAIN if asked.requeue else ""
+        again = slurm.AGAIN if resources.requeue else ""
         about = {"prefix": slurm.PREFIX, "index": slurm.INDEX, "command": slurm.command(batch), "again": again}
     elif scheduler == "pbs":
         lines = pbs.directives(batch)
-        again = pbs.again(batch) if asked.requeue else ""
+        again = pbs.again(batch) if resources.requeue else ""
         about = {"prefix": pbs.PREFIX, "index": pbs.INDEX, "command": pbs.command(batch), "again": again}
     else:
         lines = lsf.directives(batch)
@@ -47,7 +47,7 @@ def render(scheduler: Scheduler, batch: Batch) -> Script:
         version=__version__,
         folder=shell([batch.folder]),
         setup=batch.setup,
-        limit_s=0 if scheduler == "slurm" or asked.time is None else seconds_of(asked.time),
+        limit_s=0 if scheduler == "slurm" or resources.time is None else seconds_of(resources.time),
         run_dir=shell([batch.run_dir]),
         points=[{"name": shell([f"/{point.name}"]), "words": shell(point.words)} for point in batch.points],
         first=1 if scheduler == "lsf" else 0,
@@ -55,7 +55,7 @@ def render(scheduler: Scheduler, batch: Batch) -> Script:
         answers=slurm.ANSWERS if scheduler == "slurm" else "",
         script=shell([batch.script]),
         seeds=batch.seeds,
-        stays=not asked.requeue or scheduler == "pbs",
+        stays=not resources.requeue or scheduler == "pbs",
         **about,
     )
     return Script(text + "\n", words)

@@ -1,4 +1,4 @@
-"""A site's defaults for ``mpitrain submit``: a TOML file with the flags that every job there wants."""
+"""Site defaults for ``mpitrain submit``: a TOML file of flags for every job of a site."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ VARIABLE = "MPITRAIN_SITE"
 
 
 def places(environ: Mapping[str, str]) -> list[Path]:
-    """Where a site's file is looked for if none is named: the user's own first."""
+    """Return the default paths of the site file, the user's own first."""
     config = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "/nonexistent")) / ".config")
     return [Path(config) / "mpitrain" / "site.toml", Path("/etc/mpitrain/site.toml")]
 
 
 def find_site(given: Path | None, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The site's file: as given, else as the environment names it, else the first that there is."""
+    """Return the site file: as given, else ``$MPITRAIN_SITE``, else the first default path that exists."""
     if given is not None:
         return given
     if environ.get(VARIABLE):
@@ -31,10 +31,10 @@ def find_site(given: Path | None, environ: Mapping[str, str] = os.environ) -> Pa
 
 
 def read_site(path: Path, options: Sequence[click.Option]) -> dict[str, Any]:
-    """The values of a site's file, by the names of options.
+    """Return the values in a site file, by option name.
 
     Raises:
-        ConfigError: It cannot be read, or names what is no option of ``mpitrain submit``.
+        ConfigError: The file cannot be read, or has a key that is not a flag of ``mpitrain submit``.
     """
     values = read_toml(path, "--site")
     known = [str(option.name) for option in options if option.name not in ("site", "dry_run", "follow", "sweep")]
@@ -45,11 +45,11 @@ def read_site(path: Path, options: Sequence[click.Option]) -> dict[str, Any]:
             near = nearest(key, known)
             raise ConfigError(
                 f"--site {path}: no option {name!r}; "
-                + (f"did you mean {near!r}?" if near else "the flags of mpitrain submit are valid, such as partition")
+                + (f"did you mean {near!r}?" if near else "give flags of mpitrain submit, such as partition")
             )
         if isinstance(value, dict) or (isinstance(value, list) and key not in ("setup", "sbatch")):
-            raise ConfigError(f"--site {path}: {name} is {value!r}; give one value")
-        # Only what a command line could say is converted and checked like one.
+            raise ConfigError(f"--site {path}: {name} is {value!r}: must be one value")
+        # Values that could come from a command line become strings, so that click converts and checks them.
         found[key] = [str(item) for item in value] if isinstance(value, list) else value
         if not isinstance(value, (list, bool)):
             found[key] = [str(value)] if key in ("setup", "sbatch") else str(value)

@@ -1,4 +1,4 @@
-"""Slurm's way to say what a batch job wants."""
+"""Slurm: directives and the command of a batch job."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .job import Batch, plain, shell
 
 PREFIX = "#SBATCH"
 INDEX = "SLURM_ARRAY_TASK_ID"
-AGAIN = 'scontrol requeue "$SLURM_JOB_ID"'  # one task of an array has an id of its own there, too
+AGAIN = 'scontrol requeue "$SLURM_JOB_ID"'  # also correct in an array: each task has its own SLURM_JOB_ID
 ANSWERS = 'srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --ntasks="$SLURM_JOB_NUM_NODES" true'
 
 _DIRECT = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*!-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_STEP_ENDS_S = 60  # after the first rank of srun's has ended, in which others end in order
+_STEP_ENDS_S = 60  # for the other ranks to exit after srun's first rank has exited
 
 
 def directives(batch: Batch) -> tuple[list[str], list[str]]:
-    """Lines for ``#SBATCH``, and words for the command line of ``sbatch`` that no line can hold."""
+    """Return the ``#SBATCH`` directives, and arguments for ``sbatch`` that no directive can express."""
     lines, words = [], []
     for option in _options(batch):
         if option == "hetjob":
@@ -30,81 +30,81 @@ def directives(batch: Batch) -> tuple[list[str], list[str]]:
         else:
             lines.append(_quoted(option))
     if words and "hetjob" in lines:
-        raise ConfigError(f"{words[0]!r} has a line break, which a heterogeneous job's lines cannot say: leave it out")
+        raise ConfigError(f"{words[0]!r} contains a line break, which a heterogeneous job cannot have; remove it")
     return lines, words
 
 
 def log_pattern(batch: Batch) -> str:
-    """Where the output goes, with what Slurm puts in place of the job's number.
+    """Return the path of the output file, with Slurm's placeholders for the job id.
 
     Raises:
-        ConfigError: Slurm reads the folder's name in its own way.
+        ConfigError: The path contains a backslash, which Slurm interprets.
     """
     folder = str(batch.log_dir)
     if "\\" in folder:
-        raise ConfigError(f"--run-dir {batch.run_dir}: Slurm writes no log into a folder with a backslash; rename it")
+        raise ConfigError(f"--run-dir {batch.run_dir}: Slurm cannot write logs to a path with a backslash; rename it")
     return folder.replace("%", "%%") + ("/%A_%a.log" if batch.in_tasks else "/%j.log")
 
 
 def command(batch: Batch) -> str:
-    """What starts the ranks, as a shell reads it."""
+    """Return the shell command that starts the ranks."""
     if batch.starter == "mpirun":
         return shell([batch.python, "-m", "mpitrain", "run", *batch.arguments])
-    # 60 s to end after the first has ended: a rank that died does not keep the others, and none that is still
-    # writing its log is killed when another has exited.
+    # srun ends all ranks 60 s after the first has exited: long enough for the others to finish writing their logs, and
+    # a rank that died does not keep the allocation.
     words = ["srun", f"--mpi={batch.mpi}", f"--wait={_STEP_ENDS_S}"]
     rank = [batch.python, "-m", "mpitrain", "train", *batch.arguments]
     if not batch.resources.ps_nodes:
-        cpus = batch.resources.cpus_per_task  # which srun does not take from sbatch
+        cpus = batch.resources.cpus_per_task  # srun does not inherit it from sbatch
         return shell([*words, *([f"--cpus-per-task={cpus}"] if cpus else []), *rank])
     rank += ["--ps", str(batch.resources.servers), "--ps-placement", "first"]
     return shell([*words, "--het-group=0,1", *rank])
 
 
 def _options(batch: Batch) -> list[str]:
-    asked = batch.resources
+    resources = batch.resources
     options = [f"--job-name={batch.name}", f"--output={log_pattern(batch)}", "--open-mode=append"]
-    options.append("--requeue" if asked.requeue else "--no-requeue")
-    if asked.warning_s:
-        options.append(f"--signal=B:USR1@{asked.warning_s}")
+    options.append("--requeue" if resources.requeue else "--no-requeue")
+    if resources.warning_s:
+        options.append(f"--signal=B:USR1@{resources.warning_s}")
     for name in ("dependency", "mail_type", "mail_user"):
-        options += _given(name, getattr(asked, name))
+        options += _given(name, getattr(resources, name))
     if batch.in_tasks:
         options.append(f"--array={batch.array}")
-    if asked.ps_nodes:
-        options += [*_servers(batch), *_shared(batch, asked.ps_partition or asked.partition), "hetjob"]
-    options += [f"--nodes={asked.nodes}", f"--ntasks-per-node={asked.ranks_per_node}"]
+    if resources.ps_nodes:
+        options += [*_servers(batch), *_shared(batch, resources.ps_partition or resources.partition), "hetjob"]
+    options += [f"--nodes={resources.nodes}", f"--ntasks-per-node={resources.ranks_per_node}"]
     for name in ("cpus_per_task", "mem", "mem_per_cpu", "gpus", "gpus_per_node", "gres", "constraint"):
-        options += _given(name, getattr(asked, name))
-    if asked.gpus_per_task is not None:
+        options += _given(name, getattr(resources, name))
+    if resources.gpus_per_task is not None:
         options.append(_gpus(batch))
-    return [*options, *_shared(batch, asked.partition), *_extra(batch)]
+    return [*options, *_shared(batch, resources.partition), *_extra(batch)]
 
 
 def _servers(batch: Batch) -> list[str]:
-    """What the first part of a heterogeneous job wants."""
-    asked = batch.resources
-    options = [f"--nodes={asked.ps_nodes}", f"--ntasks-per-node={asked.ps_tasks_per_node}"]
-    options += _given("cpus_per_task", asked.ps_cpus_per_task)
-    return options + _given("mem", asked.ps_mem) + _given("constraint", asked.ps_constraint)
+    """Return the options of a heterogeneous job's first component, the servers."""
+    resources = batch.resources
+    options = [f"--nodes={resources.ps_nodes}", f"--ntasks-per-node={resources.ps_tasks_per_node}"]
+    options += _given("cpus_per_task", resources.ps_cpus_per_task)
+    return options + _given("mem", resources.ps_mem) + _given("constraint", resources.ps_constraint)
 
 
 def _shared(batch: Batch, partition: str | None) -> list[str]:
-    """What both parts of a heterogeneous job are told."""
-    asked = batch.resources
+    """Return the options that both components of a heterogeneous job need."""
+    resources = batch.resources
     options = _given("partition", partition)
     for name in ("account", "qos", "time", "reservation"):
-        options += _given(name, getattr(asked, name))
-    return options + (["--exclusive"] if asked.exclusive else [])
+        options += _given(name, getattr(resources, name))
+    return options + (["--exclusive"] if resources.exclusive else [])
 
 
 def _gpus(batch: Batch) -> str:
-    """GPUs of each rank; for ``mpirun``, whose daemons are Slurm's tasks, as GPUs of each node."""
-    asked = batch.resources
+    """Return the GPUs per rank; per node for ``mpirun``, because Slurm's tasks are then its daemons."""
+    resources = batch.resources
     if batch.starter == "srun":
-        return f"--gpus-per-task={asked.gpus_per_task}"
-    kind = str(asked.gpus_per_task).rpartition(":")
-    return f"--gpus-per-node={kind[0]}{kind[1]}{asked.node_gpus}"
+        return f"--gpus-per-task={resources.gpus_per_task}"
+    kind = str(resources.gpus_per_task).rpartition(":")
+    return f"--gpus-per-node={kind[0]}{kind[1]}{resources.node_gpus}"
 
 
 def _extra(batch: Batch) -> list[str]:
@@ -113,10 +113,10 @@ def _extra(batch: Batch) -> list[str]:
         try:
             words += shlex.split(given)
         except ValueError as error:
-            raise ConfigError(f"--sbatch {given!r}: {error}; quote it as sbatch would want it") from error
+            raise ConfigError(f"--sbatch {given!r}: {error}; quote it as for the sbatch command") from error
     for word in words:
         if not word.startswith("-") or (not word.startswith("--") and len(word) == 2):
-            raise ConfigError(f"--sbatch {word!r}: give sbatch's flags in their long form, such as --licenses=matlab")
+            raise ConfigError(f"--sbatch {word!r}: give sbatch flags in their long form, such as --licenses=matlab")
     return words
 
 
@@ -125,7 +125,7 @@ def _given(name: str, value: object) -> list[str]:
 
 
 def _quoted(option: str) -> str:
-    """An option as ``sbatch`` reads it in a line of a script: it knows double quotes and backslashes, nothing else."""
+    """Quote an option for an ``#SBATCH`` line, where sbatch interprets only double quotes and backslashes."""
     name, equals, value = option.partition("=")
     if not equals or _DIRECT.fullmatch(value):
         return plain(name, PREFIX) + equals + value

@@ -1,4 +1,4 @@
-"""``mpitrain submit``: a batch job that trains, from the same words as ``mpitrain run``."""
+"""``mpitrain submit``: train in a batch job, with the same arguments as ``mpitrain run``."""
 
 from __future__ import annotations
 
@@ -27,42 +27,46 @@ _SCHEDULERS = ["slurm", "pbs", "lsf"]
 
 
 def submit_options() -> list[click.Option]:
-    """The flags of ``mpitrain submit`` itself."""
+    """Return the flags of ``mpitrain submit``."""
     return [
         *options_of(Resources),
         click.Option(
             ["--job-name"],
             default=None,
             metavar="NAME",
-            help="Name in the scheduler's tables.  [default: the job file's]",
+            help="Job name in the scheduler's tables.  [default: the job file's name]",
         ),
         click.Option(
             ["--sweep"],
             multiple=True,
             default=(),
             metavar="FLAG=V,V,...",
-            help="Train with each of these values, all combinations: an array. May be given several times.",
+            help="Train with each of these values, as a job array. Repeat for all combinations of several flags.",
         ),
         click.Option(
             ["--launcher"],
             type=NearestChoice(["mpirun", "srun"]),
             default=None,
-            help="What starts the ranks.  [default: mpirun; srun for a heterogeneous job]",
+            help="Program that starts the ranks.  [default: mpirun; srun for a heterogeneous job]",
         ),
         click.Option(
             ["--mpi"],
             default=None,
             metavar="PLUGIN",
-            help="How srun talks to MPI.  [default: pmix or pmi2, as it needs]",
+            help="MPI plugin for srun.  [default: pmix or pmi2, to match mpi4py's MPI]",
         ),
         click.Option(
-            ["--sbatch"], multiple=True, default=(), metavar="FLAG", help="A further flag of sbatch, such as --nice=10."
+            ["--sbatch"], multiple=True, default=(), metavar="FLAG", help="Extra flag for sbatch, such as --nice=10."
         ),
         click.Option(
-            ["--setup"], multiple=True, default=(), metavar="LINE", help="Shell to begin with, such as 'module load x'."
+            ["--setup"], multiple=True, default=(), metavar="LINE", help="Shell line to run first: 'module load x'."
         ),
         click.Option(
-            ["--scheduler"], type=NearestChoice(_SCHEDULERS), default="slurm", show_default=True, help="Whose script."
+            ["--scheduler"],
+            type=NearestChoice(_SCHEDULERS),
+            default="slurm",
+            show_default=True,
+            help="Scheduler to write the script for.",
         ),
         click.Option(
             ["--site"],
@@ -72,21 +76,21 @@ def submit_options() -> list[click.Option]:
             help="TOML file with defaults for these flags.  [default: $MPITRAIN_SITE, ~/.config/mpitrain/site.toml]",
         ),
         click.Option(["--follow"], is_flag=True, help="Print the job's log until it ends."),
-        click.Option(["--dry-run"], is_flag=True, help="Print the script, do not submit it."),
+        click.Option(["--dry-run"], is_flag=True, help="Print the script without submitting it."),
     ]
 
 
 @dataclasses.dataclass(frozen=True)
 class SubmitRequest:
-    """What is to be trained.
+    """What to train.
 
     Attributes:
-        job_name: The job file's.
+        job_name: The job file's name.
         options: All flags that can be swept: the run's and the job's.
-        arguments: The words for the ranks, as they were given.
+        arguments: The arguments for the ranks, as given.
         config: The run's options.
         seeded: Whether a seed was given.
-        check: Raises ConfigError where more words do not go together with those that were given.
+        check: Raises ConfigError if extra arguments are invalid together with ``arguments``.
     """
 
     job_name: str
@@ -97,52 +101,52 @@ class SubmitRequest:
     check: Callable[[Sequence[str]], None]
 
 
-def submit_job(own: Mapping[str, Any], asked: SubmitRequest) -> int:
-    """Render the script, and print it or submit it; return the exit status."""
-    batch = make_batch(own, asked, Path.cwd(), sys.executable)
+def submit_job(own: Mapping[str, Any], request: SubmitRequest) -> int:
+    """Render the script, then print it or submit it; return the exit status."""
+    batch = make_batch(own, request, Path.cwd(), sys.executable)
     script = render(own["scheduler"], batch)
     if own["dry_run"]:
         print(script.text, end="")
         return 0
     if own["follow"] and (batch.in_tasks or own["scheduler"] != "slurm"):
         raise ConfigError(
-            "--follow streams the log of one Slurm job: leave it out, and see the runs with mpitrain runs"
+            "--follow supports only a single Slurm job; remove it, and list the runs with mpitrain runs instead"
         )
     number = submit(own["scheduler"], batch, script)
     log = _log(own["scheduler"], batch, number)
-    print(_told(number, log, batch))
+    print(_submitted(number, log, batch))
     sys.stdout.flush()
     if own["follow"]:
         return 0 if follow(number, log) else 1
     return 0
 
 
-def make_batch(own: Mapping[str, Any], asked: SubmitRequest, folder: Path, python: str) -> Batch:
-    """The batch job that was asked for.
+def make_batch(own: Mapping[str, Any], request: SubmitRequest, folder: Path, python: str) -> Batch:
+    """Return the requested batch job.
 
     Raises:
-        ConfigError: What was asked for does not go together.
+        ConfigError: Options contradict each other.
     """
     resources = Resources(**{f.name: own[f.name] for f in dataclasses.fields(Resources)})
-    _check_roles(resources, asked, own["launcher"])
-    name = own["job_name"] if own["job_name"] is not None else asked.job_name
+    _check_roles(resources, request, own["launcher"])
+    name = own["job_name"] if own["job_name"] is not None else request.job_name
     starter: Starter = own["launcher"] or ("srun" if resources.ps_nodes else "mpirun")
     if starter == "srun" and own["scheduler"] != "slurm":
-        raise ConfigError(f"--launcher srun goes with --scheduler slurm, not {own['scheduler']}: leave it out")
-    points = combinations(own["sweep"], asked.options) if own["sweep"] else []
+        raise ConfigError(f"--launcher srun requires --scheduler slurm, not {own['scheduler']}; remove it")
+    points = combinations(own["sweep"], request.options) if own["sweep"] else []
     for point in points:
-        asked.check(point.words)
+        request.check(point.words)
     if points and resources.ps_nodes:
-        raise ConfigError("--sweep makes an array, and there are no arrays of heterogeneous jobs: leave out --ps-nodes")
+        raise ConfigError("--sweep makes an array, and a heterogeneous job cannot be an array; remove --ps-nodes")
     return Batch(
         name,
         resources,
         folder,
-        folder / (asked.config.run_dir or _new_run_dir(folder, asked.job_name)),
+        folder / (request.config.run_dir or _new_run_dir(folder, request.job_name)),
         python,
-        asked.arguments,
+        request.arguments,
         points,
-        seeds=not asked.seeded,
+        seeds=not request.seeded,
         starter=starter,
         mpi=own["mpi"] or (_mpi_of_library() if starter == "srun" else ""),
         extra=own["sbatch"],
@@ -150,55 +154,55 @@ def make_batch(own: Mapping[str, Any], asked: SubmitRequest, folder: Path, pytho
     )
 
 
-def _check_roles(resources: Resources, asked: SubmitRequest, launcher: str | None) -> None:
-    config = asked.config
+def _check_roles(resources: Resources, request: SubmitRequest, launcher: str | None) -> None:
+    config = request.config
     if not resources.ps_nodes:
         config.check_ranks(resources.ranks)
         return
     if not config.served:
-        raise ConfigError(f"--ps-nodes goes with --mode async, ssp or backup, and the mode is {config.mode}")
+        raise ConfigError(f"--ps-nodes requires --mode async, ssp or backup, not {config.mode}")
     dataclasses.replace(config, ps=resources.servers).check_ranks(resources.ranks)
     if config.ps not in (0, resources.servers):
         raise ConfigError(
-            f"--ps {config.ps} servers, and --ps-nodes with --ps-tasks-per-node makes {resources.servers}: "
-            "leave out --ps"
+            f"--ps {config.ps} differs from the {resources.servers} servers of --ps-nodes and --ps-tasks-per-node; "
+            "remove --ps"
         )
     if launcher == "mpirun":
-        raise ConfigError("--launcher mpirun sees one part of a heterogeneous job only: leave it out, srun sees all")
+        raise ConfigError("--launcher mpirun does not support --ps-nodes (a heterogeneous job); remove it to use srun")
 
 
 def _mpi_of_library() -> str:
-    """Which of ``srun``'s plugins the MPI library of this environment understands."""
+    """Return the ``srun`` MPI plugin that this environment's MPI library supports."""
     return "pmix" if library_flavor()[0] == "openmpi" else "pmi2"
 
 
 def _new_run_dir(folder: Path, name: str) -> Path:
-    """A folder that is not there yet; the scheduler's log is to lie in it before the run begins."""
+    """Return a directory that does not exist yet; the scheduler's log is written to it before the run starts."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
     return next(Path("runs") / name for name in names if not (folder / "runs" / name).exists())
 
 
 def _log(scheduler: Scheduler, batch: Batch, number: str) -> Path:
-    """The log of a job; the folder of the logs where there are several, or the scheduler chooses their names."""
+    """Return the log of a job, or the log directory if there are several or the scheduler chooses the name."""
     return batch.log_dir if batch.in_tasks or scheduler == "pbs" else batch.log_dir / f"{number}.log"
 
 
-def _told(number: str, log: Path, batch: Batch) -> str:
-    """What a user is told of a job that was submitted."""
-    asked = batch.resources
-    nodes = asked.nodes + asked.ps_nodes
-    what = f"{asked.ranks} rank{'s' * (asked.ranks != 1)} on {nodes} node{'s' * (nodes != 1)}"
+def _submitted(number: str, log: Path, batch: Batch) -> str:
+    """Return the message about a submitted job."""
+    resources = batch.resources
+    nodes = resources.nodes + resources.ps_nodes
+    size = f"{resources.ranks} rank{'s' * (resources.ranks != 1)} on {nodes} node{'s' * (nodes != 1)}"
     runs = f", {len(batch.points)} runs" if batch.points else ""
     folder = _shown(batch.run_dir, batch)
     if batch.in_tasks:
         see = f"watch:   mpitrain runs {folder}\ncompare: mpitrain report {folder}"
     else:
         see = f"watch:   mpitrain watch {folder}"
-    return f"job {number}: {batch.name}, {what}{runs}\nlog:     {_shown(log, batch)}\n{see}"
+    return f"job {number}: {batch.name}, {size}{runs}\nlog:     {_shown(log, batch)}\n{see}"
 
 
 def _shown(path: Path, batch: Batch) -> str:
-    """A path as the user would type it."""
+    """Return a path as the user would type it: relative to the working directory if it is below it."""
     near = path.relative_to(batch.folder) if path.is_relative_to(batch.folder) else path
     return shlex.quote(str(near))

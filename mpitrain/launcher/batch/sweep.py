@@ -1,4 +1,4 @@
-"""Sweeps: every combination of the values of some flags, each a run of its own."""
+"""Sweeps: one run for every combination of the values of some flags."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ...plan.config import flag
 from ...plan.options import CommaSeparated, nearest
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=,+-]+")
-_LONGEST = 200  # bytes of a file name that leave room below the 255 of most file systems
+_LONGEST = 200  # bytes; leaves room below the limit of 255 for file names on most file systems
 
 
 @dataclass(frozen=True)
 class Point:
-    """One combination.
+    """One combination of values.
 
     Attributes:
-        name: Of its run directory: the values, in characters that no shell and no file system minds.
-        words: The flags that set it.
+        name: The name of its run directory: the values, in characters that are safe for shells and file systems.
+        words: The flags that set the values.
     """
 
     name: str
@@ -31,22 +31,21 @@ class Point:
 
 
 def combinations(sweeps: Sequence[str], options: Sequence[click.Option]) -> list[Point]:
-    """Every combination of ``NAME=VALUE,VALUE,...``, the last name's values changing fastest.
+    """Return every combination of ``NAME=VALUE,VALUE,...``; the last name's values change fastest.
 
     Args:
-        sweeps: As they were given.
-        options: The flags that there are: the run's and the job's.
+        sweeps: The values of ``--sweep``.
+        options: The flags that can be swept: the run's and the job's.
 
     Raises:
-        ConfigError: A sweep has no values, its flag is not among ``options`` or takes no such value, or is
-            given twice.
+        ConfigError: A sweep has no values, its flag is not in ``options``, does not accept a value, or is given twice.
     """
     known = {str(option.name): option for option in options}
     axes: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
     for sweep in sweeps:
         name, values = _parse(sweep, known)
         if name in axes:
-            raise ConfigError(f"--sweep {name} is given twice: give all its values in one, with commas between them")
+            raise ConfigError(f"--sweep {name} is given twice; give all values in one --sweep, separated by commas")
         axes[name] = [(f"{name}={value}", _words(known[name], value)) for value in values]
     points = [
         Point(",".join(text for text, _ in chosen), tuple(word for _, words in chosen for word in words))
@@ -59,17 +58,17 @@ def _parse(sweep: str, known: dict[str, click.Option]) -> tuple[str, list[str]]:
     given, equals, text = sweep.partition("=")
     name = given.strip().lstrip("-").replace("-", "_")
     if not equals or not name or not text:
-        raise ConfigError(f"--sweep {sweep}: give a flag's name and its values, such as learning_rate=0.1,0.01")
+        raise ConfigError(f"--sweep {sweep}: give a flag's name and values, such as learning_rate=0.1,0.01")
     if name not in known or name in ("run_dir", "resume", "config"):
         near = nearest(name, list(known))
         advice = f"did you mean {near}?" if near and near != name else "--help lists the flags"
-        raise ConfigError(f"--sweep {sweep}: there is no flag {flag(name)} to sweep; {advice}")
-    # A flag whose value has commas itself takes semicolons between its values.
+        raise ConfigError(f"--sweep {sweep}: {flag(name)} cannot be swept; {advice}")
+    # Values of a flag that takes a comma-separated list are separated by semicolons.
     values = text.split(";" if isinstance(known[name].type, CommaSeparated) else ",")
     if "" in values:
-        raise ConfigError(f"--sweep {sweep}: an empty value; leave out the comma")
+        raise ConfigError(f"--sweep {sweep}: a value is empty; remove the extra comma")
     if len(set(values)) < len(values):
-        raise ConfigError(f"--sweep {sweep}: a value is given twice; give each once")
+        raise ConfigError(f"--sweep {sweep}: a value is given twice; remove the duplicate")
     for value in values:
         _check(sweep, known[name], value)
     return name, values
@@ -90,7 +89,7 @@ def _words(option: click.Option, value: str) -> tuple[str, ...]:
 
 
 def _with_names(points: list[Point]) -> list[Point]:
-    """Names for folders: numbered where values differ only in what a name cannot hold, or are too long."""
+    """Make the points' names valid and unique directory names; number them if they are too long or not unique."""
     names = [_UNSAFE.sub("_", point.name) for point in points]
     if len(set(names)) < len(names) or max(map(len, names)) > _LONGEST:
         names = [f"{index}-{name[:_LONGEST]}" for index, name in enumerate(names)]
