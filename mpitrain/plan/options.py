@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import inspect
 import types
 import typing
@@ -15,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 import click
 import docstring_parser
 
+from ..core.toml import read_toml
 from ..errors import ConfigError, JobError
 from .config import RunConfig, flag
 
@@ -100,7 +100,7 @@ def read_config_file(path: Path, options: list[click.Option]) -> dict[str, Any]:
     Raises:
         ConfigError: The file cannot be read, or names an unknown option.
     """
-    tables = read_toml(path, "--config")
+    tables = read_toml_option(path, "--config")
     for name, table in tables.items():
         if name not in ("run", "job", "versions") or not isinstance(table, dict):
             raise ConfigError(f"--config {path}: {name!r} must be in a table [run] or [job]")
@@ -113,26 +113,18 @@ def read_config_file(path: Path, options: list[click.Option]) -> dict[str, Any]:
     return values
 
 
-def read_toml(path: Path, flag_name: str) -> dict[str, Any]:
+def read_toml_option(path: Path, flag_name: str) -> dict[str, Any]:
     """Read a TOML file given by the flag ``flag_name``.
 
     Raises:
         ConfigError: The file cannot be read, or is not TOML.
     """
     try:
-        with path.open("rb") as file:
-            return _toml().load(file)
+        return read_toml(path)
     except OSError as error:
         raise ConfigError(f"{flag_name} {path}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{flag_name} {path}: {error}") from error
-
-
-def _toml() -> Any:
-    try:
-        return importlib.import_module("tomllib")
-    except ModuleNotFoundError:  # Python 3.10
-        return importlib.import_module("tomli")
 
 
 def _option(

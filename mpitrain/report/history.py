@@ -6,7 +6,6 @@ over. Where a run was resumed, a line says from which step: what an earlier atte
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import Array
+from ..core.toml import read_toml
 from ..errors import RecordError
 
 METRICS = "metrics.jsonl"
@@ -159,19 +159,11 @@ def read_run(folder: Path) -> Run:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            return dict(_toml().load(file))
+        return read_toml(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise RecordError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-
-
-def _toml() -> Any:
-    try:
-        return importlib.import_module("tomllib")
-    except ModuleNotFoundError:  # Python 3.10
-        return importlib.import_module("tomli")
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ...errors import ConfigError
-from ...plan.options import nearest, read_toml
+from ...plan.options import nearest, read_toml_option
 
 VARIABLE = "MPITRAIN_SITE"
 
@@ -36,7 +36,7 @@ def read_site(path: Path, options: Sequence[click.Option]) -> dict[str, Any]:
     Raises:
         ConfigError: The file cannot be read, or has a key that is not a flag of ``mpitrain submit``.
     """
-    values = read_toml(path, "--site")
+    values = read_toml_option(path, "--site")
     known = [str(option.name) for option in options if option.name not in ("site", "dry_run", "follow", "sweep")]
     found = {}
     for name, value in values.items():
