@@ -1,6 +1,7 @@
 """Training with 1 server and 2 workers on one host: mpitrain against TensorFlow's own parameter servers.
 
     python bench/async.py [--rounds 3] [--tensorflow .venv-tensorflow/bin/python] [--data DIR]
+    python bench/async.py --baseline DIR --rounds 10
 
 Fashion-MNIST, 784-100-10, Adam, batch 100 a worker; global steps/s. In each round every program runs once, in turns; a
 figure is the median over rounds of the median over a run's intervals. ``sync`` has no server; ``backup`` with no spare
@@ -13,11 +14,10 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 
+from checkouts import THIS, Checkout, compare
 from environment import one_thread_and_own_kernels
 
 ROOT = Path(__file__).parent.parent
@@ -29,15 +29,12 @@ OURS = {  # name: (ranks, flags)
 PAIRS = [("async", "async", 6.0), ("backup", "sync", 10.0), ("sync", "sync", 10.0)]  # ours, TensorFlow's, wanted
 
 
-def ours(name: str, folder: str) -> float:
+def ours(name: str, folder: str, checkout: Checkout = THIS, hidden_units: int = 100) -> float:
     ranks, flags = OURS[name]
-    steps = 8000 if name == "async" else 4000
-    with tempfile.TemporaryDirectory() as run_dir:
-        words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks), str(ROOT / "jobs" / "mnist_mlp.py"), *flags]
-        words += ["--data-dir", folder, "--train-steps", str(steps), "--log-steps", str(steps // 8)]
-        words += ["--validate-steps", "0", "--threads", "1", "--run-dir", run_dir]
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-        lines = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+    steps = (8000 if name == "async" else 4000) * 100 // hidden_units
+    flags = [*flags, "--data-dir", folder, "--train-steps", str(steps), "--log-steps", str(steps // 8)]
+    flags += ["--hidden-units", str(hidden_units), "--validate-steps", "0", "--threads", "1"]
+    lines = checkout.train(ranks, "mnist_mlp.py", *flags)
     return statistics.median([1 / line["step_s"] for line in lines if "step_s" in line][1:])
 
 
@@ -53,8 +50,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tensorflow", default=str(ROOT / ".venv-tensorflow" / "bin" / "python"))
     parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
+    parser.add_argument("--baseline", type=Path, metavar="DIR", help="compare with another checkout instead")
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
+    if arguments.baseline is not None:
+        for units in (100, 1024):
+            compare(
+                f"async, {units} units",
+                Checkout(arguments.baseline.resolve()),
+                lambda checkout, units=units: [ours("async", arguments.data, checkout, units)],  # type: ignore[misc]
+                arguments.rounds,
+            )
+        return
     figures: dict[str, list[float]] = defaultdict(list)
     for _ in range(arguments.rounds):
         for name in OURS:

@@ -1,6 +1,7 @@
 """Saving and resuming 1 GiB of state, against plain writing and reading, torch.save and safetensors.
 
     python bench/checkpoint.py [--rounds 5] [--mib 1024] [--folder DIR] [--torch .venv-torch/bin/python]
+    python bench/checkpoint.py --baseline DIR --rounds 10
 
 State is parameters and two slots, float32, in 32 layers. In each round everything is done once, in turns: a plain
 write of the same bytes with fsync, a blocking save, a plain read, a resume, and the peers. Before each reading the file
@@ -22,9 +23,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from checkouts import Checkout, compare
 
 from mpitrain import checkpoint
-from mpitrain.core.layout import Layout
+
+try:
+    from mpitrain.core.layout import Layout
+except ImportError:  # version 0.1, as a baseline
+    from mpitrain.params import Layout  # type: ignore[import-not-found,no-redef]
 
 ROOT = Path(__file__).parent.parent
 LAYERS = 32
@@ -119,7 +125,18 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--folder", type=Path, help="on the disk to measure  [default: a temporary folder]")
     parser.add_argument("--torch", default=str(ROOT / ".venv-torch" / "bin" / "python"))
+    parser.add_argument("--baseline", type=Path, metavar="DIR", help="compare with another checkout instead")
+    parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.baseline is not None:
+        words = [Path(__file__).resolve(), "--inner", "--mib", arguments.mib]
+        words += [] if arguments.folder is None else ["--folder", arguments.folder.resolve()]
+
+        def save_and_load(checkout: Checkout) -> list[float]:
+            return [float(speed) for speed in checkout.run(*map(str, words)).split()]
+
+        compare("save, load", Checkout(arguments.baseline.resolve()), save_and_load, arguments.rounds)
+        return
     python = arguments.torch if Path(arguments.torch).exists() else None
     layout, side = layout_of(arguments.mib)
     rng = np.random.default_rng(0)
@@ -127,6 +144,12 @@ def main() -> None:
     gib = sum(vector.nbytes for vector in vectors.values()) / 2**30
     times: dict[str, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        if arguments.inner:
+            path = checkpoint.path_for(Path(folder), 5)
+            save_s = timed(lambda: checkpoint.write(path, layout, vectors, 5, 0, 0, {}))
+            forget(path)
+            print(gib / save_s, gib / timed(lambda: checkpoint.read(path, layout, vectors, 0)))
+            return
         for _ in range(arguments.rounds):
             for name, seconds in one_round(Path(folder), layout, side, vectors, python).items():
                 times[name].append(seconds)

@@ -1,6 +1,7 @@
 """Whole jobs on Fashion-MNIST: mpitrain on 2 ranks against PyTorch DistributedDataParallel, and against 1 rank.
 
     python bench/sync.py [--rounds 5] [--torch .venv-torch/bin/python] [--data DIR]
+    python bench/sync.py --baseline DIR --rounds 10 --models mlp100 mlp1024
 
 In each round every program runs once, in turns, with one BLAS thread a rank; a figure is the median over
 rounds of the median over a run's intervals. Start-up, compilation and validation are not counted on either side.
@@ -12,11 +13,10 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 
+from checkouts import THIS, Checkout, compare
 from environment import one_thread_and_own_kernels
 
 ROOT = Path(__file__).parent.parent
@@ -28,23 +28,10 @@ MODELS = {  # name: (job and flags, steps of a run)
 TARGETS = {"mlp100": 7.0, "mlp1024": 3.0, "cnn": 1.0}
 
 
-def ours(name: str, ranks: int, folder: str) -> float:
+def ours(name: str, ranks: int, folder: str, checkout: Checkout = THIS) -> float:
     (job, *flags), steps = MODELS[name]
-    with tempfile.TemporaryDirectory() as run_dir:
-        words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks), str(ROOT / "jobs" / job), *flags]
-        words += [
-            "--data-dir",
-            folder,
-            "--train-steps",
-            str(steps),
-            "--log-steps",
-            str(steps // 10),
-            "--threads",
-            "1",
-        ]
-        words += ["--validate-steps", "0", "--run-dir", run_dir]
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-        lines = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+    flags += ["--data-dir", folder, "--train-steps", str(steps), "--log-steps", str(steps // 10), "--threads", "1"]
+    lines = checkout.train(ranks, job, *flags, "--validate-steps", "0")
     return statistics.median([line["examples_per_s"] for line in lines if "examples_per_s" in line][1:])
 
 
@@ -61,8 +48,18 @@ def main() -> None:
     parser.add_argument("--torch", default=str(ROOT / ".venv-torch" / "bin" / "python"))
     parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--baseline", type=Path, metavar="DIR", help="compare with another checkout instead")
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
+    if arguments.baseline is not None:
+        for name in arguments.models:
+            compare(
+                name,
+                Checkout(arguments.baseline.resolve()),
+                lambda checkout, name=name: [ours(name, 2, arguments.data, checkout)],  # type: ignore[misc]
+                arguments.rounds,
+            )
+        return
     print(f"{'model':8} {'1 rank':>10} {'2 ranks':>10} {'DDP, 2':>10}   {'vs DDP':>7}   of twice 1 rank   (examples/s)")
     for name in arguments.models:
         figures: dict[str, list[float]] = defaultdict(list)
