@@ -1,4 +1,4 @@
-"""A short form of ``python -m tests.launch.signals 50``."""
+"""A short form of ``bench/signals.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short form of ``python -m tests.mpi.killing 200``."""
+"""A short form of ``bench/kills.py``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Kills training runs at random moments, many inside a save, and resumes them; a long form by hand:
 
-    python -m tests.mpi.killing 200
+    python bench/kills.py 200
 
 Every checkpoint that a killed run leaves under its name verifies, and the parameters at the end are bit for bit those
 of the run that was never killed, with 1, 2 and 3 ranks, Dropout, BatchNorm and moving averages.
@@ -149,15 +149,11 @@ def ranks_of(run_dir: Path) -> list[int]:
     return found
 
 
-def main() -> None:
-    kills, mpi = int(sys.argv[1]), Mpi("openmpi", Path(sys.executable))
+def main(kills: int) -> None:
+    mpi = Mpi("openmpi", Path(sys.executable))
     for n, share in ((1, kills // 3), (2, kills // 3), (3, kills - 2 * (kills // 3))):
         with tempfile.TemporaryDirectory() as folder:
             killer = Killer(mpi, n, Path(folder), seed=n)
             killer.kill(share)
             told = ", ".join(f"{count:,} {name}" for name, count in sorted(killer.counts.items()))
             print(f"{n} rank{'s' * (n > 1)}: {told}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Sends signals to ``mpitrain run`` at random moments, singly and doubled, in every mode; a long form by hand:
 
-    python -m tests.launch.signals 50
+    python bench/signals.py 50
 
 The MPI is that of the environment whose Python this is. Where no kernels have been compiled yet, train once before: a
 signal while they are is answered after it.
@@ -124,15 +124,10 @@ def wait_until_ready(run_dir: Path, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.02)
 
 
-def main() -> None:
-    moments = int(sys.argv[1])
+def main(moments: int) -> None:
     for mode in MODES:
         with tempfile.TemporaryDirectory() as folder:
             sender = Sender(Mpi("the environment's", Path(sys.executable)), mode, Path(folder) / "run", seed=moments)
             sender.send(moments)
             told = ", ".join(f"{count:,} {name}" for name, count in sorted(sender.counts.items()))
             print(f"{mode}: {told}; the longest end took {sender.longest_s:.1f} s", flush=True)
-
-
-if __name__ == "__main__":
-    main()
