@@ -1,4 +1,4 @@
-"""A model whose state takes 1 GiB, and the time of every step, saving included: for ``bench/saving_beside.py``."""
+"""A model whose state takes 1 GiB, and the time of every step, saving included: for ``bench/background_save.py``."""
 
 import json
 import time

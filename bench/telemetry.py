@@ -1,6 +1,6 @@
 """What a run's records cost: steps with and without a trace and TensorBoard events, on one rank, in turns.
 
-    python bench/records.py [--rounds 12] [--steps 10000] [--log-steps 100] [--before PATH]
+    python bench/telemetry.py [--rounds 12] [--steps 10000] [--log-steps 100] [--before PATH]
 
 A figure is the CPU time of the training process from the first log line to the last, over its steps: other programs on
 the machine disturb it less than time on the wall. The median over rounds is shown, and its ratio to a run without

@@ -1,6 +1,6 @@
 """What a save of 1 GiB costs the training loop, blocking and beside training.
 
-    python bench/saving_beside.py [--threads 1] [--examples 16] [--every 20] [--rounds 3] [--saves 4]
+    python bench/background_save.py [--threads 1] [--examples 16] [--every 20] [--rounds 3] [--saves 4]
 
 A save's cost is the time of the steps from one save to the next, less as many median steps of the second half of
 that time, when the save has ended. In each round a blocking run and one that saves beside training take turns; a figure

@@ -1,6 +1,6 @@
 """Saving by several nodes: a file a node under an index, against one file written together by parallel HDF5.
 
-    PYTHONPATH=.venv-hdf5/lib LD_LIBRARY_PATH=.venv/lib mpirun -n 2 python bench/saving_together.py [--rounds 5]
+    PYTHONPATH=.venv-hdf5/lib LD_LIBRARY_PATH=.venv/lib mpirun -n 2 python bench/shared_file.py [--rounds 5]
         [--mib 512] [--folder DIR]
 
 Every rank stands for a node, and all write to one disk. Both are done in each round, in turns. A figure is the median
