@@ -2,9 +2,9 @@
 
     python bench/allreduce.py [--ranks 2] [--rounds 5]
 
-Timed is the averaging that ``--mode local`` uses, after which the mean lies in memory that all ranks of the node share.
-``copied`` adds a copy of the mean into the rank's own memory. The peers time MPI_Allreduce in place, each in its own
-environment, in alternating rounds. With --inner this is the program that the ranks run.
+Measures the averaging of ``--mode local``, which leaves the mean in memory shared by all ranks of the node. ``copied``
+adds a copy of the mean to the rank's own memory. The peers run MPI_Allreduce in place, each in its own environment, in
+alternating rounds. With --inner this is the program that the ranks run.
 """
 
 from __future__ import annotations

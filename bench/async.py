@@ -1,11 +1,11 @@
-"""Training with 1 server and 2 workers on one host: mpitrain against TensorFlow's own parameter servers.
+"""Training with 1 server and 2 workers on one host: mpitrain against TensorFlow's parameter servers.
 
     python bench/async.py [--rounds 3] [--tensorflow .venv-tensorflow/bin/python] [--data DIR]
     python bench/async.py --baseline DIR --rounds 10
 
-Fashion-MNIST, 784-100-10, Adam, batch 100 a worker; global steps/s. In each round every program runs once, in turns; a
-figure is the median over rounds of the median over a run's intervals. ``sync`` has no server; ``backup`` with no spare
-worker is the same arithmetic through one.
+Fashion-MNIST, 784-100-10, Adam, batch 100 per worker; global steps/s. Each round runs every program once, alternating.
+A result is the median over rounds of the median over a run's intervals. ``sync`` has no server; ``backup`` without
+spare workers does the same arithmetic through a server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OURS = {  # name: (ranks, flags)
     "backup": (3, ["--mode", "backup", "--backup-workers", "0", "--ps", "1"]),
     "sync": (2, ["--mode", "sync"]),
 }
-PAIRS = [("async", "async", 6.0), ("backup", "sync", 10.0), ("sync", "sync", 10.0)]  # ours, TensorFlow's, wanted
+PAIRS = [("async", "async", 6.0), ("backup", "sync", 10.0), ("sync", "sync", 10.0)]  # ours, TensorFlow's, target
 
 
 def ours(name: str, folder: str, checkout: Checkout = THIS, hidden_units: int = 100) -> float:
@@ -71,7 +71,7 @@ def main() -> None:
     print(f"{'mpitrain':10} {'steps/s':>8}   {'TensorFlow':12} {'steps/s':>8}   ratio")
     for name, mode, wanted in PAIRS:
         mine, other = statistics.median(figures[name]), statistics.median(figures[f"tf {mode}"])
-        print(f"{name:10} {mine:8,.0f}   {mode:12} {other:8,.0f}   {mine / other:5.2f}x   wanted {wanted:.0f}x")
+        print(f"{name:10} {mine:8,.0f}   {mode:12} {other:8,.0f}   {mine / other:5.2f}x   target {wanted:.0f}x")
 
 
 if __name__ == "__main__":

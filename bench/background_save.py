@@ -1,11 +1,11 @@
-"""What a save of 1 GiB costs the training loop, blocking and beside training.
+"""The cost of saving 1 GiB for the training loop, blocking and in the background.
 
     python bench/background_save.py [--threads 1] [--examples 16] [--every 20] [--rounds 3] [--saves 4]
 
-A save's cost is the time of the steps from one save to the next, less as many median steps of the second half of
-that time, when the save has ended. In each round a blocking run and one that saves beside training take turns; a figure
-is the median over all saves. Needs a machine on which nothing else runs; with ``--threads`` below the cores of a rank
-one is to spare for the save.
+The cost of a save is the time of the steps from one save to the next, minus the same number of median steps from the
+second half of that time, when the save has finished. Each round does a blocking and a background run, alternating. A
+result is the median over all saves. Run it on an idle machine; with ``--threads`` below the cores of a rank one core is
+free for saving.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ ROOT = Path(__file__).parent.parent
 
 
 def costs(arguments: argparse.Namespace, flag: str) -> tuple[list[float], float]:
-    """Seconds that each save cost a run, and its median step without one."""
+    """Return the seconds that each save costs a run, and the run's median step without a save."""
     every, threads = arguments.every, arguments.threads
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
-        times = Path(made) / "times.json"
-        flags = {"times": times, "run-dir": made, "save-steps": every, "train-steps": every * (arguments.saves + 1)}
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
+        times = Path(temporary) / "times.json"
+        flags = {
+            "times": times,
+            "run-dir": temporary,
+            "save-steps": every,
+            "train-steps": every * (arguments.saves + 1),
+        }
         flags |= {"examples": arguments.examples, "validate-steps": 0, "log-steps": 0}
         flags |= {} if threads is None else {"threads": threads}
         words = [sys.executable, "-m", "mpitrain", "run", "-n", str(arguments.ranks)]
@@ -34,7 +39,7 @@ def costs(arguments: argparse.Namespace, flag: str) -> tuple[list[float], float]
         words += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         seconds = json.loads(times.read_text())
-    # The first save touches the memory of its copy for the first time, and is left out.
+    # Leave out the first save, which touches the memory of its copy for the first time.
     windows = [seconds[start : start + every] for start in range(2 * every - 1, len(seconds) - every, every)]
     usual = [statistics.median(window[every // 2 :]) for window in windows]
     return [sum(window) - every * step for window, step in zip(windows, usual, strict=True)], statistics.median(usual)
@@ -43,12 +48,14 @@ def costs(arguments: argparse.Namespace, flag: str) -> tuple[list[float], float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--threads", type=int, help="of a rank's BLAS  [default: its share of the cores]")
-    parser.add_argument("--examples", type=int, default=16, help="of a step; many have the cores compute longer")
+    parser.add_argument("--threads", type=int, help="BLAS threads per rank  [default: its share of the cores]")
+    parser.add_argument(
+        "--examples", type=int, default=16, help="examples per step; more examples mean longer computation"
+    )
     parser.add_argument("--every", type=int, default=20, help="steps between saves")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--saves", type=int, default=4)
-    parser.add_argument("--folder", help="on the disk to measure  [default: a temporary folder]")
+    parser.add_argument("--folder", help="folder on the disk to measure  [default: a temporary folder]")
     arguments = parser.parse_args()
     found: dict[str, list[float]] = {"--no-save-background": [], "--save-background": []}
     steps: list[float] = []
@@ -57,11 +64,11 @@ def main() -> None:
             some, step = costs(arguments, flag)
             all_costs += some
             steps.append(step)
-    blocking, beside = (statistics.median(values) for values in found.values())
-    print(f"{arguments.ranks} rank(s), a step takes {statistics.median(steps):.3f} s without a save")
-    for name, values in zip(("blocking", "beside training"), found.values(), strict=True):
-        print(f"{name:16} {statistics.median(values):6.3f} s a save   ({min(values):.3f} to {max(values):.3f})")
-    print(f"beside training costs {beside / blocking:.0%} of blocking   wanted under 10%")
+    blocking, background = (statistics.median(values) for values in found.values())
+    print(f"{arguments.ranks} rank(s), one step takes {statistics.median(steps):.3f} s without a save")
+    for name, values in zip(("blocking", "background"), found.values(), strict=True):
+        print(f"{name:16} {statistics.median(values):6.3f} s per save   ({min(values):.3f} to {max(values):.3f})")
+    print(f"saving in the background costs {background / blocking:.0%} of blocking   target below 10%")
 
 
 if __name__ == "__main__":

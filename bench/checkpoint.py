@@ -3,10 +3,10 @@
     python bench/checkpoint.py [--rounds 5] [--mib 1024] [--folder DIR] [--torch .venv-torch/bin/python]
     python bench/checkpoint.py --baseline DIR --rounds 10
 
-State is parameters and two slots, float32, in 32 layers. In each round everything is done once, in turns: a plain
-write of the same bytes with fsync, a blocking save, a plain read, a resume, and the peers. Before each reading the file
-is read once, for the first reading of a new file takes up to three times as long on a virtual disk whoever does it, and
-dropped from the page cache; before each writing it is removed. A figure is the median over rounds.
+State is parameters and two slots, float32, in 32 layers. Each round does everything once, alternating: a plain write of
+the same bytes with fsync, a blocking save, a plain read, a resume, and the peers. Before each reading the file is read
+once and dropped from the page cache, because on a virtual disk the first reading of a new file may take three times as
+long. Before each writing the file is removed. A result is the median over rounds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VECTORS = ("params", "mean", "square")
 
 
 def layout_of(mib: int) -> tuple[Layout, int]:
-    """A model whose state takes so much, and the side of its square weights."""
+    """Return a layout whose state has about ``mib`` MiB, and the side of its square weights."""
     side = int((mib * 2**20 / 4 / len(VECTORS) / LAYERS) ** 0.5)
     entries = [
         (f"dense{i}.{name}", (side,) * n, "param") for i in range(LAYERS) for name, n in (("weight", 2), ("bias", 1))
@@ -73,7 +73,7 @@ def plain_read(path: Path, vectors: dict[str, np.ndarray]) -> None:
 
 
 def forget(path: Path) -> None:
-    """Read a file, and drop it from the page cache."""
+    """Read a file, then drop it from the page cache."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     while os.read(descriptor, CHUNK):
@@ -90,7 +90,7 @@ def peer(python: str, library: str, what: str, path: Path, side: int) -> float:
 def one_round(
     folder: Path, layout: Layout, side: int, vectors: dict[str, np.ndarray], python: str | None
 ) -> dict[str, float]:
-    """Seconds of everything, once."""
+    """Return the seconds of each operation in one round."""
     plain, ours = folder / "plain", checkpoint.path_for(folder, 5)
     found = {}
     for path in folder.iterdir():
@@ -113,7 +113,7 @@ def one_round(
 
 
 def resume_newest(folder: Path, layout: Layout, vectors: dict[str, np.ndarray]) -> None:
-    """What ``--resume auto`` does: read the newest, and the one before it where that turns out damaged."""
+    """Resume as ``--resume auto`` does: read the newest checkpoint, or the previous one if it is corrupt."""
     paths = checkpoint.steps(folder).values()
     found, _ = checkpoint.first_intact(paths, lambda path: checkpoint.read(path, layout, vectors, 0))
     assert found is not None
@@ -123,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--folder", type=Path, help="on the disk to measure  [default: a temporary folder]")
+    parser.add_argument("--folder", type=Path, help="folder on the disk to measure  [default: a temporary folder]")
     parser.add_argument("--torch", default=str(ROOT / ".venv-torch" / "bin" / "python"))
     parser.add_argument("--baseline", type=Path, metavar="DIR", help="compare with another checkout instead")
     parser.add_argument("--inner", action="store_true", help=argparse.SUPPRESS)
@@ -153,11 +153,11 @@ def main() -> None:
         for _ in range(arguments.rounds):
             for name, seconds in one_round(Path(folder), layout, side, vectors, python).items():
                 times[name].append(seconds)
-    print(f"{gib:.2f} GiB of state, medians of {arguments.rounds} rounds\n{'':18} {'s':>6} {'GiB/s':>6}   of plain")
+    print(f"{gib:.2f} GiB of state, medians of {arguments.rounds} rounds\n{'':18} {'s':>6} {'GiB/s':>6}   vs plain")
     for name, seconds in times.items():
         median = statistics.median(seconds)
         against = statistics.median(times["plain write" if name.endswith(("save", "write")) else "plain read"])
-        wanted = "   wanted 85%" if name in ("save", "resume", "resume auto") else ""
+        wanted = "   target 85%" if name in ("save", "resume", "resume auto") else ""
         print(
             f"{name:18} {median:6.3f} {gib / median:6.2f}   {against / median:8.0%}   "
             f"({gib / max(seconds):.2f} to {gib / min(seconds):.2f} GiB/s){wanted}"

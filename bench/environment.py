@@ -1,4 +1,4 @@
-"""What every benchmark sets for all that it starts, so that each side runs as its makers meant it to."""
+"""The environment of all benchmarks, in which every program runs with its own defaults."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _KERNEL_CHOICES = (
 
 
 def one_thread_and_own_kernels() -> None:
-    """Give BLAS one thread a rank, and every library the kernels that it chooses itself for this processor.
+    """Set one BLAS thread per rank, and let every library choose its kernels for this CPU.
 
-    Some machines pin OpenBLAS to older kernels for all users (``OPENBLAS_CORETYPE``): that slows only the sides that
-    use OpenBLAS, and on Zen 5 by 40 %.
+    Some machines set OpenBLAS to older kernels for all users (``OPENBLAS_CORETYPE``), which slows down only programs
+    that use OpenBLAS, by 40 % on Zen 5.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
     for name in _KERNEL_CHOICES:

@@ -1,10 +1,10 @@
-"""One GPU: whole jobs against PyTorch, the optimizer's update against a copy, sums by the hosts, and memory.
+"""One GPU: training against PyTorch, optimizer updates against a copy, sums in host memory, and memory use.
 
     python bench/gpu.py [jobs] [update] [sums] [memory] [--torch PYTHON] [--mpirun MPIRUN] [--rounds 3] [--small]
 
-In each round every program runs once, in turns; a figure is the median over rounds of the median over a run's
-intervals. Start-up, compilation and validation are not counted on either side. ``--small`` shows in a minute whether
-all of it runs; its figures mean nothing.
+Each round runs every program once, alternating. A result is the median over rounds of the median over a run's
+intervals. Start-up, compilation and validation are excluded for all programs. ``--small`` only checks within a minute
+that everything runs; its results are meaningless.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 
 
 class Run(NamedTuple):
-    """A job, what it is called in the peer's script, and what is wanted of it."""
+    """A job, its name in the peer's script, and its target ratios."""
 
     title: str
     job: Path
@@ -55,7 +55,7 @@ RUNS = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sections", nargs="*", choices=["jobs", "update", "sums", "memory", []])
-    parser.add_argument("--torch", default=sys.executable, help="an interpreter that has PyTorch; '' for no peer")
+    parser.add_argument("--torch", default=sys.executable, help="Python interpreter with PyTorch; '' skips the peer")
     parser.add_argument("--mpirun", default=str(Path(sys.executable).parent / "mpirun"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--small", action="store_true")
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def describe() -> None:
-    """The device, the versions and the date."""
+    """Print the device, the versions and the date."""
     import cupy
 
     properties = cupy.cuda.runtime.getDeviceProperties(0)
@@ -86,13 +86,13 @@ def describe() -> None:
     print(f"Python {sys.version.split()[0]}, CuPy {cupy.__version__}, NumPy {np.__version__}", flush=True)
 
 
-# Whole jobs.
+# Training.
 
 
 def jobs(arguments: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_images(Path(folder), 2_000 if arguments.small else 60_000)
-        print(f"{'':24} {'precision':10} {'steps/s':>9} {'eager':>9} {'compiled':>9}   ratios (wanted)")
+        print(f"{'':24} {'precision':10} {'steps/s':>9} {'eager':>9} {'compiled':>9}   ratios (target)")
         for run in RUNS:
             compare(run, folder, arguments)
 
@@ -114,13 +114,13 @@ def compare(run: Run, folder: str, arguments: Any) -> None:
 
 
 def ours(run: Run, folder: str, small: bool, *more: str) -> float:
-    """Steps/s."""
+    """Return steps/s."""
     lines = metrics_of(run, folder, small, *more)
     return statistics.median([line["examples_per_s"] for line in lines if "examples_per_s" in line][1:]) / run.batch
 
 
 def metrics_of(run: Run, folder: str, small: bool, *more: str) -> list[dict[str, Any]]:
-    """What a training run has measured."""
+    """Return the metrics of a training run."""
     steps, batch = (20, 16) if small else (run.steps, run.batch)
     of_data = ["--data-dir", folder] if run.peer != "wide" else ["--side", "64"] if small else []
     with tempfile.TemporaryDirectory() as run_dir:
@@ -140,7 +140,7 @@ def peer(run: Run, mode: str, arguments: Any) -> float:
 
 
 def make_images(folder: Path, count: int) -> None:
-    """Noise in the files of MNIST: speed does not depend on what is in them."""
+    """Write noise to files in MNIST's format; speed does not depend on the content."""
     rng = np.random.default_rng(0)
     for kind, n in (("train", count), ("t10k", count // 6)):
         pictures, labels = rng.integers(0, 256, n * 784, np.uint8), rng.integers(0, 10, n, np.uint8)
@@ -154,7 +154,7 @@ def make_images(folder: Path, count: int) -> None:
 
 
 def update(arguments: Any) -> None:
-    """Bytes that an update reads and writes, by its time; beside a copy on the device, which reads and writes, too."""
+    """Print the bandwidth of updates (bytes read and written per second), and of a copy on the device."""
     from mpitrain import optim
     from mpitrain.core.layout import Layout
     from mpitrain.gpu.device import Gpu
@@ -176,16 +176,16 @@ def update(arguments: Any) -> None:
             vectors = {name: gpu.zeros((size,), np.float32) for name in ("params", *optimizer.slots)}
             step = GpuUpdate(gpu, optimizer, layout, vectors, None, gpu.copy_of(np.ones(9)))
             seconds = fastest(gpu, lambda step=step: step(source, 3))
-            # Every vector is read and written, the gradient read; where its norm is needed both happen once more.
+            # Every vector is read and written, the gradient is read; if its norm is needed, both happen once more.
             passes = 2 * len(vectors) + 1 + (2 if optimizer.needs_sums else 0)
-            reached = passes * source.nbytes / seconds
+            bandwidth = passes * source.nbytes / seconds
             clipped = ", clipped" if optimizer.needs_sums else ""
-            told = f"{reached / 1e9:8,.0f} GB/s  {reached / rate:.0%} of a copy (wanted 85%)"
-            print(f"{optimizer.name + clipped:29} {told}", flush=True)
+            text = f"{bandwidth / 1e9:8,.0f} GB/s  {bandwidth / rate:.0%} of a copy (target 85%)"
+            print(f"{optimizer.name + clipped:29} {text}", flush=True)
 
 
 def fastest(gpu: Any, work: Callable[[], object], rounds: int = 20) -> float:
-    """Seconds of the median of some rounds."""
+    """Return the median time in seconds."""
     found = []
     for _ in range(rounds + 3):
         gpu.compute.wait()
@@ -197,7 +197,7 @@ def fastest(gpu: Any, work: Callable[[], object], rounds: int = 20) -> float:
     return statistics.median(found[3:])
 
 
-# Sums by the hosts.
+# Sums in host memory.
 
 
 def sums(arguments: Any) -> None:
@@ -209,7 +209,7 @@ def sums(arguments: Any) -> None:
 
 
 def sum_by_hosts(size: int) -> None:
-    """On two ranks that share a GPU: a sum through pinned memory, beside its parts."""
+    """On two ranks that share a GPU: measure a sum through pinned memory, and its parts."""
     from mpitrain.comm.allreduce import MeanAllreduce
     from mpitrain.comm.cluster import Cluster
     from mpitrain.comm.hierarchy import Hierarchy
@@ -226,19 +226,19 @@ def sum_by_hosts(size: int) -> None:
     gpu = Gpu(0, 0.4)
     with gpu.activate():
         vector, host = gpu.zeros((size,), np.float32), pinned((size,), np.float32)
-        second, there, back = Stream(), gpu.zeros((size,), np.float32), pinned((size,), np.float32)
-        way = HostTransport(hierarchy, gpu, vector, [Bucket(0, size)])
+        second, device, back = Stream(), gpu.zeros((size,), np.float32), pinned((size,), np.float32)
+        transport = HostTransport(hierarchy, gpu, vector, [Bucket(0, size)])
         mean = MeanAllreduce(hierarchy, size, np.float32, scale=1.0)
-        given, taken = np.ones(size, np.float32), np.ones(size, np.float32)
+        sent, received = np.ones(size, np.float32), np.ones(size, np.float32)
 
         def staged() -> None:
-            way.start(0)
-            way.finish()
+            transport.start(0)
+            transport.finish()
             gpu.compute.wait()
 
         def copied() -> None:
             gpu.compute.copy_to_host(vector, host)
-            second.copy_to_device(back, there)
+            second.copy_to_device(back, device)
             gpu.compute.wait()
             second.wait()
 
@@ -246,22 +246,22 @@ def sum_by_hosts(size: int) -> None:
             mean.reduce()
 
         def by_mpi() -> None:
-            comm.Allreduce(given, taken)
+            comm.Allreduce(sent, received)
 
         seconds = {work.__name__: together(comm, work) for work in (staged, copied, alone, by_mpi)}
     if comm.rank == 0:
         rates = {name: size * 4 / taking / 1e9 for name, taking in seconds.items()}
-        print(f"{size * 4 / 2**20:,.0f} MiB of two ranks that share the GPU, GB/s of the vector")
+        print(f"{size * 4 / 2**20:,.0f} MiB on two ranks that share the GPU, GB/s of the vector")
         print(f"  sum through pinned memory          {rates['staged']:7.2f}")
-        print(f"  pinned copies, down beside up      {rates['copied']:7.2f}")
+        print(f"  pinned copies in both directions   {rates['copied']:7.2f}")
         print(f"  sum in shared memory, no GPU       {rates['alone']:7.2f}")
-        print(f"  MPI_Allreduce of the hosts         {rates['by_mpi']:7.2f}")
+        print(f"  MPI_Allreduce in host memory       {rates['by_mpi']:7.2f}")
         slower = min(rates["copied"], rates["by_mpi"])
-        print(f"  {rates['staged'] / slower:.0%} of the slower of copies and MPI (wanted 80%)", flush=True)
+        print(f"  {rates['staged'] / slower:.0%} of the slower of copies and MPI (target 80%)", flush=True)
 
 
 def together(comm: Any, work: Callable[[], object], rounds: int = 10) -> float:
-    """Seconds of the slowest rank, the median of some rounds."""
+    """Return the seconds of the slowest rank, the median of some rounds."""
     found = []
     for _ in range(rounds + 3):
         comm.Barrier()
@@ -284,10 +284,10 @@ def memory(arguments: Any) -> None:
             held = use.pop("held")
             accounted = sum(use.values())
             parts = ", ".join(f"{name} {nbytes / 2**20:,.0f}" for name, nbytes in use.items())
-            told = (
-                f"{accounted / 2**20:10,.1f} {held / 2**20:10,.1f}   {held / accounted - 1:+.1%} (wanted +10% at most)"
+            text = (
+                f"{accounted / 2**20:10,.1f} {held / 2**20:10,.1f}   {held / accounted - 1:+.1%} (target at most +10%)"
             )
-            print(f"{run.title:24} {run.precision:10} {told}  {parts}", flush=True)
+            print(f"{run.title:24} {run.precision:10} {text}  {parts}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
     python bench/rma.py [--mib 4] [--rounds 5] [--hosts] [--rate 1gbit]
 
-By default on one host: the worker reads and updates (plain SGD) a shard in shared memory itself; beside it the mail
-that goes between nodes. ``--hosts`` (root, iproute2) puts the two ranks in two network namespaces joined by a bridge,
-where only mail can go; ``--rate`` holds each host's link to that rate. The mail's push waits until the server has the
-gradient (which applies nothing here), its pull brings parameters; ``bf16`` pushes in half the bytes, with error
-feedback. All take turns in one run; medians.
+By default both ranks are on one host. The worker reads and updates (plain SGD) a shard in shared memory, and for
+comparison uses the RPC transports that connect nodes. ``--hosts`` (root, iproute2) puts the ranks in two network
+namespaces joined by a bridge, where only the RPC transports work; ``--rate`` limits each host's link. A push ends when
+the server has the gradient (which it does not apply here), a pull returns parameters; ``bf16`` pushes half the bytes,
+with error feedback. All variants alternate in one run; results are medians.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PUSH, PULL, STOP = 1, 2, 3
 
 
 def measure(mib: float, rounds: int) -> None:
-    """What each of the two ranks runs: rank 0 is the server, rank 1 the worker."""
+    """Run one of the two ranks: rank 0 is the server, rank 1 the worker."""
     import numpy as np
 
     from mpitrain.comm.backoff import Backoff
@@ -54,7 +54,7 @@ def measure(mib: float, rounds: int) -> None:
         updater = Updater(sgd(0.1), layout, params, {})
         shard = Shard(shared, [(0, size)], updater, {"params": params}, Backoff(oversubscribed=False))
         own = np.zeros(size, np.float32)
-    mails = {
+    transports = {
         "window": WindowTransport(routes),
         "message": MessageTransport(routes),
         "window, bf16": WindowTransport(halved),
@@ -70,7 +70,7 @@ def measure(mib: float, rounds: int) -> None:
             shard.apply(grads, Push(0))
             shard.read(own)
             times["shared memory"].append(time.perf_counter() - began)
-        for name, rpc in mails.items():
+        for name, rpc in transports.items():
             comm.Barrier()
             if comm.rank == 0:
                 serve(rpc, memory)
@@ -85,10 +85,13 @@ def measure(mib: float, rounds: int) -> None:
                 rpc.request(0, STOP, [])
                 rpc.reply(0)
     if comm.rank == 1:
-        # The slower direction's time is the origin's, so each rank reports its own Put.
-        there, back = statistics.median(times["put"]), comm.recv(source=0)
-        bare = there + back
-        print(f"{mib:g} MiB each way, ms: bare Put {1e3 * bare:.2f} (there {1e3 * there:.2f}, back {1e3 * back:.2f})")
+        # The time of a Put depends on its origin, so each rank reports its own.
+        to_server, back = statistics.median(times["put"]), comm.recv(source=0)
+        bare = to_server + back
+        print(
+            f"{mib:g} MiB each way, ms: bare Put {1e3 * bare:.2f} "
+            f"(to server {1e3 * to_server:.2f}, back {1e3 * back:.2f})"
+        )
         for name in [name for name in times if name != "put"]:
             took = statistics.median(times[name])
             rate = 2 * 8 * mib * (1 << 20) / took / 1e9
@@ -98,13 +101,13 @@ def measure(mib: float, rounds: int) -> None:
     win.Unlock_all()
     win.Free()
     for name in ("window", "window, bf16"):
-        mails[name].free()
+        transports[name].free()
     if alone:
         shared.free()
 
 
 def put_both_ways(comm, win, grads) -> float:
-    """Seconds that this rank's own Put and Flush take, while the other lets MPI progress."""
+    """Return the seconds of this rank's own Put and Flush, while the other rank lets MPI progress."""
     took = 0.0
     for origin in (0, 1):
         comm.Barrier()

@@ -1,9 +1,9 @@
-"""Throughput against the number of servers: pushes and pulls of a model of 64 MiB, without computing anything.
+"""Throughput for different numbers of servers: pushes and pulls of a model of 64 MiB, without computation.
 
     python bench/servers.py [--mib 64] [--workers 2] [--steps 24] [--rounds 3]
 
-Every worker reads all parameters, and has a constant gradient applied by plain SGD, in ``async``; on one host through
-shared memory, and with each rank taken for a node of its own (``between nodes``), where everything crosses MPI.
+In ``async`` every worker reads all parameters and pushes a constant gradient, applied by plain SGD. Runs use one host
+with shared memory, or treat each rank as a separate node (``between nodes``), so that all data goes through MPI.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
-    """What each rank runs; the first worker prints the seconds that all steps took."""
+    """Run one rank; the first worker prints the seconds per step."""
     import numpy as np
 
     from mpitrain.comm.cluster import Cluster
@@ -63,7 +63,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     else:
         strategy = ps_strategy(store)
         strategy.grads[:] = 1
-        strategy.pause_at(cluster.workers.size)  # first, one step each that touches all memory
+        strategy.pause_at(cluster.workers.size)  # warm up with one step per worker, which touches all memory
         began = 0.0
         while (turn := strategy.take()) is not Turn.END:
             if turn is Turn.PAUSE:
@@ -108,7 +108,7 @@ def main() -> None:
         for share in (True, False):
             for servers in (1, 2, 4):
                 figures[share, servers].append(seconds(arguments, servers, share))
-    print(f"{arguments.workers} workers, {arguments.mib:g} MiB; a step is one worker's pull and push")
+    print(f"{arguments.workers} workers, {arguments.mib:g} MiB; one step is a pull and a push of one worker")
     for share in (True, False):
         one = statistics.median(figures[share, 1])
         for servers in (1, 2, 4):

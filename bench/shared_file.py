@@ -1,10 +1,10 @@
-"""Saving by several nodes: a file a node under an index, against one file written together by parallel HDF5.
+"""Checkpoints by several nodes: one shard per node, against one shared file written with parallel HDF5.
 
     PYTHONPATH=.venv-hdf5/lib LD_LIBRARY_PATH=.venv/lib mpirun -n 2 python bench/shared_file.py [--rounds 5]
         [--mib 512] [--folder DIR]
 
-Every rank stands for a node, and all write to one disk. Both are done in each round, in turns. A figure is the median
-over rounds of the seconds from all having begun to the checkpoint having its name.
+Every rank acts as one node, and all write to the same disk. Each round does both, alternating. A result is the median
+over rounds of the seconds from the start on all ranks until the checkpoint has its final name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint import shared_file as together
+from mpitrain.checkpoint import shared_file
 from mpitrain.checkpoint.sharded import Part, ShardedWriter
 from mpitrain.comm.cluster import Cluster, Group
 from mpitrain.comm.mpi import MPI
@@ -40,23 +40,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mib", type=int, default=512)
-    parser.add_argument("--folder", type=Path, help="on the disk to measure  [default: a temporary folder]")
+    parser.add_argument("--folder", type=Path, help="folder on the disk to measure  [default: a temporary folder]")
     arguments = parser.parse_args()
     cluster = Cluster()
     leaders = NodeLeaders(Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), "", ""))
-    lacks = together.lacks()
-    if lacks:
-        sys.exit(f"{lacks}; see this file's first lines")
+    problem = shared_file.lacks()
+    if problem:
+        sys.exit(f"{problem}; see the usage at the top of this file")
     layout = layout_of(arguments.mib)
     rng = np.random.default_rng(cluster.rank)
     vectors = {name: rng.standard_normal(layout.size, np.float32) for name in VECTORS}
     gib = sum(vector.nbytes for vector in vectors.values()) / 2**30
     times: dict[str, list[float]] = defaultdict(list)
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as made:
-        folder = Path(cluster.comm.bcast(made, root=0))
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
+        folder = Path(cluster.comm.bcast(temporary, root=0))
         writers = {
-            "a file a node": ShardedWriter(folder, layout, 0, {}, "none", Part(leaders.rank, leaders.size, "0a")),
-            "one file": together.SharedFileWriter(folder, layout, 0, {}, leaders),
+            "one shard per node": ShardedWriter(folder, layout, 0, {}, "none", Part(leaders.rank, leaders.size, "0a")),
+            "one shared file": shared_file.SharedFileWriter(folder, layout, 0, {}, leaders),
         }
         for _ in range(arguments.rounds):
             for name, writer in writers.items():
@@ -75,7 +75,7 @@ def main() -> None:
         cluster.comm.Barrier()
     for name, seconds in times.items() if cluster.rank == 0 else ():
         median = statistics.median(seconds)
-        print(f"{name:14} {median:6.3f} s  {gib / median:6.2f} GiB/s  ({min(seconds):.3f} to {max(seconds):.3f} s)")
+        print(f"{name:18} {median:6.3f} s  {gib / median:6.2f} GiB/s  ({min(seconds):.3f} to {max(seconds):.3f} s)")
 
 
 if __name__ == "__main__":

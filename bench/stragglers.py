@@ -1,10 +1,10 @@
-"""One worker slowed tenfold: what is left of the steps/s in sync, backup and async.
+"""One worker slowed down tenfold: the remaining steps/s in sync, backup and async.
 
     python bench/stragglers.py [--rounds 3] [--compute-ms 20]
 
-Four workers; a step computes by pausing for so many milliseconds beside a small model, as on a machine
-where each worker has its own accelerator; the slowed worker pauses ten times as long. (With real arithmetic, workers
-on fewer cores would speed up when one of them rests.) In each round every program runs once, in turns.
+Four workers. A step of a small model sleeps for a number of milliseconds to simulate computation on an accelerator per
+worker; the slow worker sleeps ten times as long. (With real computation on shared cores, the other workers would speed
+up while one waits.) Each round runs every program once, alternating.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORKERS = 4
 
 
 def steps_per_s(mode: str, compute_ms: float, slow: bool) -> float:
-    """Steps/s; of async only those that the three workers beside the slowed one could make are asked for."""
+    """Return steps/s; with a slow worker, async runs as many steps as the other three workers would do."""
     steps = 40 if mode == "sync" and slow else 160 * (4 if mode == "async" else 1)
     with tempfile.TemporaryDirectory() as run_dir:
         words = [sys.executable, "-m", "mpitrain", "run", "-n", str(WORKERS), str(ROOT / "bench" / "peers" / "slow.py")]
@@ -53,14 +53,14 @@ def main() -> None:
         for mode in MODES:
             for slow in (False, True):
                 figures[mode, slow].append(steps_per_s(mode, arguments.compute_ms, slow))
-    print(f"{WORKERS} workers, {arguments.compute_ms:g} ms a step; steps/s")
-    print(f"{'mode':8} {'unhindered':>11} {'one slowed':>11}   kept")
+    print(f"{WORKERS} workers, {arguments.compute_ms:g} ms per step; steps/s")
+    print(f"{'mode':8} {'none slow':>11} {'one slow':>11}   remaining")
     for mode in MODES:
         free, slowed = (statistics.median(figures[mode, slow]) for slow in (False, True))
-        # In async the slowed worker's own share is not held against the others.
+        # In async the slow worker's own share is not expected from the others.
         others = free * (WORKERS - 1) / WORKERS if mode == "async" else free
-        wanted = "" if mode == "sync" else "   wanted 80 %"
-        of = " of the others' combined" if mode == "async" else ""
+        wanted = "" if mode == "sync" else "   target 80 %"
+        of = " of the other workers' combined rate" if mode == "async" else ""
         print(f"{mode:8} {free:11,.1f} {slowed:11,.1f}   {slowed / others:.0%}{of}{wanted}")
 
 

@@ -1,10 +1,10 @@
-"""Whole jobs on Fashion-MNIST: mpitrain on 2 ranks against PyTorch DistributedDataParallel, and against 1 rank.
+"""Training on Fashion-MNIST: mpitrain with 2 ranks against PyTorch DistributedDataParallel, and against 1 rank.
 
     python bench/sync.py [--rounds 5] [--torch .venv-torch/bin/python] [--data DIR]
     python bench/sync.py --baseline DIR --rounds 10 --models mlp100 mlp1024
 
-In each round every program runs once, in turns, with one BLAS thread a rank; a figure is the median over
-rounds of the median over a run's intervals. Start-up, compilation and validation are not counted on either side.
+Each round runs every program once, alternating, with one BLAS thread per rank. A result is the median over rounds of
+the median over a run's intervals. Start-up, compilation and validation are excluded for all programs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
                 arguments.rounds,
             )
         return
-    print(f"{'model':8} {'1 rank':>10} {'2 ranks':>10} {'DDP, 2':>10}   {'vs DDP':>7}   of twice 1 rank   (examples/s)")
+    print(f"{'model':8} {'1 rank':>10} {'2 ranks':>10} {'DDP, 2':>10}   {'vs DDP':>7}   efficiency   (examples/s)")
     for name in arguments.models:
         figures: dict[str, list[float]] = defaultdict(list)
         for _ in range(arguments.rounds):
@@ -69,8 +69,8 @@ def main() -> None:
             figures["two"].append(ours(name, 2, arguments.data))
         one, two, ddp = (statistics.median(figures[key]) for key in ("one", "two", "peer"))
         print(
-            f"{name:8} {one:10,.0f} {two:10,.0f} {ddp:10,.0f}   {two / ddp:6.2f}x   {two / (2 * one):15.1%}"
-            f"   wanted {TARGETS[name]:.0f}x and 85%",
+            f"{name:8} {one:10,.0f} {two:10,.0f} {ddp:10,.0f}   {two / ddp:6.2f}x   {two / (2 * one):10.1%}"
+            f"   target {TARGETS[name]:.0f}x and 85%",
             flush=True,
         )
 

@@ -1,10 +1,10 @@
-"""What a run's records cost: steps with and without a trace and TensorBoard events, on one rank, in turns.
+"""The cost of a run's records: steps with and without a trace and TensorBoard events, on one rank.
 
     python bench/telemetry.py [--rounds 12] [--steps 10000] [--log-steps 100] [--before PATH]
 
-A figure is the CPU time of the training process from the first log line to the last, over its steps: other programs on
-the machine disturb it less than time on the wall. The median over rounds is shown, and its ratio to a run without
-either. ``--before`` is a checkout from before there were records, to be compared with a run that keeps none.
+A result is the CPU time of the training process from the first to the last log line, per step; other programs affect it
+less than wall-clock time. Variants alternate. The table shows the median over rounds, and its ratio to a run without
+records. ``--before`` is a checkout of an older version without records, to compare with a run that writes none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def job() -> Job:
 
 
 def step_us(checkout: Path, steps: int, log_steps: int, flags: list[str]) -> float:
-    """Microseconds of CPU time a step, of a run of the package in ``checkout``."""
+    """Return microseconds of CPU time per step, for a run of the package in ``checkout``."""
     with tempfile.TemporaryDirectory() as folder:
         job, out = Path(folder) / "job.py", Path(folder) / "times"
         job.write_text(JOB.format(first=steps // 10, last=steps, out=str(out)))
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path)
     arguments = parser.parse_args()
     variants = {
-        "neither": (ROOT, ["--no-tensorboard"]),
+        "no records": (ROOT, ["--no-tensorboard"]),
         "tensorboard": (ROOT, ["--tensorboard"]),
         "trace": (ROOT, ["--no-tensorboard", "--trace"]),
     }
@@ -74,14 +74,14 @@ def main() -> None:
         for name in order:
             checkout, flags = variants[name]
             figures[name].append(step_us(checkout, arguments.steps, arguments.log_steps, flags))
-    plain = statistics.median(figures["neither"])
-    print(f"{'':12} {'us a step':>9}  {'ratio':>6}  {'lowest':>7}  {'highest':>7}")
+    plain = statistics.median(figures["no records"])
+    print(f"{'':12} {'us/step':>9}  {'ratio':>6}  {'lowest':>7}  {'highest':>7}")
     for name, values in figures.items():
         median = statistics.median(values)
         print(f"{name:12} {median:9.1f}  {median / plain:6.3f}  {min(values):7.1f}  {max(values):7.1f}")
-    a_line = (statistics.median(figures["tensorboard"]) - plain) * arguments.log_steps
-    span = statistics.median(figures["trace"]) - plain
-    print(f"TensorBoard events: {a_line:.0f} us a log line; a trace: {span:.1f} us a step")
+    per_line = (statistics.median(figures["tensorboard"]) - plain) * arguments.log_steps
+    per_step = statistics.median(figures["trace"]) - plain
+    print(f"TensorBoard events: {per_line:.0f} us per log line; trace: {per_step:.1f} us per step")
 
 
 if __name__ == "__main__":

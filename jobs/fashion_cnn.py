@@ -15,9 +15,9 @@ def job(
 
     Args:
         filters: Filters of the first convolution; the second has twice as many.
-        learning_rate: Adam's largest step size; it falls along half a cosine.
-        dropout: Part of the last layer's inputs that is dropped.
-        data_dir: Folder with the four IDX files; the embedded digits if left out.
+        learning_rate: Adam's initial step size; it decays along half a cosine.
+        dropout: Fraction of the last layer's inputs that is dropped.
+        data_dir: Folder with the four IDX files; the embedded digits by default.
     """
     images = data.mnist(data_dir)
     height, width, channels = images.image_shape

@@ -11,7 +11,7 @@ def job(hidden_units: int = 100, learning_rate: float = 0.001, data_dir: Path | 
     Args:
         hidden_units: Width of the hidden layer.
         learning_rate: Adam's step size.
-        data_dir: Folder with the four IDX files; the embedded digits if left out.
+        data_dir: Folder with the four IDX files; the embedded digits by default.
     """
     images = data.mnist(data_dir)
     return Job(

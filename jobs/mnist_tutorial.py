@@ -1,4 +1,4 @@
-"""The tutorials' MNIST network: 500 hidden units, decaying SGD, L2, and averaged parameters to validate with."""
+"""The tutorials' MNIST network: 500 hidden units, decaying SGD, L2 penalty, and averaged parameters for validation."""
 
 from pathlib import Path
 
@@ -18,10 +18,10 @@ def job(
     Args:
         hidden_units: Width of the hidden layer.
         learning_rate: SGD's step size in the first epoch.
-        learning_rate_decay: Factor on the step size after every epoch.
-        l2: This times a weight is added to its gradient; biases are left alone.
+        learning_rate_decay: Factor of the step size after every epoch.
+        l2: This times a weight is added to its gradient; not applied to biases.
         average_decay: Decay of the moving averages of the parameters.
-        data_dir: Folder with the four IDX files; the embedded digits if left out.
+        data_dir: Folder with the four IDX files; the embedded digits by default.
     """
     images = data.mnist(data_dir)
     schedule = optim.by_epoch(optim.exponential(learning_rate, learning_rate_decay, 1, staircase=True))

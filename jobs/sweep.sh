@@ -1,10 +1,10 @@
 #!/bin/bash
-# Trains one job for several learning rates, one after the other, and prints how well each did.
+# Trains one job with several learning rates, one after the other, and prints the last validation of each run.
 #
 #     jobs/sweep.sh RANKS LEARNING_RATE...
 #
-# JOB and FLAGS choose another job and more flags; RUNS is the folder for the runs. A run that is already there goes on
-# from its newest checkpoint, so that a sweep that was stopped can be started again.
+# JOB and FLAGS select another job and additional flags; RUNS is the folder of the runs. An existing run resumes from
+# its newest checkpoint, so that an interrupted sweep can be started again.
 set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: $0 RANKS LEARNING_RATE..." >&2; exit 2; }
 

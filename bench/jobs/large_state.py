@@ -1,4 +1,4 @@
-"""A model whose state takes 1 GiB, and the time of every step, saving included: for ``bench/background_save.py``."""
+"""A model with 1 GiB of state that records the time of every step, including saves: for ``bench/background_save.py``."""
 
 import json
 import time
@@ -10,7 +10,7 @@ from mpitrain import Hook, Job, data, nn, optim
 
 
 class Clock(Hook):
-    """Notes when each step has ended, behind the hooks that save."""
+    """Records the end of each step, after the hooks that save."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.times = path, [time.perf_counter()]
@@ -31,8 +31,8 @@ def job(times: Path, side: int = 3344, examples: int = 16) -> Job:
 
     Args:
         times: File for the seconds of every step.
-        side: Of the layers.
-        examples: Of a step. Few of them leave a step to the memory's rate, many to the cores'.
+        side: Width of the layers.
+        examples: Examples per step. With few the step is limited by memory bandwidth, with many by the cores.
     """
     rng = np.random.default_rng(0)
     images = rng.standard_normal((4 * examples, side)).astype(np.float32)

@@ -6,11 +6,11 @@ from mpitrain import Job, data, nn, optim
 
 
 def job(side: int = 4096, examples: int = 16384) -> Job:
-    """Train on bytes.
+    """Train on random bytes.
 
     Args:
-        side: Of the layers.
-        examples: That there are.
+        side: Width of the layers.
+        examples: Number of examples.
     """
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (examples, side), np.uint8)

@@ -1,8 +1,8 @@
-"""The peer of ``bench/allreduce.py``: MPI_Allreduce of whichever MPI this environment has, nothing else.
+"""The peer of ``bench/allreduce.py``: MPI_Allreduce of this environment's MPI library.
 
     mpirun -n 2 python bench/peers/allreduce.py REPEATS KIB ...
 
-prints a JSON object: median seconds for each size in KiB.
+Prints a JSON object: median seconds for each size in KiB.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python bench/peers/ddp.py MODEL RANKS STEPS DATA_DIR
 
-prints a JSON list: examples/s of all ranks together, for each interval of steps after the first. The batch is cut from
-a tensor in memory, without a DataLoader, which would only slow it down; Adam is PyTorch's default.
+Prints a JSON list: examples/s of all ranks combined, for each interval of steps except the first. Batches are slices of
+a tensor in memory, because a DataLoader would be slower; Adam has PyTorch's defaults.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main(rank: int, ranks: int, name: str, steps: int, folder: str, port: int) -
     if rank == 0:
         print(json.dumps(rates[1:]), flush=True)
     if ranks > 1:
-        dist.barrier()  # gloo aborts a rank whose peer is gone before it
+        dist.barrier()  # gloo aborts a rank whose peer has exited before it
         dist.destroy_process_group()
 
 

@@ -1,8 +1,8 @@
-"""The peers of ``bench/checkpoint.py``: the same arrays saved and loaded by torch.save and by safetensors.
+"""The peers of ``bench/checkpoint.py``: the same arrays saved and loaded with torch.save and safetensors.
 
     python bench/peers/saving.py {torch,safetensors} {save,load} FILE LAYERS SIDE
 
-prints the seconds that it took; saving counts fsync, as a checkpoint has to.
+Prints the duration in seconds; saving includes fsync, as for a checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
         os.close(descriptor)
     else:
         loaded = torch.load(path, weights_only=True) if library == "torch" else load_file(path)
-        for name, tensor in tensors.items():  # into the memory of the model, as when a run is resumed
+        for name, tensor in tensors.items():  # into the model's memory, as when resuming a run
             tensor.copy_(loaded[name])
     print(time.perf_counter() - began)
 

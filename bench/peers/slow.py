@@ -1,4 +1,4 @@
-"""The job of ``bench/stragglers.py``: a step pauses for as long as an accelerator would compute, one worker longer."""
+"""The job of ``bench/stragglers.py``: a step sleeps as long as an accelerator would compute, on one worker longer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mpitrain.comm.mpi import MPI
 
 
 class Pause(nn.Layer):
-    """Passes its input on, after a while."""
+    """Returns its input after a delay."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ def job(compute_ms: float = 20.0, slow_worker: int = -1) -> Job:
     """Train a small network on the embedded digits.
 
     Args:
-        compute_ms: How long a step pauses.
-        slow_worker: The rank that pauses ten times as long; -1 for none.
+        compute_ms: Duration of a step's sleep in milliseconds.
+        slow_worker: The rank that sleeps ten times as long; -1 for none.
     """
     digits = data.mnist(None)
     slowed = 10.0 if MPI.Is_initialized() and MPI.COMM_WORLD.rank == slow_worker else 1.0

@@ -1,10 +1,11 @@
-"""The peer of ``bench/async.py``: the tutorials' way to train with TensorFlow's parameter servers, 1 ps and 2 workers.
+"""The peer of ``bench/async.py``: training with TensorFlow's parameter servers as in its tutorials, 1 ps and 2 workers.
 
     python bench/peers/tf_servers.py {async,sync} STEPS DATA_DIR
 
-starts three tasks on this machine (tf.train.Server over gRPC, replica_device_setter, Adam, MonitoredTrainingSession;
-``sync`` adds SyncReplicasOptimizer) and prints a JSON list: global steps/s over intervals after the first. Batches are
-fed from an array in memory. When the chief has its figures, the others, which would wait for it for ever, are ended.
+Starts three tasks on this machine (tf.train.Server over gRPC, replica_device_setter, Adam, MonitoredTrainingSession;
+``sync`` adds SyncReplicasOptimizer) and prints a JSON list: global steps/s of all intervals except the first. Batches
+come from an array in memory. When the chief has its results, the other tasks, which would wait for it forever, are
+killed.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def run_task(mode: str, steps: int, folder: Path, job: str, index: int, ports: l
                 last_step, began = int(step), now
             if step >= steps and index == 0:
                 print(json.dumps(rates[1:]), flush=True)
-                os._exit(0)  # a session that closes waits for the other worker
+                os._exit(0)  # closing the session would wait for the other worker
 
 
 if __name__ == "__main__":

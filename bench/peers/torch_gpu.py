@@ -2,9 +2,8 @@
 
     python bench/peers/torch_gpu.py MODEL BATCH STEPS PRECISION {eager,compile,reduce-overhead}
 
-prints a JSON list: steps/s for each interval of steps after the first. The data lies on the GPU, so that nothing is
-copied there. Eager runs have PyTorch's default Adam; compiled ones compile the model with its loss, and have the fused
-Adam.
+Prints a JSON list: steps/s for each interval of steps except the first. The data is on the GPU, so nothing is copied to
+it. Eager runs use PyTorch's default Adam; compiled runs compile the model with its loss, and use the fused Adam.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ INTERVALS = 10
 
 
 def model_of(name: str) -> tuple[nn.Module, int, int]:
-    """The model, features of an example, and classes."""
+    """Return the model, the number of features of an example, and the number of classes."""
     if name == "mlp":
         return nn.Sequential(nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)), 784, 10
     if name == "wide":

@@ -1,6 +1,6 @@
-"""cuBLAS's product, called past CuPy, which refuses cuBLAS in a capture that cuBLAS itself allows.
+"""Matrix products with cuBLAS, called directly: CuPy rejects cuBLAS during stream capture, though cuBLAS allows it.
 
-A handle belongs to one device and one stream here, so that no thread makes one in the middle of a capture.
+Each handle is bound to one device and one stream, so that no thread creates one during a capture.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from cupy_backends.cuda.libs import cublas
 from ..core.layout import Array
 from ..errors import DeviceError
 
-# Not in CuPy: products that write 16 bits are summed in float32 to the end.
+# A math mode missing in CuPy: products with 16-bit results are summed in float32 throughout.
 _NO_REDUCED_SUMS = 16
-# What NVIDIA recommends for Hopper; a workspace of cuBLAS's own would become part of graphs.
+# NVIDIA's recommendation for Hopper. Without it cuBLAS would allocate a workspace that becomes part of graphs.
 _WORKSPACE_BYTES = 32 << 20
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 
 
 class Blas:
-    """Products on the current device and one stream.
+    """Matrix products on the current device and one stream.
 
     Args:
-        stream: Its address.
+        stream: Address of the stream.
     """
 
     def __init__(self, stream: int) -> None:
-        library = ctypes.CDLL(cublas.__file__)  # which is linked with cuBLAS
+        library = ctypes.CDLL(cublas.__file__)  # this module is linked with cuBLAS
         self._gemm = library.cublasGemmEx
         self._gemm.restype = _INT
         operand: list[Any] = [_POINTER, _INT, _INT]
@@ -41,23 +41,22 @@ class Blas:
         cublas.setStream(self._handle, stream)
         cublas.setMathMode(self._handle, _NO_REDUCED_SUMS)
         self._workspace = cupy.empty(_WORKSPACE_BYTES, np.uint8)
-        _check(
-            set_workspace(self._handle, self._workspace.data.ptr, _WORKSPACE_BYTES)
-        )  # after the stream, which resets it
+        # After setStream, which resets the workspace.
+        _check(set_workspace(self._handle, self._workspace.data.ptr, _WORKSPACE_BYTES))
 
     @property
     def workspace(self) -> int:
-        """Bytes that cuBLAS has been given."""
+        """Bytes of the workspace."""
         return int(self._workspace.nbytes)
 
     def gemm(self, a: Any, b: Any, out: Any, types: dict[str, int], compute: int) -> Array:
-        """``out``, which becomes ``a @ b``; each by rows, or ``a`` and ``b`` by columns.
+        """Set ``out`` to ``a @ b`` and return it; all row-major, except that ``a`` and ``b`` may be column-major.
 
         Args:
-            types: cuBLAS's number for each character of a dtype.
-            compute: In which type, as cuBLAS numbers it.
+            types: cuBLAS's data type for each dtype character.
+            compute: cuBLAS's compute type.
         """
-        # Row by row, out is what cuBLAS calls out transposed; so it is given b.T @ a.T.
+        # cuBLAS is column-major, where row-major out is its transpose, so compute out.T = b.T @ a.T.
         (m, k), n = a.shape, b.shape[1]
         one, zero = _FACTORS[compute == cublas.CUBLAS_COMPUTE_64F]
         left, left_stride = _as_columns(b)
@@ -81,17 +80,17 @@ _FACTORS = {
 
 def _check(status: int) -> None:
     if status != 0:
-        raise DeviceError(f"cuBLAS cannot take a product: status {status} (see cublasStatus_t)")
+        raise DeviceError(f"cuBLAS failed to compute a matrix product: status {status} (see cublasStatus_t)")
 
 
 def _as_columns(matrix: Array) -> tuple[int, int]:
-    """How cuBLAS, which stores columns, is to read a matrix for its transpose, and how far its rows lie apart."""
+    """Return cuBLAS's operation and leading dimension for reading a matrix as its transpose in column-major order."""
     if matrix.strides[1] == matrix.itemsize or matrix.shape[1] == 1:
         return cublas.CUBLAS_OP_N, _row_stride(matrix)
     return cublas.CUBLAS_OP_T, _row_stride(matrix.T)
 
 
 def _row_stride(matrix: Array) -> int:
-    """Elements from one row to the next."""
+    """Return the number of elements from one row to the next."""
     rows, columns = matrix.shape
     return max(columns, matrix.strides[0] // matrix.itemsize) if rows > 1 else columns

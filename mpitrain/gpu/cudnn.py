@@ -1,7 +1,7 @@
-"""Convolutions by cuDNN, through its frontend's graphs; nothing imports this module where that is not installed.
+"""Convolutions with cuDNN, through graphs of its frontend; imported only if the frontend is installed.
 
-Images lie as (batch, height, width, channels) and filters as (filters, height, width, channels); cuDNN is told so in
-its own order of axes, which is (batch, channels, height, width), by strides.
+Images have the memory layout (batch, height, width, channels) and filters (filters, height, width, channels). cuDNN
+orders axes as (batch, channels, height, width); strides describe the layout.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import numpy as np
 from ..core.device import ConvolutionShape
 from ..core.layout import Array, Shape
 
-_WORKSPACE = 1 << 30  # bytes; more than that is for algorithms that gain little by it
+_WORKSPACE = 1 << 30  # bytes; algorithms that need more gain little
 _KINDS = {"f": cudnn.data_type.FLOAT, "e": cudnn.data_type.HALF, "H": cudnn.data_type.BFLOAT16}
 _NOTES = cudnn.numerical_note
 _DECLINES = (cudnn.cudnnGraphNotSupportedError, NotImplementedError, RuntimeError)
 
 
 class ConvolutionPlans:
-    """Plans of convolutions on the current GPU, made at the first use of each shape and kept.
+    """Plans of convolutions on the current GPU, cached by shape.
 
-    A plan is the same sum in the same order at every run.
+    A plan always sums in the same order.
 
     Args:
         tf32: Whether float32 may be rounded to TF32 for tensor cores.
-        say: Takes a line for the user.
+        say: Prints a line for the user.
     """
 
     def __init__(self, tf32: bool, say: Callable[[str], None]) -> None:
@@ -38,7 +38,7 @@ class ConvolutionPlans:
         self._plans: dict[Any, ConvolutionPlan | None] = {}
 
     def plan(self, shape: ConvolutionShape, dtype: np.dtype[Any], needs_dx: bool) -> ConvolutionPlan | None:
-        """The plan for images of a type; None where cuDNN has none."""
+        """Return the plan for images of a type, or None if cuDNN has none."""
         if dtype.char not in _KINDS:
             return None
         key = shape, dtype.char, needs_dx
@@ -50,25 +50,25 @@ class ConvolutionPlans:
         try:
             return ConvolutionPlan(self, shape, dtype, needs_dx)
         except _DECLINES as error:
-            told = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             self._say(
-                f"cuDNN has no plan for filters {shape.filters} on images {shape.images}, which become products of "
-                f"matrices: {told}"
+                f"cuDNN has no plan for filters {shape.filters} on images {shape.images}; using matrix "
+                f"products instead: {reason}"
             )
             return None
 
     def graph(self, kind: Any) -> Any:
-        """An empty graph of tensors of ``kind``."""
+        """Return an empty graph of tensors of ``kind``."""
         real = cudnn.data_type.FLOAT
         return cudnn.pygraph(
             io_data_type=kind, intermediate_data_type=real, compute_data_type=real, handle=self._handle
         )
 
     def build(self, graph: Any, kind: Any) -> None:
-        """Choose how a graph is computed.
+        """Choose an execution plan for a graph.
 
         Raises:
-            Exception: One of ``_DECLINES``: there is no way to.
+            Exception: One of ``_DECLINES``: cuDNN supports no plan.
         """
         graph.validate()
         graph.build_operation_graph()
@@ -83,7 +83,7 @@ class ConvolutionPlans:
         graph.build_plans()
 
     def execute(self, graph: Any, operands: dict[Any, Array]) -> None:
-        """Run a graph that is built, on CuPy's current stream."""
+        """Run a built graph on CuPy's current stream."""
         cudnn.set_stream(handle=self._handle, stream=cupy.cuda.get_current_stream().ptr)
         workspace = cupy.empty(max(1, graph.get_workspace_size()), np.uint8)
         pointers = {tensor: array.data.ptr for tensor, array in operands.items()}  # type: ignore[attr-defined]
@@ -94,10 +94,10 @@ class ConvolutionPlan:
     """A convolution of one shape and type: forward, and the gradients of images and filters.
 
     Attributes:
-        grad_dtype: Of the filters' gradient.
+        grad_dtype: Data type of the filters' gradient.
 
     Raises:
-        Exception: One of ``_DECLINES``: cuDNN cannot compute one of them.
+        Exception: One of ``_DECLINES``: cuDNN does not support one of the operations.
     """
 
     def __init__(self, owner: ConvolutionPlans, shape: ConvolutionShape, dtype: np.dtype[Any], needs_dx: bool) -> None:
@@ -107,19 +107,19 @@ class ConvolutionPlan:
         self.grad_dtype, self._filters = self._of_filters(dtype)
 
     def forward(self, x: Array, filters: Array, y: Array) -> None:
-        """Set ``y``."""
+        """Compute ``y``."""
         self._run(self._forward, x, filters, y)
 
     def data_gradient(self, dy: Array, filters: Array, dx: Array) -> None:
-        """Set ``dx``."""
+        """Compute ``dx``."""
         self._run(self._data, dy, filters, dx)
 
     def filter_gradient(self, x: Array, dy: Array, grad: Array) -> None:
-        """Set ``grad``, shaped as the filters, of ``grad_dtype``."""
+        """Compute ``grad``, with the shape of the filters and type ``grad_dtype``."""
         self._run(self._filters, x, dy, grad)
 
     def _of_filters(self, dtype: np.dtype[Any]) -> tuple[np.dtype[Any], Any]:
-        """The gradient of the filters in float32 where that can be had, else in the type of the images."""
+        """Return dtype and graph of the filters' gradient: float32 if supported, else the type of the images."""
         ports = "image", "loss"
         try:
             return np.dtype(np.float32), self._make("conv_wgrad", ports, cudnn.data_type.FLOAT)
@@ -129,7 +129,7 @@ class ConvolutionPlan:
             return dtype, self._make("conv_wgrad", ports, self._kind)
 
     def _make(self, operation: str, ports: tuple[str, str], kind: Any) -> Any:
-        """A graph, and its tensors: two that it reads, and one of ``kind`` that it writes."""
+        """Return a graph and its tensors: two inputs, and one output of ``kind``."""
         shape, graph = self._shape, self._owner.graph(self._kind)
         shapes = {"image": shape.images, "weight": shape.filters, "filter": shape.filters, "loss": shape.outputs}
         written = {"conv_fprop": shape.outputs, "conv_dgrad": shape.images, "conv_wgrad": shape.filters}[operation]
@@ -152,7 +152,7 @@ class ConvolutionPlan:
 
 
 def _laid(shape: Shape) -> dict[str, list[int]]:
-    """How cuDNN is told of an array of (count, height, width, channels)."""
+    """Return cuDNN's dimensions and strides of an array of shape (count, height, width, channels)."""
     count, height, width, channels = shape
     return {
         "dim": [count, channels, height, width],

@@ -1,7 +1,7 @@
-"""A GPU as a device, by CuPy; nothing imports this module where there is none.
+"""A GPU as a device, through CuPy; imported only if there is a GPU.
 
-Products are cuBLAS's, element kernels those of ``launch``. Each thread has a current device: whoever computes on a GPU
-enters ``activate`` first.
+Matrix products use cuBLAS, element kernels are in ``gpu.ops``. Each thread has a current device: enter ``activate``
+before using a GPU.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .nvrtc import CupyKernels
 from .stream import Stream
 
 _KERNELS = CupyKernels()
-_WINDOW_BYTES = 1 << 28  # of a convolution at a time: a few launches a layer, and little beside the activations
+_WINDOW_BYTES = 1 << 28  # windows of a convolution per block: few launches per layer, and small next to the activations
 
 
 def identify() -> list[str]:
-    """Identifiers of the GPUs that this process may use, by their number; local.
+    """Return the identifiers of the GPUs visible to this process, by device index. Local.
 
     Raises:
-        DeviceError: The driver is missing or too old, or sees none.
+        DeviceError: The driver is missing or too old, or finds no GPU.
     """
     try:
         count = runtime.getDeviceCount()
@@ -44,23 +44,22 @@ def identify() -> list[str]:
 
 
 class Gpu:
-    """A CUDA device. What is asked of it goes on its own stream, ``compute``, and is done later, in order.
+    """A CUDA device. Work is enqueued on its stream ``compute`` and runs asynchronously, in order.
 
     Args:
-        index: Among those that this process may use.
-        fraction: Of its memory, the most that this process takes for arrays; CUDA, its libraries and memory that
-            other processes open come on top.
-        growth: Take memory as it is needed; else all of it at once.
-        precision: ``float32``; ``tf32``, to which float32 matrices are rounded for products; or ``float16`` or
-            ``bfloat16``, which activations have then, and what parameters are rounded to for products. Sums are float32
-            all the same.
+        index: Device index in this process.
+        fraction: Maximum fraction of the GPU's memory for arrays of this process; CUDA, its libraries and memory shared
+            with other processes need additional memory.
+        growth: Allocate memory as needed, instead of all at startup.
+        precision: ``float32``; ``tf32``, to which products round float32 matrices; or ``float16`` or ``bfloat16``, the
+            type of activations, to which products round parameters. Sums are always float32.
+        is_soft: Run kernels without a GPU implementation on the CPU.
 
     Attributes:
-        say: Takes a line for the user.
-        is_soft: Let the processor run kernels that have no form for GPUs.
+        say: Prints a line for the user.
 
     Raises:
-        DeviceError: The memory cannot be had.
+        DeviceError: The memory cannot be allocated.
     """
 
     is_gpu: bool = True
@@ -83,16 +82,16 @@ class Gpu:
             pool = cupy.get_default_memory_pool()
             pool.set_limit(fraction=fraction)
             if not growth:
-                cupy.empty(int(pool.get_limit() * 0.98), np.uint8)  # the pool keeps what is given back to it
+                cupy.empty(int(pool.get_limit() * 0.98), np.uint8)  # the pool keeps freed memory
             self._blas = Blas(self.compute.raw.ptr)
         self._pinned: dict[int, Array] = {}  # by address
         launch.use(_KERNELS)
 
     def activate(self) -> AbstractContextManager[object]:
-        """A block in which this thread computes on this GPU.
+        """Return a context in which this thread computes on this GPU.
 
         Raises:
-            DeviceError: Memory has run out in it.
+            DeviceError: The GPU ran out of memory in it.
         """
         return _Activation(self)
 
@@ -120,7 +119,7 @@ class Gpu:
 
     @cached_property
     def why_no_cudnn(self) -> str:
-        """Why convolutions are products of matrices, if they are."""
+        """Reason why cuDNN is not used for convolutions; empty if it is used."""
         if importlib.util.find_spec("cudnn") is None:
             return "cuDNN's frontend is not installed: pip install 'mpitrain[cudnn13]', or cudnn12 for an older driver"
         try:
@@ -128,9 +127,9 @@ class Gpu:
 
             with self.activate():
                 self._convolutions = ConvolutionPlans(self._precision == "tf32", lambda line: self.say(line))
-        except Exception as error:  # an installation can be broken in any way
-            told = str(error).strip() or type(error).__name__
-            return f"cuDNN's frontend is installed, and says: {told.splitlines()[0]}"
+        except Exception as error:  # a broken installation can raise anything
+            reason = str(error).strip() or type(error).__name__
+            return f"cuDNN's frontend is installed but failed: {reason.splitlines()[0]}"
         return ""
 
     def owns(self, array: Array) -> bool:
@@ -140,18 +139,18 @@ class Gpu:
         self.compute.copy_to_device(host, out)
         self.compute.wait()
 
-    def download(self, there: Array, out: Array) -> None:
-        self.compute.copy_to_host(there, out)
+    def download(self, array: Array, out: Array) -> None:
+        self.compute.copy_to_host(array, out)
         self.compute.wait()
 
     def copy_of(self, host: Array) -> Array:
-        """A copy of an array of this process."""
-        there = self.empty(host.shape, host.dtype)
-        self.upload(host, there)
-        return there
+        """Return a copy of a host array on the GPU."""
+        copy = self.empty(host.shape, host.dtype)
+        self.upload(host, copy)
+        return copy
 
     def zeros(self, shape: Shape, dtype: Any) -> Array:
-        """Memory of this GPU, with zeros in it."""
+        """Return an array of zeros on the GPU."""
         made = self.empty(shape, dtype)
         made[...] = 0
         return made
@@ -160,16 +159,16 @@ class Gpu:
         return value.tolist() if isinstance(value, cupy.ndarray) else value
 
     def pin(self, host: Array) -> None:
-        """Have copies from and to ``host`` pass by no staging buffer, where the driver can; local."""
+        """Page-lock ``host`` for direct copies, if the driver supports it. Local."""
         address = host.ctypes.data
         if address in self._pinned or not host.nbytes:
             return
-        with self.activate(), suppress(runtime.CUDARuntimeError):  # slower, and as right
+        with self.activate(), suppress(runtime.CUDARuntimeError):  # copies then work, but are slower
             runtime.hostRegister(address, host.nbytes, 0)
             self._pinned[address] = host
 
     def unpin(self, host: Array) -> None:
-        """Take that back, before the memory is given back."""
+        """Undo ``pin``; must precede freeing the memory."""
         address = host.ctypes.data
         if address in self._pinned:
             with self.activate():
@@ -178,17 +177,17 @@ class Gpu:
 
     @property
     def workspace(self) -> int:
-        """Bytes of it that products have for themselves."""
+        """Bytes of GPU memory reserved as workspace of matrix products."""
         return self._blas.workspace
 
     @property
     def held(self) -> int:
-        """Bytes that this process has taken of this GPU's memory, for arrays."""
+        """Bytes of GPU memory that this process has allocated for arrays."""
         with self.activate():
             return int(cupy.get_default_memory_pool().total_bytes())
 
     def free(self) -> None:
-        """Give memory back to the GPU, and let go of the host's; nothing may compute here any more."""
+        """Free GPU memory and unpin host memory; the GPU must not be used afterwards."""
         with self.activate():
             self.compute.wait()
             for address in self._pinned:
@@ -197,21 +196,21 @@ class Gpu:
             cupy.get_default_memory_pool().free_all_blocks()
 
     def out_of_memory(self, error: MemoryError) -> DeviceError:
-        """What to tell a user whose model does not fit."""
+        """Return the error to report when a model does not fit into memory."""
         free, total = runtime.memGetInfo()
         users = next((gpu.users for gpu in list_gpus() if gpu.identifier == identify()[self.index]), [])
-        use = f", and others are on it: {describe_processes(users)}" if users else ""
+        use = f"; other processes on it: {describe_processes(users)}" if users else ""
         return DeviceError(
             f"{self.name} is out of memory: {str(error).rstrip('.')}; {free / 2**30:.1f} of {total / 2**30:.1f} GiB "
-            f"are free{use}; lower --batch-size, raise --accumulate-steps or --gpu-memory-fraction, or take more GPUs"
+            f"are free{use}; reduce --batch-size, raise --accumulate-steps or --gpu-memory-fraction, or use more GPUs"
         )
 
     def __deepcopy__(self, memo: object) -> Gpu:
-        return self  # a copy of a model computes at the same place
+        return self  # a copied model stays on the same device
 
 
 class _Activation:
-    """Enters a GPU, and tells in words when its memory has run out."""
+    """Context of an active GPU; converts memory errors to ``DeviceError``."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self._device = gpu, cupy.cuda.Device(gpu.index)
@@ -221,13 +220,13 @@ class _Activation:
         self._gpu.compute.raw.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        told = self._gpu.out_of_memory(error) if isinstance(error, MemoryError) else None
+        failure = self._gpu.out_of_memory(error) if isinstance(error, MemoryError) else None
         self._gpu.compute.raw.__exit__(kind, error, trace)
         self._device.__exit__(kind, error, trace)
-        if told is not None:
-            raise told from error
+        if failure is not None:
+            raise failure from error
 
 
-# What cuBLAS calls types of matrices; those of 16 bits are summed in float32. The bits of bfloat16 come as uint16.
+# cuBLAS's matrix types; products of 16-bit matrices are summed in float32. uint16 holds the bits of bfloat16.
 _TYPES = {"f": runtime.CUDA_R_32F, "d": runtime.CUDA_R_64F, "e": runtime.CUDA_R_16F, "H": runtime.CUDA_R_16BF}
 _COMPUTE_DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}

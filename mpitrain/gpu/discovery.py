@@ -1,4 +1,4 @@
-"""Which devices each worker computes on: the GPUs of its host, shared out fairly, or its processor."""
+"""Choose each worker's devices: the GPUs of its host, shared fairly, or the CPU."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..plan.config import RunConfig
 
 
 class VisibleGpus(NamedTuple):
-    """What a worker sees on its host.
+    """The GPUs visible to a worker.
 
     Attributes:
-        node: Which node it is on.
-        host: That node's name.
-        gpus: Identifiers of the GPUs that it may use, by their number.
-        why: Why there are none.
-        is_broken: Whether CuPy is there, and cannot use any.
+        node: Index of the worker's node.
+        host: Name of the node.
+        gpus: Identifiers of the visible GPUs, by index.
+        why: Reason if there are none.
+        is_broken: Whether CuPy is installed but cannot use any GPU.
     """
 
     node: int
@@ -34,24 +34,24 @@ class VisibleGpus(NamedTuple):
 
 @dataclass(frozen=True)
 class GpuShare:
-    """A GPU for a worker: its number there, and the part of its memory that the worker may take."""
+    """A worker's share of a GPU: its device index, and the fraction of its memory that the worker may use."""
 
     index: int
     fraction: float
 
 
 class DeviceChoice(NamedTuple):
-    """A rank's devices, and what the chief has to say of everybody's."""
+    """A rank's devices, and notes for the chief to print about all ranks."""
 
     devices: list[Device]
     notes: list[str]
 
 
 def choose_devices(cluster: Cluster, config: RunConfig) -> DeviceChoice:
-    """The devices of this rank; collective over all ranks.
+    """Choose the devices of this rank. Collective over all ranks.
 
     Raises:
-        ConfigError: On every rank: GPUs are asked for and are not there.
+        ConfigError: On every rank: GPUs are requested but not available.
     """
     count = config.devices_per_rank
     cpus: list[Device] = [CPU] if count == 1 else [Cpu(index) for index in range(count)]
@@ -82,68 +82,72 @@ def choose_devices(cluster: Cluster, config: RunConfig) -> DeviceChoice:
 
 
 def check(workers: Sequence[VisibleGpus], config: RunConfig) -> None:
-    """Refuse where GPUs are asked for and are not there.
+    """Check that requested GPUs are available.
 
     Raises:
-        ConfigError: No worker has one under ``--device gpu``, or not every worker has under ``--no-soft-placement``.
+        ConfigError: No worker has one with ``--device gpu``, or a worker has none with ``--no-soft-placement``.
     """
     without = [index for index, worker in enumerate(workers) if not worker.gpus]
     if len(without) == len(workers) and config.precision != "float32":
-        raise ConfigError(f"--precision {config.precision} is for GPUs, and no worker has one: leave it out")
+        raise ConfigError(
+            f"--precision {config.precision} requires GPUs, but no worker has one; remove it or use --precision float32"
+        )
     if len(without) == len(workers) and config.gpu_transport != "auto":
-        raise ConfigError(f"--gpu-transport {config.gpu_transport} is for GPUs, and no worker has one: leave it out")
+        raise ConfigError(
+            f"--gpu-transport {config.gpu_transport} requires GPUs, but no worker has one; remove --gpu-transport"
+        )
     if without and (config.precision == "float16" or config.gpu_transport != "auto"):
         first, by_precision = workers[without[0]], config.precision == "float16"
         option = "--precision float16" if by_precision else f"--gpu-transport {config.gpu_transport}"
         raise ConfigError(
-            f"{option} needs a GPU for every worker, and worker {without[0]} on {first.host} has none ({first.why}): "
-            f"{'give bfloat16' if by_precision else 'leave it out'}, or start fewer workers"
+            f"{option} requires a GPU for every worker, but worker {without[0]} on {first.host} has none "
+            f"({first.why}); {'use bfloat16' if by_precision else 'remove --gpu-transport'} or start fewer workers"
         )
     if not without or (config.device == "auto" and config.soft_placement):
         return
-    asked = "--device gpu" if config.device == "gpu" else "--no-soft-placement"
+    option = "--device gpu" if config.device == "gpu" else "--no-soft-placement"
     where = f"worker {without[0]} on {workers[without[0]].host}"
     why = workers[without[0]].why
     if len(without) == len(workers):
         raise ConfigError(
-            f"{asked}: no worker has a GPU that CuPy can use ({where}: {why}); "
-            f"{'give --device auto or cpu' if config.device == 'gpu' else 'leave it out'}, or see mpitrain doctor"
+            f"{option}: no worker has a GPU that CuPy can use ({where}: {why}); "
+            f"{'use --device auto or cpu' if config.device == 'gpu' else f'remove {option}'}, or run mpitrain doctor"
         )
     if not config.soft_placement:
         raise ConfigError(
             f"--no-soft-placement: {len(without)} of {len(workers)} workers have no GPU ({where}: {why}); "
-            "leave it out to have them compute on their processors"
+            "remove --no-soft-placement to use the CPU for these workers"
         )
 
 
 def assign_gpus(workers: Sequence[VisibleGpus], count: int, fraction: float | None) -> list[list[GpuShare]]:
-    """Give each worker ``count`` GPUs of those that it sees, the ones with the fewest takers first.
+    """Assign ``count`` of its visible GPUs to each worker, preferring GPUs with the fewest users.
 
-    GPUs are told apart by their identifiers, so it does not matter whether the scheduler shows all of a node's to every
+    GPUs are compared by identifier, so it does not matter whether the scheduler shows all GPUs of a node to every
     worker or each worker its own.
 
     Args:
-        fraction: Of a GPU's memory for each worker on it; None for a fair share.
+        fraction: Fraction of a GPU's memory for each worker on it; None for an equal share.
 
     Returns:
-        For each worker its GPUs; none where it sees none.
+        The GPUs of each worker; an empty list if it sees none.
     """
-    takers: Counter[tuple[int, str]] = Counter()
-    taken: list[list[int]] = []
+    users: Counter[tuple[int, str]] = Counter()
+    assigned: list[list[int]] = []
     for worker in workers:
-        taken.append([])
+        assigned.append([])
         for _ in range(count if worker.gpus else 0):
-            index = min(range(len(worker.gpus)), key=lambda i: (takers[worker.node, worker.gpus[i]], i))
-            takers[worker.node, worker.gpus[index]] += 1
-            taken[-1].append(index)
+            index = min(range(len(worker.gpus)), key=lambda i: (users[worker.node, worker.gpus[i]], i))
+            users[worker.node, worker.gpus[index]] += 1
+            assigned[-1].append(index)
     return [
-        [GpuShare(i, fraction or own.count(i) / takers[worker.node, worker.gpus[i]]) for i in own]
-        for worker, own in zip(workers, taken, strict=True)
+        [GpuShare(i, fraction or own.count(i) / users[worker.node, worker.gpus[i]]) for i in own]
+        for worker, own in zip(workers, assigned, strict=True)
     ]
 
 
 def describe(workers: Sequence[VisibleGpus], shares: Sequence[Sequence[GpuShare]]) -> list[str]:
-    """What users should know of who computes where."""
+    """Return notes to the user about the workers' devices."""
     notes = []
     without = [index for index, own in enumerate(shares) if not own]
     if len(without) == len(workers) and workers[0].is_broken:
@@ -153,28 +157,28 @@ def describe(workers: Sequence[VisibleGpus], shares: Sequence[Sequence[GpuShare]
         names = ", ".join(map(str, without[:8])) + (" ..." if len(without) > 8 else "")
         notes.append(
             f"no GPU for worker{'s' * (len(without) > 1)} {names} ({first.host}: {first.why}), "
-            f"which compute{'s' * (len(without) == 1)} on the processor, in the precision of --dtype; so parameters "
-            "stay in the hosts' memory for all"
+            f"which use{'s' * (len(without) == 1)} the CPU in the precision of --dtype; "
+            "parameters of all workers stay in host memory"
         )
     for node in dict.fromkeys(worker.node for worker in workers):
-        here = [(worker, own) for worker, own in zip(workers, shares, strict=True) if worker.node == node and own]
-        used = {worker.gpus[share.index] for worker, own in here for share in own}
-        if len(here) > len(used):
+        local = [(worker, own) for worker, own in zip(workers, shares, strict=True) if worker.node == node and own]
+        used = {worker.gpus[share.index] for worker, own in local for share in own}
+        if len(local) > len(used):
             notes.append(
-                f"warning: {len(here)} workers on {here[0][0].host} share {len(used)} GPU{'s' * (len(used) != 1)}, "
-                "and wait for each other there; one worker a GPU is faster"
+                f"warning: {len(local)} workers on {local[0][0].host} share {len(used)} GPU{'s' * (len(used) != 1)} "
+                "and run one after the other; one worker per GPU is faster"
             )
     return notes
 
 
 def find_gpus() -> tuple[list[str], str, bool]:
-    """What this process sees: the last three of ``VisibleGpus``; local."""
+    """Return the GPUs visible to this process: the last three fields of ``VisibleGpus``. Local."""
     if importlib.util.find_spec("cupy") is None:
         return [], "CuPy is not installed: pip install 'mpitrain[cuda13]', or cuda12 for an older driver", False
     try:
         from .device import identify
 
         return identify(), "", False
-    except Exception as error:  # an installation can be broken in any way, and most runs need none
-        told = str(error).strip() or type(error).__name__
-        return [], f"CuPy is installed, and says: {told.splitlines()[0]}", True
+    except Exception as error:  # a broken installation can raise anything, and most runs need no GPU
+        reason = str(error).strip() or type(error).__name__
+        return [], f"CuPy is installed but failed: {reason.splitlines()[0]}", True

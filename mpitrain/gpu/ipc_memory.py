@@ -1,4 +1,4 @@
-"""Memory of GPUs that processes of one node open to each other: CUDA IPC."""
+"""GPU memory shared between processes of a node: CUDA IPC."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..errors import DeviceError
 class ExportedMemory:
     """Memory of the current GPU that other processes can open.
 
-    It is not of the pool, whose memory has no handle of its own.
+    It is not allocated from the pool, whose allocations have no handles of their own.
 
     Attributes:
-        handle: What ``OpenedMemory`` takes, in another process.
+        handle: Handle for ``OpenedMemory`` in another process.
 
     Raises:
-        DeviceError: CUDA cannot do that here.
+        DeviceError: CUDA IPC is not available.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -28,37 +28,37 @@ class ExportedMemory:
             self._memory = cupy.cuda.Memory(nbytes)
             self.handle = bytes(runtime.ipcGetMemHandle(self._memory.ptr))
         except runtime.CUDARuntimeError as error:
-            raise DeviceError(f"CUDA IPC says: {error}") from error
+            raise DeviceError(f"CUDA IPC failed: {error}") from error
 
     def array(self, shape: Shape, dtype: Any) -> Array:
-        """The memory as an array."""
+        """Return the memory as an array."""
         return _array(self._memory, shape, dtype)
 
 
 class OpenedMemory:
-    """Memory that another process has exported, seen from a GPU of this one, which may be the same.
+    """Memory exported by another process, accessible from a GPU of this process, possibly the same one.
 
     Args:
-        handle: The other process's.
-        index: Of this process's GPU.
+        handle: The exporting process's handle.
+        index: Device index in this process.
 
     Raises:
-        DeviceError: CUDA cannot do that here: the GPUs do not reach each other, or the processes are kept apart.
+        DeviceError: CUDA IPC is not available: the GPUs have no peer access, or the processes are isolated.
     """
 
     def __init__(self, handle: bytes, nbytes: int, index: int) -> None:
         try:
             self._address = runtime.ipcOpenMemHandle(handle, runtime.cudaIpcMemLazyEnablePeerAccess)
         except runtime.CUDARuntimeError as error:
-            raise DeviceError(f"CUDA IPC says: {error}") from error
+            raise DeviceError(f"CUDA IPC failed: {error}") from error
         self._memory = cupy.cuda.UnownedMemory(self._address, nbytes, self, index)
 
     def array(self, shape: Shape, dtype: Any) -> Array:
-        """The memory as an array."""
+        """Return the memory as an array."""
         return _array(self._memory, shape, dtype)
 
     def close(self) -> None:
-        """Let go of it; before its owner does."""
+        """Close the memory; must precede freeing it in the exporting process."""
         runtime.ipcCloseMemHandle(self._address)
 
 

@@ -1,4 +1,5 @@
-"""GPUs as their driver tells of them, by NVML; nothing here needs CUDA or CuPy, and without a driver there are none."""
+"""Information about GPUs from their driver, through NVML. Needs neither CUDA nor CuPy; without a driver there are
+none."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from typing import Any, NamedTuple
 
 
 class GpuProcess(NamedTuple):
-    """A process that computes on a GPU.
+    """A process that uses a GPU.
 
     Attributes:
-        nbytes: Of the GPU's memory that it has taken; None where the driver does not tell, as in containers.
+        nbytes: GPU memory in use by the process; None if unknown, as in containers.
     """
 
     pid: int
@@ -23,10 +24,10 @@ class GpuInfo(NamedTuple):
     """A GPU.
 
     Attributes:
-        identifier: As CUDA has it too, in hexadecimal digits.
-        memory, used: Bytes; of all processes.
-        temperature: Degrees Celsius; None where the driver does not tell.
-        users: Other processes than this one.
+        identifier: CUDA's identifier of the device, in hexadecimal digits.
+        memory, used: Total and used bytes, by all processes.
+        temperature: Degrees Celsius; None if unknown.
+        users: Processes other than this one.
     """
 
     identifier: str
@@ -39,7 +40,7 @@ class GpuInfo(NamedTuple):
 
 
 def is_installed() -> bool:
-    """Whether the library is there that asks the driver (nvidia-ml-py)."""
+    """Whether the NVML bindings (nvidia-ml-py) are installed."""
     try:
         import pynvml  # noqa: F401
     except ImportError:
@@ -48,7 +49,7 @@ def is_installed() -> bool:
 
 
 def list_gpus() -> list[GpuInfo]:
-    """This host's GPUs, all of them whatever CUDA_VISIBLE_DEVICES says; none where no driver answers. Local."""
+    """Return all GPUs of this host, regardless of CUDA_VISIBLE_DEVICES; empty without a driver. Local."""
     if not is_installed():
         return []
     import pynvml
@@ -92,7 +93,7 @@ def _text(value: Any) -> str:
 
 
 def describe_processes(users: list[GpuProcess]) -> str:
-    """Processes in words, such as ``python (pid 4711, 12.0 GiB)``."""
+    """Return a text such as ``python (pid 4711, 12.0 GiB)``."""
     some = []
     for pid, name, nbytes in users[:4]:
         size = "" if nbytes is None else f", {nbytes / 2**30:.1f} GiB"

@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU, ahead of the step that needs them."""
+"""Staging buffers that copy batches to a GPU ahead of the step that needs them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..data.split import Split
 from .device import Gpu
 from .stream import Stream, pinned
 
-_BUFFERS = 2  # one is filled and copied while the GPU computes with the other
-_LINE = 256  # bytes: arrays begin on such a border, as memory of the GPU does
+_BUFFERS = 2  # one is filled and copied while the GPU uses the other
+_LINE = 256  # bytes: alignment of arrays, the same as for GPU memory
 
 
 class StagingBuffer:
-    """A batch, in pinned memory here and in memory there; copied in one go.
+    """Buffers for one batch in pinned host memory and in GPU memory, copied in one operation.
 
     Attributes:
-        index: Of this place among those for batches of the same size.
-        examples, labels, position: Here.
-        there: The same three on the GPU.
+        index: Index among the buffers for batches of the same size.
+        examples, labels, position: Host arrays.
+        device_arrays: The same three arrays on the GPU.
     """
 
     def __init__(self, gpu: Gpu, index: int, count: int, split: Split) -> None:
@@ -35,28 +35,28 @@ class StagingBuffer:
         position, labels, examples = _cut(self._device_block, parts)
         self.device_arrays = examples, labels, position
         self._copied: Any = None
-        # The pool may have given what another array had that the GPU still works with.
+        # The memory pool may reuse memory of an array that the GPU is still working with.
         self._used: Any = gpu.compute.record()
 
     def copy_to_device(self, copying: Stream, computing: Stream) -> None:
-        """Have it copied as soon as the GPU no longer needs what was there, and what is computed next wait for it."""
+        """Copy the batch once the GPU no longer uses the previous one; later computations wait for the copy."""
         copying.wait_event(self._used)
         copying.copy_to_device(self.activate, self._device_block)
         self._copied = copying.record(self._copied)
         computing.wait_event(self._copied)
 
     def used(self, computing: Stream) -> None:
-        """Say that all is given to the GPU that needs this batch."""
+        """Record that all work using this batch has been enqueued."""
         self._used = computing.record(self._used)
 
     def wait(self) -> None:
-        """Return when the memory here may be written."""
+        """Return when the host memory may be overwritten."""
         if self._copied is not None:
             self._copied.synchronize()
 
 
 class BatchStager:
-    """Places of a split's batches, as they are stored: a byte of a picture travels as a byte."""
+    """Staging buffers for a split's batches in stored form: bytes are copied as bytes."""
 
     def __init__(self, gpu: Gpu, split: Split) -> None:
         self._gpu, self._split = gpu, split
@@ -66,15 +66,15 @@ class BatchStager:
         self._by_address: dict[int, StagingBuffer] = {}
 
     def memory(self, count: int) -> tuple[Array, Array]:
-        """Pinned memory for the next batch of ``count`` examples and their labels, as ``Split.read`` takes them.
+        """Return pinned memory for the next batch of ``count`` examples and their labels, as for ``Split.read``.
 
-        Waits until what was in it has been copied.
+        Waits until its previous contents have been copied.
         """
         buffer = self._next(count)
         return buffer.examples, buffer.labels
 
     def copy_to_device(self, examples: Array, labels: Array, position: int) -> StagingBuffer:
-        """Begin to copy a batch, from ``memory`` or from elsewhere; within ``gpu.activate()``."""
+        """Start copying a batch from ``memory`` or other arrays. Call within ``gpu.activate()``."""
         buffer = self._by_address.get(examples.ctypes.data)
         if buffer is None or len(buffer.examples) != len(examples):
             buffer = self._next(len(examples))
@@ -86,7 +86,7 @@ class BatchStager:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the GPU's memory."""
+        """Bytes of GPU memory in use."""
         return sum(buffer.activate.nbytes for buffers in self._buffers.values() for buffer in buffers)
 
     def _next(self, count: int) -> StagingBuffer:
@@ -106,7 +106,7 @@ def _room(shape: Shape, dtype: Any) -> int:
 
 
 def _cut(block: Any, parts: list[tuple[Shape, Any]]) -> list[Any]:
-    """Arrays that lie in ``block`` one after the other."""
+    """Return consecutive arrays in ``block``."""
     found, start = [], 0
     for shape, dtype in parts:
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize

@@ -1,4 +1,4 @@
-"""Streams of a GPU: what one is given is done in its order, beside what others are given, while the host goes on."""
+"""CUDA streams: operations run in order, concurrently with other streams and the host."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ..core.layout import Array, Shape
 
 
 class Stream:
-    """A queue of work of the current GPU. Nothing here waits but ``wait``."""
+    """A stream of the current GPU. Only ``wait`` blocks the host."""
 
     def __init__(self) -> None:
         self.raw = cupy.cuda.Stream(non_blocking=True)
 
-    def copy_to_device(self, host: Array, there: Array) -> None:
-        """Copy to the GPU; ``host`` must stay as it is until the stream has come there. Both C-contiguous."""
-        self._copy(there.data.ptr, host.ctypes.data, host.nbytes, runtime.memcpyHostToDevice)  # type: ignore[attr-defined]
+    def copy_to_device(self, host: Array, device: Array) -> None:
+        """Copy to the GPU; ``host`` must not change until the copy is done. Both C-contiguous."""
+        self._copy(device.data.ptr, host.ctypes.data, host.nbytes, runtime.memcpyHostToDevice)  # type: ignore[attr-defined]
 
-    def copy_to_host(self, there: Array, host: Array) -> None:
-        """Copy from the GPU; ``host`` has it when the stream has come there. Both C-contiguous."""
-        self._copy(host.ctypes.data, there.data.ptr, host.nbytes, runtime.memcpyDeviceToHost)  # type: ignore[attr-defined]
+    def copy_to_host(self, device: Array, host: Array) -> None:
+        """Copy from the GPU; ``host`` is valid when the copy is done. Both C-contiguous."""
+        self._copy(host.ctypes.data, device.data.ptr, host.nbytes, runtime.memcpyDeviceToHost)  # type: ignore[attr-defined]
 
     def copy(self, source: Any, target: Any) -> None:
-        """Copy memory of this GPU, or of another one, to this one's; both C-contiguous, of one size."""
+        """Copy memory of this or another GPU to this GPU; both arrays C-contiguous and of the same size."""
         if source.device.id == target.device.id:
             self._copy(target.data.ptr, source.data.ptr, source.nbytes, runtime.memcpyDeviceToDevice)
             return
@@ -34,17 +34,17 @@ class Stream:
         runtime.memcpyPeerAsync(*places, source.nbytes, self.raw.ptr)
 
     def record(self, event: Any = None) -> Any:
-        """An event, new or used again: that all this stream has been given until now is done."""
+        """Record an event, new or reused, after all work enqueued so far."""
         event = cupy.cuda.Event(disable_timing=True) if event is None else event
         event.record(self.raw)
         return event
 
     def wait_event(self, event: Any) -> None:
-        """Do what comes from now on after an event of another stream."""
+        """Make later work of this stream wait for an event of another stream."""
         self.raw.wait_event(event)
 
     def wait(self) -> None:
-        """Return when all that this stream has been given is done."""
+        """Return when all enqueued work is done."""
         self.raw.synchronize()
 
     def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
@@ -53,7 +53,7 @@ class Stream:
 
 
 def pinned(shape: Shape, dtype: Any) -> Array:
-    """Memory of this process that a GPU copies from and to by itself; zeros."""
+    """Return an array of zeros in page-locked host memory, which the GPU can access directly."""
     dtype = np.dtype(dtype)
     nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     memory = cupy.cuda.alloc_pinned_memory(max(1, nbytes))

@@ -1,4 +1,4 @@
-"""An optimizer's step on a GPU: kernels one after the other, whose results decide about the next; no waiting."""
+"""An optimizer step on a GPU: a sequence of kernels that depend on each other's results; the host does not wait."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .device import Gpu
 
 
 class GpuUpdate:
-    """Binds an optimizer to vectors on a GPU, which it updates whole. To be used within ``gpu.activate()``.
+    """Applies an optimizer to vectors on a GPU, unsharded. Use within ``gpu.activate()``.
 
     Args:
-        vectors: ``params``, the optimizer's slots, and ``average`` where there is one; shape (layout.size,) each.
-        moving: How ``average`` follows.
-        state: What the step decides; see ``launch.judge``.
+        vectors: ``params``, the optimizer's slots, and ``average`` if there is one; shape (layout.size,) each.
+        moving: Moving average of the parameters, or None.
+        state: The state that controls the step; see ``ops.decide_update``.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GpuUpdate:
         self._first = gpu.copy_of(np.zeros(1, np.int64))
 
     def __call__(self, grads: Array, step: int) -> None:
-        """Update by ``grads``, shape (layout.size,), which is overwritten where the optimizer needs norms.
+        """Apply ``grads``, shape (layout.size,), which is overwritten if the optimizer needs norms.
 
         Args:
             step: The 0-based step.
@@ -68,11 +68,11 @@ class GpuUpdate:
             launch.clip_scales(self._segments, self._sums, largest, self._scales)
             self._apply(rows, rate, step, None)
             return
-        # Where decay is in the direction that was measured it is not to be added again.
+        # If the measured direction includes weight decay, do not add it again.
         decay = optimizer.weight_decay if optimizer.direction(step) is None else 0.0
         sizes = self._segments, self._sums, self._decayed, rate
         launch.layer_scales(*sizes, optimizer.trust_ratio, largest, decay, self._scales, self._l2)
-        self._apply(rows, 1.0, step, None)  # the rate is in the scales
+        self._apply(rows, 1.0, step, None)  # the scales include the learning rate
 
     def _measure(self, rows: Array, step: int) -> None:
         direction = self._optimizer.direction(step)

@@ -1,6 +1,6 @@
-"""Functions of each element. None has parameters; each keeps the shape.
+"""Element-wise activations, without parameters.
 
-Where NumPy has a vectorized exp or tanh it does that part: Numba calls libm, one element at a time.
+NumPy's vectorized exp and tanh are used where available: Numba calls libm for one element at a time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from .layer import Context, Layer
 
 
 class Activation(Layer):
-    """A function of each element.
+    """An element-wise function.
 
     Attributes:
-        kind: Which, as kernels are told of it.
-        slope: Where x is not positive; of a leaky ReLU.
-        follows_bias: Whether the layer before applies it, on a device that has a kernel for that. A container sets it.
-        in_place: Overwrite ``x``. A container sets it where nobody else reads x.
+        kind: The function's name in kernels.
+        slope: Slope of a leaky ReLU for negative x.
+        follows_bias: Whether the previous layer applies it, in a fused kernel. Set by the container.
+        in_place: Overwrite ``x``. Set by the container if no other layer reads x.
     """
 
     supports_amp = True
@@ -55,7 +55,7 @@ class Activation(Layer):
         raise NotImplementedError
 
     def _differentiate(self, dy: Array) -> Array:
-        """The gradient of x; it may take the place of ``dy``."""
+        """Return the gradient of x; it may overwrite ``dy``."""
         raise NotImplementedError
 
 
@@ -79,11 +79,11 @@ class ReLU(Activation):
 
 
 class LeakyReLU(Activation):
-    """``x`` where it is positive, ``slope * x`` elsewhere.
+    """``x`` if it is positive, else ``slope * x``.
 
     Args:
         slope: In [0, 1).
-        name: Overrides the name that the model would give.
+        name: Overrides the name that the model assigns.
     """
 
     kind = "leaky_relu"
@@ -105,7 +105,7 @@ class LeakyReLU(Activation):
 
 
 class GELU(Activation):
-    """``x * Phi(x)``, where Phi is the normal distribution function, by erf and not by the tanh formula.
+    """``x * Phi(x)`` with the normal distribution function Phi, computed by erf instead of the tanh approximation.
 
     Hendrycks and Gimpel, Gaussian error linear units, arXiv:1606.08415, section 2.
     """
@@ -177,7 +177,7 @@ def _relu_backward(y: Array, dy: Array) -> None:
 
 @kernel
 def _leaky_relu(x: Array, values: Array, slope: float, out: Array) -> None:
-    """``values``, times ``slope`` where ``x`` is not positive."""
+    """Set ``out`` to ``values``, times ``slope`` where ``x`` is not positive."""
     factor = out.dtype.type(slope)
     for i in range(out.size):
         out[i] = factor * values[i] if x[i] <= 0 else values[i]
@@ -187,7 +187,7 @@ def _leaky_relu(x: Array, values: Array, slope: float, out: Array) -> None:
 def _gelu(x: Array, phi: Array, y: Array) -> None:
     half, one, root = y.dtype.type(0.5), y.dtype.type(1), y.dtype.type(math.sqrt(0.5))
     for i in range(y.size):
-        # erfc and not 1 + erf, which would cancel in the left tail.
+        # erfc instead of 1 + erf, which would cancel in the left tail.
         phi[i] = half * math.erfc(-x[i] * root) if x[i] < 0 else half * (one + math.erf(x[i] * root))
         y[i] = x[i] * phi[i]
 
@@ -208,7 +208,7 @@ def _tanh_backward(y: Array, dy: Array) -> None:
 
 @kernel
 def _sigmoid(x: Array, y: Array) -> None:
-    """``y`` holds ``exp(-abs(x))`` and becomes the sigmoid of x."""
+    """Replace ``y``, which holds ``exp(-abs(x))``, with the sigmoid of x."""
     one = y.dtype.type(1)
     for i in range(y.size):
         y[i] = (y[i] if x[i] < 0 else one) / (one + y[i])

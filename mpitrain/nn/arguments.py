@@ -1,4 +1,4 @@
-"""Checks of what a job file passes to a layer, and the one wording of their errors."""
+"""Checks of the arguments that job files pass to layers, and their error messages."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from ..errors import JobError
 
 
 def positive(layer: object, name: str, value: Any) -> int:
-    """``value`` as an int of at least 1.
+    """Return ``value`` as an int >= 1.
 
     Raises:
-        JobError: It is not.
+        JobError: It is not one.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise JobError(f"{_name(layer)}: {name} is {value!r}; give an integer of at least 1")
+        raise JobError(f"{_name(layer)}: {name} is {value!r}, must be an integer >= 1")
     return int(value)
 
 
 def within(layer: object, name: str, value: Any, low: float, high: float) -> float:
-    """``value`` as a float in [low, high).
+    """Return ``value`` as a float in [low, high).
 
     Raises:
-        JobError: It is not.
+        JobError: It is not one.
     """
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) < high:
-        raise JobError(f"{_name(layer)}: {name} is {value!r}; give a number in [{low}, {high})")
+        raise JobError(f"{_name(layer)}: {name} is {value!r}, must be a number in [{low}, {high})")
     return float(value)
 
 
 def wrong_shape(layer: object, expected: Iterable[object], given: Shape, hint: str = "") -> JobError:
-    """The error for examples that ``layer`` cannot take; a name in ``expected`` stands for any length."""
+    """Return the error for examples of a wrong shape; a name in ``expected`` stands for any length."""
     lengths = [str(length) for length in expected]
     wanted = f"({lengths[0]},)" if len(lengths) == 1 else f"({', '.join(lengths)})"
-    message = f"{_name(layer)} takes examples of shape {wanted}, not {given}"
+    message = f"{_name(layer)} requires examples of shape {wanted}, got {given}"
     return JobError(f"{message}; {hint}" if hint else message)
 
 

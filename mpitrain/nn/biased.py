@@ -1,4 +1,4 @@
-"""Layers whose outputs are a product and a bias, and what is done to those in one pass."""
+"""Layers that compute a product plus a bias, optionally fused with the next activation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from .layer import Layer
 
 
 class Biased(Layer):
-    """A layer that adds a bias, and does the activation after it too where the device has a kernel for both.
+    """A layer that adds a bias and, if the device has a fused kernel, applies the activation that follows it.
 
     Attributes:
-        has_bias: Whether it adds one.
-        activation: The layer that comes next, if it is an activation; a container sets it.
+        has_bias: Whether the layer adds a bias.
+        activation: The next layer, if it is an activation; set by the container.
     """
 
     has_bias: bool
@@ -21,7 +21,7 @@ class Biased(Layer):
     activation: Activation | None = None
 
     def add_bias(self, product: Array) -> Array:
-        """What the layer returns, made of its product, shape (rows, len(bias)), which may be overwritten."""
+        """Return the layer's output from its product, shape (rows, len(bias)), which may be overwritten."""
         kernels = self.device.kernels
         if kernels is None:
             return self.device.xp.add(product, self.bias, out=product)
@@ -32,7 +32,7 @@ class Biased(Layer):
         return y
 
     def add_bias_backward(self, dy: Array) -> Array:
-        """The gradient of the product, from that of what ``add_bias`` returned; assigns that of the bias.
+        """Return the gradient of the product, given the gradient of ``add_bias``'s result; set the bias's gradient.
 
         Args:
             dy: C-contiguous; may be overwritten.
@@ -46,5 +46,5 @@ class Biased(Layer):
 
     @property
     def _after(self) -> tuple[str, float]:
-        """The activation as a kernel is told of it."""
+        """Kind and slope of the activation, as kernels take them."""
         return ("none", 0.0) if self.activation is None else (self.activation.kind, self.activation.slope)

@@ -1,4 +1,4 @@
-"""Layers made of layers: one after the other, and with a way around them."""
+"""Containers of layers: sequential, and residual."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .dense import Dense
 from .layer import Context, Layer, walk
 from .normalize import BatchNorm, LayerNorm
 
-# Layers whose backward does not read what forward returned: what follows may overwrite it.
+# Layers whose backward does not read the output of forward, so that the next layer may overwrite it.
 FORGETS_OUTPUT = (Dense, Conv2D, BatchNorm, LayerNorm)
-# Not what a user derives from them, which may do anything.
+# These exact classes only: user-defined subclasses may behave differently.
 _BIASED = (Dense, Conv2D)
 _ACTIVATIONS = (ReLU, LeakyReLU, GELU, Tanh, Sigmoid)
 
@@ -26,19 +26,19 @@ _ACTIVATIONS = (ReLU, LeakyReLU, GELU, Tanh, Sigmoid)
 class Sequential(Layer):
     """Layers that run one after the other.
 
-    A child is called after its class and how many of that class came before it, as in ``dense2``, unless it
-    has a name of its own.
+    A child without a name of its own is named after its class and its index among the children of that class, such as
+    ``dense2``.
 
     Attributes:
-        after_backward: Called with i as soon as child i has assigned its gradients, from the last child to
-            the first that has any: they can be averaged while earlier layers still compute.
+        after_backward: Called with i as soon as child i has computed its gradients, from the last child to the first
+            one with parameters, so that gradients can be averaged while earlier layers still compute.
 
     Raises:
-        JobError: No layer, something that is no layer, the same layer or the same name twice.
+        JobError: There are no layers, an argument is not a layer, or a layer or a name occurs twice.
     """
 
     supports_amp = True
-    # A model's input needs no gradient; a container that holds this one sets it as its own case is.
+    # A model's input needs no gradient; an enclosing container overrides this.
     needs_dx = False
 
     def __init__(self, *layers: Layer, name: str | None = None) -> None:
@@ -47,7 +47,7 @@ class Sequential(Layer):
         self.layers = layers
         self.after_backward: Callable[[int], None] | None = None
         self._names = _names_of(layers)
-        self._first = 0  # child at which backward stops: nothing before it needs a gradient
+        self._first = 0  # backward stops at this child; earlier ones need no gradient
 
     def children(self) -> list[tuple[str, Layer]]:
         return list(zip(self._names, self.layers, strict=True))
@@ -85,7 +85,7 @@ class Sequential(Layer):
 
 
 class Residual(Sequential):
-    """``x`` plus what layers that run one after the other make of it; they must keep the shape.
+    """``x`` plus the output of layers that run one after the other and keep the shape.
 
     He, Zhang, Ren and Sun, Deep residual learning for image recognition, CVPR 2016, equation 1.
     """
@@ -95,7 +95,9 @@ class Residual(Sequential):
     def build(self, shape: Shape) -> Shape:
         made = super().build(shape)
         if made != shape:
-            raise JobError(f"Residual adds its input {shape} to its layers' output {made}; make them the same shape")
+            raise JobError(
+                f"Residual has input shape {shape} but its layers' output shape is {made}; shapes must match"
+            )
         return shape
 
     def forward(self, x: Array, ctx: Context) -> Array:
@@ -118,7 +120,7 @@ class Residual(Sequential):
 
 
 def _join(before: Layer, layer: Layer) -> None:
-    """Have an activation done by the layer before it, where that adds a bias."""
+    """Fuse an activation with the layer before it, if that layer adds a bias."""
     if not (isinstance(before, Biased) and isinstance(layer, Activation)):
         return
     if type(before) in _BIASED and before.has_bias and type(layer) in _ACTIVATIONS:
@@ -132,13 +134,13 @@ def _has_params(layer: Layer) -> bool:
 def _check_layers(container: Layer, layers: tuple[Layer, ...]) -> None:
     kind = type(container).__name__
     if not layers:
-        raise JobError(f"{kind} has no layers; give at least one")
+        raise JobError(f"{kind} has no layers; add at least one")
     for layer in layers:
         if not isinstance(layer, Layer):
-            raise JobError(f"{kind} was given {layer!r}; give layers, such as nn.Dense(784, 10)")
+            raise JobError(f"{kind} got {layer!r}: arguments must be layers, such as nn.Dense(784, 10)")
     parts = Counter(id(part) for layer in layers for _, part in walk(layer))
     if max(parts.values()) > 1:
-        raise JobError(f"{kind} holds one layer object twice; make a new layer for each place")
+        raise JobError(f"{kind} contains the same layer object twice; create a new layer for each position")
 
 
 def _names_of(layers: tuple[Layer, ...]) -> list[str]:
@@ -146,11 +148,11 @@ def _names_of(layers: tuple[Layer, ...]) -> list[str]:
     names = []
     for layer in layers:
         kind = type(layer).__name__.lower()
-        counts[kind] += 1  # named ones count too, so that naming a layer renames no other
+        counts[kind] += 1  # named layers count too, so that naming one does not rename others
         names.append(f"{kind}{counts[kind]}" if layer.name is None else layer.name)
     for name, count in Counter(names).items():
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-            raise JobError(f"a layer is named {name!r}; use letters, digits, '_' and '-'")
+            raise JobError(f"a layer is named {name!r}: must consist of letters, digits, '_' and '-'")
         if count > 1:
-            raise JobError(f"{count} layers are named {name!r}; give each a name of its own")
+            raise JobError(f"{count} layers are named {name!r}; names must be unique")
     return names

@@ -1,4 +1,4 @@
-"""Convolution as matrix products over blocks of windows that stay in cache, or as a device does it itself."""
+"""Convolution as matrix products over blocks of windows that stay in cache, or by the device's library."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .windows import Axis, Grid, Padding
 class Conv2D(Biased):
     """Cross-correlation of images (height, width, in_channels) with ``filters`` kernels, plus a bias.
 
-    The windows of a few images at a time are laid out as rows of a matrix and multiplied by the weight. On a
-    processor the bias is one more row of the weight, and a one at the end of every window. Backward lays the
-    windows out again: that is cheaper than reading them from memory, unless they are smaller than the outputs.
+    The windows of a few images at a time are copied to the rows of a matrix, which is multiplied by the weight. On a
+    CPU the bias is an additional row of the weight, with a one at the end of every window. Backward copies the windows
+    again, which is cheaper than reading them from memory, unless they are smaller than the outputs.
 
     Args:
         in_channels: Channels of an image.
         filters: Channels of an output.
         kernel: Side of the square window, or (height, width).
-        stride: Step of the window, or (down, right).
-        padding: ``same`` adds the zeros that make an output ceil(length / stride) long, the odd one at the
-            end; ``valid`` adds none; an integer adds as many at each of the four sides.
+        stride: Stride of the window, or (down, right).
+        padding: ``same`` adds zeros such that an output has length ceil(length / stride), the odd one at the end;
+            ``valid`` adds none; an integer adds that many on each of the four sides.
         bias: Whether to add a bias.
         weight_init: Initial values of ``weight``, shape (height, width, in_channels, filters).
-        name: Overrides the name that the model would give.
+        name: Overrides the name that the model assigns.
     """
 
     supports_amp = True
@@ -60,13 +60,15 @@ class Conv2D(Biased):
 
     def build(self, shape: Shape) -> Shape:
         if len(shape) != 3 or shape[2] != self.in_channels:
-            hint = f"make in_channels {shape[2]}" if len(shape) == 3 else "put Reshape(height, width, channels) before"
+            hint = (
+                f"set in_channels={shape[2]}" if len(shape) == 3 else "insert Reshape(height, width, channels) before"
+            )
             raise wrong_shape(self, ("height", "width", self.in_channels), shape, hint)
         rows, columns = (Axis.lay(shape[i], self.kernel[i], self.stride[i], self.padding) for i in (0, 1))
         if min(rows.windows, columns.windows) < 1:
             raise JobError(
-                f"Conv2D: kernel {self.kernel} is larger than the image {shape[:2]} with padding {self.padding!r}; "
-                "make it smaller or pad more"
+                f"Conv2D: kernel is {self.kernel}, but the image is {shape[:2]} with padding {self.padding!r}; "
+                "use a smaller kernel or more padding"
             )
         self._grid = Grid(rows, columns, self.in_channels)
         self.declare("weight", (*self.kernel, self.in_channels, self.filters), self.weight_init)
@@ -104,7 +106,7 @@ class Conv2D(Biased):
         return dx
 
     def _planned(self, x: Array, y: Array) -> Any:
-        """How the device itself convolves such images; None where they are laid out as windows."""
+        """Return the device's plan for these images; None if they are unfolded to windows."""
         convolutions = self.device.convolutions
         if convolutions is None:
             return None
@@ -115,7 +117,7 @@ class Conv2D(Biased):
         return convolutions.plan(shape, x.dtype, self.needs_dx)
 
     def _multiply(self, x: Array, y: Array) -> None:
-        """Set ``y``, without the bias where that is added afterwards, by products of windows and weight."""
+        """Compute ``y`` by products of windows and weight, including the bias unless it is added afterwards."""
         self._padded = self._pad(x)
         grid = self._grid
         self._weight = matrix = self._matrix()
@@ -126,7 +128,7 @@ class Conv2D(Biased):
                 self.device.matmul(windows, matrix, out=y[images, rows].reshape(-1, self.filters))
 
     def _multiply_backward(self, dy: Array, dx: Array | None) -> None:
-        """Assign the weight's gradient, the bias's where it was multiplied, and ``dx``."""
+        """Compute the weight's gradient, the bias's gradient if it is a row of the weight, and ``dx``."""
         self.weight_grad[...] = 0
         if self._multiplies_bias:
             self.bias_grad[...] = 0
@@ -153,13 +155,13 @@ class Conv2D(Biased):
             self.device.xp.add(self.bias_grad, grad[-1], out=self.bias_grad)
 
     def _add_input_gradient(self, windows: Array, dy: Array, rows: slice, padded_grad: Array) -> None:
-        """Overwrites ``windows``, which have been used, with their gradient."""
+        """Add the gradient of ``windows``, which overwrites them, to ``padded_grad``."""
         weight = self._weight[: self._grid.window_size]
         self.device.matmul(dy, weight.T, out=windows[:, : len(weight)])
         self._grid.add(self.dispatch, windows, rows, padded_grad)
 
     def _matrix(self) -> Array:
-        """The weight, shape (window size, filters), and below it the bias where that is multiplied by ones."""
+        """Return the weight, shape (window size, filters), with the bias as its last row if it is multiplied."""
         weight = self.weight.reshape(-1, self.filters)
         if not self._multiplies_bias:
             return self.cast_param(weight, "weight")
@@ -169,7 +171,7 @@ class Conv2D(Biased):
         return matrix
 
     def _pad(self, x: Array) -> Array:
-        """``x`` with its border of zeros."""
+        """Return ``x`` with its border of zeros."""
         if not self._grid.is_padded:
             return self.device.xp.ascontiguousarray(x)
         padded = self.activations("padded", self._grid.padded_shape(len(x)))
@@ -184,7 +186,7 @@ class Conv2D(Biased):
 
     @property
     def _block(self) -> int:
-        """Elements of windows to lay out at a time."""
+        """Elements of windows per block."""
         return self.device.block_bytes // (self.compute_dtype or self.dtype).itemsize
 
     @property
@@ -200,7 +202,7 @@ class Conv2D(Biased):
         return self._grid.window_size < self.filters
 
     def _windows(self, images: slice, rows: slice) -> Array:
-        """Where a block's windows belong, shape (windows, window size and one for a bias)."""
+        """Return the buffer of a block's windows, shape (windows, window size plus one for a bias)."""
         columns = self._grid.window_size + self._multiplies_bias
         span = self._grid.span(images, rows)
         if not self._keeps_windows:
@@ -223,5 +225,5 @@ def _padding(value: Any) -> Padding:
     if value == "same" or value == "valid":
         return value  # type: ignore[no-any-return]
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 0:
-        raise JobError(f"Conv2D: padding is {value!r}; give 'same', 'valid' or an integer of at least 0")
+        raise JobError(f"Conv2D: padding is {value!r}, must be 'same', 'valid' or an integer >= 0")
     return int(value)

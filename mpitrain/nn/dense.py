@@ -1,4 +1,4 @@
-"""Layers that are one matrix: Dense multiplies by it, Embedding looks its rows up."""
+"""Layers with one matrix: Dense multiplies by it, Embedding looks up its rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Dense(Biased):
         out_features: Length of an output.
         bias: Whether to add a bias.
         weight_init: Initial values of ``weight``, shape (in_features, out_features).
-        name: Overrides the name that the model would give.
+        name: Overrides the name that the model assigns.
     """
 
     supports_amp = True
@@ -44,7 +44,7 @@ class Dense(Biased):
 
     def build(self, shape: Shape) -> Shape:
         if shape != (self.in_features,):
-            hint = f"make in_features {shape[0]}" if len(shape) == 1 else "put Flatten() before it"
+            hint = f"set in_features={shape[0]}" if len(shape) == 1 else "insert Flatten() before it"
             raise wrong_shape(self, (self.in_features,), shape, hint)
         self.declare("weight", (self.in_features, self.out_features), self.weight_init)
         if self.has_bias:
@@ -69,15 +69,15 @@ class Dense(Biased):
 
 
 class Embedding(Layer):
-    """A row of ``weight`` for each integer of an example: shape (*shape,) becomes (*shape, features).
+    """Looks up a row of ``weight`` for each integer: shape (*shape,) becomes (*shape, features).
 
-    An integer outside [0, vocabulary) yields NaN, so that the loss shows it.
+    An integer outside [0, vocabulary) gives NaN, which makes the loss NaN.
 
     Args:
         vocabulary: Number of rows.
         features: Length of a row.
         weight_init: Initial values of ``weight``, shape (vocabulary, features).
-        name: Overrides the name that the model would give.
+        name: Overrides the name that the model assigns.
     """
 
     weight: Array
@@ -99,7 +99,7 @@ class Embedding(Layer):
 
     def build(self, shape: Shape) -> Shape:
         if self.needs_dx:
-            raise JobError("Embedding takes integers; put it before every layer that has parameters")
+            raise JobError("Embedding requires integer input; insert it before all layers with parameters")
         self.declare("weight", (self.vocabulary, self.features), self.weight_init)
         return (*shape, self.features)
 
@@ -117,7 +117,7 @@ class Embedding(Layer):
 @kernel
 def _take_rows(weight: Array, rows: Array, y: Array) -> None:
     for i in range(rows.size):
-        # Compared before it is converted: NaN has no integer.
+        # Compare before conversion: NaN cannot be converted.
         if rows[i] >= 0 and rows[i] < len(weight):
             y[i] = weight[int(rows[i])]
         else:
@@ -126,7 +126,7 @@ def _take_rows(weight: Array, rows: Array, y: Array) -> None:
 
 @kernel
 def _add_rows(dy: Array, rows: Array, weight_grad: Array) -> None:
-    """Add in the order of the batch: the sum is the same bits at every run."""
+    """Add in the order of the batch, so that the sum is bit-identical in every run."""
     weight_grad[:] = 0
     for i in range(rows.size):
         if rows[i] >= 0 and rows[i] < len(weight_grad):

@@ -1,4 +1,4 @@
-"""Dropout whose masks are a function of the example, not of the rank or the batch that it comes in."""
+"""Dropout with masks that depend on the example, not on its rank or batch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _UINT64 = 2**64 - 1
 class Dropout(Layer):
     """Sets each element to zero with probability ``rate`` in training, and divides the others by 1 - rate.
 
-    Whether an element is dropped depends on the seed, the layer's place in the model, the example's place
-    in the stream of examples and the element, and on nothing else; no mask is stored.
+    Whether an element is dropped depends only on the seed, the layer's index in the model, the example's position in
+    the stream of examples, and the element. No mask is stored.
 
     Srivastava et al., Dropout: a simple way to prevent neural networks from overfitting, JMLR 2014.
 
     Args:
         rate: In [0, 1).
-        name: Overrides the name that the model would give.
+        name: Overrides the name that the model assigns.
     """
 
     supports_amp = True
@@ -48,7 +48,7 @@ class Dropout(Layer):
         if not self._drops(self._ctx):
             return dy
         dy = self.cast_input(dy, "dy")
-        dx = self.activations("dx", dy.shape)  # and not dy itself, with which the loop would not vectorize
+        dx = self.activations("dx", dy.shape)  # in place the loop would not vectorize
         self._mask(dy, dx)
         return dx
 
@@ -84,7 +84,7 @@ def _mix(z: np.uint64) -> np.uint64:
 def _drop(
     x: Array, y: Array, seed: np.uint64, layer: np.uint64, position: np.uint64, below: np.uint64, scale: float
 ) -> None:
-    """``y = x * scale`` where an element's 32 random bits are under ``below``, 0 elsewhere.
+    """``y = x * scale`` for elements whose 32 random bits are below ``below``, else 0.
 
     Each example has its own SplitMix64 stream, whose start is a hash of (seed, layer, example).
     """

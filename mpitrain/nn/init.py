@@ -1,7 +1,7 @@
-"""Initial values of parameters: functions of a random generator and a shape.
+"""Initializers of parameters: functions of a random generator and a shape.
 
-Fans are those of a matrix (in, out) and of a convolution's weight (height, width, in, out): each output
-sees ``fan_in`` inputs, each input reaches ``fan_out`` outputs.
+Fans are those of a matrix (in, out) or of a convolution's weight (height, width, in, out): each output depends on
+``fan_in`` inputs, and each input affects ``fan_out`` outputs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .layer import Initializer
 
 
 def fans(shape: Shape) -> tuple[int, int]:
-    """``(fan_in, fan_out)`` of a weight whose last two axes are inputs and outputs."""
+    """Return ``(fan_in, fan_out)`` of a weight whose last two axes are inputs and outputs."""
     if len(shape) < 2:
         size = math.prod(shape)
         return size, size
@@ -24,17 +24,17 @@ def fans(shape: Shape) -> tuple[int, int]:
 
 
 def zeros(rng: np.random.Generator, shape: Shape) -> Array:
-    """All zero."""
+    """Return zeros."""
     return np.zeros(shape)
 
 
 def ones(rng: np.random.Generator, shape: Shape) -> Array:
-    """All one."""
+    """Return ones."""
     return np.ones(shape)
 
 
 def constant(value: float) -> Initializer:
-    """All ``value``."""
+    """Return an initializer that sets all elements to ``value``."""
 
     def constant_value(rng: np.random.Generator, shape: Shape) -> Array:
         return np.full(shape, value, dtype=np.float64)
@@ -43,7 +43,7 @@ def constant(value: float) -> Initializer:
 
 
 def glorot_uniform(rng: np.random.Generator, shape: Shape) -> Array:
-    """Uniform with variance 2 / (fan_in + fan_out).
+    """Sample a uniform distribution with variance 2 / (fan_in + fan_out).
 
     Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks, AISTATS
     2010, equation 16.
@@ -53,18 +53,18 @@ def glorot_uniform(rng: np.random.Generator, shape: Shape) -> Array:
 
 
 def glorot_normal(rng: np.random.Generator, shape: Shape) -> Array:
-    """Normal with variance 2 / (fan_in + fan_out); see ``glorot_uniform``."""
+    """Sample a normal distribution with variance 2 / (fan_in + fan_out); see ``glorot_uniform``."""
     return rng.normal(0, math.sqrt(2 / sum(fans(shape))), shape)
 
 
 def he_uniform(rng: np.random.Generator, shape: Shape) -> Array:
-    """Uniform with variance 2 / fan_in; see ``he_normal``."""
+    """Sample a uniform distribution with variance 2 / fan_in; see ``he_normal``."""
     limit = math.sqrt(6 / fans(shape)[0])
     return rng.uniform(-limit, limit, shape)
 
 
 def he_normal(rng: np.random.Generator, shape: Shape) -> Array:
-    """Normal with variance 2 / fan_in: keeps the variance through layers of ReLU.
+    """Sample a normal distribution with variance 2 / fan_in, which keeps the variance through layers of ReLU.
 
     He, Zhang, Ren and Sun, Delving deep into rectifiers, ICCV 2015, equation 10.
     """
@@ -72,7 +72,7 @@ def he_normal(rng: np.random.Generator, shape: Shape) -> Array:
 
 
 def truncated_normal(stddev: float) -> Initializer:
-    """Normal with mean 0, drawn again where it is further than two ``stddev`` from it."""
+    """Return an initializer for a normal distribution with mean 0, truncated at two ``stddev`` by resampling."""
 
     def truncated(rng: np.random.Generator, shape: Shape) -> Array:
         values = rng.standard_normal(math.prod(shape))

@@ -1,4 +1,4 @@
-"""What a layer is: built for a shape, bound to views of flat vectors, run forward and backward."""
+"""The layer interface: build for a shape, bind to views of flat vectors, run forward and backward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SumOverWorkers = Callable[[Array], None]
 
 
 class Declared(NamedTuple):
-    """A parameter or a state that a layer asks for."""
+    """A parameter or state declared by a layer."""
 
     shape: Shape
     init: Initializer
@@ -26,17 +26,17 @@ class Declared(NamedTuple):
 
 @dataclass
 class Context:
-    """What a layer may know of the step that it takes part in.
+    """Information about the current step for layers.
 
     Attributes:
-        training: False when validating: Dropout passes everything, BatchNorm uses its running statistics.
-        position: Place of the batch's first example in the endless stream of examples. Random numbers are
-            a function of seed, layer and position, so an example meets the same Dropout mask whichever
-            rank computes it, and a resumed run needs no random state. On a GPU an array there, shape (1,), uint64.
+        training: False during validation: Dropout is disabled, BatchNorm uses its running statistics.
+        position: Position of the batch's first example in the endless stream of examples. Random numbers depend on
+            seed, layer and position, so an example gets the same Dropout mask on any rank, and a resumed run needs no
+            random state. On a GPU a device array of shape (1,), uint64.
         seed: The run's seed.
-        weight: What one example counts for in the global batch: 1 / its number of examples.
-        sum_over_workers: Sums a small array over all workers, in place; collective over the workers. None
-            where there is one worker.
+        weight: Weight of one example in the global batch: 1 / its number of examples.
+        sum_over_workers: Sums a small array over all workers, in place. Collective over the workers. None if there is
+            only one worker.
     """
 
     training: bool = False
@@ -49,40 +49,39 @@ class Context:
 class Layer:
     """A differentiable function with named parameters.
 
-    A subclass overrides ``build``, ``forward`` and ``backward``. What it declares in ``build`` as ``weight``
-    is there afterwards as ``self.weight``, a view of the parameters, and ``self.weight_grad``, a view of
-    the gradients that ``backward`` *assigns* (never adds to). For a state (``declare(..., kind="state")``)
-    ``forward`` assigns to ``self.<name>_grad`` the increment that this batch contributes, weighted by
-    ``batch * ctx.weight``: increments of all workers are summed and added to the state.
+    Subclasses override ``build``, ``forward`` and ``backward``. A parameter declared in ``build`` as ``weight`` is then
+    available as ``self.weight``, a view of the parameters, and ``self.weight_grad``, a view of the gradients, which
+    ``backward`` *assigns* (never adds to). For a state (``declare(..., kind="state")``) ``forward`` assigns to
+    ``self.<name>_grad`` the increment of this batch, weighted by ``batch * ctx.weight``; the increments of all workers
+    are summed and added to the state.
 
-    Arrays returned by ``forward`` and ``backward`` may be buffers that the next call overwrites. A layer may
-    overwrite the ``dy`` it is given, but not ``x``.
+    Arrays returned by ``forward`` and ``backward`` may be buffers that the next call overwrites. A layer may overwrite
+    the ``dy`` it is given, but not ``x``.
 
-    A subclass may say ``supports_amp = True``: then ``x`` and ``dy`` can be of 16 bits or of the parameters' type, ``cast_input``
-    gives them in the one that is right, and it returns arrays that ``activations`` makes.
+    A subclass may set ``supports_amp = True``. Then ``x`` and ``dy`` may be 16-bit or of the parameters' type; convert
+    them with ``cast_input``, and return arrays created by ``activations``.
 
-    A subclass whose ``forward`` and ``backward`` ask the same of a GPU in every training step, but for values in
-    arrays, may say ``static = True``: a model all of whose layers do is recorded as CUDA graphs and replayed. Layers of
-    ``mpitrain.nn`` are static.
+    A subclass whose ``forward`` and ``backward`` enqueue the same GPU work in every training step, except for values in
+    arrays, may set ``static = True``. A model with only static layers is recorded as CUDA graphs and replayed. Layers
+    of ``mpitrain.nn`` are static.
     """
 
-    device: Device = CPU  # where its arrays are; see ``place``
-    supports_amp = (
-        False  # whether it may be given activations and gradients of 16 bits, and returns them; see ``place``
-    )
-    compute_dtype: np.dtype[Any] | None = None  # the type that it returns them in, where that is not the parameters'
-    output_shape: Shape = ()  # of one example; of a whole model, once it is laid out
-    needs_dx = True  # set False by the model where nothing before this layer has parameters
+    device: Device = CPU  # device of the layer's arrays; see ``place``
+    # Whether the layer accepts and returns 16-bit activations and gradients; see ``place``.
+    supports_amp = False
+    compute_dtype: np.dtype[Any] | None = None  # type of returned activations; None for the parameters' type
+    output_shape: Shape = ()  # of one example; set for a whole model when it is laid out
+    needs_dx = True  # set to False by the model if no earlier layer has parameters
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
         self.declared: dict[str, Declared] = {}
         self.dtype: np.dtype[Any] = np.dtype(np.float32)
-        self.index = 0  # place in the model: keeps the random numbers of two layers apart
+        self.index = 0  # index in the model; makes random numbers differ between layers
         self._buffers: dict[tuple[str, Shape], Array] = {}
 
     def __init_subclass__(cls) -> None:
-        """A class that overrides a method of a layer that supports AMP has to declare support itself."""
+        """Reset ``supports_amp`` in classes that override a method; they must declare support themselves."""
         if not {"forward", "backward", "supports_amp", "mixed"}.isdisjoint(vars(cls)):
             cls.supports_amp = class_option(cls, "supports_amp", old="mixed")
 
@@ -90,35 +89,35 @@ class Layer:
         """Declare parameters for inputs of ``shape`` (of one example); return the output's shape.
 
         Raises:
-            JobError: The layer cannot take inputs of this shape; the message says which it can.
+            JobError: The layer does not accept this shape; the message says which it accepts.
         """
         return shape
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        """Outputs for a batch ``x``, shape (batch, *shape)."""
+        """Return the outputs of a batch ``x``, shape (batch, *shape)."""
         raise NotImplementedError
 
     def backward(self, dy: Array) -> Array | None:
-        """Assign the parameters' gradients and return that of ``x``; None where ``needs_dx`` is False.
+        """Compute the parameters' gradients and return the gradient of ``x``; None if ``needs_dx`` is False.
 
-        ``dy`` is the loss's gradient with respect to what the last ``forward`` returned.
+        ``dy`` is the loss's gradient with respect to the result of the last ``forward``.
         """
         raise NotImplementedError
 
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """The form of an element kernel that runs where this layer's arrays are."""
+        """Return the version of an element kernel for this layer's device."""
         return self.device.dispatch(kernel)
 
     def children(self) -> list[tuple[str, Layer]]:
-        """Named layers inside this one, in the order in which they run forward."""
+        """Return the named layers inside this one, in the order in which they run forward."""
         return []
 
     def declare(self, name: str, shape: Shape, init: Initializer, kind: Kind = "param") -> None:
-        """Ask for a parameter; to be called in ``build``."""
+        """Declare a parameter; call it in ``build``."""
         self.declared[name] = Declared(shape, init, kind)
 
     def cast_input(self, array: Array, tag: str) -> Array:
-        """Activations or their gradients, C-contiguous, in the type that this layer's have."""
+        """Return activations or their gradients, C-contiguous, in the layer's compute type."""
         array = self.device.xp.ascontiguousarray(array)
         return (
             array
@@ -127,17 +126,17 @@ class Layer:
         )
 
     def cast_output(self, array: Array, tag: str) -> Array:
-        """Activations or their gradients in the type of parameters."""
+        """Return activations or their gradients in the parameters' type."""
         if self.compute_dtype is None or array.dtype == self.dtype:
             return array
         return self._cast(self.device.xp.ascontiguousarray(array), tag, self.dtype)
 
     def cast_param(self, parameter: Array, tag: str) -> Array:
-        """A parameter as it takes part in products: rounded to the type of activations. To be called in ``forward``."""
+        """Return a parameter rounded to the compute type, for products. Call it in ``forward``."""
         return parameter if self.compute_dtype is None else self._cast(parameter, tag, self.compute_dtype)
 
     def activations(self, tag: str, shape: Shape) -> Array:
-        """A ``buffer`` of the type that this layer's activations have."""
+        """Return a ``buffer`` in the layer's compute type."""
         return self.buffer(tag, shape, self.compute_dtype)
 
     form, taken, widened = Renamed("dispatch"), Renamed("cast_input"), Renamed("cast_output")
@@ -150,13 +149,13 @@ class Layer:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes that ``buffer`` has given."""
+        """Bytes of all buffers."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def buffer(self, tag: str, shape: Shape, dtype: Any = None) -> Array:
-        """Uninitialized memory kept for this layer, the same at every call with this tag and shape.
+        """Return uninitialized memory of this layer, the same at every call with this tag and shape.
 
-        Fresh arrays of this size would be mapped and page-faulted anew at every step.
+        New arrays would be mapped and page-faulted at every step.
         """
         found = self._buffers.get((tag, shape))
         if found is None:
@@ -165,7 +164,7 @@ class Layer:
 
 
 def walk(layer: Layer, prefix: str = "") -> Iterator[tuple[str, Layer]]:
-    """Every layer with its dotted path, in the order in which they run forward."""
+    """Yield every layer with its dotted path, in the order in which they run forward."""
     yield prefix, layer
     for name, child in layer.children():
         yield from walk(child, f"{prefix}.{name}" if prefix else name)
@@ -175,7 +174,7 @@ def layout_of(model: Layer, shape: Shape, dtype: Any) -> Layout:
     """Build ``model`` for examples of ``shape`` and lay out its parameters.
 
     Raises:
-        JobError: A layer cannot take the shape that comes to it.
+        JobError: A layer does not accept its input shape.
     """
     for index, (_, layer) in enumerate(walk(model)):
         layer.dtype = np.dtype(dtype)
@@ -189,10 +188,10 @@ def layout_of(model: Layer, shape: Shape, dtype: Any) -> Layout:
 
 
 def place(model: Layer, device: Device) -> None:
-    """Have a model compute on ``device``; before its first forward pass.
+    """Move a model to ``device``; call it before the first forward pass.
 
-    Where activations have 16 bits, layers that are not ``supports_amp`` are given those of the parameters' type all the same,
-    and so are all layers within them.
+    If activations are 16-bit, layers without ``supports_amp``, and all layers inside them, get activations of the
+    parameters' type.
     """
     _place(model, device, device.compute_dtype)
 
@@ -215,7 +214,7 @@ def bind(model: Layer, layout: Layout, params: Array, grads: Array) -> None:
 
 
 def initialize(model: Layer, layout: Layout, params: Array, seed: int) -> None:
-    """Fill ``params`` with initial values: a function of the seed and each parameter's name alone."""
+    """Set ``params`` to initial values, which depend only on the seed and each parameter's name."""
     views = layout.views(params)
     params[...] = 0
     for path, layer in walk(model):

@@ -1,4 +1,4 @@
-"""Losses: a sum over the examples of a batch, with its gradient, each in one pass."""
+"""Losses summed over the examples of a batch, computed with their gradients in one pass."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..errors import JobError
 class Loss:
     """A function of a model's outputs and the labels, summed over the examples of a batch.
 
-    An output that is not finite makes the loss NaN, and so does a label that means nothing.
+    A non-finite output or an invalid label makes the loss NaN.
 
     Attributes:
-        device: Where outputs, labels and gradients are.
-        scale: What the gradient, and not the loss, is multiplied by: shape (1,), float64, on a device with memory of
-            its own, which reads it as each gradient is computed. None for 1.
-        mixed: Whether it takes outputs of 16 bits, and multiplies by ``scale``; else it is given outputs of the
+        device: Device of outputs, labels and gradients.
+        scale: Factor of the gradient, but not of the loss: a device array of shape (1,), float64, read when each
+            gradient is computed. None for 1.
+        supports_amp: Whether it accepts 16-bit outputs and multiplies by ``scale``; else it gets outputs of the
             parameters' type, and its gradient is multiplied afterwards.
     """
 
@@ -31,7 +31,7 @@ class Loss:
     supports_amp = False
 
     def __init_subclass__(cls) -> None:
-        """A class that overrides a method of a loss that supports AMP has to declare support itself."""
+        """Reset ``supports_amp`` in classes that override a method; they must declare support themselves."""
         if not {"__call__", "evaluate", "supports_amp", "mixed"}.isdisjoint(vars(cls)):
             cls.supports_amp = class_option(cls, "supports_amp", old="mixed")
 
@@ -40,37 +40,37 @@ class Loss:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes kept for gradients."""
+        """Bytes of gradient buffers."""
         return sum(gradient.nbytes for gradient in self._gradients.values())
 
     def check(self, shape: Shape, classes: int | None) -> None:
-        """Make sure that a model's outputs for one example, of ``shape``, suit labels of so many classes.
+        """Check that a model's outputs for one example, of ``shape``, match the number of classes.
 
         Raises:
             JobError: They do not.
         """
 
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
-        """``weight`` times the sum of the losses, and its gradient with respect to ``outputs``.
+        """Return ``weight`` times the sum of the losses, and its gradient with respect to ``outputs``.
 
         The gradient is a buffer that the next call overwrites.
 
         Raises:
-            JobError: The labels' shape or type does not fit the outputs.
+            JobError: The labels' shape or type does not match the outputs.
         """
         raise NotImplementedError
 
     def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
-        """The sum of the losses, and the number of examples predicted right; None where that means nothing.
+        """Return the sum of the losses, and the number of correct predictions, or None if undefined.
 
         Raises:
-            JobError: The labels' shape or type does not fit the outputs.
+            JobError: The labels' shape or type does not match the outputs.
         """
         raise NotImplementedError
 
     @property
     def _scaling(self) -> tuple[Array, ...]:
-        """One more argument of the form of a kernel on a device."""
+        """Additional argument of the device's kernels."""
         return () if self.scale is None else (self.scale,)
 
     def _gradient(self, outputs: Array) -> Array:
@@ -90,7 +90,7 @@ class SoftmaxCrossEntropy(Loss):
         if len(shape) != 1 or (classes is not None and shape[0] < classes):
             wanted = "classes" if classes is None else f"{classes}"
             raise JobError(
-                f"SoftmaxCrossEntropy: the model's outputs have shape {shape} and the labels {wanted} classes; "
+                f"SoftmaxCrossEntropy: the model's output shape is {shape}, but the labels have {wanted} classes; "
                 f"end the model with Dense(..., {wanted})"
             )
 
@@ -107,8 +107,8 @@ class SoftmaxCrossEntropy(Loss):
 class SigmoidCrossEntropy(Loss):
     """``-log sigmoid(output)`` where the label is 1, ``-log(1 - sigmoid(output))`` where it is 0.
 
-    Outputs (batch, ...), labels of the same shape in [0, 1], or (batch,) for outputs (batch, 1). An
-    example's loss is the mean over its elements; it is predicted right if all its elements are.
+    Outputs (batch, ...), labels of the same shape in [0, 1], or (batch,) for outputs (batch, 1). An example's loss is
+    the mean over its elements. A prediction is correct if all its elements are.
     """
 
     supports_amp = True
@@ -146,17 +146,17 @@ class MeanSquaredError(Loss):
 def _check_classes(outputs: Array, labels: Array) -> None:
     if outputs.ndim != 2 or labels.shape != outputs.shape[:1] or labels.dtype.kind not in "iu":
         raise JobError(
-            "SoftmaxCrossEntropy takes outputs (batch, classes) and integer labels (batch,), "
-            f"not {outputs.shape} and {labels.dtype} {labels.shape}; end the model with Dense(…, classes)"
+            "SoftmaxCrossEntropy requires outputs (batch, classes) and integer labels (batch,), "
+            f"got {outputs.shape} and {labels.dtype} {labels.shape}; end the model with Dense(…, classes)"
         )
 
 
 def _paired(loss: Loss, outputs: Array, labels: Array) -> tuple[Array, Array]:
-    """Outputs and labels as matrices of one shape, (batch, elements of an example)."""
+    """Return outputs and labels as matrices of the same shape, (batch, elements of an example)."""
     if labels.shape != outputs.shape and (labels.shape != outputs.shape[:1] or outputs[:1].size > 1):
         raise JobError(
-            f"{type(loss).__name__} takes labels of the outputs' shape {outputs.shape}, "
-            f"not {labels.shape}; give the last layer as many features as a label has"
+            f"{type(loss).__name__} requires labels with the outputs' shape {outputs.shape}, "
+            f"got {labels.shape}; the last layer needs as many features as a label has"
         )
     matrix = len(outputs), math.prod(outputs.shape[1:])
     return outputs.reshape(matrix), labels.reshape(matrix)
@@ -177,7 +177,7 @@ def _softmax_gradient(outputs: Array, labels: Array, weight: float, gradient: Ar
         for j in range(outputs.shape[1]):
             gradient[i, j] = math.exp(outputs[i, j] - largest)
             normalizer += gradient[i, j]
-            nothing += 0 * outputs[i, j]  # NaN where an output is infinite
+            nothing += 0 * outputs[i, j]  # NaN if an output is infinite
         factor = scale / normalizer
         for j in range(outputs.shape[1]):
             gradient[i, j] *= factor
@@ -232,7 +232,7 @@ def _sigmoid_gradient(outputs: Array, labels: Array, weight: float, gradient: Ar
         for j in range(outputs.shape[1]):
             z, label = outputs[i, j], outputs.dtype.type(labels[i, j])
             total += _sigmoid_loss(z, label)
-            tail = math.exp(-abs(z))  # of the two exponentials, the one that cannot overflow
+            tail = math.exp(-abs(z))  # the sign that cannot overflow
             probability = (one if z >= 0 else tail) / (one + tail)
             gradient[i, j] = (probability - label) * share
     return weight / outputs.shape[1] * total
@@ -256,7 +256,7 @@ def _sigmoid_evaluate(outputs: Array, labels: Array) -> tuple[float, int]:
 def _sigmoid_loss(z: float, label: float) -> float:
     if not (label >= 0 and label <= 1):
         return z * np.nan
-    nothing = 0 * z  # NaN where z is infinite
+    nothing = 0 * z  # NaN if z is infinite
     return max(z, 0 * label) - z * label + math.log1p(math.exp(-abs(z))) + nothing
 
 
@@ -267,7 +267,7 @@ def _square_gradient(outputs: Array, labels: Array, weight: float, gradient: Arr
     for i in range(outputs.shape[0]):
         for j in range(outputs.shape[1]):
             difference = outputs[i, j] - outputs.dtype.type(labels[i, j])
-            total += difference * difference + 0 * outputs[i, j]  # NaN where an output is infinite
+            total += difference * difference + 0 * outputs[i, j]  # NaN if an output is infinite
             gradient[i, j] = slope * difference
     return weight / outputs.shape[1] * total
 

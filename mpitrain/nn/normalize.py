@@ -1,4 +1,4 @@
-"""Normalization to mean 0 and variance 1: over the batch for each channel, or over the channels of each place."""
+"""Normalization to mean 0 and variance 1, over the batch for each channel or over the channels of each position."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from .layer import Context, Layer
 class BatchNorm(Layer):
     """Normalizes each index of the last axis over the batch and all other axes, then scales and shifts it.
 
-    ``mean`` and ``variance`` (the biased one) are running averages, used when validating. Sums are kept in
-    float64.
+    ``mean`` and ``variance`` (biased) are running averages, used during validation. Sums are computed in float64.
 
     Ioffe and Szegedy, Batch normalization, ICML 2015, algorithms 1 and 2.
 
     Args:
         features: Length of the last axis.
-        momentum: What the running averages keep of themselves at a step, in [0, 1).
+        momentum: Weight of the old value in the running averages, in [0, 1).
         eps: Added to the variance.
-        sync: Take statistics over the batches of all workers, so that they train as one with the joined
-            batch; ``forward`` and ``backward`` are then collective over the workers.
-        name: Overrides the name that the model would give.
+        sync: Compute statistics over the batches of all workers, as if they were one batch; ``forward`` and
+            ``backward`` are then collective over the workers.
+        name: Overrides the name that the model assigns.
     """
 
     supports_amp = True
@@ -98,15 +97,15 @@ class BatchNorm(Layer):
         return dy
 
     def _use_batch(self, ctx: Context, batch: int) -> None:
-        """Take the statistics of this batch, and assign the increments of the running ones."""
+        """Compute the statistics of this batch, and set the increments of the running ones."""
         sums = self.buffer("sums", (2 * self.features + 1,), np.float64)
         self.dispatch(_moment_sums)(self._x, sums)
         self._sum_over_workers(sums, ctx)
-        self._count = sums[-1:].copy()  # what it divides would otherwise change it
+        self._count = sums[-1:].copy()  # a copy, because dividing ``sums`` would change it
         sums /= self._count
         mean = sums[: self.features]
         variance = sums[self.features : -1] - mean * mean
-        self.device.xp.maximum(variance, 0, out=variance)  # rounding; NaN stays
+        self.device.xp.maximum(variance, 0, out=variance)  # against rounding errors; NaN is preserved
         self._center[...] = mean
         self._inverse[...] = 1 / self.device.xp.sqrt(variance + self.eps)
         share = (1 - self.momentum) * batch * ctx.weight
@@ -119,14 +118,14 @@ class BatchNorm(Layer):
 
 
 class LayerNorm(Layer):
-    """Normalizes the last axis of every example at every place, then scales and shifts each of its indices.
+    """Normalizes the last axis of every example at every position, then scales and shifts each index.
 
     Ba, Kiros and Hinton, Layer normalization, arXiv:1607.06450, equation 4.
 
     Args:
         features: Length of the last axis.
         eps: Added to the variance.
-        name: Overrides the name that the model would give.
+        name: Overrides the name that the model assigns.
     """
 
     supports_amp = True
@@ -168,13 +167,13 @@ class LayerNorm(Layer):
 
 def _check_last(layer: Layer, shape: Shape, features: int) -> None:
     if not shape or shape[-1] != features:
-        hint = f"make features {shape[-1]}" if shape else ""
+        hint = f"set features={shape[-1]}" if shape else ""
         raise wrong_shape(layer, ("...", features), shape, hint)
 
 
 @kernel
 def _moment_sums(x: Array, sums: Array) -> None:
-    """``sums``, shape (2 * features + 1,), is the columns' sums, those of their squares, and the row count."""
+    """``sums``, shape (2 * features + 1,): the columns' sums, the sums of their squares, and the number of rows."""
     features = x.shape[1]
     total, squares = sums[:features], sums[features : 2 * features]
     sums[:] = 0
@@ -195,7 +194,7 @@ def _normalize(x: Array, center: Array, inverse: Array, scale: Array, shift: Arr
 
 @kernel
 def _gradient_sums(x: Array, center: Array, inverse: Array, dy: Array, sums: Array) -> None:
-    """``sums[0]`` is the columns' sums of dy, ``sums[1]`` those of dy times the normalized x."""
+    """``sums[0]`` is the columns' sums of dy, ``sums[1]`` the sums of dy times the normalized x."""
     total, moment = sums[0], sums[1]
     sums[:] = 0
     for i in range(x.shape[0]):
@@ -206,7 +205,7 @@ def _gradient_sums(x: Array, center: Array, inverse: Array, dy: Array, sums: Arr
 
 @kernel
 def _normalize_backward(x: Array, center: Array, inverse: Array, scale: Array, means: Array, dy: Array) -> None:
-    """Turn ``dy`` into the gradient of x, given the means of what ``_gradient_sums`` sums."""
+    """Replace ``dy`` with the gradient of x, given the means of the sums of ``_gradient_sums``."""
     typed = means.astype(dy.dtype)
     total, moment = typed[0], typed[1]
     for i in range(x.shape[0]):
@@ -233,7 +232,7 @@ def _layer_norm(x: Array, eps: float, scale: Array, shift: Array, normal: Array,
 
 @reduction
 def _layer_norm_backward(normal: Array, inverse: Array, scale: Array, dy: Array, sums: Array) -> None:
-    """Turn ``dy`` into the gradient of x; ``sums`` are those of dy, and of dy times ``normal``, over rows."""
+    """Replace ``dy`` with the gradient of x; ``sums`` are the sums over rows of dy and of dy times ``normal``."""
     features = dy.dtype.type(dy.shape[1])
     total, moment = sums[0], sums[1]
     sums[:] = 0

@@ -1,4 +1,4 @@
-"""Pooling over windows of images (height, width, channels). Windows that would leave the image are left out."""
+"""Pooling over windows of images (height, width, channels). Windows that would exceed the image are omitted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .layer import Context, Layer
 
 
 class _Pool(Layer):
-    """A window of ``size`` by ``size`` that moves in steps of ``stride``."""
+    """A window of ``size`` by ``size`` that moves with ``stride``."""
 
     def __init__(self, size: int, stride: int | None = None, name: str | None = None) -> None:
         super().__init__(name)
@@ -21,12 +21,10 @@ class _Pool(Layer):
 
     def build(self, shape: Shape) -> Shape:
         if len(shape) != 3:
-            raise wrong_shape(self, ("height", "width", "channels"), shape, "put Reshape(h, w, c) before it")
+            raise wrong_shape(self, ("height", "width", "channels"), shape, "insert Reshape(h, w, c) before it")
         height, width, channels = shape
         if min(height, width) < self.size:
-            raise JobError(
-                f"{type(self).__name__}: size {self.size} is larger than the image ({height}, {width}); make it smaller"
-            )
+            raise JobError(f"{type(self).__name__}: size is {self.size}, must be <= the image size ({height}, {width})")
         self._output = self._steps(height), self._steps(width), channels
         return self._output
 
@@ -35,14 +33,14 @@ class _Pool(Layer):
 
 
 class MaxPool(_Pool):
-    """Largest element of each window; of equal ones the first, row by row, gets the gradient.
+    """Maximum of each window. The gradient goes to the first maximum in row-major order.
 
-    A window that holds NaN yields NaN.
+    A window that contains NaN gives NaN.
 
     Args:
         size: Height and width of the window, at most 16.
-        stride: Step of the window; ``size`` if left out.
-        name: Overrides the name that the model would give.
+        stride: Stride of the window; by default ``size``.
+        name: Overrides the name that the model assigns.
     """
 
     supports_amp = True
@@ -50,7 +48,7 @@ class MaxPool(_Pool):
     def __init__(self, size: int, stride: int | None = None, name: str | None = None) -> None:
         super().__init__(size, stride, name)
         if self.size > 16:
-            raise JobError(f"MaxPool: size is {size}; give at most 16")
+            raise JobError(f"MaxPool: size is {size}, must be <= 16")
 
     def forward(self, x: Array, ctx: Context) -> Array:
         x = self.cast_input(x, "x")
@@ -77,8 +75,8 @@ class AveragePool(_Pool):
 
     Args:
         size: Height and width of the window.
-        stride: Step of the window; ``size`` if left out.
-        name: Overrides the name that the model would give.
+        stride: Stride of the window; by default ``size``.
+        name: Overrides the name that the model assigns.
     """
 
     supports_amp = True
@@ -101,7 +99,7 @@ class AveragePool(_Pool):
 
 @kernel
 def _max_pool(x: Array, size: int, stride: int, y: Array, place: Array) -> None:
-    """``place`` is the position in its window, row by row, that each maximum came from."""
+    """``place`` is the index of each maximum in its window, row by row."""
     batch, height, width, channels = y.shape
     for n in range(batch):
         for i in range(height):
@@ -112,7 +110,7 @@ def _max_pool(x: Array, size: int, stride: int, y: Array, place: Array) -> None:
                 for k in range(1, size * size):
                     window = x[n, i * stride + k // size, j * stride + k % size]
                     for c in range(channels):
-                        # Not "greater", which no NaN is; and a NaN that is there already stays.
+                        # Not "greater", which is false for NaN; a NaN that is the maximum stays.
                         larger = not (window[c] <= y[n, i, j, c]) and y[n, i, j, c] == y[n, i, j, c]
                         y[n, i, j, c] = window[c] if larger else y[n, i, j, c]
                         place[n, i, j, c] = k if larger else place[n, i, j, c]
@@ -120,7 +118,7 @@ def _max_pool(x: Array, size: int, stride: int, y: Array, place: Array) -> None:
 
 @kernel
 def _max_pool_2(x: Array, stride: int, y: Array, place: Array) -> None:
-    """``_max_pool`` for the usual size of 2: with no loop over the window it is several times faster."""
+    """``_max_pool`` for the common size 2, several times faster because it has no loop over the window."""
     for n in range(y.shape[0]):
         for i in range(y.shape[1]):
             upper, lower = x[n, i * stride], x[n, i * stride + 1]

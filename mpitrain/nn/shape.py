@@ -1,4 +1,4 @@
-"""Layers that rename an example's axes and touch no element."""
+"""Layers that change an example's shape but not its elements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .layer import Context, Layer
 
 
 class Flatten(Layer):
-    """An example of any shape as one axis."""
+    """Flattens examples of any shape to one axis."""
 
     supports_amp = True
 
@@ -26,11 +26,11 @@ class Flatten(Layer):
 
 
 class Reshape(Layer):
-    """An example with as many elements, in the same order, as ``shape``.
+    """Changes the shape of examples, keeping the order of elements.
 
     Args:
-        *shape: Shape of one output example.
-        name: Overrides the name that the model would give.
+        *shape: Shape of one output example, with the same number of elements.
+        name: Overrides the name that the model assigns.
     """
 
     supports_amp = True

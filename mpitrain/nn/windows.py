@@ -1,4 +1,4 @@
-"""Windows of images as the rows of a matrix (im2col), a block of them at a time.
+"""Windows of images as rows of a matrix (im2col), in blocks.
 
 Chellapilla, Puri and Simard, High performance convolutional neural networks for document processing, IWFHR 2006.
 """
@@ -16,7 +16,7 @@ Padding = Literal["same", "valid"] | int
 
 
 class Axis(NamedTuple):
-    """One spatial axis of images: ``windows`` of ``size``, ``stride`` apart, over its padded length."""
+    """One spatial axis of images: ``windows`` of ``size``, ``stride`` apart, over the padded length."""
 
     length: int
     size: int
@@ -27,7 +27,7 @@ class Axis(NamedTuple):
 
     @classmethod
     def lay(cls, length: int, size: int, stride: int, padding: Padding) -> Axis:
-        """Place windows; ``windows`` is less than 1 where not even one fits."""
+        """Place the windows; ``windows`` is less than 1 if none fits."""
         if padding == "same":
             windows = -(-length // stride)
             total = max(0, (windows - 1) * stride + size - length)
@@ -41,12 +41,12 @@ class Axis(NamedTuple):
 
     @property
     def inside(self) -> slice:
-        """Where the image lies in the padded axis."""
+        """Range of the image in the padded axis."""
         return slice(self.before, self.before + self.length)
 
 
 class Grid(NamedTuple):
-    """Where the windows lie on images of one size."""
+    """The positions of windows on images of one size."""
 
     rows: Axis
     columns: Axis
@@ -67,35 +67,35 @@ class Grid(NamedTuple):
         return images, self.rows.padded, self.columns.padded, self.channels
 
     def inside(self, padded: Array) -> Array:
-        """The images inside their padding."""
+        """Return the images without their padding."""
         return padded[:, self.rows.inside, self.columns.inside]
 
     def image_blocks(self, batch: int, block: int) -> Iterator[slice]:
-        """As many whole images as fit a block of so many elements, at least one."""
+        """Yield ranges of images whose windows fit a block of this many elements, at least one image each."""
         return _slices(batch, block // (self.rows.windows * self.columns.windows * self.window_size))
 
     def row_blocks(self, block: int) -> Iterator[slice]:
-        """As many rows of an image's windows as fit a block of so many elements, at least one."""
+        """Yield ranges of rows of an image's windows that fit a block of this many elements, at least one row each."""
         return _slices(self.rows.windows, block // (self.columns.windows * self.window_size))
 
     def span(self, images: slice, rows: slice) -> slice:
-        """Where a block's windows lie among those of the whole batch; it holds all rows, or one image."""
+        """Return the range of a block's windows among those of the batch; the block has all rows or one image."""
         start = (images.start * self.rows.windows + rows.start) * self.columns.windows
         return slice(start, start + (images.stop - images.start) * (rows.stop - rows.start) * self.columns.windows)
 
     def copy(self, dispatch: Dispatch, padded: Array, rows: slice, matrix: Array) -> None:
-        """Lay out the windows of some rows of images, a window a row of ``matrix``.
+        """Copy the windows of some rows of images to the rows of ``matrix``.
 
         Args:
-            form: Gives the form of a kernel that runs where the arrays are.
+            dispatch: Returns the version of a kernel for the device of the arrays.
             padded: Shape ``padded_shape(images)``.
-            rows: Which rows of windows, of every image.
-            matrix: Shape (windows, at least window_size); what a row has beyond that is left alone.
+            rows: Rows of windows, the same for every image.
+            matrix: Shape (windows, at least window_size); values beyond a window are not changed.
         """
         dispatch(_copy_windows)(padded, rows.start, *self._steps, self._by_place(matrix, rows))
 
     def add(self, dispatch: Dispatch, matrix: Array, rows: slice, padded: Array) -> None:
-        """Add windows where ``copy`` takes them from: its transpose."""
+        """Add windows to the elements that ``copy`` reads: its transpose."""
         dispatch(_add_windows)(self._by_place(matrix, rows), rows.start, *self._steps, padded)
 
     @property
@@ -111,9 +111,9 @@ def _slices(length: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
-# The innermost loops run along one row of a window, whose channels lie one after the other both in the image
-# and in the matrix. They index views that start there: an index computed from several variables could be
-# negative for all that Numba knows, and the loop would not vectorize.
+# The innermost loops run along one row of a window, whose channels are contiguous both in the image and in the matrix.
+# They index views that start there: Numba assumes that an index computed from several variables may be negative, and
+# would not vectorize the loop.
 
 
 @kernel

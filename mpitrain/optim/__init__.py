@@ -1,4 +1,4 @@
-"""Optimizers as updates of flat vectors, learning rate schedules, and moving averages of parameters."""
+"""Optimizers that update flat vectors, learning rate schedules, and moving averages of parameters."""
 
 from .average import moving_average
 from .optimizer import Optimizer, adagrad, adam, adamw, lamb, lars, momentum, nesterov, rmsprop, sgd

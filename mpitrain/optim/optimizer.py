@@ -1,7 +1,7 @@
-"""What an optimizer is: numbers, slots and a rule. (What applies it to vectors is the ``Updater``.)
+"""Optimizers as data: hyperparameters, slots and an update rule. ``Updater`` applies them to vectors.
 
-Optimizers are frozen dataclasses, so that they print as they were written; they bear function names, since
-job files use them as functions: ``optim.adam(1e-3, clip_norm=1.0)``.
+Optimizers are frozen dataclasses, so that they print as they were written. They have lower-case names because job files
+use them like functions: ``optim.adam(1e-3, clip_norm=1.0)``.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .schedule import Schedule, as_schedule, by_epoch
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What all optimizers have in common.
+    """Base class of optimizers.
 
     Attributes:
         learning_rate: A number, or a schedule: a function from the 0-based step to a number.
-        l2: This times a parameter is added to its gradient, after clipping.
-        weight_decay: A parameter loses learning_rate times this part of itself at every step, beside the
-            gradient's step (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019).
-        decay_names: Patterns (as of files) of the names of parameters that ``l2`` or ``weight_decay`` act on.
-        clip_norm: The gradient, all parameters together, is scaled down to this Euclidean norm at most.
-        slots: Names of the vectors that the rule keeps beside the parameters; zeros at first.
-        layerwise: The step of each parameter is scaled by a ratio of norms (LAMB, LARS).
+        l2: L2 penalty: this times a parameter is added to its gradient, after clipping.
+        weight_decay: Decoupled weight decay: every step subtracts learning_rate times this times the parameter, in
+            addition to the gradient's step (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019).
+        decay_names: Patterns (as of files) of the names of parameters to which ``l2`` or ``weight_decay`` apply.
+        clip_norm: Maximum Euclidean norm of the whole gradient, which is scaled down if necessary.
+        slots: Names of the vectors that the rule keeps in addition to the parameters; initially zero.
+        layerwise: Whether the step of each parameter is scaled by a ratio of norms (LAMB, LARS).
 
     Raises:
-        JobError: A number is not valid; the message names it.
+        JobError: A value is not valid; the message names it.
     """
 
     learning_rate: float | Schedule
@@ -53,14 +53,16 @@ class Optimizer:
         self._check("l2", 0, math.inf)
         self._check("weight_decay", 0, math.inf)
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
-            raise JobError(f"{self.name}: clip_norm is {self.clip_norm!r}, and must be a number above 0, or None")
+            raise JobError(f"{self.name}: clip_norm is {self.clip_norm!r}, must be a number > 0 or None")
         if self.l2 and self.weight_decay:
-            raise JobError(f"{self.name}: l2={self.l2} and weight_decay={self.weight_decay} both decay; give one")
+            raise JobError(
+                f"{self.name}: l2={self.l2} and weight_decay={self.weight_decay} cannot be combined; remove one"
+            )
 
     def _check(self, what: str, low: float, high: float) -> None:
         value = getattr(self, what)
         if not isinstance(value, (int, float)) or not low <= value < high:
-            raise JobError(f"{self.name}: {what} is {value!r}, and must be a number in [{low}, {high})")
+            raise JobError(f"{self.name}: {what} is {value!r}, must be a number in [{low}, {high})")
 
     @property
     def name(self) -> str:
@@ -73,52 +75,55 @@ class Optimizer:
 
     @property
     def rule(self) -> int:
-        """Which arithmetic of ``rules`` updates the parameters."""
+        """Number of the update rule in ``rules``."""
         return rules.SGD
 
     def rate(self, step: int) -> float:
-        """The learning rate of ``step``."""
+        """Return the learning rate at ``step``."""
         assert callable(self.learning_rate)
         return float(self.learning_rate(step))
 
     def for_epochs(self, steps_per_epoch: float) -> Optimizer:
-        """This optimizer with its schedule told how long an epoch is, where it counts epochs."""
+        """Return this optimizer with the length of an epoch set in its schedule, if the schedule counts epochs."""
         if not isinstance(self.learning_rate, by_epoch):
             return self
         return replace(self, learning_rate=replace(self.learning_rate, steps_per_epoch=steps_per_epoch))
 
     def decays(self, name: str) -> bool:
-        """Whether ``decay_names`` match the parameter ``name``."""
+        """Whether ``decay_names`` matches the parameter ``name``."""
         patterns = [self.decay_names] if isinstance(self.decay_names, str) else self.decay_names
         return any(fnmatchcase(name, pattern) for pattern in patterns)
 
     def constants(self, rate: float, step: int) -> Constants:
-        """The numbers of ``rule`` at ``step``."""
+        """Return the constants of ``rule`` at ``step``."""
         return rate, 0.0, 0.0, 0.0
 
     def clip_factor(self, squared_norm: float) -> float:
-        """What a gradient of this squared norm is multiplied by; NaN or 0 * inf where it is not finite."""
+        """Return the factor that clips a gradient of this squared norm; NaN or 0 * inf if it is not finite."""
         if self.clip_norm is None:
             return 1.0
         norm = math.sqrt(squared_norm)
         return 1.0 if norm <= self.clip_norm else self.clip_norm / norm
 
     def direction(self, step: int) -> Constants | None:
-        """Adam's numbers, where norms are taken of Adam's direction; None where of the gradient itself."""
+        """Return Adam's constants if norms are taken of Adam's direction; None if of the gradient itself."""
         return None
 
     @property
     def trust_ratio(self) -> tuple[float, float, bool]:
-        """(above, below, clipped) of a layerwise optimizer: a parameter's step is multiplied by
-        above * |params| / (|gradient| + below * |params|), of the clipped gradient or of the gradient as it is."""
+        """(above, below, clipped) of a layerwise optimizer.
+
+        A parameter's step is multiplied by above * |params| / (|gradient| + below * |params|), with the clipped
+        gradient or the original one.
+        """
         raise NotImplementedError
 
     def trust_ratios(self, sums: Array, clip: float) -> Array:
-        """What the step of each parameter is multiplied by, shape (k,); of a layerwise optimizer.
+        """Return the factor of each parameter's step, shape (k,); for layerwise optimizers only.
 
         Args:
             sums: Shape (k, 2): squared norms of each parameter and of its gradient or direction before clipping.
-            clip: What that is multiplied by, so that the whole gradient is within ``clip_norm``.
+            clip: Factor that clips the whole gradient to ``clip_norm``.
         """
         above, below, clipped = self.trust_ratio
         params_norm, norm = np.sqrt(sums[:, 0]), (clip if clipped else 1.0) * np.sqrt(sums[:, 1])
@@ -157,17 +162,17 @@ class momentum(Optimizer):
 
 @dataclass(frozen=True)
 class nesterov(momentum):
-    """``momentum`` with Nesterov's look ahead."""
+    """``momentum`` with Nesterov's lookahead."""
 
     nesterov: bool = field(default=True, init=False)
 
 
 @dataclass(frozen=True)
 class adam(Optimizer):
-    """Adam: steps scaled by running means of the gradient and of its square, both corrected for bias.
+    """Adam: steps scaled by running means of the gradient and of its square, both bias-corrected.
 
-    Kingma and Ba, Adam, 2015, algorithm 1, in the order of operations that section 2 recommends, with
-    ``eps`` where the algorithm has it.
+    Kingma and Ba, Adam, 2015, algorithm 1, in the order of operations recommended in section 2, with ``eps`` as in the
+    algorithm.
     """
 
     beta1: float = 0.9
@@ -249,11 +254,11 @@ class rmsprop(Optimizer):
 
 @dataclass(frozen=True)
 class lamb(adam):
-    """Adam whose step of each parameter has the length learning_rate * that parameter's norm.
+    """Adam in which each parameter's step has the length learning_rate * the parameter's norm.
 
-    Only parameters that ``decay_names`` match are scaled so and decayed: biases and the scales of
-    normalization take Adam's step. There is no ``clip_norm``: the steps' lengths do not depend on the
-    gradient's. You et al., Large Batch Optimization for Deep Learning, 2020, algorithm 2.
+    Only parameters that match ``decay_names`` are scaled and decayed; biases and normalization scales take Adam's step.
+    ``clip_norm`` is not available, because the length of a step does not depend on the gradient's length. You et al.,
+    Large Batch Optimization for Deep Learning, 2020, algorithm 2.
     """
 
     weight_decay: float = field(default=0.01, kw_only=True)
@@ -263,15 +268,15 @@ class lamb(adam):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.l2:
-            raise JobError(f"lamb: l2 is {self.l2}, but lamb decays by weight_decay; leave l2 out")
+            raise JobError(f"lamb: l2 is {self.l2}, but lamb uses weight_decay; remove l2")
         if self.clip_norm is not None:
             raise JobError(
-                f"lamb: clip_norm is {self.clip_norm}, but lamb steps have lengths of their own; leave it out"
+                f"lamb: clip_norm is {self.clip_norm}, but lamb's step length ignores the gradient's; remove clip_norm"
             )
 
     @property
     def rule(self) -> int:
-        return rules.SGD  # moves along the direction that the norms were taken of
+        return rules.SGD  # a step along the direction that was measured
 
     def constants(self, rate: float, step: int) -> Constants:
         return rate, 0.0, 0.0, 0.0
@@ -286,12 +291,12 @@ class lamb(adam):
 
 @dataclass(frozen=True)
 class lars(Optimizer):
-    """Momentum whose step of each parameter has the length learning_rate * trust * that parameter's norm.
+    """Momentum in which each parameter's step has the length learning_rate * trust * the parameter's norm.
 
     velocity = momentum * velocity + learning_rate * ratio * (grads + weight_decay * params), where ratio is
-    trust * |params| / (|grads| + weight_decay * |params|); params -= velocity. Only parameters that
-    ``decay_names`` match are scaled so and decayed; for the others the ratio is 1. You, Gitman and Ginsburg,
-    Large Batch Training of Convolutional Networks, 2017, algorithm 1.
+    trust * |params| / (|grads| + weight_decay * |params|); params -= velocity. Only parameters that match
+    ``decay_names`` are scaled and decayed; for the others the ratio is 1. You, Gitman and Ginsburg, Large Batch
+    Training of Convolutional Networks, 2017, algorithm 1.
     """
 
     momentum: float = 0.9
@@ -305,7 +310,7 @@ class lars(Optimizer):
         self._check("momentum", 0, 1)
         self._check("trust", 0, math.inf)
         if self.l2:
-            raise JobError(f"lars: l2 is {self.l2}, but lars decays by weight_decay; leave l2 out")
+            raise JobError(f"lars: l2 is {self.l2}, but lars uses weight_decay; remove l2")
 
     @property
     def rule(self) -> int:
@@ -320,6 +325,6 @@ class lars(Optimizer):
 
 
 def _ratios(above: Array, below: Array) -> Array:
-    """above / below, and 1 where either is 0: a parameter that is all zeros must be able to leave zero."""
+    """Return above / below, or 1 where either is 0, so that a parameter that is zero can change."""
     usable = (above != 0) & (below != 0)
     return np.divide(above, below, out=np.ones_like(above), where=usable)

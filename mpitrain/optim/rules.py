@@ -1,7 +1,7 @@
-"""The optimizers' arithmetic: one pass over memory, block by block.
+"""Optimizer arithmetic: one pass over memory, block by block.
 
-A block is small enough that its gradient, its parameters and its slots stay in the first-level cache; the
-loops over a block are separate and short, for only such loops vectorize.
+A block is so small that its gradient, parameters and slots stay in the L1 cache. The loops over a block are separate
+and short, because only such loops vectorize.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import math
 from ..core.kernels import kernel, reduction, sum_rows
 from ..core.layout import Array
 
-BLOCK = 2048  # elements: parameters, gradient and two slots of float32 fill a first-level cache of 32 KiB
+BLOCK = 2048  # elements: parameters, gradient and two slots of float32 fill an L1 cache of 32 KiB
 
-# Numba cannot cache a kernel that is handed functions, so a rule is a number.
+# Rules are numbers because Numba cannot cache kernels that take functions as arguments.
 SGD, MOMENTUM, NESTEROV, ADAM, ADAGRAD, RMSPROP = range(6)
 
 Constants = tuple[float, float, float, float]
@@ -40,22 +40,22 @@ def update_segments(
     """Update params, slots and average on every segment.
 
     Args:
-        rule: Which arithmetic, with its ``constants``.
-        segments: Shape (k, 3), int64: start, stop, and 1 where trained or 0 where state.
-        scales: Shape (k,), float64: the gradient is this times the sum of rows.
+        rule: Number of the update rule, which takes ``constants``.
+        segments: Shape (k, 3), int64: start, stop, and 1 for parameters or 0 for state.
+        scales: Shape (k,), float64: factor of the sum of rows, which gives the gradient.
         l2: Shape (k,), float64: this times params is added to the gradient.
-        shrink: Shape (k,), float64: params lose this part of themselves before they are updated.
+        shrink: Shape (k,), float64: this times params is subtracted from params before the update.
         rows: Shape (n, >= size), C-contiguous: gradients.
-        order: Shape (k,), int64: which rows are added, in this order.
-        origin: Element of params that the rows' first element belongs to.
-        params, slot0, slot1, average: Shape (size,), of one dtype; empty where there is none.
-        follow: The part of the way that ``average`` goes towards params.
+        order: Shape (k,), int64: indices of the rows to add, in this order.
+        origin: Element of params that corresponds to the rows' first element.
+        params, slot0, slot1, average: Shape (size,), of one dtype; empty if unused.
+        follow: Fraction by which ``average`` moves towards params.
         scratch: Shape (BLOCK,).
     """
     for s in range(segments.shape[0]):
         for start in range(segments[s, 0], segments[s, 1], BLOCK):
             stop = min(start + BLOCK, segments[s, 1])
-            # Slices, so that the inner loops count from zero: only those vectorize.
+            # Slices, so that the inner loops start at zero: only those vectorize.
             p, a, g = params[start:stop], average[start:stop], scratch[: stop - start]
             sum_rows(rows, order, start - origin, stop - origin, scales[s], g)
             if segments[s, 2] == 0:
@@ -86,14 +86,14 @@ def measure_segments(
     sums: Array,
     scratch: Array,
 ) -> None:
-    """Write each segment's gradient, or Adam's direction where ``directed``, to ``own``; sum its squares.
+    """Write each segment's gradient, or Adam's direction if ``directed``, to ``own``; sum its squares.
 
     Args:
-        sums: Shape (k, 2), float64: set to the sums of squares of params (only where ``normed``) and of what
-            is written to ``own``.
+        sums: Shape (k, 2), float64: output, the sums of squares of params (if ``normed``) and of the values written to
+            ``own``.
         decay: Shape (k,), float64: this times params is added to a direction.
 
-    The rest as in ``update_segments``; ``own`` may be one of the rows.
+    The other arguments are as in ``update_segments``; ``own`` may be one of the rows.
     """
     for s in range(segments.shape[0]):
         sums[s, 0] = sums[s, 1] = 0
@@ -185,7 +185,7 @@ def _adam(p: Array, g: Array, m: Array, v: Array, constants: Constants) -> None:
 
 @kernel
 def _adam_direction(p: Array, g: Array, m: Array, v: Array, constants: Constants, decay: float) -> None:
-    """Replace the gradient by the direction that LAMB measures: Adam's, plus decay * params."""
+    """Replace the gradient with the direction that LAMB measures: Adam's, plus decay * params."""
     rate, eps = p.dtype.type(constants[0]), p.dtype.type(constants[3])
     keep1, keep2 = p.dtype.type(constants[1]), p.dtype.type(constants[2])
     take1, take2 = p.dtype.type(1 - constants[1]), p.dtype.type(1 - constants[2])

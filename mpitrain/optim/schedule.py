@@ -1,7 +1,7 @@
 """Learning rates as functions of the step.
 
-A schedule is any function from the 0-based step to a learning rate. The ones here are frozen dataclasses, so
-that they print as they were written; they bear function names, since they are used as functions.
+A schedule is any function from the 0-based step to a learning rate. The schedules of this module are frozen
+dataclasses, so that they print as they were written; they have lower-case names because they are used like functions.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Schedule = Callable[[int], float]
 
 
 def as_schedule(value: float | Schedule) -> Schedule:
-    """``value`` itself where it is a schedule, else the schedule that is always ``value``.
+    """Return ``value`` if it is a schedule, else a constant schedule.
 
     Raises:
-        JobError: ``value`` is neither a schedule nor a finite number of at least 0.
+        JobError: ``value`` is neither a schedule nor a finite number >= 0.
     """
     return value if callable(value) else constant(value)
 
@@ -60,7 +60,7 @@ class exponential:
 
 @dataclass(frozen=True)
 class piecewise:
-    """``values[0]`` before step ``boundaries[0]``, and ``values[i]`` from step ``boundaries[i - 1]`` on."""
+    """``values[0]`` before step ``boundaries[0]``, and ``values[i]`` from step ``boundaries[i - 1]``."""
 
     boundaries: Sequence[int]
     values: Sequence[float]
@@ -76,7 +76,7 @@ class piecewise:
 
 @dataclass(frozen=True)
 class cosine:
-    """Half a cosine from ``initial`` down to ``final`` at ``decay_steps``, and ``final`` from there on.
+    """Half a cosine from ``initial`` down to ``final`` at ``decay_steps``, then ``final``.
 
     Loshchilov and Hutter, SGDR, 2017, eq. 5, without restarts.
     """
@@ -97,7 +97,7 @@ class cosine:
 
 @dataclass(frozen=True)
 class polynomial:
-    """``(initial - final) * (1 - step / decay_steps) ** power + final``, and ``final`` from there on."""
+    """``(initial - final) * (1 - step / decay_steps) ** power + final`` until ``decay_steps``, then ``final``."""
 
     initial: float
     decay_steps: int
@@ -109,7 +109,7 @@ class polynomial:
         _check_rate("polynomial", "final", self.final)
         _check_steps("polynomial", "decay_steps", self.decay_steps)
         if not (_is_number(self.power) and 0 < self.power < math.inf):
-            raise JobError(f"polynomial: power is {self.power!r}, and must be a finite number above 0")
+            raise JobError(f"polynomial: power is {self.power!r}, must be a finite number > 0")
 
     def __call__(self, step: int) -> float:
         left = 1 - min(step / self.decay_steps, 1.0)
@@ -118,9 +118,9 @@ class polynomial:
 
 @dataclass(frozen=True)
 class warm_up:
-    """A straight line up to ``then(0)``, reached at step ``steps - 1``; from step ``steps`` on, ``then``.
+    """A linear increase up to ``then(0)`` at step ``steps - 1``, followed by ``then`` from step ``steps``.
 
-    ``then`` counts its steps from the end of the warm-up. Goyal et al., Accurate, Large Minibatch SGD,
+    ``then`` counts steps from the end of the warm-up. Goyal et al., Accurate, Large Minibatch SGD,
     2017, section 2.2.
     """
 
@@ -140,9 +140,9 @@ class warm_up:
 
 @dataclass(frozen=True)
 class join:
-    """``schedules[0]`` before step ``boundaries[0]``, and ``schedules[i]`` from ``boundaries[i - 1]`` on.
+    """``schedules[0]`` before step ``boundaries[0]``, and ``schedules[i]`` from step ``boundaries[i - 1]``.
 
-    Each counts its steps from where it begins.
+    Each schedule counts steps from its own start.
     """
 
     boundaries: Sequence[int]
@@ -161,9 +161,9 @@ class join:
 
 @dataclass(frozen=True)
 class by_epoch:
-    """A schedule that counts epochs, in fractions, in place of steps.
+    """A schedule that counts epochs, as fractions, instead of steps.
 
-    How many steps an epoch has is known when the run begins, which fills ``steps_per_epoch`` in.
+    ``steps_per_epoch`` is set when the run starts.
     """
 
     schedule: Callable[[float], float]
@@ -171,9 +171,7 @@ class by_epoch:
 
     def __call__(self, step: int) -> float:
         if math.isnan(self.steps_per_epoch):
-            raise JobError(
-                "by_epoch has no steps_per_epoch: give it directly to an optimizer, not inside another schedule"
-            )
+            raise JobError("by_epoch has no steps_per_epoch; pass it directly to an optimizer, not to another schedule")
         return self.schedule(step / self.steps_per_epoch)
 
 
@@ -183,18 +181,20 @@ def _is_number(value: object) -> bool:
 
 def _check_rate(where: str, what: str, value: float) -> None:
     if not (_is_number(value) and 0 <= value < math.inf):
-        raise JobError(f"{where}: {what} is {value!r}, and must be a finite number of at least 0")
+        raise JobError(f"{where}: {what} is {value!r}, must be a finite number >= 0")
 
 
 def _check_steps(where: str, what: str, steps: int) -> None:
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise JobError(f"{where}: {what} is {steps!r}, and must be a whole number of at least 1")
+        raise JobError(f"{where}: {what} is {steps!r}, must be an integer >= 1")
 
 
 def _check_boundaries(where: str, boundaries: Sequence[int], what: str, count: int) -> None:
     for boundary in boundaries:
         _check_steps(where, "boundaries", boundary)
     if any(a >= b for a, b in pairwise(boundaries)):
-        raise JobError(f"{where}: boundaries are {list(boundaries)}, and must increase")
+        raise JobError(f"{where}: boundaries are {list(boundaries)}, must be strictly increasing")
     if count != len(boundaries) + 1:
-        raise JobError(f"{where}: {count} {what} with {len(boundaries)} boundaries; one more than boundaries is needed")
+        raise JobError(
+            f"{where}: got {count} {what} for {len(boundaries)} boundaries, must be {len(boundaries) + 1} {what}"
+        )

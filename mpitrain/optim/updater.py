@@ -1,4 +1,4 @@
-"""Applies an optimizer to ranges of flat vectors. Local: ranks communicate elsewhere."""
+"""Applies an optimizer to ranges of flat vectors. Local; ranks communicate elsewhere."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FIRST = np.zeros(1, np.int64)
 
 
 class Segments(NamedTuple):
-    """A range of the vector, cut where what is to be done changes.
+    """A range of the vector, split where its treatment changes.
 
     Attributes:
-        bounds: Shape (k, 3), int64: start, stop, trained or not.
+        bounds: Shape (k, 3), int64: start, stop, and whether it is trained.
         entries: Shape (k,): index of the segment's (first) entry in the layout.
-        decayed: Shape (k,), float64: 1 where ``decay_names`` match, else 0.
+        decayed: Shape (k,), float64: 1 where ``decay_names`` matches, else 0.
     """
 
     bounds: Array
@@ -33,7 +33,7 @@ class Segments(NamedTuple):
 
 
 def segments_of(optimizer: Optimizer, layout: Layout, lo: int, hi: int) -> Segments:
-    """[lo, hi) as an optimizer sees it; of a layerwise one, every entry by itself."""
+    """Return [lo, hi) as segments; for a layerwise optimizer each entry is a separate segment."""
     bounds: list[list[int]] = []
     entries: list[int] = []
     decayed: list[float] = []
@@ -44,7 +44,7 @@ def segments_of(optimizer: Optimizer, layout: Layout, lo: int, hi: int) -> Segme
             continue
         alike = bounds and bounds[-1][2] == trained and decayed[-1] == decays
         if alike and not optimizer.layerwise:
-            bounds[-1][1] = stop  # over the gap: its zeros stay zeros under every rule
+            bounds[-1][1] = stop  # including the gap, whose zeros remain zero under every rule
             continue
         bounds.append([start, stop, int(trained)])
         entries.append(index)
@@ -54,14 +54,14 @@ def segments_of(optimizer: Optimizer, layout: Layout, lo: int, hi: int) -> Segme
 
 @dataclass
 class _Cut:
-    """The segments of a range, and what is to be done with them.
+    """The segments of a range and the arguments of their update.
 
     Attributes:
-        segments, entries, decayed: As of ``Segments``.
-        decay: Shape (k,), float64: weight decay where ``decay_names`` match, else 0.
+        segments, entries, decayed: As in ``Segments``.
+        decay: Shape (k,), float64: weight decay where ``decay_names`` matches, else 0.
         scales, l2, shrink: Shape (k,), float64: arguments of ``rules.update_segments``, set at every step.
-        sums: Shape (k, 2), float64: filled by ``rules.measure_segments``.
-        clip: What ``scales`` were set for by ``update``.
+        sums: Shape (k, 2), float64: output of ``rules.measure_segments``.
+        clip: Clip factor for which ``update`` has set ``scales``.
     """
 
     segments: Array
@@ -76,24 +76,24 @@ class _Cut:
 
 
 class Updater:
-    """Binds an optimizer to the vectors that it updates; every method works on a range [lo, hi) of them.
+    """Binds an optimizer to the vectors that it updates; every method handles a range [lo, hi) of them.
 
-    An update is one call where the optimizer's ``needs_sums`` is False::
+    If the optimizer's ``needs_sums`` is False, an update is one call::
 
         updater.update(lo, hi, rows, step)
 
-    and two where it is True, with the sums added over the ranks that share the vector in between::
+    Otherwise it is two calls, with a sum over the ranks that share the vector in between::
 
         sums = updater.prepare(lo, hi, rows, own, step)
         updater.finish(lo, hi, own, sums_of_all_ranks, step)
 
     Args:
-        optimizer: What to apply.
-        layout: Where names lie in the vectors.
+        optimizer: The optimizer.
+        layout: Layout of the vectors.
         params: Shape (layout.size,).
         slots: The optimizer's slots by name, each like ``params``; zeros before the first step.
         average: Like ``params``, and a copy of it before the first step; None without moving average.
-        moving: How ``average`` follows.
+        moving: Moving average that updates ``average``, or None.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class Updater:
 
     @property
     def needs_sums(self) -> bool:
-        """Whether a step takes ``prepare`` and ``finish`` in place of ``update``."""
+        """Whether a step uses ``prepare`` and ``finish`` instead of ``update``."""
         return self.optimizer.needs_sums
 
     @property
     def n_sums(self) -> int:
-        """Length of what ``prepare`` returns."""
+        """Length of the array returned by ``prepare``."""
         return 2 * len(self.layout.entries) if self.optimizer.layerwise else 1
 
     def update(
@@ -139,17 +139,17 @@ class Updater:
         clip: float = 1.0,
         rate_scale: float = 1.0,
     ) -> None:
-        """Update [lo, hi) by the gradient that is the sum of ``rows``.
+        """Update [lo, hi) with the gradient given by the sum of ``rows``.
 
-        The result is the same bits however [0, size) is cut into ranges.
+        The result is bit-identical however [0, size) is split into ranges.
 
         Args:
             rows: Shape (n, hi - origin or more), C-contiguous, of the parameters' dtype.
             step: The 0-based step.
-            order: Shape (k,), int64: the rows to add, in this order; all in theirs if left out.
-            origin: Element of the vector that the rows' first element belongs to.
-            clip: The gradient of the parameters, not of state, is multiplied by this.
-            rate_scale: The learning rate is multiplied by this.
+            order: Shape (k,), int64: indices of the rows to add, in this order; by default all rows in order.
+            origin: Element of the vector that corresponds to the rows' first element.
+            clip: Factor of the gradient of parameters, not of state.
+            rate_scale: Factor of the learning rate.
         """
         cut = self._cut(lo, hi)
         if clip != cut.clip:
@@ -160,17 +160,17 @@ class Updater:
         self._apply(cut, rows, order, origin, rate_scale * self.optimizer.rate(step), step)
 
     def prepare(self, lo: int, hi: int, rows: Array, own: Array, step: int, *, order: Array | None = None) -> Array:
-        """First half of an update: write the gradient (LAMB: the direction) to own[lo:hi]; return its sums.
+        """Run the first half of an update: write the gradient (LAMB: the direction) to own[lo:hi]; return its sums.
 
         Args:
-            own: Shape (size or more,): memory that only this caller reads in [lo, hi). It may be a row of
+            own: Shape (size or more,): memory of which only this caller uses [lo, hi). It may be a row of
                 ``rows``.
             order: As for ``update``.
 
         Returns:
-            Squared norms over [lo, hi), float64, to be added over ranges that together are the whole vector:
-            shape (1,), of the gradient; or for a layerwise optimizer shape (2 * number of the layout's
-            entries,), for each entry of the parameters and of what is in ``own``.
+            Squared norms over [lo, hi), float64, to be added over ranges that cover the whole vector: shape (1,), of
+            the gradient; or for a layerwise optimizer shape (2 * number of the layout's entries,), for each entry of
+            the parameters and of ``own``.
         """
         cut = self._cut(lo, hi)
         direction = self.optimizer.direction(step)
@@ -196,31 +196,31 @@ class Updater:
         return sums.reshape(-1)
 
     def finish(self, lo: int, hi: int, own: Array, sums: Array, step: int, *, rate_scale: float = 1.0) -> None:
-        """Second half of an update: apply what ``prepare`` left in own[lo:hi].
+        """Run the second half of an update: apply what ``prepare`` has written to own[lo:hi].
 
         Args:
-            own: As given to ``prepare``.
-            sums: What ``prepare`` returned, added over all ranges.
+            own: As passed to ``prepare``.
+            sums: Results of ``prepare``, added over all ranges.
             rate_scale: As for ``update``.
         """
         cut = self._cut(lo, hi)
-        cut.clip = math.nan  # ``update`` has to set the scales anew
+        cut.clip = math.nan  # makes ``update`` set the scales again
         rate = rate_scale * self.optimizer.rate(step)
         if self.optimizer.layerwise:
             self._scale_layers(cut, sums.reshape(-1, 2), rate)
-            rate = 1.0  # it is in the scales
+            rate = 1.0  # the scales include it
         else:
             clip = self.optimizer.clip_factor(float(sums[0]))
             np.copyto(cut.scales, np.where(cut.segments[:, 2] == 1, clip, 1.0))
         self._apply(cut, own[np.newaxis], _FIRST, 0, rate, step)
 
     def _scale_layers(self, cut: _Cut, sums: Array, rate: float) -> None:
-        """Set what a layerwise optimizer multiplies each segment by; ``sums``: shape (n_entries, 2)."""
+        """Set the factors of a layerwise optimizer's segments; ``sums`` has shape (n_entries, 2)."""
         optimizer = self.optimizer
         clip = optimizer.clip_factor(float(sums[:, 1].sum()))
         ratios = optimizer.trust_ratios(sums[cut.entries], clip)
         scales = rate * np.where(cut.decayed == 1, ratios, 1.0)
-        if optimizer.direction(0) is None:  # else decay is in the direction
+        if optimizer.direction(0) is None:  # otherwise the direction includes decay
             np.multiply(scales, optimizer.weight_decay * cut.decayed, out=cut.l2)
         np.copyto(cut.scales, np.where(cut.segments[:, 2] == 1, clip * scales, 1.0))
 
@@ -247,13 +247,13 @@ class Updater:
         )
 
     def _in_order(self, rows: int) -> Array:
-        """All rows, in their order."""
+        """Return all row indices in order."""
         if len(self._rows_in_order) != rows:
             self._rows_in_order = np.arange(rows)
         return self._rows_in_order
 
     def _cut(self, lo: int, hi: int) -> _Cut:
-        """The segments of [lo, hi), made once for each range."""
+        """Return the segments of [lo, hi), cached by range."""
         found = self._cuts.get((lo, hi))
         if found is None:
             found = self._cuts[lo, hi] = self._make_cut(lo, hi)

@@ -101,7 +101,7 @@ def test_ranks_that_share_a_gpu_agree_with_one(way: str, tmp_path: Path) -> None
     more = ["--device", "gpu", "--dtype", "float64", "--no-normalize", "--bucket-bytes", "100"]
     _, one = train(1, tmp_path / "one", SMALL, *more, "--batch-size", "12")
     said, two = train(2, tmp_path / "two", SMALL, *more, "--batch-size", "6", "--gpu-transport", way)
-    assert f"gradients travel by {way}" in said and "share 1 GPU" in said
+    assert f"GPU transport: {way}" in said and "share 1 GPU" in said
     assert_close(two, one, 1e-9)
     _, again = train(2, tmp_path / "again", SMALL, *more, "--batch-size", "6", "--gpu-transport", way)
     assert all(two[name].tobytes() == again[name].tobytes() for name in two)

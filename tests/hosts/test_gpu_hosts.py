@@ -32,5 +32,5 @@ def test_gpus_of_hosts_agree_with_one_rank(
     flags = ["--dtype", "float64", "--batch-size", "3", "--run-dir", tmp_path, "--device", "gpu"]
     env = {**simulated, "SIMULATED_GPUS": "4", "SIMULATED_NCCL": "1"}
     done = hosts.train(ranks, SMALL, *flags, "--gpu-transport", way, *more, env=env)
-    assert f"on {len(ranks)} nodes" in done.stdout and f"gradients travel by {way}" in done.stdout
+    assert f"on {len(ranks)} nodes" in done.stdout and f"GPU transport: {way}" in done.stdout
     assert_close(final(tmp_path), alone("--dtype", "float64"), 1e-9)

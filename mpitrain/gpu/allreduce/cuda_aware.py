@@ -1,4 +1,4 @@
-"""Sums by an MPI library that takes memory of GPUs: each worker sums a part, as it does between nodes without GPUs."""
+"""Sums with a CUDA-aware MPI library: each worker sums one part, as between nodes without GPUs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .. import ops as launch
 from ..device import Gpu
 from .transport import TransportUnavailable, agree
 
-_SAYS_SO = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "PSM2_CUDA")  # libraries that have no function to ask
+_ENABLED = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "PSM2_CUDA")  # for libraries without a query function
 
 
 class CudaAwareTransport:
-    """See ``GpuTransport``. Sums are taken in the order of the workers."""
+    """``GpuTransport`` by a CUDA-aware MPI library. Sums are taken in the order of the workers."""
 
     name = "cuda-aware"
 
     def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
-        agree(hierarchy, "" if _is_said() else "this MPI library does not say that it takes memory of GPUs")
+        agree(hierarchy, "" if _is_cuda_aware() else "this MPI library does not report CUDA support")
         self._comm = hierarchy.comm.Dup()
         self._gpu, self._vector = gpu, vector
         self._type = mpi_type(vector.dtype)
@@ -37,17 +37,17 @@ class CudaAwareTransport:
             self._received = [gpu.empty((n, _length(parts[rank])), vector.dtype) for parts in self._parts]
         self._events: list[Any] = [None] * len(buckets)
         self._requests: list[MPI.Request] = []
-        self._asked = 0
+        self._started = 0
         self._try(hierarchy)
 
     def start(self, index: int) -> None:
         self._events[index] = self._gpu.compute.record(self._events[index])
-        self._asked = index + 1
-        while len(self._requests) < self._asked and self._events[len(self._requests)].done:
+        self._started = index + 1
+        while len(self._requests) < self._started and self._events[len(self._requests)].done:
             self._post()
 
     def finish(self) -> None:
-        while len(self._requests) < self._asked:
+        while len(self._requests) < self._started:
             self._events[len(self._requests)].synchronize()
             self._post()
         rank = self._comm.rank
@@ -56,8 +56,8 @@ class CudaAwareTransport:
             lo, hi = self._parts[index][rank]
             if lo < hi:
                 launch.sum_rows(self._received[index], self._in_order, 0, hi - lo, 1.0, self._vector[lo:hi])
-        self._gpu.compute.wait()  # MPI knows nothing of streams
-        for parts in self._parts[: self._asked]:
+        self._gpu.compute.wait()  # MPI does not order its work with streams
+        for parts in self._parts[: self._started]:
             whole = [self._vector, _counts(parts), self._type]
             self._comm.Allgatherv(MPI.IN_PLACE, whole)
         self._requests.clear()
@@ -75,10 +75,10 @@ class CudaAwareTransport:
         self._requests.append(self._comm.Ialltoallv(sent, [received, places, self._type]))
 
     def _try(self, hierarchy: Hierarchy) -> None:
-        """See whether it does what it says; collective.
+        """Check that sums are correct. Collective over the workers.
 
         Raises:
-            Unusable: It does not.
+            TransportUnavailable: They are not.
         """
         problem = ""
         with self._gpu.activate():
@@ -90,7 +90,7 @@ class CudaAwareTransport:
             self._gpu.download(self._vector, found)
             self._vector[...] = 0
         if not (found == self._comm.size).all():
-            problem = "this MPI library says that it takes memory of GPUs, and sums of it are wrong"
+            problem = "this MPI library reports CUDA support, but its sums of GPU memory are wrong"
         try:
             agree(hierarchy, problem)
         except TransportUnavailable:
@@ -98,9 +98,9 @@ class CudaAwareTransport:
             raise
 
 
-def _is_said() -> bool:
-    """Whether the MPI library in use says that it takes memory of GPUs."""
-    if any(os.environ.get(name) == "1" for name in _SAYS_SO):
+def _is_cuda_aware() -> bool:
+    """Whether the MPI library in use reports CUDA support."""
+    if any(os.environ.get(name) == "1" for name in _ENABLED):
         return True
     for path in _libraries():
         library = ctypes.CDLL(path)
@@ -113,7 +113,7 @@ def _is_said() -> bool:
 
 
 def _libraries() -> list[str]:
-    """The files of the MPI library in this process."""
+    """Return the paths of the MPI library in this process."""
     with open("/proc/self/maps", encoding="utf-8") as maps:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if "/libmpi" in line}
     return sorted(path for path in paths if ".so" in path)

@@ -1,7 +1,7 @@
-"""Sums by the hosts: gradients come down to memory that the ranks of a node share, are summed there, and go up again.
+"""Sums in host memory: gradients are copied to memory shared by a node's ranks, summed there, and copied back.
 
-Chunk by chunk, so that the copies down, the sums and the copies up go on at the same time, and beside the rest of the
-backward pass. Between nodes the sums travel as in ``--mode sync`` without GPUs, and in the same order.
+Vectors are split into chunks, so that copies to the host, sums and copies to the GPU overlap each other and the rest of
+the backward pass. Between nodes the sums use MPI as in ``--mode sync`` without GPUs, in the same order.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ...core.ranges import Bucket, aligned_part
 from ..device import Gpu
 from ..stream import Stream
 
-_CHUNK_BYTES = 4 << 20  # long enough for a copy to reach its rate, short enough for three to overlap
+_CHUNK_BYTES = 4 << 20  # large enough for full copy bandwidth, small enough for three stages to overlap
 
 
 class HostTransport:
-    """See ``GpuTransport``."""
+    """``GpuTransport`` through host memory."""
 
     name = "host"
 
     def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
         node, dtype = hierarchy.node, vector.dtype
-        self._shared = shared = SharedArrays(node)  # of its own, to be given back where another way is chosen
+        self._shared = shared = SharedArrays(node)  # separate, so that it can be freed if another transport is chosen
         self._hierarchy, self._gpu, self._vector = hierarchy, gpu, vector
         self._chunks, self._last = _chunks(buckets, _CHUNK_BYTES // dtype.itemsize)
         stride = row_stride(len(vector))
@@ -46,29 +46,29 @@ class HostTransport:
         gpu.pin(self._own)
         gpu.pin(self._sums)
         with gpu.activate():
-            self._leaving, self._coming = Stream(), Stream()
+            self._to_host, self._to_device = Stream(), Stream()
         self._events: list[Any] = [None] * len(self._chunks)
         self._phase = 0
-        # Of this step's chunks, those that the GPU was asked for, that have come down, are summed, and go up.
-        self._asked = self._left = self._added = self._sent = 0
+        # Chunks of this step that have been enqueued, copied to the host, summed, and enqueued for the copy back.
+        self._started = self._on_host = self._added = self._sent = 0
 
     def start(self, index: int) -> None:
-        self._leaving.wait_event(self._gpu.compute.record())
-        for chunk in range(self._asked, self._last[index]):
+        self._to_host.wait_event(self._gpu.compute.record())
+        for chunk in range(self._started, self._last[index]):
             lo, hi = self._chunks[chunk]
-            self._leaving.copy_to_host(self._vector[lo:hi], self._own[lo:hi])
-            self._events[chunk] = self._leaving.record(self._events[chunk])
-        self._asked = self._last[index]
+            self._to_host.copy_to_host(self._vector[lo:hi], self._own[lo:hi])
+            self._events[chunk] = self._to_host.record(self._events[chunk])
+        self._started = self._last[index]
         self._work_ahead()
 
     def finish(self) -> None:
         if self._hierarchy.n_nodes > 1:
-            self._finish_travels()
+            self._finish_internode()
         else:
             self._finish_node()
-        self._gpu.compute.wait_event(self._coming.record())
+        self._gpu.compute.wait_event(self._to_device.record())
         self._phase += len(self._chunks)
-        self._asked = self._left = self._added = self._sent = 0
+        self._started = self._on_host = self._added = self._sent = 0
 
     def free(self) -> None:
         with self._gpu.activate():
@@ -82,19 +82,19 @@ class HostTransport:
             self._work_ahead()
             if self._sent < self._added:
                 self._summed.wait(self._phase + self._sent + 1)
-            elif self._added < self._left:
+            elif self._added < self._on_host:
                 self._down.wait(self._phase + self._added + 1)
-            elif self._left < len(self._chunks):
-                self._events[self._left].synchronize()
+            elif self._on_host < len(self._chunks):
+                self._events[self._on_host].synchronize()
 
-    def _finish_travels(self) -> None:
-        """Every node starts its exchanges in the order of the chunks, and only then gathers: collectives match."""
+    def _finish_internode(self) -> None:
+        """Start all exchanges in the order of the chunks, then gather, so that collectives match on all nodes."""
         while self._added < len(self._chunks):
             self._work_ahead()
-            if self._added < self._left:
+            if self._added < self._on_host:
                 self._down.wait(self._phase + self._added + 1, self._progress)
-            elif self._left < len(self._chunks):
-                self._events[self._left].synchronize()
+            elif self._on_host < len(self._chunks):
+                self._events[self._on_host].synchronize()
         hierarchy = self._hierarchy
         for chunk, (lo, hi) in enumerate(self._chunks):
             if self._reduce_scatters:
@@ -104,14 +104,14 @@ class HostTransport:
                 hierarchy.allgather(self._sums, lo, hi)
             self._summed.publish(self._phase + chunk + 1)
             self._summed.wait(self._phase + chunk + 1, self._progress)
-            self._coming.copy_to_device(self._sums[lo:hi], self._vector[lo:hi])
+            self._to_device.copy_to_device(self._sums[lo:hi], self._vector[lo:hi])
 
     def _work_ahead(self) -> None:
-        """All that can be done without waiting."""
-        while self._left < self._asked and self._events[self._left].done:
-            self._left += 1
-            self._down.publish(self._phase + self._left)
-        while self._added < self._left and self._down.reached(self._phase + self._added + 1):
+        """Do all work that does not require waiting."""
+        while self._on_host < self._started and self._events[self._on_host].done:
+            self._on_host += 1
+            self._down.publish(self._phase + self._on_host)
+        while self._added < self._on_host and self._down.reached(self._phase + self._added + 1):
             self._add(self._added)
             self._added += 1
         if self._hierarchy.n_nodes > 1:
@@ -119,7 +119,7 @@ class HostTransport:
             return
         while self._sent < self._added and self._summed.reached(self._phase + self._sent + 1):
             lo, hi = self._chunks[self._sent]
-            self._coming.copy_to_device(self._sums[lo:hi], self._vector[lo:hi])
+            self._to_device.copy_to_device(self._sums[lo:hi], self._vector[lo:hi])
             self._sent += 1
 
     def _add(self, chunk: int) -> None:
@@ -128,7 +128,7 @@ class HostTransport:
         lo, hi = self._chunks[chunk]
         if hierarchy.n_nodes == 1:
             lo, hi = aligned_part(lo, hi, hierarchy.node.rank, hierarchy.node.size)
-            # Before that the sums of the last step have been copied everywhere: else not all had come down here again.
+            # The last step's sums have been copied by all ranks: otherwise not all would have copied this chunk.
             sum_rows(self._rows, self._in_order, lo, hi, 1.0, self._sums[lo:hi])
             self._summed.publish(self._phase + chunk + 1)
             return
@@ -138,14 +138,14 @@ class HostTransport:
             self._reduce_scatters[chunk].start(self._own)
 
     def _progress(self) -> None:
-        """Let MPI move what is under way between nodes, also what another rank waits for."""
+        """Let MPI make progress between nodes, also for exchanges that other ranks wait for."""
         for exchange in self._reduce_scatters[: self._added]:
             exchange.progress()
         self._hierarchy.comm.Iprobe()
 
 
 def _chunks(buckets: Sequence[Bucket], most: int) -> tuple[list[tuple[int, int]], list[int]]:
-    """Ranges of at most ``most`` elements, in the order of the buckets; and how many there are up to each bucket."""
+    """Return ranges of at most ``most`` elements in the order of the buckets, and their number up to each bucket."""
     chunks: list[tuple[int, int]] = []
     last: list[int] = []
     for lo, hi in buckets:

@@ -1,7 +1,7 @@
-"""Sums among the GPUs of one node, which read each other's memory (CUDA IPC); several workers may share a GPU.
+"""Sums among the GPUs of one node through CUDA IPC; several workers may share a GPU.
 
-Each worker sums a part of all vectors, in the order of the workers, and copies the other parts from those who summed
-them.
+Each worker sums one part of all vectors, in the order of the workers, and copies the other parts from the workers that
+summed them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .transport import TransportUnavailable, agree
 
 
 class IpcTransport:
-    """See ``GpuTransport``."""
+    """``GpuTransport`` through CUDA IPC."""
 
     name = "ipc"
 
     def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
-        agree(hierarchy, "" if hierarchy.n_nodes == 1 else "workers are on several nodes, or share no memory")
+        agree(hierarchy, "" if hierarchy.n_nodes == 1 else "workers are on several nodes or cannot share memory")
         node = hierarchy.node
         self._node, self._gpu, self._vector = node, gpu, vector
         self._opened: list[OpenedMemory] = []
@@ -67,7 +67,7 @@ class IpcTransport:
             self._node.Barrier()
 
     def _sum(self, lo: int, hi: int) -> None:
-        """This worker's part of all vectors."""
+        """Sum this worker's part of all vectors."""
         if lo == hi:
             return
         for row, given in zip(self._rows, self._given, strict=True):
@@ -75,7 +75,7 @@ class IpcTransport:
         launch.sum_rows(self._rows, self._in_order, 0, hi - lo, 1.0, self._sums[self._node.rank][lo:hi])
 
     def _open(self) -> str:
-        """Get memory of all workers: what each gives, and what each has summed. Collective; returns what is wrong."""
+        """Open all workers' memory, for their vectors and their sums. Collective; returns the problem, if any."""
         size, dtype = self._vector.size, self._vector.dtype
         nbytes, problem, own = 2 * size * dtype.itemsize, "", None
         try:
@@ -87,7 +87,7 @@ class IpcTransport:
         for rank, handle in enumerate(handles):
             memory: Any = own
             if own is None or handle is None:
-                return problem or "CUDA IPC does not work for another worker"
+                return problem or "CUDA IPC failed on another worker"
             if rank != self._node.rank:
                 try:
                     memory = OpenedMemory(handle, nbytes, self._gpu.index)
@@ -100,7 +100,7 @@ class IpcTransport:
         return ""
 
     def _agree(self, hierarchy: Hierarchy, problem: str) -> None:
-        """As ``agree``, and let go of what others have opened here before they take it back."""
+        """Call ``agree``; on failure close memory of other workers before they free it."""
         try:
             agree(hierarchy, problem)
         except TransportUnavailable:

@@ -1,4 +1,4 @@
-"""Sums by NCCL, from GPU to GPU: each worker needs one of its own."""
+"""Sums with NCCL between GPUs; each worker needs its own GPU."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ..device import Gpu, identify
 from ..stream import Stream
 from .transport import agree
 
-_LIMIT_S = 120.0  # for workers to find each other, which takes seconds
+_LIMIT_S = 120.0  # for workers to connect, which normally takes seconds
 
 
 class NcclTransport:
-    """See ``GpuTransport``."""
+    """``GpuTransport`` through NCCL."""
 
     name = "nccl"
 
     def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None:
         comm = hierarchy.comm
         self._gpu, self._vector, self._buckets = gpu, vector, buckets
-        taken = comm.allgather((os.uname().nodename, identify()[gpu.index]))
-        agree(hierarchy, _problem(taken))
+        gpus = comm.allgather((os.uname().nodename, identify()[gpu.index]))
+        agree(hierarchy, _problem(gpus))
         name: Any = comm.bcast(_unique_id() if comm.rank == 0 else None)
         agree(hierarchy, name if isinstance(name, str) else "")
         problem = ""
@@ -38,9 +38,9 @@ class NcclTransport:
             try:
                 self._comm = nccl.Communicator(comm.size, name, comm.rank)
             except Exception as error:
-                problem = f"NCCL says: {error}"
+                problem = f"NCCL failed: {error}"
             agree(hierarchy, problem)
-            self._comm.sum(gpu.zeros((1,), vector.dtype), gpu.compute)  # which connects them
+            self._comm.sum(gpu.zeros((1,), vector.dtype), gpu.compute)  # connects the workers
             gpu.compute.wait()
 
     def start(self, index: int) -> None:
@@ -58,25 +58,25 @@ class NcclTransport:
 
 
 def _unique_id() -> Any:
-    """What the workers find each other by; in words why there is none."""
+    """Return NCCL's unique identifier, or a text that says why there is none."""
     try:
         return nccl.unique_id()
     except Exception as error:
-        return f"NCCL says: {error}"
+        return f"NCCL failed: {error}"
 
 
-def _problem(taken: list[tuple[str, str]]) -> str:
+def _problem(gpus: list[tuple[str, str]]) -> str:
     if not nccl.available:
         return "NCCL is not installed (pip install nvidia-nccl-cu13, or cu12)"
-    return "" if len(set(taken)) == len(taken) else "workers share a GPU, and NCCL wants one for each"
+    return "" if len(set(gpus)) == len(gpus) else "workers share a GPU, but NCCL requires one GPU per worker"
 
 
 @contextmanager
 def _time_limit(hierarchy: Hierarchy) -> Iterator[None]:
-    """End the run where workers do not find each other: NCCL itself waits for ever."""
+    """End the run if workers cannot connect; NCCL itself would wait forever."""
 
     def end() -> None:
-        line = f"NCCL does not come up within {_LIMIT_S:.0f} s: give --gpu-transport host, or see NCCL_DEBUG=INFO"
+        line = f"NCCL did not connect within {_LIMIT_S:.0f} s; use --gpu-transport host, or debug with NCCL_DEBUG=INFO"
         print(f"mpitrain: {line}", file=sys.__stderr__, flush=True)
         hierarchy.comm.Abort(1)
 

@@ -1,4 +1,4 @@
-"""How the gradients of GPUs are summed over the workers: the ways there are, and which one a run takes."""
+"""Select the transport that sums GPU gradients over the workers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .ipc import IpcTransport
 from .nccl import NcclTransport
 from .transport import GpuTransport, TransportUnavailable
 
-_ROUNDS = 5  # of which the fastest counts; the first ones compile, connect and take memory
+_ROUNDS = 5  # the fastest one counts; the first ones compile, connect and allocate memory
 
 
 TRANSPORTS: dict[str, type[GpuTransport]] = {
-    way.name: way for way in (NcclTransport, IpcTransport, CudaAwareTransport, HostTransport)
+    transport.name: transport for transport in (NcclTransport, IpcTransport, CudaAwareTransport, HostTransport)
 }
 
 
@@ -31,63 +31,63 @@ def select_transport(
     gpu: Gpu,
     vector: Array,
     buckets: Sequence[Bucket],
-    asked: str,
-    before: str,
+    requested: str,
+    previous: str,
     say: Callable[[str], None],
 ) -> GpuTransport:
-    """The way that is asked for; under ``auto`` the one that sums this vector in the least time. Collective.
+    """Return the requested transport; for ``auto`` the fastest one for this vector. Collective over the workers.
 
     Args:
-        vector: Zeros, which it still is afterwards.
-        before: The way of the run that this one goes on from, which ``auto`` takes again: ways add in orders of their
-            own, and a run that goes on is to be the one that was interrupted.
+        vector: Zeros, before and after the call.
+        previous: Transport of the resumed run, or an empty string. ``auto`` reuses it: each transport sums in a
+            different order, and a resumed run should give the same result as an uninterrupted one.
 
     Raises:
-        ConfigError: On every worker: what is asked for is not there.
+        ConfigError: On every worker: the requested transport is not available.
     """
-    if asked == "auto" and before in TRANSPORTS:
+    if requested == "auto" and previous in TRANSPORTS:
         try:
-            way = TRANSPORTS[before](hierarchy, gpu, vector, buckets)
+            transport = TRANSPORTS[previous](hierarchy, gpu, vector, buckets)
         except TransportUnavailable:
-            pass  # on every worker: this is another machine, and measured anew
+            pass  # on every worker: the machine has changed, so measure again
         else:
-            say(f"gradients travel by {before}, as before")
-            return way
-    ways, problems = {}, {}
-    for name in TRANSPORTS if asked == "auto" else [asked]:
+            say(f"GPU transport: {previous}, the same as in the resumed run")
+            return transport
+    transports, problems = {}, {}
+    for name in TRANSPORTS if requested == "auto" else [requested]:
         try:
-            ways[name] = TRANSPORTS[name](hierarchy, gpu, vector, buckets)
+            transports[name] = TRANSPORTS[name](hierarchy, gpu, vector, buckets)
         except TransportUnavailable as error:
             problems[name] = str(error)
-    if not ways:
-        refusal = ConfigError(f"--gpu-transport {asked}: {problems[asked]}; give another way, or auto")
+    if not transports:
+        refusal = ConfigError(f"--gpu-transport {requested}: {problems[requested]}; use another transport or auto")
         refusal.on_all_ranks = True
         raise refusal
-    if len(ways) == 1:
-        name = next(iter(ways))
-        reasons = "; ".join(f"{way}: {problem}" for way, problem in problems.items())
-        say(f"gradients travel by {name}" + (f" ({reasons})" if reasons else ""))
-        return ways[name]
-    times = {name: _time(hierarchy, gpu, way, len(buckets)) for name, way in ways.items()}
+    if len(transports) == 1:
+        name = next(iter(transports))
+        reasons = "; ".join(f"{other}: {problem}" for other, problem in problems.items())
+        say(f"GPU transport: {name}" + (f" ({reasons})" if reasons else ""))
+        return transports[name]
+    times = {name: _time(hierarchy, gpu, transport, len(buckets)) for name, transport in transports.items()}
     chosen = min(times, key=lambda name: times[name])
-    for name, way in ways.items():
+    for name, transport in transports.items():
         if name != chosen:
-            way.free()
-    others = ", ".join(f"{name} {_told(seconds)}" for name, seconds in times.items() if name != chosen)
-    say(f"gradients travel by {chosen}: {_told(times[chosen])} a sum ({others})")
-    return ways[chosen]
+            transport.free()
+    others = ", ".join(f"{name} {_format(seconds)}" for name, seconds in times.items() if name != chosen)
+    say(f"GPU transport: {chosen} {_format(times[chosen])} per sum ({others})")
+    return transports[chosen]
 
 
-def _time(hierarchy: Hierarchy, gpu: Gpu, way: GpuTransport, count: int) -> float:
-    """Seconds for a sum, of the slowest worker in the fastest round; the same on all workers."""
+def _time(hierarchy: Hierarchy, gpu: Gpu, transport: GpuTransport, count: int) -> float:
+    """Return the seconds per sum, of the slowest worker in the fastest round; the same on all workers."""
     seconds = np.empty(_ROUNDS)
     for i in range(_ROUNDS):
         hierarchy.comm.Barrier()
         began = time.perf_counter()
         with gpu.activate():
             for index in range(count):
-                way.start(index)
-            way.finish()
+                transport.start(index)
+            transport.finish()
             gpu.compute.wait()
         seconds[i] = time.perf_counter() - began
     everyone = np.empty((hierarchy.comm.size, _ROUNDS))
@@ -95,5 +95,5 @@ def _time(hierarchy: Hierarchy, gpu: Gpu, way: GpuTransport, count: int) -> floa
     return float(everyone.max(axis=0).min())
 
 
-def _told(seconds: float) -> str:
+def _format(seconds: float) -> str:
     return f"{seconds * 1e3:.2g} ms"

@@ -1,4 +1,4 @@
-"""What a way of summing the gradients of GPUs offers."""
+"""The interface of transports that sum gradients of GPUs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ..device import Gpu
 
 
 class GpuTransport(Protocol):
-    """Sums a vector on every worker's GPU over all workers, bucket by bucket. Construction is collective over them.
+    """Sums a vector over all workers' GPUs, bucket by bucket. Construction is collective over the workers.
 
     Args:
         hierarchy: The workers.
-        gpu: This worker's.
-        vector: On it; sums take its place.
-        buckets: Ranges that are summed in one go, the last first.
+        gpu: This worker's GPU.
+        vector: Vector on this GPU; replaced by the sum.
+        buckets: Ranges that are summed in one operation, last first.
 
     Attributes:
-        name: Of the way, as ``--gpu-transport`` has it.
+        name: Name of the transport, as in ``--gpu-transport``.
 
     Raises:
-        Unusable: On every worker: this way is not there.
+        TransportUnavailable: On every worker: this transport cannot be used.
     """
 
     name: str
@@ -32,27 +32,27 @@ class GpuTransport(Protocol):
     def __init__(self, hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket]) -> None: ...
 
     def start(self, index: int) -> None:
-        """Begin to sum a bucket, which is complete when the GPU has done what it was asked for until now.
+        """Start to sum a bucket, whose values are computed by the work enqueued on the GPU so far.
 
-        To be called for one bucket after the other, by all workers; within ``gpu.activate()``, as ``finish``.
+        Call it for each bucket in order, on all workers, within ``gpu.activate()``; the same holds for ``finish``.
         """
 
     def finish(self) -> None:
-        """Have the GPU go on when all sums are there; collective over the workers."""
+        """Make later GPU work wait for all sums. Collective over the workers."""
 
     def free(self) -> None:
-        """Give memory back; collective over the workers."""
+        """Free memory. Collective over the workers."""
 
 
 class TransportUnavailable(Exception):
-    """A way is not there; the message says why."""
+    """A transport cannot be used; the message says why."""
 
 
 def agree(hierarchy: Hierarchy, problem: str) -> None:
-    """Raise on every worker what any has met; collective.
+    """Raise an error on every worker if any worker has a problem. Collective over the workers.
 
     Raises:
-        Unusable: Some worker's ``problem`` is not empty.
+        TransportUnavailable: The ``problem`` of some worker is not empty.
     """
     found: list[Any] = hierarchy.comm.allgather(problem)
     first = next(filter(None, found), None)

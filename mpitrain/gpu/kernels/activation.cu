@@ -1,28 +1,28 @@
-// Functions of each element, and what follows a product: its bias and such a function, in one pass; and back.
+// Element-wise activations, alone or fused with the bias that precedes them, and their gradients.
 //
-// A bias and its gradient are of the type that values are computed with.
+// A bias and its gradient have the type in which values are computed.
 
 #include "common.cuh"
 
-// As launch/activation.py counts them.
+// In the order of ops/activation.py.
 enum Activation { kNone, kRelu, kLeakyRelu, kGelu, kTanh, kSigmoid };
 
 template <typename R>
 __device__ __forceinline__ R normal_distribution(R x) {
     const R root = R(0.70710678118654752440);
-    // erfc and not 1 + erf, which would cancel in the left tail.
+    // erfc instead of 1 + erf, which would cancel in the left tail.
     return x < 0 ? R(0.5) * erfc(-x * root) : R(0.5) * (R(1) + erf(x * root));
 }
 
 template <typename R>
 __device__ __forceinline__ R logistic(R x) {
-    const R tail = exp(-fabs(x));  // of the two exponentials, the one that cannot overflow
+    const R tail = exp(-fabs(x));  // the sign that cannot overflow
     return (x < 0 ? tail : R(1)) / (R(1) + tail);
 }
 
 template <typename R, int N>
 __device__ __forceinline__ Pack<R, N> activated(const Pack<R, N>& z, int kind, R slope) {
-    switch (kind) {  // NaN is not "not greater than zero", and stays
+    switch (kind) {  // comparisons are written such that NaN is preserved
         case kRelu: return map_pack([](R value) { return value <= 0 ? R(0) : value; }, z);
         case kLeakyRelu: return map_pack([slope](R value) { return value <= 0 ? slope * value : value; }, z);
         case kGelu: return map_pack([](R value) { return value * normal_distribution(value); }, z);
@@ -32,7 +32,7 @@ __device__ __forceinline__ Pack<R, N> activated(const Pack<R, N>& z, int kind, R
     }
 }
 
-// dy times the derivative, which is known from what was returned; for GELU from what it was given.
+// dy times the derivative, computed from the activation's output; for GELU from its input.
 template <typename R, int N>
 __device__ __forceinline__ Pack<R, N> sloped(const Pack<R, N>& kept, const Pack<R, N>& dy, int kind, R slope) {
     switch (kind) {
@@ -57,7 +57,7 @@ __device__ void add(const T* a, const T* b, long long n, T* sum) {
     map(n, Sum::of<Real<T>>, sum, a, b);
 }
 
-// y = the activation of x; they may be one array.
+// y = activation(x); x and y may be the same array.
 template <typename T>
 __device__ void activate(const T* x, int kind, Real<T> slope, long long n, T* y) {
     constexpr int N = kPack<T>;
@@ -75,14 +75,14 @@ __device__ void activate_backward(const T* kept, int kind, Real<T> slope, long l
     });
 }
 
-// y = the activation of product + bias, which is left in the product's place too where that is elsewhere.
+// y = activation(product + bias); if y is another array, product is set to product + bias.
 template <typename T>
 __device__ void add_bias(T* product, const Real<T>* bias, int kind, Real<T> slope, long long n, int columns, T* y) {
     constexpr int N = kPack<T>;
     const bool aligned = is_aligned<N>(product) && is_aligned<N>(y);
     const bool together = columns % N == 0 && is_aligned<N>(bias);
     each_pack<N>(n, aligned, [=](auto size, long long i) {
-        constexpr int width = decltype(size)::value;  // NVRTC takes no size.value in the functions within
+        constexpr int width = decltype(size)::value;  // NVRTC rejects size.value in nested functions
         const auto biases = around<width>(bias, column_of(i, columns), columns, together);
         const auto z = map_pack(Sum::of<Real<T>>, load<width>(product + i), biases);
         if (y != product) store(product + i, z);
@@ -90,9 +90,9 @@ __device__ void add_bias(T* product, const Real<T>* bias, int kind, Real<T> slop
     });
 }
 
-// A thread has N neighbouring columns; a block blockDim.x such threads side by side, on blockDim.y rows at a time.
-// The columns' sums of what dy becomes, over this block's rows, are left in parts[blockIdx.y], or in bias_grad where no
-// other block has rows.
+// A thread handles N adjacent columns; a block has blockDim.x such threads side by side and handles blockDim.y rows at
+// a time. The column sums of the new dy over this block's rows are written to parts[blockIdx.y], or to bias_grad if
+// there is only one block of rows.
 template <typename T>
 __device__ void add_bias_backward(const T* kept, int kind, Real<T> slope, long long rows, int columns, T* dy,
                                   double* parts, Real<T>* bias_grad) {

@@ -1,4 +1,4 @@
-// Batches from examples in memory: the CUDA form of the kernel in data/loader.py.
+// Batches from examples in GPU memory: the CUDA version of the kernel in data/loader.py.
 
 #include "common.cuh"
 

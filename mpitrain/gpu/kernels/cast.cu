@@ -1,4 +1,4 @@
-// From the type of parameters to those of 16 bits, and back; and with rows and columns exchanged.
+// Conversion between float32 and 16-bit types, with or without transposition.
 
 #include "common.cuh"
 
@@ -9,10 +9,10 @@ __device__ void cast(long long n, const S* x, T* y) {
     each_pack<N>(n, aligned, [=](auto size, long long i) { store(y + i, load<decltype(size)::value>(x + i)); });
 }
 
-// y[j, i] = x[i, j], by tiles of 32 by 32 and blocks of 8 rows of 32 threads.
+// y[j, i] = x[i, j], in tiles of 32 by 32 with blocks of 8 rows of 32 threads.
 template <typename S, typename T>
 __device__ void transpose(const S* x, int rows, int columns, T* y) {
-    __shared__ Real<S> tile[kWarp][kWarp + 1];  // one more, so that a column is in as many banks
+    __shared__ Real<S> tile[kWarp][kWarp + 1];  // padded, so that a column is spread over all banks
     const int row = blockIdx.y * kWarp, column = blockIdx.x * kWarp + threadIdx.x;
     for (int i = threadIdx.y; i < kWarp; i += 8)
         if (row + i < rows && column < columns) tile[i][threadIdx.x] = x[(row + i) * (long long)columns + column];

@@ -1,6 +1,6 @@
-// What the kernels share: packs of values, walks over arrays, and sums in an order that does not depend on timing.
+// Shared code of the kernels: packs of values, loops over arrays, and sums in an order that does not depend on timing.
 //
-// Blocks have 256 threads: in a line, or as rows of 32 (a warp). Grids are bounded, and threads loop.
+// Blocks have 256 threads, in a line or as rows of 32 (a warp). Grids are bounded, so threads loop.
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(256, 3)
 #define FOR_REALS(INSTANCE) INSTANCE(float) INSTANCE(double)
@@ -12,8 +12,8 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 __device__ __forceinline__ long long thread_number() { return blockIdx.x * (long long)blockDim.x + threadIdx.x; }
 __device__ __forceinline__ long long thread_count() { return gridDim.x * (long long)blockDim.x; }
 
-// Conversions to 16 bits round to the nearest, of two to the even one; NaN stays NaN. They are written out, for NVRTC
-// finds no header; tests have their own.
+// Conversions to 16 bits round to nearest, ties to even; NaN stays NaN. They are written out because NVRTC finds no
+// headers; tests have their own version.
 #ifndef EMULATED
 __device__ __forceinline__ float from_float16(unsigned short bits) {
     float value;
@@ -42,7 +42,7 @@ __device__ __forceinline__ unsigned short to_bfloat16(float value) {
 #endif
 }
 
-// What activations are stored as where they have 16 bits. Arithmetic is that of float.
+// 16-bit storage types of activations. Arithmetic is in float.
 struct Float16 {
     unsigned short bits;
     Float16() = default;
@@ -57,7 +57,7 @@ struct Bfloat16 {
     __device__ __forceinline__ operator float() const { return from_bfloat16(bits); }
 };
 
-// The type that values stored as T are computed with; parameters and their gradients have it too.
+// The type in which values stored as T are computed; also the type of parameters and their gradients.
 template <typename T>
 struct Computed {
     typedef T type;
@@ -73,7 +73,7 @@ struct Computed<Bfloat16> {
 template <typename T>
 using Real = typename Computed<T>::type;
 
-// N values that lie together, and that one instruction moves.
+// N adjacent values that one instruction loads or stores.
 template <typename T, int N>
 struct alignas(N * sizeof(T)) Pack {
     T values[N];
@@ -107,13 +107,13 @@ __device__ __forceinline__ Pack<Real<T>, N> load(const T* place) {
     }
 }
 
-// Two values as they are stored together, the first in the lower bits.
+// Two values stored together, the first in the lower bits.
 template <typename T>
 __device__ __forceinline__ unsigned two(float first, float second) {
     return T(first).bits | (unsigned)T(second).bits << 16;
 }
 
-// Said to be of 16 bytes: nvcc 13.5 makes of a pack's assignment, in some kernels, a store for each value.
+// An explicit 16-byte access: nvcc 13.5 compiles some assignments of packs to one store per value.
 template <typename T, int N>
 __device__ __forceinline__ void store(T* place, const Pack<Real<T>, N>& pack) {
     if constexpr (N == 1) {
@@ -134,8 +134,8 @@ __device__ __forceinline__ void store(T* place, const Pack<Real<T>, N>& pack) {
     }
 }
 
-// f(Size<N>(), i) where the whole pack may be moved at once; else f(Size<1>(), ...) for those of it in [lo, hi). So all
-// loads of the first case come one after the other, with no branch between them that would wait.
+// Calls f(Size<N>(), i) if the whole pack may be accessed at once, else f(Size<1>(), ...) for its values in [lo, hi).
+// In the first case all loads follow each other without a branch that would stall them.
 template <int N, typename F>
 __device__ __forceinline__ void whole_or_single(long long i, long long lo, long long hi, bool aligned, F f) {
     if (aligned && lo <= i && i + N <= hi) {
@@ -161,7 +161,7 @@ __device__ __forceinline__ Pack<T, N> map_pack(F f, const Pack<T, N>& first, con
     return result;
 }
 
-// out[i] = f(in[i]...); out may be one of the inputs, for a thread reads its values before it writes them.
+// out[i] = f(in[i]...); out may be one of the inputs, since a thread reads its values before it writes them.
 template <typename T, typename F, typename... Inputs>
 __device__ __forceinline__ void map(long long n, F f, T* out, const Inputs*... in) {
     const bool aligned = (is_aligned<kPack<T>>(out) && ... && is_aligned<kPack<T>>(in));
@@ -170,8 +170,8 @@ __device__ __forceinline__ void map(long long n, F f, T* out, const Inputs*... i
     });
 }
 
-// values[column], values[column + 1], ...; after the last comes the first again. In one load where no pack reaches
-// beyond the last, as ``together`` says.
+// values[column], values[column + 1], ..., wrapping around after the last; in one load if no pack wraps around, as
+// indicated by ``together``.
 template <int N, typename T>
 __device__ __forceinline__ Pack<T, N> around(const T* values, int column, int columns, bool together) {
     if (together) return load<N>(values + column);
@@ -184,12 +184,12 @@ __device__ __forceinline__ Pack<T, N> around(const T* values, int column, int co
     return pack;
 }
 
-// i % columns; a division of 64 bits takes several times as long as one of 32.
+// i % columns; a 64-bit division takes several times as long as a 32-bit one.
 __device__ __forceinline__ int column_of(long long i, int columns) {
     return i < 1LL << 32 ? (int)((unsigned)i % (unsigned)columns) : (int)(i % columns);
 }
 
-// f(row, column) for all of a matrix, by rows of 32 threads: the lanes of a warp have neighbouring columns.
+// f(row, column) for a whole matrix, by rows of 32 threads: the lanes of a warp have adjacent columns.
 template <typename F>
 __device__ __forceinline__ void each_cell(long long rows, int columns, F f) {
     const int down = gridDim.x * blockDim.y, across = gridDim.y * blockDim.x;
@@ -198,7 +198,7 @@ __device__ __forceinline__ void each_cell(long long rows, int columns, F f) {
             f(row, (int)column);
 }
 
-// The i-th of an array of any type of number; ``kind`` is the type's place in launch/grid.py's list of them.
+// The i-th element of an array of any numeric type; ``kind`` is the type's index in ops/grid.py's list.
 template <typename T>
 __device__ __forceinline__ T number(const void* numbers, int kind, long long i) {
     switch (kind) {
@@ -222,10 +222,10 @@ struct Sum {
 
 struct Largest {
     template <typename T>
-    static __device__ __forceinline__ T of(T a, T b) { return fmax(a, b); }  // the other one, where one is NaN
+    static __device__ __forceinline__ T of(T a, T b) { return fmax(a, b); }  // if one is NaN, the other one
 };
 
-// All lanes get the result; all 32 must call.
+// All 32 lanes must call it; all get the result.
 template <typename Operation, typename T>
 __device__ __forceinline__ T reduce_warp(T value) {
 #pragma unroll
@@ -234,13 +234,13 @@ __device__ __forceinline__ T reduce_warp(T value) {
     return value;
 }
 
-// All threads get the result; all of the block must call.
+// All threads of the block must call it; all get the result.
 template <typename Operation, typename T>
 __device__ __forceinline__ T reduce_block(T value) {
     __shared__ T parts[kWarp];
     const int thread = threadIdx.y * blockDim.x + threadIdx.x, warps = blockDim.x * blockDim.y / kWarp;
     value = reduce_warp<Operation>(value);
-    __syncthreads();  // an earlier sum may still be read
+    __syncthreads();  // an earlier sum may still be in use
     if (thread % kWarp == 0) parts[thread / kWarp] = value;
     __syncthreads();
     value = parts[0];
@@ -248,7 +248,7 @@ __device__ __forceinline__ T reduce_block(T value) {
     return value;
 }
 
-// The threads of one threadIdx.y are a team that works on a row: a warp each, or the whole block.
+// Threads with the same threadIdx.y are a team that handles one row: a warp, or the whole block.
 template <typename Operation, typename T>
 __device__ __forceinline__ T reduce_team(T value) {
     return blockDim.x == kWarp ? reduce_warp<Operation>(value) : reduce_block<Operation>(value);

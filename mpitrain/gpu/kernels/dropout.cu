@@ -1,4 +1,4 @@
-// Dropout: the CUDA form of the kernel in nn/dropout.py, with the same bits.
+// Dropout: the CUDA version of the kernel in nn/dropout.py, with bit-identical results.
 
 #include "common.cuh"
 
@@ -13,8 +13,8 @@ __device__ __forceinline__ Bits mix(Bits z) {
     return z ^ (z >> 31);
 }
 
-// y = x * scale where an element's 32 random bits are under ``below``, 0 elsewhere. The position is read from memory,
-// for it changes from step to step, and a captured step's arguments do not.
+// y = x * scale for elements whose 32 random bits are below ``below``, else 0. The position is read from memory because
+// it changes from step to step, while a captured step's arguments do not.
 template <typename T>
 __device__ void drop(const T* x, T* y, long long rows, int columns, Bits seed, Bits layer, const Bits* position,
                      Bits below, Real<T> scale) {

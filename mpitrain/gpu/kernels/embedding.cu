@@ -1,11 +1,11 @@
-// Rows by their numbers: the CUDA form of the kernels of Embedding in nn/dense.py. Numbers are of any ``kind``.
+// Row lookup: the CUDA version of the kernels of Embedding in nn/dense.py. Indices may have any ``kind``.
 
 #include "common.cuh"
 
-// The row that a number names, or -1.
+// The row of an index, or -1 if out of range.
 __device__ __forceinline__ long long named_row(const void* numbers, int kind, long long i, long long rows) {
     const double named = number<double>(numbers, kind, i);
-    return named >= 0 && named < rows ? (long long)named : -1;  // NaN has no integer, and no comparison is true of it
+    return named >= 0 && named < rows ? (long long)named : -1;  // NaN fails every comparison
 }
 
 template <typename T>
@@ -17,8 +17,8 @@ __device__ void take_rows(const Real<T>* weight, const void* numbers, int kind, 
     });
 }
 
-// The transpose, as a gather: a warp looks through all numbers, 32 at once, for those that name its row, and adds their
-// gradients in the batch's order. Each lane keeps four columns, of which a warp's lanes have neighbouring ones.
+// The transposed lookup, as a gather: a warp scans all indices, 32 at a time, for those of its row, and adds their
+// gradients in the order of the batch. Each lane handles four columns; the lanes of a warp have adjacent ones.
 template <typename T>
 __device__ void add_rows(const T* dy, const void* numbers, int kind, long long count, long long vocabulary,
                          int features, Real<T>* weight_grad) {

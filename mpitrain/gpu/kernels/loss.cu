@@ -1,12 +1,12 @@
-// Losses and their gradients: the CUDA form of the kernels in nn/loss.py.
+// Losses and their gradients: the CUDA version of the kernels in nn/loss.py.
 //
-// Every block leaves the sums of its own rows in ``parts``; add_parts, in sum.cu, adds those. Labels are numbers of any
-// ``kind``. An output that is not finite makes the loss NaN: zero times it is NaN, and is added. Gradients, not losses,
-// are multiplied by what ``factor`` points at, where it is not null.
+// Every block writes the sums over its rows to ``parts``; add_parts, in sum.cu, adds them. Labels may have any
+// ``kind``. A non-finite output makes the loss NaN: it is multiplied by zero, which gives NaN, and added. Gradients,
+// but not losses, are multiplied by the value at ``factor``, unless it is null.
 
 #include "common.cuh"
 
-// Teams leave their sums, those of lane 0, in parts[block]: the loss, and the number right where there is room.
+// Lane 0 of each team adds its sums to parts[block]: the loss, and if there is room the number of correct predictions.
 __device__ __forceinline__ void leave(double loss, double right, int width, double* parts) {
     const bool counts = threadIdx.x == 0;
     loss = reduce_block<Sum>(counts ? loss : 0.0);
@@ -26,7 +26,7 @@ struct Softmax {
     T largest, normalizer, loss;
 };
 
-// A team's row; every thread gets the result. The row is read twice: the second time it comes from a cache.
+// A team's row; every thread gets the result. The row is read twice, the second time from cache.
 template <typename T>
 __device__ Softmax<Real<T>> softmax_of(const T* row, int classes, long long label) {
     Softmax<Real<T>> result;
@@ -80,7 +80,7 @@ __device__ void softmax_evaluate(const T* outputs, const void* labels, int kind,
             continue;
         }
         const Softmax<Real<T>> softmax = softmax_of(row, classes, label);
-        int earlier = 0;  // of equal ones the first is what the model says
+        int earlier = 0;  // ties: the first maximum is the prediction
         for (int j = threadIdx.x; j < label; j += blockDim.x) earlier += Real<T>(row[j]) == softmax.largest;
         earlier = reduce_team<Sum>(earlier);
         total += softmax.loss;
@@ -102,7 +102,7 @@ __device__ void sigmoid_gradient(const T* outputs, const void* labels, int kind,
     double total = 0;
     for (long long i = thread_number(); i < n; i += thread_count()) {
         const Real<T> z = outputs[i], label = number<Real<T>>(labels, kind, i);
-        const Real<T> tail = exp(-fabs(z));  // of the two exponentials, the one that cannot overflow
+        const Real<T> tail = exp(-fabs(z));  // the sign that cannot overflow
         total += sigmoid_loss(z, label);
         gradient[i] = ((z >= 0 ? Real<T>(1) : tail) / (Real<T>(1) + tail) - label) * share;
     }
@@ -129,7 +129,7 @@ __device__ void sigmoid_evaluate(const T* outputs, const void* labels, int kind,
     leave(total, right, 2, parts);
 }
 
-// The gradient too, where there is one.
+// Also computes the gradient, if requested.
 template <typename T>
 __device__ void square(const T* outputs, const void* labels, int kind, long long n, Real<T> weight,
                        const double* factor, T* gradient, double* parts) {

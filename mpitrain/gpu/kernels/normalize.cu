@@ -1,11 +1,11 @@
-// Normalization: the CUDA form of the kernels in nn/normalize.py.
+// Normalization: the CUDA version of the kernels in nn/normalize.py.
 //
-// Sums over rows are taken by tiles of 32 columns, whose blocks share the rows; add_columns, in sum.cu, adds what the
-// blocks leave. Sums over a row are taken by a team.
+// Sums over rows are computed in tiles of 32 columns, whose blocks share the rows; add_columns, in sum.cu, adds the
+// blocks' results. Sums over a row are computed by a team.
 
 #include "common.cuh"
 
-// parts[blockIdx.y] = the sums of the two that terms(element, column) gives, over this block's rows, for each column.
+// parts[blockIdx.y] = sums over this block's rows of the two values of terms(element, column), for each column.
 template <typename F>
 __device__ void sum_columns(long long rows, int columns, double* parts, F terms) {
     __shared__ double2 lines[8][kWarp];
@@ -67,14 +67,14 @@ __device__ void normalize(const T* x, const Real<T>* center, const Real<T>* inve
         return (value - center) * inverse * scale + shift;
     };
     each_pack<N>(n, aligned, [=](auto size, long long i) {
-        constexpr int width = decltype(size)::value;  // NVRTC takes no size.value in the functions within
+        constexpr int width = decltype(size)::value;  // NVRTC rejects size.value in nested functions
         const int column = column_of(i, columns);
         auto of = [=](const R* values) { return around<width>(values, column, columns, together); };
         store(y + i, map_pack(normal, load<width>(x + i), of(center), of(inverse), of(scale), of(shift)));
     });
 }
 
-// means: of dy, then of dy times the normalized x; float64, one for each column.
+// means: of dy, then of dy times the normalized x; float64, one per column.
 template <typename T>
 __device__ void normalize_backward(const T* x, const Real<T>* center, const Real<T>* inverse, const Real<T>* scale,
                                    const double* means, long long n, int columns, T* dy) {
@@ -87,7 +87,7 @@ __device__ void normalize_backward(const T* x, const Real<T>* center, const Real
         return scale * inverse * (gradient - R(total) - (value - center) * inverse * R(moment));
     };
     each_pack<N>(n, aligned, [=](auto size, long long i) {
-        constexpr int width = decltype(size)::value;  // NVRTC takes no size.value in the functions within
+        constexpr int width = decltype(size)::value;  // NVRTC rejects size.value in nested functions
         const int column = column_of(i, columns);
         auto of = [=](const R* values) { return around<width>(values, column, columns, together); };
         auto mean = [=](const double* values) { return around<width>(values, column, columns, false); };
@@ -96,7 +96,7 @@ __device__ void normalize_backward(const T* x, const Real<T>* center, const Real
     });
 }
 
-// A team's row, read from memory once and kept in shared memory where it fits; a thread uses only what it wrote there.
+// A team's row, read from memory once and kept in shared memory if it fits; a thread uses only what it wrote itself.
 template <typename T>
 __device__ void layer_norm(const T* x, Real<T> eps, const Real<T>* scale, const Real<T>* shift, long long rows,
                            int columns, T* normal, Real<T>* inverse, T* y) {
@@ -127,7 +127,7 @@ __device__ void layer_norm(const T* x, Real<T> eps, const Real<T>* scale, const 
     }
 }
 
-// A team writes the gradient of its row's x, from that of what the row became, slope_at(j), and the normalized x.
+// A team computes the gradient of its row's x from the gradient of the row's output, slope_at(j), and the normalized x.
 template <typename R, typename T, typename Slope, typename Normal>
 __device__ __forceinline__ void write_gradient(Slope slope_at, Normal normal_at, R inverse, const R* scale, int columns,
                                                T* row) {
@@ -142,7 +142,7 @@ __device__ __forceinline__ void write_gradient(Slope slope_at, Normal normal_at,
         row[j] = inverse * (slope_at(j) * scale[j] - mean - normal_at(j) * tilt);
 }
 
-// A team's row, which is too long to be kept: read twice, the second time from a cache.
+// A team's row that is too long for shared memory: read twice, the second time from cache.
 template <typename T>
 __device__ void long_layer_norm_backward(const T* normal, const Real<T>* inverse, const Real<T>* scale,
                                          long long rows, int columns, T* dy) {
@@ -156,13 +156,13 @@ __device__ void long_layer_norm_backward(const T* normal, const Real<T>* inverse
     }
 }
 
-// Rows that fit in shared memory, a team's each, are read once: their gradients, and in parts[blockIdx.x] the columns'
-// sums of dy and of dy times the normalized x, over this block's rows.
+// Rows that fit in shared memory, one per team, are read once. Computes their gradients, and in parts[blockIdx.x] the
+// column sums of dy and of dy times the normalized x over this block's rows.
 template <typename T>
 __device__ void layer_norm_backward(const T* normal, const Real<T>* inverse, const Real<T>* scale, long long rows,
                                     int columns, T* dy, double* parts) {
     typedef Real<T> R;
-    constexpr int room = 12288 / sizeof(R), widest = 4096 / sizeof(R);  // launch/layers.py has the same numbers
+    constexpr int room = 12288 / sizeof(R), widest = 4096 / sizeof(R);  // the same values as in ops/layers.py
     __shared__ R kept_slopes[room], kept_normals[room];
     __shared__ double2 sums[widest];
     const int thread = threadIdx.y * blockDim.x + threadIdx.x, lines = blockDim.y;

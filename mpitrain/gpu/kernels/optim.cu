@@ -1,12 +1,12 @@
-// The optimizers' arithmetic: the CUDA form of optim/rules.py, one pass over memory for all that a step does.
+// Optimizer arithmetic: the CUDA version of optim/rules.py, one pass over memory per step.
 //
-// The vector is cut into chunks, and a block walks over the segments that its chunk meets. Packs lie at multiples of
-// their size from the vector's start, whatever the segments' bounds are: so 16 bytes are moved at once wherever a
-// segment is cut, and only its first and last values one by one.
+// The vector is split into chunks, and a block loops over the segments that overlap its chunk. Packs are aligned to
+// multiples of their size from the vector's start, whatever the bounds of segments: accesses are 16 bytes wide
+// everywhere except at the first and last values of a segment.
 
 #include "common.cuh"
 
-constexpr int kChunk = 2048;  // elements; launch/updates.py has the same number
+constexpr int kChunk = 2048;  // elements; the same value as in ops/updates.py
 
 // segments: rows of (start, stop, trained), ascending.
 struct Segments {
@@ -16,7 +16,7 @@ struct Segments {
     __device__ __forceinline__ long long stop(int s) const { return bounds[3 * s + 1]; }
     __device__ __forceinline__ bool is_trained(int s) const { return bounds[3 * s + 2] != 0; }
 
-    // The first that ends after an element.
+    // The first segment that ends after an element.
     __device__ __forceinline__ int after(long long element) const {
         int low = 0, high = count;
         while (low < high) {
@@ -28,7 +28,7 @@ struct Segments {
     }
 };
 
-// f(chunk, segment, lo, hi) with all threads of a block, for all that a chunk and a segment have in common.
+// f(chunk, segment, lo, hi) by all threads of a block, for every overlap of a chunk and a segment.
 template <typename F>
 __device__ __forceinline__ void each_part(const Segments& segments, long long size, F f) {
     for (long long chunk = blockIdx.x; chunk * kChunk < size; chunk += gridDim.x) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void each_pack_of(long long lo, long long hi, bool al
         whole_or_single<N>(i, lo, hi, aligned, f);
 }
 
-// Gradients: rows ``stride`` apart, added in an order. The first element of a row belongs to element ``origin``.
+// Gradients: rows ``stride`` apart, added in a given order. The first element of a row is element ``origin``.
 template <typename T>
 struct Rows {
     const T* first;
@@ -140,7 +140,7 @@ struct Rmsprop {
     }
 };
 
-// The vectors that a step changes; those are null that there are not, which counts as aligned.
+// The vectors that a step changes; unused ones are null, which counts as aligned.
 template <typename T>
 struct Vectors {
     T *params, *slot0, *slot1, *average;
@@ -151,14 +151,14 @@ struct Vectors {
     }
 };
 
-// What the step has decided (see step.cu); a null pointer says nothing.
+// The decision of the step (see step.cu); a null pointer means no decision.
 struct Decision {
     const double *is_go, *inverse_scale;
     __device__ __forceinline__ bool go() const { return is_go == nullptr || *is_go != 0; }
     __device__ __forceinline__ double factor() const { return inverse_scale == nullptr ? 1.0 : *inverse_scale; }
 };
 
-// What a segment says of the gradient and of decay.
+// A segment's factors for the gradient and for decay.
 template <typename T>
 struct Factors {
     T scale, l2, keep;
@@ -171,7 +171,7 @@ __device__ __forceinline__ void train(const Rule& rule, const Factors<T>& factor
     if constexpr (Rule::slots > 0) slot0 = load<N>(to.slot0 + i);
     if constexpr (Rule::slots > 1) slot1 = load<N>(to.slot1 + i);
     if (to.average != nullptr) average = load<N>(to.average + i);
-    Pack<T, N> gradient = rows.template sum<N>(i, factors.scale);  // last, for it waits where there are several rows
+    Pack<T, N> gradient = rows.template sum<N>(i, factors.scale);  // last, because it stalls if there are several rows
 #pragma unroll
     for (int j = 0; j < N; ++j) {
         if (factors.l2 != 0) gradient[j] += factors.l2 * params[j];
@@ -185,7 +185,7 @@ __device__ __forceinline__ void train(const Rule& rule, const Factors<T>& factor
     if (to.average != nullptr) store(to.average + i, average);
 }
 
-// State is added to, and its average is a copy.
+// State is incremented, and its average is a copy.
 template <int N, typename T>
 __device__ __forceinline__ void add(T scale, const Rows<T>& rows, const Vectors<T>& to, long long i) {
     const Pack<T, N> params = map_pack(Sum::of<T>, load<N>(to.params + i), rows.template sum<N>(i, scale));
@@ -239,8 +239,8 @@ __device__ __forceinline__ void measure(const Adam<T>& rule, T decay, const Rows
     store(own + i, gradient);
 }
 
-// parts[chunk + s] is the sum of what chunk and segment s have in common: no other pair has the same number, for both
-// only ever grow along the vector.
+// parts[chunk + s] is the sum over the overlap of chunk and segment s. No other overlap has the same index, because
+// both only grow along the vector.
 template <typename T, bool directed>
 __device__ __forceinline__ void measure_segments(Constants constants, const Segments& segments, const double* decay,
                                                  const Rows<T>& rows, T* own, long long size, const Vectors<T>& of,
@@ -266,7 +266,7 @@ __device__ __forceinline__ void measure_segments(Constants constants, const Segm
     });
 }
 
-// sums[s]: those of the segment's parts, by a block; zeros for state, and for parameters unless ``normed``.
+// sums[s]: the sums of the segment's parts, by one block; zeros for state, and for parameters unless ``normed``.
 KERNEL sum_segments(const long long* bounds, int normed, const double* parts, double* sums) {
     const int s = blockIdx.x;
     const Segments segments{bounds, (int)gridDim.x};

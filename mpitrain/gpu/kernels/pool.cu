@@ -1,23 +1,24 @@
-// Pooling over windows of images: the CUDA form of the kernels in nn/pool.py.
+// Pooling over windows of images: the CUDA version of the kernels in nn/pool.py.
 //
-// Images are (batch, height, width, channels). A warp works on a line of an image: its lanes have neighbouring packs of
-// channels and columns. Gradients are gathered: a thread adds those of all windows that hold its own, in their order.
+// Images are (batch, height, width, channels). A warp handles a line of an image: its lanes have adjacent packs of
+// channels and columns. Gradients are gathered: a thread adds those of all windows that contain its element, in order.
 
 #include "common.cuh"
 
-// Windows of ``size`` by ``size``, ``stride`` apart: ``down`` by ``right`` of them on an image of ``height`` by ``width``.
+// Windows of ``size`` by ``size``, ``stride`` apart: ``down`` by ``right`` of them on an image of ``height`` by
+// ``width``.
 struct Windows {
     int height, width, channels, down, right, size, stride;
 
-    // Of windows along an axis, the first that holds a place, and the one after the last.
+    // Along an axis, the first window that contains a position, and one past the last.
     __device__ __forceinline__ int first(int place) const {
         return place < size ? 0 : (place - size) / stride + 1;
     }
     __device__ __forceinline__ int last(int place, int windows) const { return min(place / stride + 1, windows); }
 };
 
-// f(Size<N>(), line, cell, channel) for every N channels of every cell of every line: N is a whole pack where channels
-// are packs and arrays are aligned, else 1. There are less than 2**31 lines: a division of 32 bits takes less time.
+// f(Size<N>(), line, cell, channel) for every N channels of every cell of every line: N is a whole pack if channels
+// fill packs and arrays are aligned, else 1. There are fewer than 2**31 lines, since 32-bit division is faster.
 template <typename T, typename F>
 __device__ void each_pixel(long long lines, int cells, int channels, bool aligned, F f) {
     auto walk = [=](auto size) {
@@ -30,7 +31,7 @@ __device__ void each_pixel(long long lines, int cells, int channels, bool aligne
     else walk(Size<1>());
 }
 
-// The element of images at the upper left of a window.
+// The element of images at the upper left corner of a window.
 template <typename T>
 __device__ const T* corner_of(const T* x, const Windows& w, int line, int j, int channel) {
     const int image = line / w.down, i = line - image * w.down;
@@ -49,7 +50,7 @@ __device__ void max_pool(const T* x, Windows w, long long batch, T* y, unsigned 
             const auto value = load<N>(corner + ((long long)(k / w.size) * w.width + k % w.size) * w.channels);
 #pragma unroll
             for (int n = 0; n < N; ++n) {
-                // Not "greater", which no NaN is; and a NaN that is there already stays.
+                // Not "greater", which is false for NaN; a NaN that is the maximum stays.
                 const bool is_larger = !(value[n] <= largest[n]) && largest[n] == largest[n];
                 largest[n] = is_larger ? value[n] : largest[n];
                 source[n] = is_larger ? k : source[n];
@@ -61,7 +62,8 @@ __device__ void max_pool(const T* x, Windows w, long long batch, T* y, unsigned 
     });
 }
 
-// dx = the sum, over the windows that hold an element, of gradient(Size<N>(), window's element, place in the window).
+// dx = the sum, over the windows that contain an element, of gradient(Size<N>(), window's element, index in the
+// window).
 template <typename T, typename F>
 __device__ void gather(Windows w, long long batch, T* dx, bool aligned, F gradient) {
     aligned = aligned && is_aligned<kPack<T>>(dx);

@@ -1,22 +1,22 @@
-// What a step decides on the device, so that the host need not wait for it: whether to update, and by how much.
+// Decisions of a step on the device, so that the host need not wait: whether to update, and by how much.
 
 #include "common.cuh"
 
-// Its place in launch's list of them.
+// In the order of the list in ops/updates.py.
 struct State {
-    double go;        // 1 where this step's update is made
-    double factor;    // what gradients of parameters are multiplied by, since the loss's was multiplied by its inverse
-    double scale;     // what the loss's gradient is multiplied by in the next step
+    double go;        // 1 if this step's update is applied
+    double factor;    // factor of parameter gradients: the inverse of the loss scale
+    double scale;     // loss scale of the next step
     double good;      // steps since scale was changed
-    double stopped;   // 1 once a loss was not finite, where the run is to stop then
-    double overflow;  // 1 where a gradient was not finite
-    double own, total, updated;  // this step's, for the host
+    double stopped;   // 1 after a non-finite loss, if the run is to stop then
+    double overflow;  // 1 if a gradient was not finite
+    double own, total, updated;  // this step's values, for the host
 };
 
-constexpr int kStop = 0, kIgnore = 2;  // of the policies stop, skip, ignore
+constexpr int kStop = 0, kIgnore = 2;  // indices in the policies stop, skip, ignore
 
-// After so many steps without overflow the scale is doubled; halved at each overflow. Micikevicius et al., Mixed
-// precision training, 2018, section 3.2, with the numbers that frameworks have settled on.
+// The scale is doubled after this many steps without overflow, and halved at each overflow. Micikevicius et al., Mixed
+// precision training, 2018, section 3.2, with the constants that frameworks use.
 constexpr double kGrowAfter = 2000, kLargest = 16777216.0;
 
 KERNEL decide_update(const double* own, const void* total, int kind, int policy, int scaled, double* numbers) {
@@ -24,7 +24,7 @@ KERNEL decide_update(const double* own, const void* total, int kind, int policy,
     State& state = *reinterpret_cast<State*>(numbers);
     const double loss = number<double>(total, kind, 0);
     const bool overflow = state.overflow != 0;
-    // A gradient that is not finite without a scale, either, is no overflow: it counts as a loss that is not finite.
+    // A gradient that is not finite even without a scale is not an overflow: it counts as a non-finite loss.
     const bool hopeless = overflow && state.scale <= 1, broken = !isfinite(loss) || hopeless;
     if (broken && policy == kStop) state.stopped = 1;
     state.go = state.updated = state.stopped == 0 && (broken ? policy == kIgnore : !overflow);
@@ -42,7 +42,7 @@ KERNEL decide_update(const double* own, const void* total, int kind, int policy,
     }
 }
 
-// flag = 1 where a value is not finite; threads write the same, if they write.
+// flag = 1 if a value is not finite; all threads that write it write the same value.
 template <typename T>
 __device__ void find_overflow(long long n, const T* values, double* flag) {
     bool found = false;
@@ -54,7 +54,7 @@ __device__ void find_overflow(long long n, const T* values, double* flag) {
     if (found) *flag = 1;
 }
 
-// What the gradient's segments are multiplied by, so that the norm of all is at most ``largest``.
+// Scales for the gradient's segments, such that the norm of the whole gradient is at most ``largest``.
 KERNEL clip_scales(const long long* segments, int count, const double* sums, double largest, double* scales) {
     if (thread_number() > 0) return;
     double square = 0;
@@ -63,8 +63,8 @@ KERNEL clip_scales(const long long* segments, int count, const double* sums, dou
     for (int s = 0; s < count; ++s) scales[s] = segments[3 * s + 2] ? clip : 1;
 }
 
-// A layerwise optimizer's factors: rate * trust ratio where a segment is decayed, else rate. The ratio is
-// above * |params| / (clip**power * |gradient| + below * |params|), and 1 where either is 0.
+// Factors of a layerwise optimizer: rate * trust ratio for decayed segments, else rate. The ratio is
+// above * |params| / (clip**power * |gradient| + below * |params|), and 1 if either norm is 0.
 KERNEL layer_scales(const long long* segments, int count, const double* sums, const double* decayed, double rate,
                     double above, double below, int power, double largest, double decay, double* scales, double* l2) {
     if (thread_number() > 0) return;

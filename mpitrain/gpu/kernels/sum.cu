@@ -15,7 +15,7 @@ __device__ void sum_rows(long long n, const T* rows, long long stride, const lon
     });
 }
 
-// sums[j] = the sum of parts[:, j], and scale times it for the first; by one block.
+// sums[j] = the sum of parts[:, j], times scale for the first; by one block.
 KERNEL add_parts(const double* parts, int count, int width, double scale, double* sums) {
     for (int j = 0; j < width; ++j) {
         double total = 0;
@@ -25,7 +25,7 @@ KERNEL add_parts(const double* parts, int count, int width, double scale, double
     }
 }
 
-// sums[j] = the sum of parts[:, j], by blocks of 8 rows of 32 threads: a block for 32 columns.
+// sums[j] = the sum of parts[:, j], by blocks of 8 rows of 32 threads: one block per 32 columns.
 template <typename T>
 __device__ void add_columns(const double* parts, int count, int columns, T* sums) {
     __shared__ double lines[8][kWarp];

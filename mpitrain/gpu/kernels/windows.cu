@@ -1,14 +1,15 @@
-// Windows of images as rows of a matrix (im2col), and its transpose: the CUDA form of the kernels in nn/windows.py.
+// Windows of images as rows of a matrix (im2col), and the transpose: the CUDA version of the kernels in nn/windows.py.
 
 #include "common.cuh"
 
 // Images (batch, lines, columns, channels); windows (batch, down_count, right_count, row), where a row has at least
-// height * width * channels values. The first is at line ``start * down``, others ``down`` and ``right`` apart.
+// height * width * channels values. The first window is at line ``start * down``; others are ``down`` and ``right``
+// apart.
 struct Windows {
     int lines, columns, channels, start, down, right, height, width, down_count, right_count, row;
 };
 
-// What a row of windows has beyond the window is left alone.
+// Values of a row of windows beyond the window are not written.
 template <typename T>
 __device__ void copy_windows(const T* x, Windows w, long long batch, T* windows) {
     const int run = w.width * w.channels;
@@ -20,12 +21,12 @@ __device__ void copy_windows(const T* x, Windows w, long long batch, T* windows)
     });
 }
 
-// Along an axis, the first window that reaches a place, or 0.
+// Along an axis, the first window that contains a position, or 0.
 __device__ __forceinline__ int first_window(int place, int size, int stride) {
     return place < size ? 0 : (place - size) / stride + 1;
 }
 
-// As a gather: a thread adds to its element those of all windows that hold it, in their order.
+// As a gather: a thread adds to its element the values of all windows that contain it, in order.
 template <typename T>
 __device__ void add_windows(const T* windows, Windows w, long long batch, T* x) {
     each_cell(batch * w.lines, w.columns * w.channels, [=](long long line, int cell) {

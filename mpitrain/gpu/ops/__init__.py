@@ -1,10 +1,10 @@
-"""Element kernels on the device: each function has the name and the arguments of the Numba form that it stands for.
+"""Element kernels on the GPU: each function has the name and arguments of the Numba kernel that it replaces.
 
-Arrays are those of the device, C-contiguous; nothing here waits for it. So what is a Python number in the Numba form is
-here a float64 array, of shape () or (2,), which the caller reads when it has to.
+Arrays are C-contiguous device arrays, and no function waits for the device. Results that the Numba kernel returns as
+Python numbers are float64 arrays of shape () or (2,), which the caller reads when needed.
 
-A result is the same bits at every run, and on every GPU for which the compiler makes the same code: sums are taken in
-an order that depends on shapes alone.
+Results are bit-identical in every run, and on every GPU for which the compiler generates the same code: the order of
+sums depends only on shapes.
 """
 
 from .activation import ACTIVATIONS, activate, activate_backward, add, add_bias, add_bias_backward

@@ -1,6 +1,6 @@
-"""Functions of each element, alone and together with the bias before them; they have no Numba forms.
+"""Element-wise activations, alone or fused with the preceding bias; there are no Numba versions.
 
-Slopes are of a leaky ReLU, where it is not positive.
+``slope`` is the slope of a leaky ReLU for negative inputs.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ import numpy as np
 from ...core.layout import Array
 from .grid import THREADS, WARP, add_columns, begin, empty, flat, int32, int64, named, real, shares
 
-ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "tanh", "sigmoid")  # as activation.cu counts them
+ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "tanh", "sigmoid")  # in the order of activation.cu
 
 
 def activate(x: Array, activation: str, slope: float, y: Array) -> None:
-    """``y`` is an activation, of ``ACTIVATIONS``, of ``x``; they may be one array."""
+    """Set ``y`` to an activation, one of ``ACTIVATIONS``, of ``x``; they may be the same array."""
     arguments = (x, _number(activation), real(x)(slope), int64(x.size), y)
     flat("activation", "activate", x, x.size, arguments)
 
 
 def activate_backward(kept: Array, activation: str, slope: float, dy: Array) -> None:
-    """Turn ``dy`` into the gradient of x; ``kept`` is y, for GELU x."""
+    """Replace ``dy`` with the gradient of x; ``kept`` is y, or x for GELU."""
     arguments = (kept, _number(activation), real(dy)(slope), int64(dy.size), dy)
     flat("activation", "activate_backward", dy, dy.size, arguments)
 
 
 def add(a: Array, b: Array, total: Array) -> None:
-    """``total``, which may be one of them, is the sum of two arrays."""
+    """Set ``total``, which may be one of the inputs, to the sum of two arrays."""
     flat("activation", "add", total, total.size, (a, b, int64(total.size), total))
 
 
 def add_bias(product: Array, bias: Array, activation: str, slope: float, y: Array | None = None) -> None:
-    """Add ``bias`` to every row of ``product``; the activation of that takes its place, or is in ``y``.
+    """Add ``bias`` to every row of ``product``, and write the activation to ``y``, or in place if None.
 
     Args:
         product: Shape (rows, columns).
         bias: Shape (columns,).
-        activation: Of ``ACTIVATIONS``.
-        y: As ``product``.
+        activation: One of ``ACTIVATIONS``.
+        y: Same shape as ``product``, or None.
     """
     y = product if y is None else y
     sizes = int64(product.size), int32(product.shape[1])
@@ -46,14 +46,14 @@ def add_bias(product: Array, bias: Array, activation: str, slope: float, y: Arra
 
 
 def add_bias_backward(kept: Array | None, activation: str, slope: float, dy: Array, bias_grad: Array) -> None:
-    """Turn ``dy`` into the gradient of the product, and assign that of the bias.
+    """Replace ``dy`` with the gradient of the product, and set the gradient of the bias.
 
     Args:
-        kept: The activation that ``add_bias`` made; for GELU what it was made of; None where there is none.
+        kept: Output of the activation in ``add_bias``; for GELU its input; None without activation.
     """
     rows, columns = dy.shape
     packs = -(-columns * dy.itemsize // 16)
-    across = min(WARP, 1 << (packs - 1).bit_length())  # threads that have a row together
+    across = min(WARP, 1 << (packs - 1).bit_length())  # threads per row
     tiles, down = -(-packs // across), THREADS // across
     shared = shares(rows, 4 * down, tiles)
     parts = empty((shared, columns), np.float64)

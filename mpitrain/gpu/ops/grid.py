@@ -1,4 +1,4 @@
-"""How a grid is laid over what there is to do, and a kernel started on it."""
+"""Grid and block sizes for kernels, and their launch."""
 
 from __future__ import annotations
 
@@ -13,47 +13,48 @@ Pair = tuple[int, int]
 THREADS = 256
 WARP = 32
 LINES = THREADS // WARP
-BLOCKS = 132 * 8  # all that the largest GPU, an H100, has running at once; more would only begin later
-_PARTS = 264  # blocks that share a sum over rows: each leaves a part, which one more kernel adds
-_TEAM_COLUMNS = 1024  # longer rows are worked on by a whole block
+BLOCKS = 132 * 8  # the most that the largest GPU, an H100, runs at once; more would only start later
+_PARTS = 264  # blocks that share a sum over rows; each writes a part, and one more kernel adds the parts
+_TEAM_COLUMNS = 1024  # longer rows are handled by a whole block
 
 KINDS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64")
 _STORED = {"float32": "float", "float64": "double", "float16": "Float16", "uint16": "Bfloat16"}
 
 
 class Kernels(Protocol):
-    """Where kernels run."""
+    """Compiles and launches kernels."""
 
     def empty(self, shape: Shape, dtype: Any) -> Array:
-        """Memory of the device, with anything in it."""
+        """Return uninitialized device memory."""
 
     def launch(self, source: str, name: str, grid: Pair, block: Pair, arguments: tuple[Any, ...]) -> None:
-        """Start a kernel of ``kernels/<source>.cu``; scalars among ``arguments`` have the exact types it takes."""
+        """Launch a kernel of ``kernels/<source>.cu``; scalars in ``arguments`` have the exact types of its
+        parameters."""
 
 
 _kernels: Kernels
 
 
 def use(kernels: Kernels) -> None:
-    """Have every launch in this process go to ``kernels``; local."""
+    """Use ``kernels`` for every launch in this process. Local."""
     global _kernels
     _kernels = kernels
 
 
 def empty(shape: Shape, dtype: Any) -> Array:
-    """Memory of the device, with anything in it."""
+    """Return uninitialized device memory."""
     return _kernels.empty(shape, dtype)
 
 
 def flat(source: str, name: str, typed: Array, n: int, arguments: tuple[Any, ...]) -> None:
-    """A line of threads for ``n`` elements, a pack of 16 bytes each."""
+    """Launch a line of threads for ``n`` elements, each handling 16 bytes."""
     if n:
         packs = -(-n * typed.itemsize // 16)
         begin(source, named(name, typed), (blocks(packs, THREADS), 1), (THREADS, 1), arguments)
 
 
 def cells(source: str, name: str, typed: Array, rows: int, columns: int, arguments: tuple[Any, ...]) -> None:
-    """A warp for 32 neighbouring columns of a row, or more where there are many."""
+    """Launch a warp per 32 adjacent columns of a row; a warp handles more columns if there are many."""
     if rows and columns:
         down = blocks(rows, LINES)
         across = max(1, min(BLOCKS // down, -(-columns // WARP)))
@@ -61,7 +62,7 @@ def cells(source: str, name: str, typed: Array, rows: int, columns: int, argumen
 
 
 def teams(source: str, name: str, matrix: Array, arguments: tuple[Any, ...]) -> None:
-    """A warp for a row, or a block for a long one."""
+    """Launch a warp per row, or a block per row if rows are long."""
     if len(matrix):
         grid, block = team_grid(matrix)
         begin(source, named(name, matrix), grid, block, arguments)
@@ -79,7 +80,7 @@ def blocks(work: int, at_once: int) -> int:
 
 
 def sum_columns(name: str, matrix: Array, inputs: tuple[Array, ...], sums: Array) -> None:
-    """Two sums for each column, in ``sums``: blocks leave those of their rows, and one more kernel adds them."""
+    """Compute two sums per column, in ``sums``: blocks sum their rows, and one more kernel adds the results."""
     rows, columns = matrix.shape
     tiles = -(-columns // WARP)
     shared = shares(rows, LINES, tiles)
@@ -90,12 +91,13 @@ def sum_columns(name: str, matrix: Array, inputs: tuple[Array, ...], sums: Array
 
 
 def shares(rows: int, at_once: int, tiles: int) -> int:
-    """How many blocks, which work on ``at_once`` rows each, share the rows of each of so many tiles of columns."""
+    """Return the number of blocks that share the rows of a tile of columns; a block handles ``at_once`` rows at a
+    time."""
     return max(1, min(_PARTS, BLOCKS // tiles, -(-rows // (4 * at_once))))
 
 
 def add_columns(parts: Array, sums: Array) -> None:
-    """``sums``, of any shape, are those of the columns of ``parts``, float64."""
+    """Set ``sums``, of any shape, to the sums of the columns of ``parts``, float64."""
     count, columns = parts.shape
     arguments = (parts, int32(count), int32(columns), sums)
     begin("sum", named("add_columns", sums), (-(-columns // WARP), 1), (WARP, LINES), arguments)
@@ -108,7 +110,7 @@ def begin(source: str, name: str, grid: Pair, block: Pair, arguments: tuple[Any,
 
 
 def real(stored: Array) -> type[np.floating[Any]]:
-    """The type of the scalars, parameters and gradients of parameters that go with an array of activations."""
+    """Return the type of scalars, parameters and parameter gradients that belong to an array of activations."""
     return np.float64 if stored.dtype == np.float64 else np.float32
 
 
@@ -117,12 +119,12 @@ def named(name: str, typed: Array) -> str:
 
 
 def kind(numbers: Array) -> np.int32:
-    """Which type of number, as common.cuh counts them; a bool is stored as a uint8."""
+    """Return the index of a numeric type, as in common.cuh; a bool is stored as a uint8."""
     return np.int32(KINDS.index("uint8" if numbers.dtype == np.bool_ else numbers.dtype.name))
 
 
 def or_null(vector: Array) -> Array | np.uint64:
-    """A null pointer for an empty vector, whose own pointer may be any."""
+    """Return a null pointer for an empty vector, whose own pointer is unspecified."""
     return vector if vector.size else np.uint64(0)
 
 

@@ -1,4 +1,4 @@
-"""Those of the layers, in nn."""
+"""Kernels of the layers in ``nn``."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from .grid import (
 
 
 def take_rows(weight: Array, rows: Array, y: Array) -> None:
-    """``rows``: of any type of number; NaN for those outside [0, len(weight))."""
+    """``rows`` has any numeric type; indices outside [0, len(weight)) give NaN."""
     sizes = int64(rows.size), int64(len(weight)), int32(weight.shape[1])
     cells("embedding", "take_rows", y, rows.size, y.shape[1], (weight, rows, kind(rows), *sizes, y))
 
 
 def add_rows(dy: Array, rows: Array, weight_grad: Array) -> None:
-    """Set ``weight_grad``; added in the order of the batch. Takes time with len(weight_grad) * rows.size / 32."""
+    """Set ``weight_grad``, summing in the order of the batch. Takes time in O(len(weight_grad) * rows.size / 32)."""
     vocabulary, features = weight_grad.shape
     sizes = int64(rows.size), int64(vocabulary), int32(features)
     packs = -(-features * weight_grad.itemsize // 16)
@@ -46,7 +46,7 @@ def add_rows(dy: Array, rows: Array, weight_grad: Array) -> None:
 
 
 def max_pool(x: Array, size: int, stride: int, y: Array, place: Array) -> None:
-    """``place`` is the position in its window, row by row, that each maximum came from."""
+    """``place`` is the index of each maximum in its window, row by row."""
     _pool("max_pool", x, y, y, (x, *_pooled(x, size, stride, y), int64(len(x)), y, place))
 
 
@@ -73,7 +73,7 @@ def average_pool_backward(dy: Array, size: int, stride: int, dx: Array) -> None:
 
 
 def copy_windows(x: Array, start: int, down: int, right: int, height: int, width: int, windows: Array) -> None:
-    """``windows[n, i, j]`` has its corner at ``x[n, (start + i) * down, j * right]``; here for any number of images."""
+    """``windows[n, i, j]`` has its corner at ``x[n, (start + i) * down, j * right]``, for any number of images."""
     batch, lines, columns = windows.shape[:3]
     geometry = _windows(x, start, down, right, height, width, windows)
     arguments = (x, *geometry, int64(batch), windows)
@@ -81,7 +81,7 @@ def copy_windows(x: Array, start: int, down: int, right: int, height: int, width
 
 
 def add_windows(windows: Array, start: int, down: int, right: int, height: int, width: int, x: Array) -> None:
-    """Add windows where ``copy_windows`` takes them from."""
+    """Add windows to the elements that ``copy_windows`` reads them from."""
     geometry = _windows(x, start, down, right, height, width, windows)
     batch, lines, columns, channels = x.shape
     cells("windows", "add_windows", x, batch * lines, columns * channels, (windows, *geometry, int64(batch), x))
@@ -91,7 +91,7 @@ def add_windows(windows: Array, start: int, down: int, right: int, height: int, 
 
 
 def drop(x: Array, y: Array, seed: int, layer: int, position: Array, below: int, scale: float) -> None:
-    """``y = x * scale`` where an element's 32 random bits are under ``below``, 0 elsewhere.
+    """``y = x * scale`` for elements whose 32 random bits are below ``below``, else 0.
 
     Args:
         position: Shape (1,), uint64.
@@ -105,7 +105,7 @@ def drop(x: Array, y: Array, seed: int, layer: int, position: Array, below: int,
 
 
 def moment_sums(x: Array, sums: Array) -> None:
-    """``sums``, shape (2 * features + 1,), is the columns' sums, those of their squares, and the row count."""
+    """``sums``, shape (2 * features + 1,): the columns' sums, the sums of their squares, and the number of rows."""
     features = x.shape[1]
     sum_columns("moment_sums", x, (x,), sums[: 2 * features])
     sums[2 * features :] = len(x)
@@ -117,12 +117,12 @@ def normalize(x: Array, center: Array, inverse: Array, scale: Array, shift: Arra
 
 
 def gradient_sums(x: Array, center: Array, inverse: Array, dy: Array, sums: Array) -> None:
-    """``sums[0]`` is the columns' sums of dy, ``sums[1]`` those of dy times the normalized x."""
+    """``sums[0]`` is the columns' sums of dy, ``sums[1]`` the sums of dy times the normalized x."""
     sum_columns("gradient_sums", x, (x, center, inverse, dy), sums)
 
 
 def normalize_backward(x: Array, center: Array, inverse: Array, scale: Array, means: Array, dy: Array) -> None:
-    """Turn ``dy`` into the gradient of x, given the means of what ``gradient_sums`` sums."""
+    """Replace ``dy`` with the gradient of x, given the means of the sums of ``gradient_sums``."""
     arguments = (x, center, inverse, scale, means, int64(x.size), int32(x.shape[1]), dy)
     flat("normalize", "normalize_backward", dy, x.size, arguments)
 
@@ -134,7 +134,7 @@ def layer_norm(x: Array, eps: float, scale: Array, shift: Array, normal: Array, 
 
 
 def layer_norm_backward(normal: Array, inverse: Array, scale: Array, dy: Array, sums: Array) -> None:
-    """Turn ``dy`` into the gradient of x; ``sums`` are those of dy, and of dy times ``normal``, over rows."""
+    """Replace ``dy`` with the gradient of x; ``sums`` are the sums over rows of dy and of dy times ``normal``."""
     rows, columns = dy.shape
     arguments = normal, inverse, scale, int64(rows), int32(columns), dy
     if columns > 4096 // scale.itemsize:
@@ -149,7 +149,7 @@ def layer_norm_backward(normal: Array, inverse: Array, scale: Array, dy: Array, 
 
 
 def _pool(name: str, images: Array, pooled: Array, target: Array, arguments: tuple[Any, ...]) -> None:
-    """A cell for a pack of channels of ``target``, or for each where they are no packs."""
+    """Start one cell per pack of channels of ``target``, or per channel if they do not fill packs."""
     assert images.shape[0] == pooled.shape[0] and images.shape[3] == pooled.shape[3]
     batch, lines, columns, channels = target.shape
     assert batch * lines < 2**31

@@ -1,7 +1,7 @@
-"""Those of nn/loss.py.
+"""Kernels of ``nn.loss``.
 
-Where the Numba form returns the loss, or the loss and the number right, these return an array of them.
-Gradients, and not losses, are multiplied by ``scale``, shape (1,), float64, where it is given.
+Where the Numba kernels return the loss, or the loss and the number of correct predictions, these return an array.
+Gradients, but not losses, are multiplied by ``scale``, shape (1,), float64, if given.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _loss_of_elements(name: str, outputs: Array, arguments: tuple[Any, ...], sca
 def _loss(
     name: str, outputs: Array, grid: Pair, block: Pair, arguments: tuple[Any, ...], width: int, scale: float
 ) -> Array:
-    """Blocks leave ``width`` sums each, and one more kernel adds them; the first is multiplied by ``scale``."""
+    """Launch blocks that write ``width`` sums each, and a kernel that adds them; the first is multiplied by
+    ``scale``."""
     parts = empty((grid[0], width), np.float64)
     begin("loss", named(name, outputs), grid, block, (*arguments, parts))
     sums = empty((2,) if width == 2 else (), np.float64)

@@ -1,4 +1,4 @@
-"""Those of optim/rules.py, and what a step decides on the device so that the host need not wait for it."""
+"""Kernels of ``optim.rules``, and the decisions of a step on the device, so that the host need not wait."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def update_segments(
     go: Array | None = None,
     factor: Array | None = None,
 ) -> None:
-    """Update params, slots and average on every segment, all in one pass; segments ascend and do not overlap.
+    """Update params, slots and average on every segment in one pass; segments ascend and do not overlap.
 
     The arguments are those of ``rules.update_segments``; ``scratch`` is not used.
 
     Args:
-        rate: ``shrink`` is multiplied by this.
-        go: Of shape (1,), float64: nothing is done where it is 0.
-        factor: Of shape (1,), float64: gradients of parameters are multiplied by this, too.
+        rate: Factor of ``shrink``.
+        go: Shape (1,), float64: 0 skips the update.
+        factor: Shape (1,), float64: additional factor of parameter gradients.
     """
     arguments = (
         *(np.float64(value) for value in constants),
@@ -72,7 +72,7 @@ def measure_segments(
     go: Array | None = None,
     factor: Array | None = None,
 ) -> None:
-    """Write each segment's gradient, or Adam's direction where ``directed``, to ``own``; sum its squares.
+    """Write each segment's gradient, or Adam's direction if ``directed``, to ``own``; sum its squares.
 
     The arguments are those of ``rules.measure_segments``, and of ``update_segments``; ``scratch`` is not used.
     """
@@ -91,18 +91,18 @@ def measure_segments(
 
 # Decisions; see step.cu.
 
-GO, FACTOR, SCALE, GOOD, STOPPED, OVERFLOW, OWN, TOTAL, UPDATED = range(9)  # of the state, shape (9,), float64
+GO, FACTOR, SCALE, GOOD, STOPPED, OVERFLOW, OWN, TOTAL, UPDATED = range(9)  # indices in the state, shape (9,), float64
 POLICIES = ("stop", "skip", "ignore")
 
 
 def decide_update(own: Array, total: Array, policy: str, scaled: bool, state: Array) -> None:
-    """Decide whether a step's update is made, and by what its gradient is to be multiplied.
+    """Decide whether to apply a step's update, and the factor of its gradient.
 
     Args:
         own: Shape (1,), float64: this worker's share of the loss.
-        total: Shape (1,): all workers'.
-        policy: What to do about a loss that is not finite.
-        scaled: Whether the loss's gradient was multiplied by ``state[SCALE]``, which is then changed.
+        total: Shape (1,): the loss over all workers.
+        policy: Action on a non-finite loss.
+        scaled: Whether the loss's gradient was multiplied by ``state[SCALE]``, which is then adjusted.
         state: Shape (9,), float64.
     """
     kind, policy_number = int32(KINDS.index(total.dtype.name)), int32(POLICIES.index(policy))
@@ -110,20 +110,20 @@ def decide_update(own: Array, total: Array, policy: str, scaled: bool, state: Ar
 
 
 def find_overflow(values: Array, flag: Array) -> None:
-    """Set ``flag``, of shape (1,), float64, to 1 where one of ``values`` is not finite; else leave it."""
+    """Set ``flag``, shape (1,), float64, to 1 if any of ``values`` is not finite; else leave it unchanged."""
     flat("step", "find_overflow", values, values.size, (int64(values.size), values, flag))
 
 
 def note_loss(loss: Array, place: Array) -> None:
-    """Copy a loss, of shape (1,), float64, to one of another type."""
+    """Copy a loss, shape (1,), float64, to an array of another type."""
     _single(named("note_loss", place), (loss, place))
 
 
 def clip_scales(segments: Array, sums: Array, largest: float, scales: Array) -> None:
-    """Set ``scales``, of shape (k,), to what makes the whole gradient's norm at most ``largest``.
+    """Set ``scales``, shape (k,), to the factor that clips the whole gradient's norm to ``largest``.
 
     Args:
-        sums: Shape (k, 2), as ``measure_segments`` leaves them.
+        sums: Shape (k, 2), from ``measure_segments``.
     """
     _single("clip_scales", (segments, int32(len(segments)), sums, np.float64(largest), scales))
 
@@ -139,15 +139,15 @@ def layer_scales(
     scales: Array,
     l2: Array,
 ) -> None:
-    """Set the factors of a layerwise optimizer's segments, each a parameter, by their norms.
+    """Set the factors of a layerwise optimizer's segments, one per parameter, from their norms.
 
     Args:
         sums: Shape (k, 2): squared norms of the parameters and of their gradients or directions.
-        ratio: (above, below, clipped): the trust ratio is above * |params| / (|gradient| + below * |params|),
-            of the clipped gradient or of the gradient as it is.
-        largest: What the whole gradient is clipped to; infinite for no clipping.
-        decay: What ``l2`` is set to where ``decayed`` is 1, times the segment's scale.
-        scales, l2: Shape (k,): to be set.
+        ratio: (above, below, clipped): the trust ratio is above * |params| / (|gradient| + below * |params|), with the
+            clipped gradient or the original one.
+        largest: Maximum norm of the whole gradient; infinite for no clipping.
+        decay: Value of ``l2`` where ``decayed`` is 1, times the segment's scale.
+        scales, l2: Shape (k,): outputs.
     """
     above, below, clipped = ratio
     numbers = np.float64(rate), np.float64(above), np.float64(below), int32(clipped), np.float64(largest)
@@ -155,7 +155,7 @@ def layer_scales(
 
 
 def _single(name: str, arguments: tuple[Any, ...]) -> None:
-    """By one thread of a warp."""
+    """Launch a kernel that uses one thread of one warp."""
     begin("step", name, (1, 1), (WARP, 1), arguments)
 
 

@@ -1,4 +1,4 @@
-"""Those that make batches and sums, and round."""
+"""Kernels that make batches, sum vectors and convert types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .grid import LINES, THREADS, WARP, begin, blocks, cells, flat, int32, int64
 
 
 def take(stored: Array, numbers: Array, scale: float, out: Array) -> None:
-    """out[i] = scale * stored[numbers[i]], row by row, converted to out's type."""
+    """Set out[i] = scale * stored[numbers[i]], row by row, converted to out's type."""
     rows, columns = out.shape
     if stored.dtype == np.bool_:
         stored = stored.view(np.uint8)
@@ -19,22 +19,22 @@ def take(stored: Array, numbers: Array, scale: float, out: Array) -> None:
     cells("batch", f"take_{stored.dtype.name}", out, rows, -(-columns // 4), arguments)
 
 
-# kernels.py
+# core/kernels.py
 
 
 def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out: Array) -> None:
-    """out = scale * (rows[order[0]] + rows[order[1]] + ...)[start:stop], added in that order."""
+    """Set out = scale * (rows[order[0]] + rows[order[1]] + ...)[start:stop], added in that order."""
     length = rows.shape[1]
     first = rows.reshape(-1)[start:]
     arguments = (int64(stop - start), first, int64(length), order, int32(order.size), out.dtype.type(scale), out)
     flat("sum", "sum_rows", out, stop - start, arguments)
 
 
-# No Numba form: between float32 and the types of 16 bits.
+# Conversions between float32 and 16-bit types; there are no Numba versions.
 
 
 def cast(x: Array, y: Array) -> None:
-    """``y`` is ``x``, rounded to the nearest where it has fewer bits; one of them is float32. Bfloat16 is uint16."""
+    """Set ``y`` to ``x``, rounded to nearest; one of them is float32. uint16 holds bfloat16."""
     packs = -(-x.size // 8)
     if packs:
         name = named(named("cast", x), y)
@@ -42,7 +42,7 @@ def cast(x: Array, y: Array) -> None:
 
 
 def transpose(x: Array, y: Array) -> None:
-    """``y`` is the matrix ``x`` transposed; of such types as ``cast`` takes, or both float32."""
+    """Set ``y`` to the transpose of the matrix ``x``; types as for ``cast``, or both float32."""
     rows, columns = x.shape
     grid = -(-columns // WARP), -(-rows // WARP)
     begin("cast", named(named("transpose", x), y), grid, (WARP, LINES), (x, int32(rows), int32(columns), y))
