@@ -21,10 +21,10 @@ if not cupy.is_available():
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "support" / "programs" / "convolutions.py"
 
-pytestmark = pytest.record.gpu
+pytestmark = pytest.mark.gpu
 
 
-@pytest.record.parametrize("precision", ["float32", "tf32", "bfloat16", "float16"])
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16", "float16"])
 def test_cudnn_agrees_with_the_processor(precision: str) -> None:
     """Also where it has no plan: but it has some."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -14,4 +14,4 @@ if not cupy.is_available():
 
 from ..support.kernel_cases import *  # noqa: F403
 
-pytestmark = pytest.record.gpu
+pytestmark = pytest.mark.gpu

@@ -26,7 +26,7 @@ SMALL = ROOT / "tests" / "support" / "jobs" / "small.py"
 CNN = ROOT / "jobs" / "fashion_cnn.py"
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 
-pytestmark = pytest.record.gpu
+pytestmark = pytest.mark.gpu
 
 
 def train(n: int, folder: Path, job: Path, *flags: str) -> tuple[str, dict[str, np.ndarray]]:
@@ -54,7 +54,7 @@ def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
         assert error <= tolerance * size, f"{name} differs by {error:.2g}, and its largest is {size:.2g}"
 
 
-@pytest.record.parametrize(
+@pytest.mark.parametrize(
     "flags",
     [
         [],
@@ -82,7 +82,7 @@ def test_convolutions_agree_with_the_processor(tmp_path: Path) -> None:
     train(1, tmp_path / "single", CNN, "--device", "gpu", *more)
 
 
-@pytest.record.parametrize("precision", ["tf32", "bfloat16", "float16"])
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16", "float16"])
 def test_lower_precision_learns(precision: str, tmp_path: Path) -> None:
     flags = ["--device", "gpu", "--train-steps", "300", "--precision", precision]
     said, _ = train(1, tmp_path, SMALL, *flags)
@@ -96,7 +96,7 @@ def test_a_run_twice_is_the_same_bits(tmp_path: Path) -> None:
     assert all(a[name].tobytes() == b[name].tobytes() for name in a)
 
 
-@pytest.record.parametrize("way", ["host", "ipc"])
+@pytest.mark.parametrize("way", ["host", "ipc"])
 def test_ranks_that_share_a_gpu_agree_with_one(way: str, tmp_path: Path) -> None:
     more = ["--device", "gpu", "--dtype", "float64", "--no-normalize", "--bucket-bytes", "100"]
     _, one = train(1, tmp_path / "one", SMALL, *more, "--batch-size", "12")

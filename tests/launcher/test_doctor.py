@@ -73,7 +73,7 @@ def test_a_launcher_of_another_make_is_told(openmpi: Mpi, mpich: Mpi, tmp_path: 
     start = done.stdout.index("[")
     world = json.loads(done.stdout[start : done.stdout.rindex("]") + 1])[0]
     assert (world["check"], world["verdict"]) == ("world", "failure")
-    assert "mpitrain run" in world["mend"]
+    assert "mpitrain run" in world["advice"]
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="missing: a second core")

@@ -28,7 +28,7 @@ if cluster.rank == 0:
     for step in (1, 2, 3):
         numbers = {"loss_scale": step + 0.5}
         state = {name: np.full(layout.size, step, np.float32) for name in names}
-        checkpoint.write(checkpoint.path_for(folder, step), layout, state, step, 10 * step, 0, {}, numbers=numbers)
+        checkpoint.write(checkpoint.path_for(folder, step), layout, state, step, 10 * step, 0, {}, extra_state=numbers)
 cluster.comm.Barrier()
 read = checkpoint.read
 
@@ -51,7 +51,7 @@ if vectors is not None:
     views = layout.views(vectors["params"]), layout.views(vectors["momentum"])
     assert all((view == 2).all() for view in [*views[0].values(), views[1]["a"]])
     assert not views[1]["b"].any()  # state has no slots
-everywhere = cluster.comm.allgather((reached, start.resumed, start.saved, start.passed_over))
+everywhere = cluster.comm.allgather((reached, start.resumed, start.saved, start.skipped))
 assert everywhere == [everywhere[0]] * cluster.size
 if cluster.rank == 0:
-    print(f"{reached.step} {reached.position} {reached.numbers}", start.resumed, *start.passed_over, sep="\n")
+    print(f"{reached.step} {reached.data_cursor} {reached.extra_state}", start.resumed, *start.skipped, sep="\n")

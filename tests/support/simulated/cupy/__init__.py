@@ -206,7 +206,7 @@ def get_default_memory_pool() -> memory.MemoryPool:
 
 class RawModule:
     def __init__(self, *, code: str, options: tuple[str, ...], backend: str) -> None:
-        from tests.unit.cuda.emulated import EmulatedKernels
+        from tests.support.emulation.kernels import EmulatedKernels
 
         assert backend == "nvrtc" and options == ("--std=c++17",) and "KERNEL" in code
         self._kernels = EmulatedKernels(Path(os.environ["SIMULATED_CUDA_LIBRARY"]))
