@@ -1,4 +1,4 @@
-"""Numbers, times and rows as a person reads them in a terminal."""
+"""Format numbers, times and table rows for the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def amount(value: float) -> str:
-    """A count with few digits: 950, 12,400, 3.4M."""
+    """Format a count with few digits: 950, 12,400, 3.4M."""
     if not math.isfinite(value):
         return "?"
     if value >= 1e7:
@@ -18,7 +18,7 @@ def amount(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time by its two largest units: 0.8 s, 45 s, 3 min 20 s, 2 h 5 min, 6 d 3 h."""
+    """Format a time with its two largest units: 0.8 s, 45 s, 3 min 20 s, 2 h 5 min, 6 d 3 h."""
     if not math.isfinite(seconds):
         return "?"
     if seconds < 10:
@@ -34,12 +34,12 @@ def duration(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """A text with what is no letter, sign or blank escaped, such as a line break or a terminal's controls."""
+    """Escape all characters that are not printable, such as line breaks and terminal control characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Rows as lines whose columns stand below each other, two spaces apart; what cannot be printed is escaped.
+    """Format rows as lines with aligned columns, two spaces apart; non-printable characters are escaped.
 
     Args:
         right: Indices of columns that are flush right.
