@@ -145,7 +145,7 @@ def test_every_byte_counts(tmp_path: Path) -> None:
 def test_a_file_that_ends_early_is_refused(tmp_path: Path, length: int) -> None:
     path = save(tmp_path, 30)
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(DamagedCheckpoint, match=r"is empty|does not begin as|damaged|it ends after|were written"):
+    with pytest.raises(DamagedCheckpoint, match=str(path)):
         checkpoint.verify(path)
 
 
