@@ -52,7 +52,7 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, "checkpoint-saver")
         self._copying: Future[None] | None = None
         self._saving: Future[None] | None = None
-        self._told: list[str] = []
+        self._messages: list[str] = []
         self.failure: str | None = None
         self.errno = 0
         self.longest_s = 0.0
@@ -82,7 +82,7 @@ class CheckpointWriter:
     def complete(self, step: int, write: Callable[[], None]) -> None:
         """Complete a sharded checkpoint after ``save`` by calling ``write``, which may raise OSError."""
         self.finish()
-        self._start(step, write, whole=True)
+        self._start(step, write, is_complete=True)
 
     @property
     def busy(self) -> bool:
@@ -97,8 +97,8 @@ class CheckpointWriter:
 
     def poll(self) -> None:
         """Print the messages of background saves."""
-        while self._told:
-            self._say(self._told.pop(0))
+        while self._messages:
+            self._say(self._messages.pop(0))
 
     def finish(self) -> None:
         """Wait for the save in progress, if any."""
@@ -120,8 +120,8 @@ class CheckpointWriter:
                 self._copies[name] = np.empty_like(vector)  # reused: page faults of new memory cost more than the copy
             np.copyto(self._copies[name], vector)
 
-    def _start(self, step: int, write: Callable[[], None], whole: bool = False) -> None:
-        prune = whole or not self._in_parts
+    def _start(self, step: int, write: Callable[[], None], is_complete: bool = False) -> None:
+        prune = is_complete or not self._in_parts
         if self._background:
             self._saving = self._thread.submit(self.write_now, step, write, prune)
         else:
@@ -138,7 +138,7 @@ class CheckpointWriter:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             self.errno = (error.errno if isinstance(error, OSError) else None) or errno.ENOMEM
             self.failure = f"the checkpoint of step {step:,} could not be saved in {self._folder}: {reason}"
-            self._told.append(f"{self.failure}; training continues, older checkpoints are unchanged")
+            self._messages.append(f"{self.failure}; training continues, older checkpoints are unchanged")
             return
         if prune:
             self._prune()
@@ -148,4 +148,4 @@ class CheckpointWriter:
         try:
             self._retention.prune(self._folder)
         except OSError as error:
-            self._told.append(f"old checkpoints in {self._folder} could not be removed: {error.strerror}")
+            self._messages.append(f"old checkpoints in {self._folder} could not be removed: {error.strerror}")

@@ -22,7 +22,7 @@ def check() -> Iterator[Finding]:
     if shutil.which("sbatch") is None:
         yield Finding(TOPIC, "sbatch", "none", "not on PATH; start jobs with mpitrain run")
         return
-    version, problem = _ask("sbatch", "--version")
+    version, problem = _query("sbatch", "--version")
     if problem:
         advice = "no job can be submitted from here; ask your site's support, or start ranks with mpitrain run"
         yield Finding(TOPIC, "sbatch", "warning", problem, advice)
@@ -39,7 +39,7 @@ def plugins(answer: str) -> list[str]:
 
 
 def _plugins() -> Finding:
-    answer, problem = _ask("srun", "--mpi=list")
+    answer, problem = _query("srun", "--mpi=list")
     if problem:
         return Finding(TOPIC, "srun", "warning", problem, "use mpirun inside the allocation, as mpitrain submit does")
     found = plugins(answer)
@@ -52,7 +52,7 @@ def _plugins() -> Finding:
 
 
 def _partitions() -> Iterator[Finding]:
-    answer, problem = _ask("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G")
+    answer, problem = _query("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G")
     if problem:
         yield Finding(
             TOPIC, "partitions", "warning", problem, "the controller does not answer; ask your site's support"
@@ -83,7 +83,7 @@ def _allocation() -> Iterator[Finding]:
         yield Finding(TOPIC, "allocation", "pass", f"{details}, {duration(end - time.time())} left")
 
 
-def _ask(*words: str) -> tuple[str, str]:
+def _query(*words: str) -> tuple[str, str]:
     """Return the output of a Slurm command and an error message, one of them empty."""
     try:
         answer = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)

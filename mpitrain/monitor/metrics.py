@@ -53,10 +53,10 @@ def _repair_end(path: Path) -> float:
         size = file.seek(0, 2)
         start = file.seek(max(0, size - 2 * _LINE_BYTES))
         data = file.read()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            file.truncate(start + whole)
-    for line in reversed(data[:whole].splitlines()):
+        complete = data.rfind(b"\n") + 1
+        if complete < len(data):
+            file.truncate(start + complete)
+    for line in reversed(data[:complete].splitlines()):
         try:
             return float(json.loads(line)["time_s"])
         except (ValueError, KeyError, TypeError):

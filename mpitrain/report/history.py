@@ -64,9 +64,9 @@ class Tail:
             return []
         except OSError as error:
             raise RecordError(f"{self._path} cannot be read: {error.strerror}") from error
-        whole = data.rfind(b"\n") + 1
-        self._offset += whole
-        return [found for line in data[:whole].splitlines() if (found := _object(line)) is not None]
+        complete = data.rfind(b"\n") + 1
+        self._offset += complete
+        return [found for line in data[:complete].splitlines() if (found := _object(line)) is not None]
 
 
 @dataclass

@@ -110,8 +110,8 @@ class View:
             self._beat, self._beat_at = self._status.heartbeat, self.now()
         # The age is measured with the viewer's own clock, from when it saw the last heartbeat change.
         age = self.now() - self._beat_at
-        here = status.ProcessHost.here()
-        state = status.classify(self._status, here, age, is_alive)
+        own_host = status.ProcessHost.here()
+        state = status.classify(self._status, own_host, age, is_alive)
         self.state = "died" if state is None else state
 
     @property

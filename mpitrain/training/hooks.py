@@ -131,7 +131,7 @@ class Save(Hook):
 
     def begin(self, loop: TrainingLoop) -> None:
         self._when.start(loop.step)
-        self._done_s, self._asked = time.monotonic(), False
+        self._done_s, self._requested = time.monotonic(), False
         if loop.saved:
             self._done_at = loop.step
         loop.pause_at(self._when.next(loop.step, loop.train_steps))
@@ -154,14 +154,14 @@ class Save(Hook):
 
     def _save(self, loop: TrainingLoop) -> None:
         self._done_at = loop.step
-        self._done_s, self._asked = time.monotonic(), False
+        self._done_s, self._requested = time.monotonic(), False
         loop.saving.save()
 
     def _look_at_clock(self, loop: TrainingLoop) -> None:
         """Request a pause when a save is due by time; on the chief, whose clock counts for all."""
         due = self._every_s > 0 and time.monotonic() - self._done_s >= self._every_s
-        if due and loop.cluster.chief and not self._asked:
-            self._asked = True
+        if due and loop.cluster.chief and not self._requested:
+            self._requested = True
             loop.pause_soon()
 
 

@@ -239,8 +239,8 @@ def _account(loop: Loop, say: Callable[[str], None], seconds: float) -> None:
 def _end_servers(cluster: Cluster) -> None:
     """Enter the barrier that servers poll. Collective over all ranks."""
     if cluster.servers:
-        everybody = cluster.comm.Ibarrier()
-        while not everybody.Test():
+        barrier = cluster.comm.Ibarrier()
+        while not barrier.Test():
             time.sleep(100e-6)
 
 

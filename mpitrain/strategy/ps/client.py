@@ -199,8 +199,8 @@ class PsStrategy:
 
     def close(self) -> None:
         workers = self._store.cluster.workers
-        everybody = workers.Ibarrier()
-        self._store.waiting.until(lambda spins: everybody.Test())
+        barrier = workers.Ibarrier()
+        self._store.waiting.until(lambda spins: barrier.Test())
         self._arrive()
         self._read(self._least_version(self.step))
 

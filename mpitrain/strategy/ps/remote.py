@@ -78,27 +78,27 @@ class RemoteCoordinator:
     def __init__(self, rpc: RpcTransport, server: int) -> None:
         self._rpc, self._server = rpc, server
 
-    def _ask(self, kind: Kind, *arguments: float) -> list[int]:
+    def _query(self, kind: Kind, *arguments: float) -> list[int]:
         self._rpc.request(self._server, kind, arguments)
         return self._rpc.reply(self._server)
 
     def next(self) -> tuple[int, int, int]:
         """Return a work item, its step, and how many steps this worker is ahead; blocks until there is one."""
-        item, step, ahead = self._ask(Kind.NEXT)[:3]
+        item, step, ahead = self._query(Kind.NEXT)[:3]
         return item, step, ahead
 
     def finish(self, loss: float, staleness: int, reads: int, skipped: bool) -> int:
-        return self._ask(Kind.FINISH, float(loss), staleness, reads, int(skipped))[0]
+        return self._query(Kind.FINISH, float(loss), staleness, reads, int(skipped))[0]
 
     def admit(self, item: int, step: int, loss: float, reads: int) -> int:
-        return self._ask(Kind.ADMIT, item, step, float(loss), reads)[0]
+        return self._query(Kind.ADMIT, item, step, float(loss), reads)[0]
 
     def set_pause_step(self, step: int) -> None:
-        self._ask(Kind.PAUSE_STEP, step)
+        self._query(Kind.PAUSE_STEP, step)
 
     def stop(self) -> None:
-        self._ask(Kind.STOP)
+        self._query(Kind.STOP)
 
     def state(self) -> CoordinatorState:
-        numbers = self._ask(Kind.STATE)[:5]
+        numbers = self._query(Kind.STATE)[:5]
         return unpack_state(np.array(numbers, np.int64), self._rpc.rows)

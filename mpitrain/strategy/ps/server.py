@@ -60,11 +60,11 @@ class Server:
 
     def serve(self) -> None:
         """Answer requests until all ranks have entered the barrier ``Comm.Ibarrier``. Collective over all ranks."""
-        everybody = self._comm.Ibarrier()
+        barrier = self._comm.Ibarrier()
         rpc, waiting = self._store.rpc, self._store.waiting
         has_work = rpc is not None or self._collector is not None
         idle = 0 if has_work else LONG
-        while not everybody.Test():
+        while not barrier.Test():
             idle += 1
             if rpc is not None:
                 for client, kind, arguments in rpc.requests():
@@ -176,7 +176,7 @@ class Collector:
     def __init__(self, store: Store, number: int, servers: MPI.Intracomm) -> None:
         self._store, self._shard, self._servers = store, store.shards[number], servers
         self._coordinator = store.coordinator if number == 0 else None
-        self._taken, self._skips = store.plan.gradients_per_step, store.plan.config.nan == "skip"
+        self._gradients_per_step, self._skips = store.plan.gradients_per_step, store.plan.config.nan == "skip"
         self._sum = np.zeros(store.plan.layout.size, store.plan.dtype)
         self._arrived: list[tuple[int, int, float, Array]] = []  # work item, step, loss, gradient
 
@@ -192,7 +192,7 @@ class Collector:
         if rows is not None:
             size = len(self._sum)
             ready += [(item, loss, rows[row, :size]) for item, row, loss in self._shard.collected(step)]
-        if len(ready) < self._taken:
+        if len(ready) < self._gradients_per_step:
             return False
         ready.sort(key=lambda one: one[0])
         self._apply([grads for _, _, grads in ready], sum(loss for _, loss, _ in ready))

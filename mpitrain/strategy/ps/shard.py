@@ -104,7 +104,7 @@ class Shard:
             staleness = version - push.version
             rate_scale = 1.0 / max(1, staleness) if push.scaled else 1.0
             if self._updater.optimizer.layerwise:
-                self._update_by_sums(self._whole(grads), version, lambda sums: sums, rate_scale)
+                self._update_by_sums(self._full_length(grads), version, lambda sums: sums, rate_scale)
             else:
                 for lo, hi, origin in self._origins(compact=len(grads) == self.size):
                     self._updater.update(
@@ -170,12 +170,12 @@ class Shard:
         for lo, hi in self.ranges:
             self._updater.finish(lo, hi, grads, sums, version, rate_scale=rate_scale)
 
-    def _whole(self, grads: Array) -> Array:
+    def _full_length(self, grads: Array) -> Array:
         """Return a gradient of full length, with its ranges at their place in the vector."""
-        whole = self.vectors["params"]
-        if len(grads) == len(whole):
+        params = self.vectors["params"]
+        if len(grads) == len(params):
             return grads
-        found = np.zeros_like(whole)
+        found = np.zeros_like(params)
         self.gather(grads, found, first=True)
         return found
 
