@@ -1,14 +1,15 @@
-"""Checkpoints: HDF5 files that any reader of HDF5 understands, and of which no damaged byte goes unnoticed.
+"""Checkpoints: HDF5 files that any HDF5 reader can open, and in which every damaged byte is detected.
 
     /params/<name>              every parameter, and state such as BatchNorm's statistics
     /optimizer/<slot>/<name>    the optimizer's slots
-    /averages/<name>            moving averages, where there are any
+    /averages/<name>            moving averages, if there are any
     /run/config, job, versions  options, the job's arguments and versions, as attributes
-    /run/state                  numbers of the run's state, as attributes: with float16 the loss's scale
+    /run/state                  further numbers of the run's state, as attributes: in float16 the loss scale
 
-The step, the data cursor (``position``), the seed, and what else is a number or a text are attributes of the
-root. A block of text in front of the file (``manifest``) has a digest of each dataset's values and one of everything else.
-Nothing is pickled, and nothing is executed when a checkpoint is read.
+The step, the data cursor (``position``), the seed and other single numbers and texts are attributes of the root. A
+block of text at the start of the file (``manifest``) contains a digest of each dataset's values, and one of everything
+else.
+Nothing is pickled, and reading a checkpoint executes no code from it.
 """
 
 from __future__ import annotations

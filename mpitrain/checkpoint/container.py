@@ -1,8 +1,8 @@
-"""Named arrays and attributes as an HDF5 file, written and read beside the HDF5 library.
+"""Named arrays and attributes as an HDF5 file, with the array values written and read outside the HDF5 library.
 
-The library makes, and later reads, only what is not an array's values, and that in memory: it never has the file
-itself open. So a full disk or a damaged file cannot upset the library, no lock is asked of a file system that
-has none, and values travel between memory and disk as fast as these can.
+The library creates, and later reads, only the structure of the file, and that in memory: it never opens the file
+itself. A full disk or a damaged file therefore cannot cause errors inside the library, no file locks are needed, and
+values are transferred between memory and disk at full speed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Compression = Literal["none", "gzip"]
 Attributes = Mapping[str, Mapping[str, Any]]
 Places = Mapping[str, tuple[int, int]]
 
-_PIECE = 1 << 19  # bytes digested and then copied, from the second-level cache
+_PIECE = 1 << 19  # bytes per chunk; digested, then copied from the L2 cache
 
 
 def write_container(
@@ -36,22 +36,24 @@ def write_container(
     compression: Compression = "none",
     virtual: Mapping[str, h5py.VirtualLayout] | None = None,
 ) -> None:
-    """Write ``arrays`` as datasets, so that ``path`` holds all of it or does not change.
+    """Write ``arrays`` as datasets; ``path`` is replaced atomically, or does not change.
 
     Args:
-        arrays: C-contiguous, by the dataset's path in the file.
-        attributes: Of groups and datasets, by their path; the root's is "/".
-        virtual: Datasets whose values are in other files, by path.
+        path: The file to write.
+        arrays: C-contiguous arrays, by the dataset's path in the file.
+        attributes: Attributes of groups and datasets, by their path; the root's is "/".
+        compression: How to compress the datasets.
+        virtual: Datasets with values in other files, by path.
 
     Raises:
-        OSError: The disk is full, or the folder cannot be written to.
+        OSError: The disk is full, or the directory cannot be written.
     """
     with memory_file() as memory, replacing(path) as writer:
         frame = make_frame(memory, arrays, attributes, arrays, compression, virtual or {})
         writer.append(np.zeros(frame.block, np.uint8))
         rest, digests = Digest(), {name: Digest() for name in frame.places}
         for digest, data in _in_order(frame, arrays, rest, digests):
-            digest.add(data)  # while it is in the cache for being written
+            digest.add(data)  # brings it into the cache, from which it is written
             writer.append(data)
         ranges = {name: [Range(*place, str(digests[name]))] for name, place in frame.places.items()}
         writer.write_front(np.frombuffer(Manifest(frame.block, frame.size, str(rest), ranges).pack(), np.uint8))
@@ -59,13 +61,13 @@ def write_container(
 
 @dataclass(frozen=True)
 class Frame:
-    """An HDF5 file in memory, all but the values that are stored as they are.
+    """The structure of an HDF5 file, in memory: everything except uncompressed values.
 
     Attributes:
-        memory: The file, in which those values and the first block are holes.
-        block: Bytes of the first block, which the seal is for.
-        size: Bytes of the whole file.
-        places: Where the values belong, by the dataset's name: the first byte, and the one behind the last.
+        memory: The file, with holes in place of those values and the first block.
+        block: Size of the first block in bytes; it is reserved for the manifest.
+        size: Size of the file in bytes.
+        places: First and last (exclusive) byte of the values, by the dataset's name.
     """
 
     memory: FileIO
@@ -74,7 +76,7 @@ class Frame:
     places: Places
 
     def rest(self) -> Iterator[tuple[int, Array]]:
-        """What the file has behind its first block and beside those values, in order: where, and bytes (n,) uint8."""
+        """Yield offset and bytes, (n,) uint8, of all chunks after the first block that are not values, in order."""
         for start, stop in gaps(self.places.values(), self.block, self.size):
             at = start
             for piece in pieces(self.memory.fileno(), start, stop):
@@ -90,11 +92,12 @@ def make_frame(
     compression: Compression = "none",
     virtual: Mapping[str, h5py.VirtualLayout] | None = None,
 ) -> Frame:
-    """Make a file, as ``write_container`` writes it, but for the arrays' values.
+    """Create a file like ``write_container``, but without the arrays' values.
 
     Args:
-        memory: An empty file, whoever made it closes it.
-        ranges: The name of an array for each range of bytes that gets a digest of its own.
+        memory: An empty file; the caller closes it.
+        arrays, attributes, compression, virtual: As for ``write_container``.
+        ranges: The array's name for each byte range that gets its own digest.
     """
     block = block_size_for(ranges)
     places = _make(memory, block, arrays, attributes, compression, virtual or {})
@@ -103,7 +106,7 @@ def make_frame(
 
 
 def memory_file() -> FileIO:
-    """An empty file in memory, of which only what is written takes any."""
+    """Return an empty file in memory; holes in it use no memory."""
     return FileIO(os.memfd_create("mpitrain-checkpoint", os.MFD_CLOEXEC), "r+b")
 
 
@@ -115,7 +118,7 @@ def _make(
     compression: Compression,
     virtual: Mapping[str, h5py.VirtualLayout],
 ) -> Places:
-    """Make the file but for values that are stored as they are; tell where these belong."""
+    """Create the file without uncompressed values; return the places of these."""
     plain: dict[str, h5py.h5d.DatasetID] = {}
     with h5py.File(memory, "w", libver=("earliest", "v110"), userblock_size=block) as file:
         for name, array in arrays.items():
@@ -124,17 +127,17 @@ def _make(
             else:
                 _store(file, name, array)
         for name, layout in virtual.items():
-            file.create_virtual_dataset(name, layout, fillvalue=np.nan)  # which is what shows where a file is missing
+            file.create_virtual_dataset(name, layout, fillvalue=np.nan)  # readers see NaN if a file is missing
         for name, values in attributes.items():
             item = file[name] if name in file else file.create_group(name)
             item.attrs.update(values)
-        # Values come last, so that what is needed first when reading lies together in front.
+        # Values come last, so that the structure, which is read first, is contiguous.
         starts = {name: _allocate(dataset, arrays[name]) for name, dataset in plain.items()}
     return {name: (start, start + arrays[name].nbytes) for name, start in starts.items()}
 
 
 def _declare(file: h5py.File, name: str, array: Array) -> h5py.h5d.DatasetID:
-    """Make a dataset that has no place in the file yet."""
+    """Create a dataset without allocating its storage."""
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     creation.set_layout(h5py.h5d.CONTIGUOUS)
     creation.set_alloc_time(h5py.h5d.ALLOC_TIME_LATE)
@@ -149,7 +152,7 @@ def _declare(file: h5py.File, name: str, array: Array) -> h5py.h5d.DatasetID:
 
 
 def _allocate(dataset: h5py.h5d.DatasetID, array: Array) -> int:
-    """Have a dataset take its place in the file, by writing its first value; return where it is."""
+    """Allocate a dataset's storage by writing its first value; return its offset in the file."""
     space, one = dataset.get_space(), h5py.h5s.create(h5py.h5s.SCALAR)
     if array.shape:
         space.select_hyperslab((0,) * array.ndim, (1,) * array.ndim)
@@ -158,11 +161,11 @@ def _allocate(dataset: h5py.h5d.DatasetID, array: Array) -> int:
 
 
 def _store(file: h5py.File, name: str, array: Array) -> None:
-    """Make a dataset, with its values compressed by the library."""
+    """Create a dataset; the library compresses its values."""
     if array.size and array.shape:
         file.create_dataset(name, data=array, compression="gzip", compression_opts=1, shuffle=True)
     else:
-        file[name] = array  # HDF5 cannot cut it into chunks
+        file[name] = array  # HDF5 cannot split it into chunks
 
 
 def _size(memory: FileIO) -> int:
@@ -172,7 +175,7 @@ def _size(memory: FileIO) -> int:
 def _in_order(
     frame: Frame, arrays: Mapping[str, Array], rest: Digest, digests: Mapping[str, Digest]
 ) -> Iterator[tuple[Digest, Array]]:
-    """All bytes behind the block as they follow each other, in pieces, each with the digest that it belongs to."""
+    """Yield all bytes after the first block in file order, in chunks, each with the digest that covers it."""
     memory, reached = frame.memory.fileno(), frame.block
     for name, (start, stop) in sorted(frame.places.items(), key=lambda item: item[1]):
         yield from ((rest, piece) for piece in pieces(memory, reached, start))
@@ -183,7 +186,7 @@ def _in_order(
 
 
 def pieces(descriptor: int, start: int, stop: int) -> Iterator[Array]:
-    """The bytes [start, stop) of a file, shape (n,) uint8 each; zeros behind its end, as HDF5 leaves them."""
+    """Yield the bytes [start, stop) of a file in chunks, shape (n,) uint8; bytes after its end are 0, as in HDF5."""
     for lo in range(start, stop, _PIECE):
         count = min(_PIECE, stop - lo)
         yield np.frombuffer(os.pread(descriptor, count, lo).ljust(count, b"\0"), np.uint8)

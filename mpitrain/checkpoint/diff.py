@@ -1,4 +1,4 @@
-"""Where two checkpoints differ."""
+"""The differences between two checkpoints."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .reader import Checkpoint
 
 
 def differences(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
-    """A line for each attribute and dataset that is not the same, bit for bit; the time of saving does not count.
+    """Yield a line for each attribute and dataset that differs in any bit; the time of saving is ignored.
 
     Raises:
-        DamagedCheckpoint: Values are not as they were written.
+        DamagedCheckpoint: A checkpoint's values are damaged.
     """
     for group in sorted({*a.attributes, *b.attributes}):
         mine, other = a.attributes.get(group, {}), b.attributes.get(group, {})
         for name in sorted({*mine, *other} - {"saved_at"}):
             if mine.get(name) != other.get(name):
-                yield f"{group.rstrip('/')}/{name}: {mine.get(name, 'not there')} | {other.get(name, 'not there')}"
+                yield f"{group.rstrip('/')}/{name}: {mine.get(name, 'missing')} | {other.get(name, 'missing')}"
     for name in [*a.datasets, *(name for name in b.datasets if name not in a.datasets)]:
         line = _compare(a, b, name)
         if line:
@@ -37,21 +37,21 @@ def _compare(a: Checkpoint, b: Checkpoint, name: str) -> str:
     x, y = a.read(name), b.read(name)
     if mine.dtype == other_one.dtype:
         differing = int((_bits(x) != _bits(y)).any(axis=-1).sum())
-        told = f"{differing:,} of {x.size:,} values differ"
+        line = f"{differing:,} of {x.size:,} values differ"
     else:
         differing = 1
-        told = f"type {mine.dtype} | {other_one.dtype}"
+        line = f"dtype {mine.dtype} | {other_one.dtype}"
     if not differing:
         return ""
-    return f"{told}, by {_largest(x, y):.3g} at most" if x.dtype.kind == y.dtype.kind == "f" and x.size else told
+    return f"{line}, by at most {_largest(x, y):.3g}" if x.dtype.kind == y.dtype.kind == "f" and x.size else line
 
 
 def _bits(array: Array) -> Array:
-    """The bytes of each value, shape (size, itemsize)."""
+    """Return the bytes of each value, shape (size, itemsize)."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(array.size, -1)
 
 
 def _largest(x: Array, y: Array) -> float:
-    """The largest difference of values; NaN where one is."""
+    """Return the largest absolute difference; NaN if any difference is NaN."""
     with np.errstate(all="ignore"):
         return float(np.abs(x.astype(np.float64) - y.astype(np.float64)).max())

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: which there are, which is whole, which may go."""
+"""The checkpoints of a run: list them, verify them, and remove old ones."""
 
 from __future__ import annotations
 
@@ -20,42 +20,43 @@ _PART = re.compile(r"(step-\d+)-[0-9a-f]+-\d+-of-\d+\.h5")
 
 
 def path_for(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """Return the path of the checkpoint of a step."""
     return folder / f"step-{step:010d}.h5"
 
 
 def steps(folder: Path) -> dict[int, Path]:
-    """The checkpoints of a folder by their steps, the highest first; whether they are whole is not looked at."""
+    """Return the checkpoints in a directory by step, the highest first, without verifying them."""
     named = ((_NAME.fullmatch(path.name), path) for path in folder.glob("step-*.h5"))
     found = {int(name[1]): path for name, path in named if name}
     return {step: found[step] for step in sorted(found, reverse=True)}
 
 
 def part_paths(path: Path) -> list[Path]:
-    """The files beside a checkpoint that hold parts of it; see ``parts``."""
+    """Return the shards of a checkpoint; see ``sharded``."""
     return [part for part in path.parent.glob(f"{path.stem}-*.h5") if _index_of(part) == path]
 
 
 def newest(folder: Path) -> Path | None:
-    """The checkpoint of the highest step in a folder, or None; whether it is whole is not looked at."""
+    """Return the checkpoint of the highest step in a directory, or None, without verifying it."""
     return next(iter(steps(folder).values()), None)
 
 
 def verify(path: Path) -> None:
-    """Read all of a checkpoint.
+    """Read and verify all of a checkpoint.
 
     Raises:
-        DamagedCheckpoint: It is not as it was written.
+        DamagedCheckpoint: It is damaged.
     """
     with Checkpoint(path) as checkpoint:
         checkpoint.verify()
 
 
 def first_intact(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[tuple[Path, T] | None, list[str]]:
-    """The first of checkpoints that is whole with what ``read`` returns for it, or None, and why those before are not.
+    """Return the first undamaged checkpoint with the result of ``read``, or None; and why earlier ones were skipped.
 
     Args:
-        read: Given a checkpoint, reads it once; raises DamagedCheckpoint where it is not as it was written.
+        paths: Checkpoints, in order of preference.
+        read: Reads a checkpoint; raises DamagedCheckpoint if it is damaged.
     """
     skipped: list[str] = []
     for path in paths:
@@ -67,28 +68,28 @@ def first_intact(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[tupl
 
 
 class Retention:
-    """Removes checkpoints that are no longer wanted, and never the last that verifies.
+    """Removes old checkpoints, but never the last undamaged one.
 
     Args:
-        keep: Keep so many of the newest; 0 for all.
-        keep_every: Keep those whose step is a multiple of this, too; 0 for none.
+        keep: Number of newest checkpoints to keep; 0 for all.
+        keep_every: Also keep checkpoints at multiples of this step; 0 for none.
     """
 
     def __init__(self, keep: int, keep_every: int = 0) -> None:
         self._keep, self._keep_every = keep, keep_every
-        self._known: set[tuple[int, ...]] = set()  # files that have verified, so that none is read twice
+        self._known: set[tuple[int, ...]] = set()  # files already verified, so that none is read twice
 
     def prune(self, folder: Path) -> list[Path]:
-        """Remove what is not wanted; return it.
+        """Remove old checkpoints; return their paths.
 
         Raises:
             OSError: A file cannot be removed.
         """
         if not self._keep:
             return []
-        there = steps(folder)
-        wanted = [p for i, (s, p) in enumerate(there.items()) if i < self._keep or self._is_kept_for_good(s)]
-        rest = [path for path in there.values() if path not in wanted]
+        existing = steps(folder)
+        wanted = [p for i, (s, p) in enumerate(existing.items()) if i < self._keep or self._is_kept_for_good(s)]
+        rest = [path for path in existing.values() if path not in wanted]
         if not rest:
             return []
         if not any(self._verifies(path) for path in self._known_first(wanted)):
@@ -96,7 +97,7 @@ class Retention:
             rest = [path for path in rest if path != spared]
         for path in rest:
             parts = part_paths(path)
-            path.unlink(missing_ok=True)  # first: a part alone is no checkpoint
+            path.unlink(missing_ok=True)  # the index first: shards without it are no checkpoint
             for part in parts:
                 part.unlink(missing_ok=True)
         flush_folder(folder)
@@ -120,7 +121,7 @@ class Retention:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what saves that were killed have left; nobody may be saving there."""
+    """Remove the files of unfinished saves; no save may be in progress."""
     alone = [path for path in folder.glob("step-*.h5") if (index := _index_of(path)) and not index.exists()]
     for path in [*folder.glob("step-*.partial"), *alone]:
         with suppress(OSError):
@@ -128,7 +129,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def _index_of(path: Path) -> Path | None:
-    """The checkpoint that a file is a part of, by its name."""
+    """Return the index of a shard, derived from its name; None for other files."""
     named = _PART.fullmatch(path.name)
     return path.with_name(f"{named[1]}.h5") if named else None
 

@@ -1,4 +1,4 @@
-"""Writes a file so that all of it is on disk under its name, or nothing changes."""
+"""Write files durably and atomically: a file is completely on disk under its name, or unchanged."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ import numpy as np
 
 from ..core.layout import Array
 
-_STAGE_BYTES = 1 << 22  # so small that what is staged stays in the last-level cache: 1.4 times faster than 32 MiB
-_BLOCK = 4096  # what memory, offsets and lengths are multiples of where the page cache is passed by
+_STAGE_BYTES = 1 << 22  # fits into the last-level cache: 1.4 times faster than 32 MiB
+_BLOCK = 4096  # alignment of memory, offsets and lengths for direct I/O
 _NO_SUCH_THING = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 class DiskWriter:
-    """Appends bytes to a file, past the page cache where the file system can.
+    """Appends bytes to a file, with direct I/O if the file system supports it.
 
-    Copying a large state into the page cache and having the kernel write it from there takes longer than writing
-    it from memory of this process, and takes cores and memory from the training beside it.
+    For a large state, direct I/O is faster than writing through the page cache, and leaves more CPU time and memory to
+    the training in progress.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._stages = [np.frombuffer(mmap.mmap(-1, _STAGE_BYTES), np.uint8) for _ in range(2)]  # pages, so aligned
+        self._stages = [np.frombuffer(mmap.mmap(-1, _STAGE_BYTES), np.uint8) for _ in range(2)]  # mmap aligns to pages
         self._staged = self._written = self._size = 0
         self._thread = ThreadPoolExecutor(1, "checkpoint-writer")
         self._writing: Future[None] | None = None
 
     def append(self, data: Array) -> None:
-        """Add bytes, shape (n,) uint8.
+        """Append bytes, shape (n,) uint8.
 
         Raises:
-            OSError: They, or those before, cannot be written.
+            OSError: These or earlier bytes cannot be written.
         """
         while len(data):
-            taken = min(len(data), _STAGE_BYTES - self._staged)
-            np.copyto(self._stages[0][self._staged : self._staged + taken], data[:taken])
-            self._staged += taken
-            self._size += taken
-            data = data[taken:]
+            count = min(len(data), _STAGE_BYTES - self._staged)
+            np.copyto(self._stages[0][self._staged : self._staged + count], data[:count])
+            self._staged += count
+            self._size += count
+            data = data[count:]
             if self._staged == _STAGE_BYTES:
                 self._start_writing(_STAGE_BYTES)
 
     def write_front(self, data: Array) -> None:
-        """Write over the file's first bytes, shape (n * 4096,) uint8, when all others have been appended.
+        """Overwrite the first bytes of the file, shape (n * 4096,) uint8, after all others have been appended.
 
         Raises:
-            OSError: They, or those before, cannot be written.
+            OSError: These or earlier bytes cannot be written.
         """
         self._flush()
         for start in range(0, len(data), _STAGE_BYTES):
@@ -62,7 +62,7 @@ class DiskWriter:
             self._write(self._stages[0][: len(part)], start)
 
     def finish(self) -> None:
-        """Have everything on disk.
+        """Write everything to disk durably.
 
         Raises:
             OSError: It cannot be written.
@@ -76,14 +76,14 @@ class DiskWriter:
         self._thread.shutdown()
 
     def _flush(self) -> None:
-        """Write what is staged, and zeros up to the next block's begin; nothing can be appended any more."""
+        """Write the stage, padded with zeros to a full block; nothing can be appended afterwards."""
         padded = -(-self._staged // _BLOCK) * _BLOCK
         self._stages[0][self._staged : padded] = 0
         self._start_writing(padded)
         self._wait()
 
     def _start_writing(self, count: int) -> None:
-        """Have a thread write what is staged, and go on with the other stage."""
+        """Write the stage in a thread, and continue with the other stage."""
         self._wait()
         self._writing = self._thread.submit(self._write, self._stages[0][:count], self._written)
         self._stages.reverse()
@@ -106,10 +106,10 @@ class DiskWriter:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[DiskWriter]:
-    """A writer of what ``path`` is to hold; it does if the block ends without an exception, whatever happens then.
+    """Yield a writer for the new content of ``path``, which replaces it atomically if the block ends without exception.
 
     Raises:
-        OSError: The disk is full, or the folder cannot be written to; ``path`` is what it was.
+        OSError: The disk is full, or the directory cannot be written; ``path`` is unchanged.
     """
     make_folder(path.parent)
     partial = path.with_suffix(".partial")
@@ -132,19 +132,19 @@ def replacing(path: Path) -> Iterator[DiskWriter]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that is not there yet, durably."""
+    """Create a directory durably if it does not exist."""
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         flush_folder(folder.parent)
 
 
 def flush_folder(folder: Path) -> None:
-    """Make durable which files a folder has."""
+    """Make the entries of a directory durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _NO_SUCH_THING:  # some network file systems keep folders safe by themselves
+        if error.errno not in _NO_SUCH_THING:  # some network file systems do this themselves
             raise
     finally:
         os.close(descriptor)
@@ -161,7 +161,7 @@ def _open(path: Path) -> int:
 
 
 def _through_page_cache(descriptor: int) -> bool:
-    """Stop passing it by; whether that changes anything."""
+    """Turn off direct I/O; return whether it was on."""
     flags, direct = fcntl.fcntl(descriptor, fcntl.F_GETFL), getattr(os, "O_DIRECT", 0)
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~direct)
     return bool(flags & direct)

@@ -1,4 +1,4 @@
-"""A checkpoint's parameters in the formats of others."""
+"""Export a checkpoint's parameters to other formats."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ TYPES = ("float64", "float32", "float16", "bfloat16")
 
 
 def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None, averages: bool = False) -> int:
-    """Write the parameters, or their moving averages, to ``path``; return how many arrays.
+    """Write the parameters, or their moving averages, to ``path``; return the number of arrays.
 
     Args:
+        checkpoint: The checkpoint to export.
+        path: The output file.
         to: One of ``FORMATS``.
-        dtype: One of ``TYPES``, or None for that of the checkpoint. Values are rounded to nearest, ties to even.
+        dtype: One of ``TYPES``, or None for the checkpoint's own. Values are rounded to nearest, ties to even.
+        averages: Whether to write the moving averages.
 
     Raises:
-        DamagedCheckpoint: Values are not as they were written.
-        CheckpointError: A value does not fit the type, the format has no such type, or a library is missing.
+        DamagedCheckpoint: The checkpoint's values are damaged.
+        CheckpointError: A value does not fit the dtype, the format does not support it, or a library is missing.
         OSError: ``path`` cannot be written.
     """
     if to == "npz" and dtype == "bfloat16":
-        raise CheckpointError("--to npz --dtype bfloat16: NumPy has no such type; give --to safetensors, or float16")
+        raise CheckpointError("--to npz does not support --dtype bfloat16; use --to safetensors or --dtype float16")
     group = "averages" if averages else "params"
     if group not in checkpoint.attributes:
-        raise CheckpointError(f"{checkpoint.path} holds no {group}: export it without --averages")
+        raise CheckpointError(f"{checkpoint.path} contains no {group}; remove --averages")
     names = [name for name in checkpoint.datasets if name.startswith(f"{group}/")]
     arrays = {name.partition("/")[2]: _convert(checkpoint, name, dtype) for name in names}
     about = {"format": "mpitrain", "step": str(checkpoint.step), "source": checkpoint.path.name}
@@ -52,11 +55,11 @@ def _convert(checkpoint: Checkpoint, name: str, dtype: str | None) -> Array:
     wanted = _library("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     with np.errstate(over="ignore"):
         converted: Array = values.astype(wanted)
-    # A weight that becomes infinite makes a model of NaN, which is found long after the export.
+    # An overflow to infinity would turn the model's outputs into NaN, and be noticed long after the export.
     lost = np.isfinite(values) & ~np.isfinite(converted.astype(np.float64))
     if lost.any():
         largest = np.abs(values[lost]).max()
-        raise CheckpointError(f"{name} has values up to {largest:.3g}, too large for {dtype}: give another --dtype")
+        raise CheckpointError(f"{name} has values up to {largest:.3g}, too large for {dtype}; pass another --dtype")
     return converted
 
 
@@ -70,4 +73,6 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise CheckpointError(f"this export needs {name.partition('.')[0]}: pip install 'mpitrain[export]'") from error
+        raise CheckpointError(
+            f"this export requires {name.partition('.')[0]}; run pip install 'mpitrain[export]'"
+        ) from error

@@ -1,15 +1,14 @@
-"""The block of text in front of a checkpoint, from which the file is checked before anybody interprets it.
+"""The manifest: a block of text at the start of a checkpoint, used to verify the file before it is interpreted.
 
-HDF5 leaves the first bytes of a file, its *user block*, to the user. Here they are text (``head -c 4096``)::
+HDF5 reserves the first bytes of a file, the *user block*, for applications. Here it is text (``head -c 4096``)::
 
     mpitrain checkpoint 2
     xxh3-128:<of the rest of the block> <bytes of the block>
     {"bytes": <of the file>, "rest": "xxh3-128:...", "arrays": {NAME: [start, stop, "xxh3-128:..."], ...}}
 
-``arrays`` are the ranges of the file with the values of datasets, and the digests of these; ``rest`` is the digest of
-all other bytes behind the block, which are names, shapes, attributes, and values that are compressed. So every
-byte of the file counts. Where several nodes wrote an array's values, it has a list of such ranges, which follow each
-other.
+``arrays`` contains the byte ranges of the datasets' values with their digests. ``rest`` is the digest of all other
+bytes after the block: names, shapes, attributes and compressed values. Together they cover every byte of the file. If
+several nodes wrote an array's values, it has a list of consecutive ranges.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ HEAD = len(_MAGIC) + LENGTH + 1 + _DIGITS + 1  # bytes of the first two lines
 
 
 class DamagedManifest(ValueError):
-    """The block is damaged, or there is none; the message says which."""
+    """The block is damaged or missing; the message says which."""
 
 
 class Range(NamedTuple):
@@ -40,13 +39,13 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a block says of its file.
+    """The content of the block.
 
     Attributes:
-        block: Bytes of the block.
-        size: Bytes of the whole file.
-        rest: Digest of every byte behind the block that is in none of ``arrays``.
-        arrays: Where datasets' values are, by name: ranges that follow each other.
+        block: Size of the block in bytes.
+        size: Size of the file in bytes.
+        rest: Digest of all bytes after the block that are in none of ``arrays``.
+        arrays: The ranges of the datasets' values, by name; consecutive.
     """
 
     block: int
@@ -55,7 +54,7 @@ class Manifest:
     arrays: Mapping[str, list[Range]]
 
     def pack(self) -> bytes:
-        """The block, ``block`` bytes."""
+        """Return the block, ``block`` bytes."""
         arrays = {name: ranges if len(ranges) > 1 else ranges[0] for name, ranges in self.arrays.items()}
         text = json.dumps({"bytes": self.size, "rest": self.rest, "arrays": arrays}) + "\n"
         body = text.encode().ljust(self.block - HEAD, b"\0")
@@ -64,33 +63,33 @@ class Manifest:
 
     @classmethod
     def unpack(cls, block: bytes) -> Manifest:
-        """Read a block whose length ``block_bytes`` told.
+        """Read a block of the length given by ``block_bytes``.
 
         Raises:
-            BrokenSeal: It is damaged.
+            DamagedManifest: It is damaged.
         """
         digest, body = block[len(_MAGIC) : HEAD].decode("ascii", "replace").split(" ")[0], block[HEAD:]
         if digest != _digest(len(block), body):
             raise DamagedManifest("its first bytes are damaged")
-        said = json.loads(body.rstrip(b"\0"))
-        arrays = {name: _ranges(values) for name, values in said["arrays"].items()}
-        return cls(len(block), said["bytes"], said["rest"], arrays)
+        content = json.loads(body.rstrip(b"\0"))
+        arrays = {name: _ranges(values) for name, values in content["arrays"].items()}
+        return cls(len(block), content["bytes"], content["rest"], arrays)
 
     def other_ranges(self) -> Iterator[tuple[int, int]]:
-        """What ``rest`` is the digest of, in order."""
+        """Yield the ranges covered by ``rest``, in order."""
         yield from gaps(((r.start, r.stop) for ranges in self.arrays.values() for r in ranges), self.block, self.size)
 
 
 def block_bytes(head: bytes) -> int:
-    """How long a block is, by its first ``HEAD`` bytes.
+    """Return the length of a block, given its first ``HEAD`` bytes.
 
     Raises:
-        BrokenSeal: There is no such block.
+        DamagedManifest: There is no such block.
     """
     if not head:
         raise DamagedManifest("it is empty")
     if head[: len(_MAGIC)] != _MAGIC:
-        raise DamagedManifest("it does not begin as a checkpoint of this version of mpitrain does")
+        raise DamagedManifest("it is not a checkpoint, or was written by an incompatible version of mpitrain")
     digits = head[HEAD - _DIGITS - 1 : HEAD - 1]
     if len(head) < HEAD or not digits.isdigit() or int(digits) <= HEAD or head[HEAD - 1 : HEAD] != b"\n":
         raise DamagedManifest("its first bytes are damaged")
@@ -98,7 +97,7 @@ def block_bytes(head: bytes) -> int:
 
 
 def block_size_for(names: Iterable[str]) -> int:
-    """Bytes of a block that has room for a range of each of these arrays: a power of two, as HDF5 wants it."""
+    """Return the block size for these arrays, with one range per name: a power of two, as HDF5 requires."""
     needed = 512 + sum(len(json.dumps(name)) + LENGTH + 60 for name in names)  # 60: two numbers, punctuation
     block = 4096
     while block < needed:
@@ -107,7 +106,7 @@ def block_size_for(names: Iterable[str]) -> int:
 
 
 def gaps(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """What ``ranges``, none of which overlap, leave of [start, stop), in order."""
+    """Yield the parts of [start, stop) that the disjoint ``ranges`` do not cover, in order."""
     for lo, hi in sorted(ranges):
         if start < lo:
             yield start, lo

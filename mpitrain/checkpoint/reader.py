@@ -1,4 +1,4 @@
-"""Opens a checkpoint: nothing in it is interpreted, and no value is handed out, before its digest is checked."""
+"""Read checkpoints: digests are verified before any structure is interpreted or any value is returned."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from .digest import Digest, bytes_of, digest_of
 from .manifest import HEAD, DamagedManifest, Manifest, Range, block_bytes
 
 FORMAT = 2
-_CHUNK = 1 << 23  # smaller reads have the kernel read ahead less
+_CHUNK = 1 << 23  # with smaller reads the kernel reads ahead less
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A dataset of a checkpoint."""
+    """Shape and dtype of a dataset."""
 
     shape: Shape
     dtype: np.dtype[Any]
 
 
 class Checkpoint:
-    """An open checkpoint, whose structure has been checked; values are checked as they are read.
+    """An open checkpoint. Its structure is verified on opening; values are verified as they are read.
 
     Attributes:
-        attributes: Of the root and of every group below ``run``, by path: "/", "run/config" and so on.
-        datasets: By path, such as ``params/dense1.weight``.
-        identity: The digest of the first block, which has those of all else: it is another for any other content.
+        attributes: Attributes of the root and of every group, by path: "/", "run/config" and so on.
+        datasets: Shapes and dtypes by path, such as ``params/dense1.weight``.
+        identity: Digest of the manifest, which covers everything else; it differs for any other content.
 
     Raises:
-        DamagedCheckpoint: The file cannot be read, is no checkpoint, or is not as it was written.
+        DamagedCheckpoint: The file cannot be read, is not a checkpoint, or is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.attributes: dict[str, dict[str, Any]] = {}
         self.datasets: dict[str, DatasetInfo] = {}
-        self._parts: dict[str, Checkpoint] = {}  # by their files' names
-        self._rows: dict[str, list[tuple[str, int, int]]] = {}  # of virtual datasets: part, first row, the one behind
+        self._parts: dict[str, Checkpoint] = {}  # shards, by file name
+        self._rows: dict[str, list[tuple[str, int, int]]] = {}  # of virtual datasets: shard, first and last row (excl.)
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -85,14 +85,14 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Number of completed steps."""
         return int(self.attributes["/"]["step"])
 
     def read(self, name: str) -> Array:
-        """The values of a dataset.
+        """Return the values of a dataset.
 
         Raises:
-            DamagedCheckpoint: They are not as they were written.
+            DamagedCheckpoint: The values are damaged.
         """
         stored = self.datasets[name]
         out = np.empty(stored.shape, stored.dtype)
@@ -100,10 +100,10 @@ class Checkpoint:
         return out
 
     def fill(self, wanted: Mapping[str, Array]) -> None:
-        """Fill arrays, each of its dataset's shape; converted where the type is another.
+        """Fill arrays, each of its dataset's shape; values are converted if the dtype differs.
 
         Raises:
-            DamagedCheckpoint: The values are not as they were written; the arrays then hold anything.
+            DamagedCheckpoint: The values are damaged; the content of the arrays is then undefined.
         """
         reads: list[Future[None]] = []
         of_parts: dict[str, dict[str, Array]] = {name: {} for name in self._parts}
@@ -115,7 +115,7 @@ class Checkpoint:
                     of_parts[part][name] = out[lo:hi]
             elif name in self._ranges:
                 reads += self._start_reading(name, bytes_of(out))
-            elif out.shape:  # compressed, in what was checked when the file was opened
+            elif out.shape:  # compressed, and verified with the structure
                 self._file[name].read_direct(out)
             else:
                 out[...] = self._file[name][()]
@@ -125,10 +125,10 @@ class Checkpoint:
             read.result()
 
     def verify(self) -> None:
-        """Read all values.
+        """Read and verify all values.
 
         Raises:
-            DamagedCheckpoint: Some are not as they were written.
+            DamagedCheckpoint: Some values are damaged.
         """
         for read in [read for name in self._ranges for read in self._start_reading(name)]:
             read.result()
@@ -160,16 +160,16 @@ class Checkpoint:
         block = block_bytes(os.pread(self._descriptor, HEAD, 0))
         size = os.fstat(self._descriptor).st_size
         if block > size:
-            raise DamagedManifest(f"it ends after {size:,} bytes, inside its first block")
+            raise DamagedManifest(f"it ends after {size:,} bytes, inside the manifest")
         front = os.pread(self._descriptor, block, 0)
         manifest = Manifest.unpack(front)
         self.identity = digest_of(front)
         if manifest.size != size:
-            raise DamagedManifest(f"it has {size:,} bytes, and {manifest.size:,} were written")
+            raise DamagedManifest(f"it has {size:,} bytes, but {manifest.size:,} were written")
         return manifest
 
     def _copy_rest(self, manifest: Manifest) -> None:
-        """Copy what the library is to interpret to memory, where nothing can change it after it was checked."""
+        """Copy the structure to memory, where it cannot change after it was verified."""
         descriptor, digest = self._memory.fileno(), Digest()
         os.ftruncate(descriptor, manifest.size)
         os.pwrite(descriptor, os.pread(self._descriptor, manifest.block, 0), 0)
@@ -179,7 +179,7 @@ class Checkpoint:
                 digest.add(piece)
                 at += os.pwrite(descriptor, piece.data, at)
         if str(digest) != manifest.rest:
-            raise self._damaged("its structure (names, shapes, step, options) is not what was written")
+            raise self._damaged("its structure (names, shapes, step, options) is damaged")
 
     def _list(self) -> None:
         def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:
@@ -192,27 +192,27 @@ class Checkpoint:
         self._file.visititems(visit)
 
     def _open_parts(self) -> None:
-        """Open the files that the values of virtual datasets are in; see ``parts``."""
+        """Open the shards that contain the values of virtual datasets; see ``sharded``."""
         for file, identity in json.loads(self.attributes["/"].get("parts", "{}")).items():
             try:
                 part = Checkpoint(self.path.with_name(file))
             except DamagedCheckpoint as error:
-                raise self._damaged(f"of its parts {error}") from error
+                raise self._damaged(f"shard {error}") from error
             self._parts[file] = part
             if part.identity != identity:
-                raise self._damaged(f"its part {file} is of another checkpoint")
+                raise self._damaged(f"its shard {file} belongs to another checkpoint")
         for name in self.datasets if self._parts else ():
             if self._file[name].is_virtual:
                 self._rows[name] = [_rows_in(source) for source in self._file[name].virtual_sources()]
 
     def _check_name(self) -> None:
-        """A file that was renamed would have the run go on at another step than the one it was asked for."""
+        """Check that the file was not renamed: the run would resume at another step than requested."""
         named = re.fullmatch(r"step-(\d+)\.h5", self.path.name)
         if named and int(named[1]) != self.step:
-            raise self._damaged(f"it holds step {self.step:,}: the file is another's, or was renamed")
+            raise self._damaged(f"it contains step {self.step:,}; the file was renamed or replaced")
 
     def _start_reading(self, name: str, out: Array | None = None) -> list[Future[None]]:
-        """Fill ``out``, shape (n,) uint8, with a dataset's bytes, or only look at them, in threads."""
+        """Read a dataset's bytes in threads, into ``out``, shape (n,) uint8, or only to verify them."""
         first = self._ranges[name][0].start
         return [
             self._pool.submit(self._read_range, name, each, None if out is None else out[each.start - first :])
@@ -220,7 +220,7 @@ class Checkpoint:
         ]
 
     def _read_range(self, name: str, which: Range, out: Array | None) -> None:
-        """Fill the front of ``out``, (n,) uint8, with bytes of a dataset, or only look; called by several threads."""
+        """Read and verify a range of a dataset, into the front of ``out``, (n,) uint8, if given; thread-safe."""
         start, stop, written = which
         room = np.empty(min(_CHUNK, stop - start), np.uint8) if out is None else None
         digest = Digest()
@@ -230,7 +230,7 @@ class Checkpoint:
             self._read_chunk(at, chunk)
             digest.add(chunk)
         if str(digest) != written:
-            raise self._damaged(f"the values of {name} are not what was written")
+            raise self._damaged(f"the values of {name} are damaged")
 
     def _read_chunk(self, start: int, out: Array) -> None:
         done = 0
@@ -244,17 +244,17 @@ class Checkpoint:
             raise DamagedCheckpoint(f"{self.path} cannot be read: {error.strerror}") from error
 
     def _damaged(self, why: str) -> DamagedCheckpoint:
-        return DamagedCheckpoint(f"{self.path} is not a whole checkpoint: {why}")
+        return DamagedCheckpoint(f"{self.path} is not a valid checkpoint: {why}")
 
 
 def _rows_in(source: Any) -> tuple[str, int, int]:
-    """The file of a part of a virtual dataset, the first of its rows and the one behind the last."""
+    """Return the shard of a part of a virtual dataset, its first row and its last row (exclusive)."""
     first, last = source.vspace.get_select_bounds()
     return source.file_name, int(first[0]), int(last[0]) + 1
 
 
 def _python(value: Any) -> Any:
-    """An attribute as Python has it."""
+    """Convert an attribute to a Python value."""
     if isinstance(value, bytes):
         return value.decode()
     return value.item() if isinstance(value, np.generic) else value

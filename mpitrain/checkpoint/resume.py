@@ -1,4 +1,4 @@
-"""Which checkpoints a run may begin with. Local; nothing of their values is read here."""
+"""Decide which checkpoints a run may start from. Local; values are not read here."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..plan.config import RunConfig
 
 
 class ResumePlan(NamedTuple):
-    """Where a run begins.
+    """Where a run starts.
 
     Attributes:
-        resume: Checkpoints to go on from: the first of them that turns out whole as it is read. None to begin anew.
-        init_from: The checkpoint whose parameters to take as far as they fit, or None.
+        resume: Checkpoints to resume from, in order; the first undamaged one is used. Empty to start anew.
+        init_from: The checkpoint from which to load matching parameters, or None.
         notes: Lines for the user.
-        saved: Whether ``resume`` are of the run's own, which need not be saved again.
-        auto: Whether ``resume`` are all that there are, the newest first, and not the one that the user named.
+        saved: Whether ``resume`` are the run's own checkpoints, which need not be saved again.
+        auto: Whether ``resume`` are all checkpoints, newest first, rather than one named by the user.
     """
 
     resume: tuple[Path, ...] = ()
@@ -30,44 +30,46 @@ class ResumePlan(NamedTuple):
 
 
 def plan_resume(config: RunConfig, checkpoints: Path, layout: Layout) -> ResumePlan:
-    """Look for the checkpoints that ``--resume`` and ``--init-from`` ask for, as the folder is now.
+    """Find the checkpoints requested by ``--resume`` and ``--init-from``, as of now.
 
     Args:
-        checkpoints: The run's own.
+        config: The run's options.
+        checkpoints: The run's checkpoint directory.
+        layout: The model's layout.
 
     Raises:
-        CheckpointError: There is no such checkpoint, or nothing of it fits the model.
+        CheckpointError: There is no such checkpoint, or none of its parameters fits the model.
     """
     auto = config.resume == "auto"
-    resume = tuple(checkpoint.steps(checkpoints).values()) if auto else _asked_for(config, checkpoints)
+    resume = tuple(checkpoint.steps(checkpoints).values()) if auto else _requested(config, checkpoints)
     saved = bool(resume) and resume[0].resolve().parent == checkpoints.resolve()
     begin = ResumePlan(resume, saved=saved, auto=auto)
     if config.init_from is None:
         return begin
     if resume:
         from_where = f"its own checkpoints in {checkpoints}" if auto else str(resume[0])
-        return begin._replace(notes=(f"--init-from is left out: the run goes on from {from_where}",))
+        return begin._replace(notes=(f"--init-from has no effect: the run resumes from {from_where}",))
     _check("--init-from", config.init_from)
     fit = checkpoint.match_of(config.init_from, layout)
     rest = f"; {fit}" if fit.wrong else ""
-    note = f"{len(fit.fitting):,} of {len(layout.entries):,} parameters are those of {config.init_from}{rest}"
+    note = f"{len(fit.fitting):,} of {len(layout.entries):,} parameters loaded from {config.init_from}{rest}"
     return begin._replace(init_from=config.init_from, notes=(note,))
 
 
-def _asked_for(config: RunConfig, checkpoints: Path) -> tuple[Path, ...]:
+def _requested(config: RunConfig, checkpoints: Path) -> tuple[Path, ...]:
     if config.resume != "never":
         _check("--resume", Path(config.resume), "auto, never or ")
         return (Path(config.resume),)
     if config.keep and checkpoint.newest(checkpoints) is not None:
         raise CheckpointError(
-            f"{checkpoints} holds checkpoints of another run, and --keep {config.keep} would remove this one's before "
-            "those of higher steps: give another --run-dir, or leave --keep or --resume never out"
+            f"{checkpoints} contains checkpoints of another run, and --keep {config.keep} would remove this run's "
+            "checkpoints before those of higher steps; pass another --run-dir, or remove --keep or --resume never"
         )
     return ()
 
 
 def _check(option: str, path: Path, else_give: str = "") -> None:
-    """Make sure that what the user named is a checkpoint; its values are checked when they are read."""
+    """Check that the file named by the user is a checkpoint; its values are verified when they are read."""
     if not path.is_file():
         raise CheckpointError(f"{option} {path}: no such checkpoint; give {else_give}a checkpoint's path")
     try:

@@ -1,12 +1,12 @@
-"""A checkpoint in several files: every node writes its part beside the others, and a small index makes them one.
+"""Sharded checkpoints: every node writes a shard, and a small index file joins them.
 
     step-0000010000.h5                     the index: names, shapes, step, options, as in any checkpoint
-    step-0000010000-<token>-1-of-2.h5      the first node's part of every array
-    step-0000010000-<token>-2-of-2.h5      the second's
+    step-0000010000-<token>-1-of-2.h5      the first node's shard of every array
+    step-0000010000-<token>-2-of-2.h5      the second node's shard
 
-Arrays are cut by rows into parts of equal bytes. The index's datasets are HDF5's virtual datasets, so that whoever
-opens it sees whole arrays; it also has the digest of each part's first block, which in turn has those of all else in
-the part. The index is written when every part is on disk: there is no checkpoint before, and all of it after.
+Arrays are split by rows into shards of equal bytes. The index contains virtual datasets of HDF5, so that readers see
+complete arrays. It also contains the digest of each shard's manifest, which covers everything else in the shard. The
+index is written when all shards are on disk; the checkpoint exists from that moment on.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .state import contents
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of a checkpoint a node writes.
+    """Identifies the shard that a node writes.
 
     Attributes:
-        index, count: This one, of so many.
-        token: Of this run of the program; parts of two runs are never mixed up.
+        index, count: The index of the shard, and the number of shards.
+        token: Random text of this attempt, so that shards of two attempts are never mixed.
     """
 
     index: int
@@ -44,10 +44,11 @@ class Part:
 
 
 class ShardedWriter:
-    """Writes one node's part of checkpoints, and the index of all.
+    """Writes one node's shards, and the index.
 
     Args:
         about: See ``state.write``.
+        part: The shard to write.
     """
 
     def __init__(
@@ -63,14 +64,14 @@ class ShardedWriter:
     def write(
         self, vectors: Mapping[str, Array], step: int, data_cursor: int, extra_state: Mapping[str, float] | None = None
     ) -> None:
-        """Write this node's part of a checkpoint; see ``state.write``. Local.
+        """Write this node's shard of a checkpoint; see ``state.write``. Local.
 
         Raises:
-            OSError: The disk is full, or the folder cannot be written to.
+            OSError: The disk is full, or the directory cannot be written.
         """
         arrays, attributes = contents(self._layout, vectors, step, data_cursor, extra_state, self._seed, self._about)
         self._path, self._attributes = path_for(self._folder, step), attributes
-        # What has no rows is small, and lies in the index itself.
+        # Arrays without rows are small, and are stored in the index.
         self._small = {name: array.copy() for name, array in arrays.items() if not array.shape or not array.size}
         cut = {name: array for name, array in arrays.items() if name not in self._small}
         self._shapes = {name: (array.shape, array.dtype) for name, array in cut.items()}
@@ -79,10 +80,10 @@ class ShardedWriter:
         write_container(self._name(self._part.index), mine, {"/": attributes["/"]}, self._compression)
 
     def write_index(self) -> None:
-        """Make the parts of the last ``write`` a checkpoint, when all of them are on disk. One rank does.
+        """Write the index for the last ``write``, after all shards are on disk. One rank calls it.
 
         Raises:
-            OSError: The disk is full, or the folder cannot be written to, or a part is not there.
+            OSError: The disk is full, the directory cannot be written, or a shard is missing.
         """
         count = self._part.count
         digests = {}
@@ -103,7 +104,7 @@ class ShardedWriter:
         write_container(self._path, self._small, self._attributes, virtual=virtual)
         for path in part_paths(self._path):
             if path.name not in digests:
-                path.unlink()  # another run's, whose index this one has replaced
+                path.unlink()  # shard of an earlier attempt, whose index was just replaced
 
     def _name(self, index: int) -> Path:
         part = self._part
@@ -111,13 +112,14 @@ class ShardedWriter:
 
 
 def rows_of_part(arrays: Mapping[str, tuple[int, int]], part: Part) -> dict[str, tuple[int, int]]:
-    """Which rows of arrays a part holds: those that begin in its share of all bytes, in the order of the arrays.
+    """Return the rows of each array in a shard: those that begin in its share of all bytes, in array order.
 
     Args:
-        arrays: Rows and bytes of a row, by name; neither may be 0.
+        arrays: Number of rows and bytes per row, by name; neither may be 0.
+        part: The shard.
 
     Returns:
-        First row and the one behind the last, for arrays of which the part has any.
+        First and last (exclusive) row, for each array that has rows in the shard.
     """
     total = sum(rows * row_bytes for rows, row_bytes in arrays.values())
     found, start = {}, 0

@@ -1,18 +1,18 @@
-"""A checkpoint in one file that several nodes write together, by parallel HDF5.
+"""Shared-file checkpoints: several nodes write one file with parallel HDF5.
 
-The file is the one that a single node would write; each node writes its share of the rows. It comes about in phases,
-after each of which the nodes agree whether all have come through it:
+The file is the same as one written by a single node; each node writes its share of the rows. Saving has phases; after
+each, the nodes agree whether it succeeded on all of them:
 
-1. *frame*: the first node makes everything but the values, under a temporary name, as long as the file will be;
-2. *look*: every node makes sure that it may write there;
-3. *open*: all open it by HDF5's driver for MPI;
-4. *values*: every node writes its rows, each by itself, and has them on disk;
-5. *close*: all close it, whatever has happened since they opened it;
-6. *flush*: every node has on disk what closing may have left.
+1. *frame*: the first node creates everything but the values, under a temporary name and in full length;
+2. *access*: every node checks that it may write to the file;
+3. *open*: all nodes open it with HDF5's MPI driver;
+4. *values*: every node writes its rows independently, and flushes them;
+5. *close*: all nodes that opened it close it, also after an error;
+6. *flush*: every node flushes what closing may have written.
 
-Then the first node writes the block in front, and the file gets its name. Only 3 and 5 are collective in HDF5, and
-between them no metadata change. So what fails on one node, for a full disk or a lack of rights, fails where nobody
-waits for that node inside the library.
+Then the first node writes the manifest, and renames the file. Only phases 3 and 5 are collective in HDF5, and no
+metadata changes between them. An error on one node, such as a full disk or missing permission, therefore occurs where
+no other node waits for it inside the library.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from .manifest import Manifest, Range
 from .sharded import Part, rows_of_part
 from .state import contents
 
-_BLOCK_BYTES = 1 << 20  # written at a time: in the cache from its digest; longer ones have others wait for the file
+_BLOCK_BYTES = 1 << 20  # per write: stays in the cache after its digest; longer writes block other nodes
 
 
 class WriterGroup(Protocol):
-    """The ranks that write together, one a node. Methods are collective over them; see ``comm.leaders``.
+    """The ranks that write the file, one per node. Methods are collective over them; see ``comm.node_leaders``.
 
     Attributes:
-        rank, size: Of this one.
-        comm: Theirs.
+        rank, size: This rank's index, and the number of ranks.
+        comm: Their communicator.
     """
 
     rank: int
@@ -52,33 +52,34 @@ class WriterGroup(Protocol):
     comm: Any
 
     def agree(self, number: int) -> tuple[int, int]:
-        """The highest number that any of them tells, and who told it."""
+        """Return the highest number of any rank, and that rank."""
 
     def gather(self, mine: Any) -> list[Any]:
-        """What each of them gives."""
+        """Return the values of all ranks."""
 
 
 def lacks() -> str:
-    """Why this rank's HDF5 cannot write a file together with others'; empty where it can."""
+    """Return why this rank's HDF5 cannot write a shared file; empty if it can."""
     if not h5py.get_config().mpi:
         return "h5py was not built with parallel HDF5"
     libraries = mpi_libraries(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))
-    if len(libraries) > 1:  # one would be given communicators of the other
+    if len(libraries) > 1:  # h5py would receive communicators of another library
         return f"h5py and mpi4py use different MPI libraries, {' and '.join(sorted(libraries))}"
     return ""
 
 
 def mpi_libraries(maps: str) -> set[str]:
-    """The MPI libraries in a process, by their paths; ``maps`` is what the kernel tells of its memory."""
+    """Return the paths of the MPI libraries in a process; ``maps`` is the text of ``/proc/PID/maps``."""
     files = {line.split(maxsplit=5)[-1] for line in maps.splitlines()}
     return {file for file in files if Path(file).name.startswith(("libmpi.so", "libmpich.so"))}
 
 
 class SharedFileWriter:
-    """Writes checkpoints together with other nodes. Construction is local.
+    """Writes checkpoints as a shared file of several nodes. Construction is local.
 
     Args:
         about: See ``state.write``.
+        group: The ranks that write.
     """
 
     def __init__(self, folder: Path, layout: Layout, seed: int, about: Mapping[str, Any], group: WriterGroup) -> None:
@@ -87,34 +88,34 @@ class SharedFileWriter:
         self._arrays: dict[str, Array] = {}
         self._shares: list[dict[str, tuple[int, int]]] = []  # of each node: rows by array, see ``_share``
         self._ranges: dict[str, list[Range]] = {}
-        self._frame: Frame | None = None  # of the first node
+        self._frame: Frame | None = None  # on the first node
         self._descriptor = -1
         self._file: h5py.File | None = None
         self._error: Exception | None = None
-        self._all_well = True
+        self._all_ok = True
 
     def write(
         self, vectors: Mapping[str, Array], step: int, data_cursor: int, extra_state: Mapping[str, float] | None = None
     ) -> None:
-        """Write all of a checkpoint but its seal; see ``state.write``. Collective over the team.
+        """Write a checkpoint without its manifest; see ``state.write``. Collective over the group.
 
-        Where some nodes cannot, there will be no checkpoint, and these raise.
+        If it fails on some nodes, there is no checkpoint, and those nodes raise.
 
         Raises:
-            OSError: The disk is full, or the folder cannot be written to.
+            OSError: The disk is full, or the directory cannot be written.
         """
         digests: list[str] = []
-        self._error, self._all_well = None, True
+        self._error, self._all_ok = None, True
         self._phase(lambda: self._make_frame(vectors, step, data_cursor, extra_state))
-        self._phase(self._look)
+        self._phase(self._check_access)
         self._phase(self._open)
-        opened = self._all_well
+        opened = self._all_ok
         if self._file is not None and not opened:
-            raise RuntimeError(f"HDF5 opened {self._partial} on this node and not on all, so that nobody can close it")
+            raise RuntimeError(f"HDF5 opened {self._partial} on this node but not on all nodes; it cannot be closed")
         self._phase(lambda: digests.extend(self._write_values()))
-        self._phase(self._close, whatever_happened=opened)
+        self._phase(self._close, after_failure=opened)
         self._phase(self._flush)
-        if self._all_well:
+        if self._all_ok:
             self._keep_ranges(self._group.gather(digests))
         else:
             self._remove()
@@ -122,38 +123,38 @@ class SharedFileWriter:
             raise self._error
 
     def write_index(self) -> None:
-        """Make what the last ``write`` has written a checkpoint. The first node does.
+        """Complete the checkpoint of the last ``write``. The first node calls it.
 
         Raises:
-            OSError: The disk is full, or the folder cannot be written to.
+            OSError: The disk is full, or the directory cannot be written.
         """
         frame = self._frame
         assert frame is not None
         try:
-            rest = self._write_frame(frame)  # once more: it is to be what was made, whatever HDF5 may have done to it
+            rest = self._write_frame(frame)  # again, because HDF5 may have changed the structure
             self._write_at(0, Manifest(frame.block, frame.size, rest, self._ranges).pack())
             os.fsync(self._descriptor)
             os.replace(self._partial, self._path)
             flush_folder(self._folder)
             for path in part_paths(self._path):
-                path.unlink()  # an earlier run's, whose index this file has replaced
+                path.unlink()  # shard of an earlier run, whose index this file has replaced
         finally:
             self._remove()
 
-    def _phase(self, act: Callable[[], None], whatever_happened: bool = False) -> None:
-        """Do what may fail on this node, if all went well so far, and learn whether it did on all."""
-        if not (self._all_well or whatever_happened):
+    def _phase(self, act: Callable[[], None], after_failure: bool = False) -> None:
+        """Run a phase unless an earlier one failed on any node; agree whether it succeeded on all nodes."""
+        if not (self._all_ok or after_failure):
             return
         try:
             act()
         except Exception as error:
             self._error = self._error or error
-        self._all_well = self._group.agree(int(self._error is not None))[0] == 0
+        self._all_ok = self._group.agree(int(self._error is not None))[0] == 0
 
     def _make_frame(
         self, vectors: Mapping[str, Array], step: int, data_cursor: int, extra_state: Mapping[str, float] | None
     ) -> None:
-        """Lay the file out; on the first node make it."""
+        """Lay out the file; on the first node, create it."""
         arrays, attributes = contents(self._layout, vectors, step, data_cursor, extra_state, self._seed, self._about)
         self._arrays = {name: array for name, array in arrays.items() if array.size}
         self._shares = [self._share(node) for node in range(self._group.size)]
@@ -165,15 +166,15 @@ class SharedFileWriter:
             names = [name for share in self._shares for name in share]
             self._frame = make_frame(memory_file(), arrays, attributes, names)
             self._write_frame(self._frame)
-            os.fsync(self._descriptor)  # a network file system shows others what is on its server
+            os.fsync(self._descriptor)  # network file systems show other hosts only what is on the server
 
     def _share(self, node: int) -> dict[str, tuple[int, int]]:
-        """Which rows of arrays a node writes: the first, and the one behind the last. A scalar counts as a row."""
+        """Return the rows of each array that a node writes: first and last (exclusive). A scalar counts as one row."""
         sizes = {name: (_rows(array), array.nbytes // _rows(array)) for name, array in self._arrays.items()}
         return rows_of_part(sizes, Part(node, self._group.size, ""))
 
-    def _look(self) -> None:
-        """Find out what this node may not do while nobody waits for it inside the library."""
+    def _check_access(self) -> None:
+        """Open the file, to find missing permissions before the collective open."""
         if self._descriptor < 0:
             self._descriptor = os.open(self._partial, os.O_RDWR | os.O_CLOEXEC)
 
@@ -182,9 +183,9 @@ class SharedFileWriter:
             self._file = h5py.File(self._partial, "r+", driver="mpio", comm=self._group.comm)
 
     def _write_values(self) -> list[str]:
-        """Write this node's rows; return the digest of those of each array."""
+        """Write this node's rows; return the digests of its rows of each array."""
         digests = [self._write_rows(name, *rows) for name, rows in self._shares[self._group.rank].items()]
-        os.fsync(self._descriptor)  # which lets other threads run; closing does not
+        os.fsync(self._descriptor)  # releases the GIL; closing does not
         return digests
 
     def _write_rows(self, name: str, lo: int, hi: int) -> str:
@@ -201,7 +202,7 @@ class SharedFileWriter:
                 with _errors_of_hdf5():
                     dataset.write_direct(array, rows, rows)
             except OSError:
-                self._write_at(start + first * row_bytes, block)  # HDF5 does not tell why it cannot; the system does
+                self._write_at(start + first * row_bytes, block)  # raises the actual error, which HDF5 hides
                 raise
         return str(digest)
 
@@ -217,7 +218,7 @@ class SharedFileWriter:
             self._forget()
 
     def _keep_ranges(self, digests: list[list[str]]) -> None:
-        """Note the digests of all nodes' rows, where the first node will find them."""
+        """Store the digests of all nodes' rows on the first node."""
         if self._frame is None:
             return
         self._ranges = {name: [] for name in self._frame.places}
@@ -228,7 +229,7 @@ class SharedFileWriter:
                 self._ranges[name].append(Range(start + lo * row_bytes, start + hi * row_bytes, digest))
 
     def _write_frame(self, frame: Frame) -> str:
-        """Write all that is behind the first block and no value; return its digest."""
+        """Write everything after the first block except values; return its digest."""
         digest = Digest()
         os.ftruncate(self._descriptor, frame.size)
         for at, piece in frame.rest():
@@ -237,20 +238,20 @@ class SharedFileWriter:
         return str(digest)
 
     def _write_at(self, start: int, data: bytes | Array) -> None:
-        """Write bytes, shape (n,) uint8, from ``start`` on."""
+        """Write bytes, shape (n,) uint8, at offset ``start``."""
         view, done = memoryview(data if isinstance(data, bytes) else data.data), 0
         while done < len(view):
             done += os.pwrite(self._descriptor, view[done:], start + done)
 
     def _remove(self) -> None:
-        """Remove what is no checkpoint; on the first node."""
+        """Remove the incomplete file, on the first node."""
         if self._group.rank == 0:
             with suppress(OSError):
                 self._partial.unlink(missing_ok=True)
         self._forget()
 
     def _forget(self) -> None:
-        """Give back what a save takes."""
+        """Free the resources of a save."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -262,7 +263,7 @@ class SharedFileWriter:
 
 @contextmanager
 def _errors_of_hdf5() -> Iterator[None]:
-    """What the library raises, as an error of the system."""
+    """Convert errors of the HDF5 library to OSError."""
     try:
         yield
     except (OSError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""The state of a run as named arrays: what a checkpoint holds, and whether it fits a model."""
+"""The state of a run as named arrays in a checkpoint, and how it fits a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..plan.progress import Progress
 from .container import Compression, write_container
 from .reader import FORMAT, Checkpoint
 
-_EXTRA_STATE = "run/state"  # the group whose attributes they are
+_EXTRA_STATE = "run/state"  # group whose attributes hold the extra state
 
 
 def write(
@@ -31,22 +31,25 @@ def write(
     compression: Compression = "none",
     extra_state: Mapping[str, float] | None = None,
 ) -> None:
-    """Write a checkpoint so that ``path`` holds all of it, on disk, or does not change.
+    """Write a checkpoint durably; ``path`` is replaced atomically, or does not change.
 
     Local; one rank writes for all.
 
     Args:
-        vectors: Flat vectors, shape (layout.size,): ``params``, each slot, and ``average`` where there is one.
-            They must not change meanwhile.
-        step: Steps done.
-        position: Examples taken from the endless stream: where the data goes on.
-        seed: Of the run. With the position it is the state of everything random: the order of examples and dropout
-            are functions of the two.
-        about: Numbers and texts to keep with it, and tables of such (the options, the job's arguments, versions).
-        numbers: What else is state of the run; see ``strategy.base.Strategy``.
+        path: The file to write.
+        layout: The layout of the vectors.
+        vectors: Flat vectors, shape (layout.size,): ``params``, each slot, and ``average`` if there is one.
+            They must not change during the call.
+        step: Number of completed steps.
+        data_cursor: Number of examples taken from the endless stream.
+        seed: The run's seed. With the data cursor it determines all randomness: the order of examples and dropout are
+            functions of the two.
+        about: Numbers, texts, and tables of these, to store: the options, the job's arguments, versions.
+        compression: How to compress the values.
+        extra_state: Further state of the run; see ``strategy.base.Strategy``.
 
     Raises:
-        OSError: The disk is full, or the folder cannot be written to.
+        OSError: The disk is full, or the directory cannot be written.
     """
     write_container(path, *contents(layout, vectors, step, data_cursor, extra_state, seed, about), compression)
 
@@ -60,7 +63,7 @@ def contents(
     seed: int,
     about: Mapping[str, Any],
 ) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
-    """What ``write`` writes: arrays and attributes by path; the arrays are views of the vectors."""
+    """Return what ``write`` writes: arrays and attributes by path; the arrays are views of the vectors."""
     arrays: dict[str, Array] = {}
     attributes: dict[str, dict[str, Any]] = {"/": _root(step, data_cursor, seed)}
     for name, vector in vectors.items():
@@ -82,16 +85,19 @@ def contents(
 
 
 def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) -> Progress:
-    """Fill ``vectors`` from a checkpoint; return its step, its position and the numbers that it holds, if any.
+    """Fill ``vectors`` from a checkpoint; return its step, data cursor and extra state.
 
     Local; every rank that holds vectors may read.
 
     Args:
-        seed: Must be that of the checkpoint: the order of examples depends on it.
+        path: The checkpoint.
+        layout: The layout of the vectors.
+        vectors: Flat vectors by name, shape (layout.size,).
+        seed: Must be the checkpoint's seed, because the order of examples depends on it.
 
     Raises:
-        DamagedCheckpoint: The file is not as it was written; ``vectors`` then hold anything.
-        CheckpointError: It lacks or exceeds what the model has; the message names all of it.
+        DamagedCheckpoint: The checkpoint is damaged; the content of ``vectors`` is then undefined.
+        CheckpointError: It does not match the model; the message lists all differences.
     """
     with Checkpoint(path) as checkpoint:
         _check_groups(checkpoint, {_group(name) for name in vectors})
@@ -102,12 +108,12 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
         }
         fit = compare(checkpoint, {name: view.shape for name, view in wanted.items()})
         if fit.wrong:
-            raise CheckpointError(f"{path} is of another model: {fit}; --init-from {path} takes what fits")
+            raise CheckpointError(f"{path} does not match the model: {fit}; --init-from {path} loads what matches")
         root = checkpoint.attributes["/"]
         if root["seed"] != seed:
             raise CheckpointError(
-                f"{path} was written with --seed {root['seed']}, not {seed}: give that seed, so that the order of "
-                "examples goes on, or --resume never"
+                f"{path} was written with --seed {root['seed']}, not {seed}; pass --seed {root['seed']} to continue "
+                "with the same order of examples, or --resume never"
             )
         checkpoint.fill(wanted)
         return Progress(int(root["step"]), int(root["position"]), checkpoint.attributes.get(_EXTRA_STATE, {}))
@@ -115,13 +121,13 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
 
 @dataclass(frozen=True)
 class Fit:
-    """How a checkpoint's parameters compare with a model's, each named by its path.
+    """How a checkpoint's parameters match a model's, each named by its path.
 
     Attributes:
-        fitting: In both, of the same shape.
-        missing: In the model only.
-        unexpected: In the checkpoint only.
-        reshaped: In both: the shape in the checkpoint, and in the model.
+        fitting: In both, with the same shape.
+        missing: Only in the model.
+        unexpected: Only in the checkpoint.
+        reshaped: In both with different shapes: in the checkpoint, and in the model.
     """
 
     fitting: tuple[str, ...]
@@ -131,21 +137,24 @@ class Fit:
 
     @property
     def wrong(self) -> bool:
-        """Whether anything does not fit."""
+        """Whether anything does not match."""
         return bool(self.missing or self.unexpected or self.reshaped)
 
     def __str__(self) -> str:
         return "; ".join(
             [
-                *(f"{name} is missing" for name in self.missing),
+                *(f"{name} is missing in the checkpoint" for name in self.missing),
                 *(f"{name} is not in the model" for name in self.unexpected),
-                *(f"{name} is {there} there and {here} in the model" for name, (there, here) in self.reshaped.items()),
+                *(
+                    f"{name} has shape {stored} in the checkpoint but {wanted} in the model"
+                    for name, (stored, wanted) in self.reshaped.items()
+                ),
             ]
         )
 
 
 def compare(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> Fit:
-    """Compare the datasets in the groups of ``wanted`` with it: shapes by path."""
+    """Compare a checkpoint's datasets with ``wanted``, shapes by path, in the groups of ``wanted``."""
     groups = {name.rpartition("/")[0] for name in wanted}
     stored = {name: s.shape for name, s in checkpoint.datasets.items() if name.rpartition("/")[0] in groups}
     both = [name for name in wanted if name in stored]
@@ -158,22 +167,22 @@ def compare(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> Fi
 
 
 def match_of(path: Path, layout: Layout) -> Fit:
-    """How a checkpoint's parameters fit a model; reads no values.
+    """Return how a checkpoint's parameters match a model; reads no values.
 
     Raises:
-        DamagedCheckpoint: The file is not as it was written.
-        CheckpointError: Nothing fits.
+        DamagedCheckpoint: The checkpoint is damaged.
+        CheckpointError: No parameter matches.
     """
     with Checkpoint(path) as checkpoint:
         return _fit(checkpoint, layout)
 
 
 def load_matching(path: Path, layout: Layout, params: Array) -> Fit:
-    """Fill what fits of ``params``, shape (layout.size,), from a checkpoint's parameters; leave the rest.
+    """Load the matching parameters of a checkpoint into ``params``, shape (layout.size,); leave the rest unchanged.
 
     Raises:
-        DamagedCheckpoint: The file is not as it was written; ``params`` then hold anything.
-        CheckpointError: Nothing fits.
+        DamagedCheckpoint: The checkpoint is damaged; the content of ``params`` is then undefined.
+        CheckpointError: No parameter matches.
     """
     with Checkpoint(path) as checkpoint:
         fit = _fit(checkpoint, layout)
@@ -185,7 +194,7 @@ def load_matching(path: Path, layout: Layout, params: Array) -> Fit:
 def _fit(checkpoint: Checkpoint, layout: Layout) -> Fit:
     fit = compare(checkpoint, {f"params/{entry.name}": entry.shape for entry in layout.entries})
     if not fit.fitting:
-        raise CheckpointError(f"--init-from {checkpoint.path}: none of its parameters fits the model: {fit}")
+        raise CheckpointError(f"--init-from {checkpoint.path}: no parameter matches the model: {fit}")
     return fit
 
 
@@ -195,7 +204,7 @@ def _root(step: int, data_cursor: int, seed: int) -> dict[str, Any]:
 
 
 def _attribute(value: Any) -> Any:
-    """A value as HDF5 has it: numbers and texts as they are, everything else as JSON."""
+    """Convert a value to an HDF5 attribute: numbers and texts are unchanged, everything else becomes JSON."""
     return value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
 
 
@@ -207,13 +216,13 @@ def _check_groups(checkpoint: Checkpoint, wanted: set[str]) -> None:
     held = {name for name in checkpoint.attributes if name != "/" and not name.startswith("run")} - {"optimizer"}
     if held != wanted:
         raise CheckpointError(
-            f"{checkpoint.path} holds {', '.join(sorted(held))}, and this run has {', '.join(sorted(wanted))}: "
-            "it was written with another optimizer or moving average"
+            f"{checkpoint.path} contains {', '.join(sorted(held))}, but this run has {', '.join(sorted(wanted))}; "
+            "use the optimizer and moving average that it was written with, or --init-from"
         )
 
 
 def _kept(name: str, layout: Layout, vector: Array) -> dict[str, Array]:
-    """The views of a vector that a checkpoint holds: state has no slots."""
+    """Return the views of a vector that a checkpoint stores: layer state has no optimizer slots."""
     state = {entry.name for entry in layout.entries if entry.kind == "state"}
     views = layout.views(np.asarray(vector))
     return views if name in ("params", "average") else {n: v for n, v in views.items() if n not in state}

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as a table for people."""
+"""The contents of a checkpoint as a table."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def describe(checkpoint: Checkpoint, now: datetime | None = None) -> Iterator[str]:
-    """The lines of a table: the run's facts, then each array's name, shape, type and Euclidean norm.
+    """Yield the lines of a table: facts about the run, then each array's name, shape, dtype and Euclidean norm.
 
     Raises:
-        DamagedCheckpoint: Values are not as they were written.
+        DamagedCheckpoint: The checkpoint's values are damaged.
     """
     yield f"{checkpoint.path}: {_facts(checkpoint, now or datetime.now(timezone.utc))}"
     for name in ("run/state", "run/job", "run/config", "run/versions"):
-        told = ", ".join(f"{key} {value}" for key, value in checkpoint.attributes.get(name, {}).items())
-        if told:
-            yield f"{name.removeprefix('run/')}: {told}"
+        values = ", ".join(f"{key} {value}" for key, value in checkpoint.attributes.get(name, {}).items())
+        if values:
+            yield f"{name.removeprefix('run/')}: {values}"
     yield ""
     stored = [name for name, dataset in checkpoint.datasets.items() if dataset.dtype.kind == "f"]
-    yield format_table(("name", "shape", "type", "norm"), [_row(checkpoint, name) for name in stored])
+    yield format_table(("name", "shape", "dtype", "norm"), [_row(checkpoint, name) for name in stored])
 
 
 def age(seconds: float) -> str:
-    """A time in its largest unit, such as ``3 min``."""
+    """Format a time in its largest unit, such as ``3 min``."""
     for size, unit in _UNITS:
         if seconds >= size:
             return f"{int(seconds // size):,} {unit}"
@@ -41,7 +41,7 @@ def age(seconds: float) -> str:
 
 
 def norm(array: Array) -> float:
-    """Euclidean norm, summed in float64; not finite where a value is not."""
+    """Return the Euclidean norm, summed in float64; not finite if a value is not."""
     total = 0.0
     for block in np.array_split(array.reshape(-1), max(1, array.size >> 20)):
         total += float(np.square(block, dtype=np.float64).sum())
@@ -54,8 +54,8 @@ def _facts(checkpoint: Checkpoint, now: datetime) -> str:
     root.pop("format")
     since = (now - datetime.fromisoformat(saved)).total_seconds()
     ordered = [*(name for name in _FIRST if name in root), *(name for name in root if name not in _FIRST)]
-    told = [f"{name} {_number(root[name])}" for name in ordered]
-    return ", ".join([*told, f"saved {age(since)} ago ({saved})"])
+    facts = [f"{name} {_number(root[name])}" for name in ordered]
+    return ", ".join([*facts, f"saved {age(since)} ago ({saved})"])
 
 
 def _row(checkpoint: Checkpoint, name: str) -> tuple[str, str, str, str]:

@@ -1,4 +1,4 @@
-"""Saves checkpoints one after the other, beside the training if asked."""
+"""Save checkpoints one after the other, optionally in the background."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ import numpy as np
 from ..core.layout import Array
 from .directory import Retention
 
-# Given vectors by name, a step, a position and numbers, writes a checkpoint or a part of one; raises OSError.
+# Writes a checkpoint or a shard from vectors by name, step, data cursor and extra state; raises OSError.
 Write = Callable[[Mapping[str, Array], int, int, Mapping[str, float] | None], None]
 
 
 class CheckpointWriter:
-    """Has a run's checkpoints written; who writes has one. Every method is local and called by one thread.
+    """Writes a run's checkpoints; every writing rank has one. Methods are local, and called by one thread.
 
-    A save that fails is told, and not raised: a run outlives a full disk, and its older checkpoints stay.
+    A failed save is reported, not raised: the run survives a full disk, and its older checkpoints stay.
 
     Args:
-        folder: Where checkpoints go.
-        write: Writes a checkpoint, or with ``in_parts`` a part of one, which ``complete`` makes whole.
-        retention: Which older ones stay, whenever one is whole.
-        background: Write from a copy of the state in a thread, while training goes on.
-        say: Called with a line for the user, by the thread that calls this.
+        folder: The checkpoint directory.
+        write: Writes a checkpoint, or with ``in_parts`` a shard; then ``complete`` completes the checkpoint.
+        retention: Decides which older checkpoints to keep after each complete one.
+        background: Whether to write from a copy of the state in a thread, while training continues.
+        say: Called with a line for the user, in the calling thread.
+        in_parts: Whether checkpoints are sharded.
 
     Attributes:
-        failure: Why the last save failed, or None; ``errno`` is the system's number for that, or 0.
-        longest_s: Seconds that the longest save took.
+        failure: Why the last save failed, or None.
+        errno: The system's error number for that, or 0.
+        longest_s: Duration of the longest save in seconds.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, "checkpoint-saver")
         self._copying: Future[None] | None = None
         self._saving: Future[None] | None = None
-        self._told: list[str] = []
+        self._messages: list[str] = []
         self.failure: str | None = None
         self.errno = 0
         self.longest_s = 0.0
@@ -63,13 +65,13 @@ class CheckpointWriter:
         extra_state: Mapping[str, float] | None = None,
         own: bool = False,
     ) -> None:
-        """Save the state, after the save before has ended.
+        """Save the state, after the previous save has ended.
 
-        With ``background`` this returns at once, and the vectors must not change before ``wait_for_copy`` returns.
+        With ``background`` this returns immediately, and the vectors must not change before ``wait_for_copy`` returns.
 
         Args:
-            vectors, step, position, numbers: See ``state.write``.
-            own: The vectors are the saver's from now on, and need not be copied.
+            vectors, step, data_cursor, extra_state: See ``state.write``.
+            own: Whether the writer may keep the vectors, so that they need not be copied.
         """
         self.finish()
         if self._background and not own:
@@ -78,28 +80,28 @@ class CheckpointWriter:
         self._start(step, partial(self._write, held, step, data_cursor, extra_state))
 
     def complete(self, step: int, write: Callable[[], None]) -> None:
-        """Make what ``save`` has saved in parts a checkpoint, by calling ``write``; that may raise OSError."""
+        """Complete a sharded checkpoint after ``save`` by calling ``write``, which may raise OSError."""
         self.finish()
-        self._start(step, write, whole=True)
+        self._start(step, write, is_complete=True)
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way."""
+        """Whether a save is in progress."""
         return self._saving is not None and not self._saving.done()
 
     def wait_for_copy(self) -> None:
-        """Return when the vectors given to ``save`` may change."""
+        """Wait until the vectors given to ``save`` may change."""
         if self._copying is not None:
             copying, self._copying = self._copying, None
             copying.result()
 
     def poll(self) -> None:
-        """Tell the user what a save beside the training had to say."""
-        while self._told:
-            self._say(self._told.pop(0))
+        """Print the messages of background saves."""
+        while self._messages:
+            self._say(self._messages.pop(0))
 
     def finish(self) -> None:
-        """Wait for the save that is under way, if any."""
+        """Wait for the save in progress, if any."""
         self.wait_for_copy()
         if self._saving is not None:
             saving, self._saving = self._saving, None
@@ -107,7 +109,7 @@ class CheckpointWriter:
         self.poll()
 
     def close(self) -> None:
-        """Finish, and give the copy's memory back."""
+        """Finish, and free the copies."""
         self.finish()
         self._thread.shutdown()
         self._copies.clear()
@@ -115,11 +117,11 @@ class CheckpointWriter:
     def _copy(self, vectors: Mapping[str, Array]) -> None:
         for name, vector in vectors.items():
             if name not in self._copies:
-                self._copies[name] = np.empty_like(vector)  # kept: touching new pages takes longer than copying
+                self._copies[name] = np.empty_like(vector)  # reused: page faults of new memory cost more than the copy
             np.copyto(self._copies[name], vector)
 
-    def _start(self, step: int, write: Callable[[], None], whole: bool = False) -> None:
-        prune = whole or not self._in_parts
+    def _start(self, step: int, write: Callable[[], None], is_complete: bool = False) -> None:
+        prune = is_complete or not self._in_parts
         if self._background:
             self._saving = self._thread.submit(self.write_now, step, write, prune)
         else:
@@ -127,7 +129,7 @@ class CheckpointWriter:
             self.poll()
 
     def write_now(self, step: int, write: Callable[[], None], prune: bool) -> None:
-        """Call ``write``, and note how that went; what a save does beside training."""
+        """Call ``write`` and record the result; runs in the thread of background saves."""
         began = time.perf_counter()
         try:
             write()
@@ -136,7 +138,7 @@ class CheckpointWriter:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             self.errno = (error.errno if isinstance(error, OSError) else None) or errno.ENOMEM
             self.failure = f"the checkpoint of step {step:,} could not be saved in {self._folder}: {reason}"
-            self._told.append(f"{self.failure}; training goes on, and older checkpoints are as they were")
+            self._messages.append(f"{self.failure}; training continues, older checkpoints are unchanged")
             return
         if prune:
             self._prune()
@@ -146,4 +148,4 @@ class CheckpointWriter:
         try:
             self._retention.prune(self._folder)
         except OSError as error:
-            self._told.append(f"old checkpoints in {self._folder} could not be removed: {error.strerror}")
+            self._messages.append(f"old checkpoints in {self._folder} could not be removed: {error.strerror}")

@@ -1,1 +1,1 @@
-"""``mpitrain doctor``: whether this machine can train, found by trying it."""
+"""``mpitrain doctor``: check by experiment whether this machine can train."""

@@ -1,4 +1,4 @@
-"""``mpitrain doctor``: alone it starts ranks and has them try; under a launcher it tries those that there are."""
+"""``mpitrain doctor``: starts ranks to run the checks; under a launcher it runs them on that launcher's ranks."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ from .finding import Finding, as_json, exit_status, show
 
 
 @click.command("doctor")
-@click.option("-n", "--ranks", type=click.IntRange(min=1), help="Ranks to try.  [default: 2, or an allocation's tasks]")
+@click.option(
+    "-n", "--ranks", type=click.IntRange(min=1), help="Ranks to start.  [default: 2, or the allocation's tasks]"
+)
 @click.option(
     "--run-dir",
     type=click.Path(path_type=Path),
     default=Path("runs"),
     show_default=True,
     metavar="DIR",
-    help="Where runs are to go.",
+    help="Directory in which runs will be stored.",
 )
 @click.option("--json", "json_", is_flag=True, help="Print the findings as JSON.")
-@click.option("--timeout", default=120, show_default=True, metavar="S", help="End a check that takes longer in all.")
+@click.option("--timeout", default=120, show_default=True, metavar="S", help="Seconds before a hanging check is ended.")
 def doctor_command(ranks: int | None, run_dir: Path, json_: bool, timeout: int) -> int:
-    """Say whether this machine can train, by trying it.
+    """Check whether this machine can train.
 
-    Prints what passes, what to look at, and what fails, each with the mend; the exit status is 1 if anything fails.
-    Start it with mpirun or srun to try those ranks and compare them.
+    Prints all findings, with advice for warnings and failures. The exit status is 1 if any check fails. Start it with
+    mpirun or srun to check and compare the ranks of that launcher.
     """
     if is_launched(os.environ):
         findings = examine(run_dir, timeout)
         if findings is None:
-            return 0  # rank 0 tells
+            return 0  # rank 0 prints the findings
     else:
         findings = _start_ranks(ranks, run_dir, timeout)
     if json_:
@@ -50,7 +52,7 @@ def doctor_command(ranks: int | None, run_dir: Path, json_: bool, timeout: int) 
 
 
 def examine(run_dir: Path, timeout_s: float) -> list[Finding] | None:
-    """Try everything on the ranks there are; None but on rank 0. Collective over all ranks."""
+    """Run all checks on the existing ranks; return None on other ranks than 0. Collective over all ranks."""
     from ..comm.cluster import Cluster, report_crash
     from . import files, gpu, slurm, transfers, world
 
@@ -81,20 +83,20 @@ def examine(run_dir: Path, timeout_s: float) -> list[Finding] | None:
 
 
 class _Watchdog(threading.Timer):
-    """Ends this process, and so all ranks, where a check does not return: that, too, is an answer."""
+    """Ends this process, and thereby all ranks, if a check hangs, and names the check."""
 
     def __init__(self, timeout_s: float, findings: Sequence[Finding]) -> None:
         super().__init__(timeout_s, self._end)
         self.daemon = True
-        self.topic = "the start of MPI"
+        self.topic = "MPI startup"
         self._timeout_s, self._findings = timeout_s, findings
         self.start()
 
     def _end(self) -> None:
         last = f" after '{self._findings[-1].check}'" if self._findings else ""
         print(
-            f"mpitrain doctor: no answer within {self._timeout_s:g} s while trying {self.topic.lower()}{last}; "
-            "ranks that cannot reach each other wait like this: look at firewalls and at the network that MPI uses",
+            f"mpitrain doctor: no answer within {self._timeout_s:g} s while checking {self.topic.lower()}{last}; "
+            "ranks hang if they cannot reach each other: check firewalls and the network that MPI uses",
             file=sys.stderr,
             flush=True,
         )
@@ -102,7 +104,7 @@ class _Watchdog(threading.Timer):
 
 
 def _start_ranks(ranks: int | None, run_dir: Path, timeout_s: float) -> list[Finding]:
-    """Have ranks examine the machine, and read what they found; alone where none can be started."""
+    """Start ranks that run the checks, and return their findings; check without them if they cannot be started."""
     from ..launcher.command_line import LaunchSpec, LocalMachine, compose
     from ..launcher.mpi_flavors import find_launcher
 
@@ -114,7 +116,7 @@ def _start_ranks(ranks: int | None, run_dir: Path, timeout_s: float) -> list[Fin
         words = ["--json", "--run-dir", str(run_dir), "--timeout", str(timeout_s)]
         command = compose(launcher, LaunchSpec(ranks), machine, words, "doctor")
     except LaunchError as error:
-        return _alone(run_dir, timeout_s, "no ranks can be started", str(error))
+        return _without_ranks(run_dir, timeout_s, "no ranks can be started", str(error))
     try:
         answer = subprocess.run(
             command.words,
@@ -124,15 +126,15 @@ def _start_ranks(ranks: int | None, run_dir: Path, timeout_s: float) -> list[Fin
             timeout=timeout_s + 30,
             check=False,
         )
-        out, said, status = answer.stdout, answer.stderr, f"ended with status {answer.returncode}"
+        out, err, status = answer.stdout, answer.stderr, f"exited with status {answer.returncode}"
     except subprocess.TimeoutExpired as error:
-        out, said, status = "", str(error.stderr or b"", "utf-8", "replace"), f"did not end within {timeout_s + 30} s"
+        out, err, status = "", str(error.stderr or b"", "utf-8", "replace"), f"did not exit within {timeout_s + 30} s"
     start = out.find("[\n")
     if start >= 0:
         return [Finding(**finding) for finding in json.loads(out[start:])]
-    why = next((line for line in said.splitlines() if line.strip("- \t")), "it said nothing")
-    return _alone(run_dir, timeout_s, f"{launcher.program} {status}", f"{why.strip()} (try: {command})")
+    why = next((line for line in err.splitlines() if line.strip("- \t")), "it printed no error")
+    return _without_ranks(run_dir, timeout_s, f"{launcher.program} {status}", f"{why.strip()} (try: {command})")
 
 
-def _alone(run_dir: Path, timeout_s: float, found: str, advice: str) -> list[Finding]:
+def _without_ranks(run_dir: Path, timeout_s: float, found: str, advice: str) -> list[Finding]:
     return [Finding("Ranks", "start", "failure", found, advice), *(examine(run_dir, timeout_s) or [])]

@@ -1,4 +1,4 @@
-"""The run directory's file system: what saving needs of it."""
+"""The run directory's file system: what saving checkpoints needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..checkpoint import shared_file as together
+from ..checkpoint import shared_file
 from ..checkpoint.container import write_container
 from ..checkpoint.reader import Checkpoint
 from ..comm.cluster import Cluster
@@ -22,15 +22,15 @@ from .finding import Finding
 
 TOPIC = "Files"
 _STATE_BYTES = 64 << 20
-_SEEN_S = 10.0  # network file systems show a new file to other hosts after a while
+_SEEN_S = 10.0  # network file systems show a new file to other hosts with a delay
 _LITTLE = 10 << 30
 
 
 def check(cluster: Cluster, run_dir: Path) -> Iterator[Finding]:
-    """Collective over all ranks; only rank 0's findings count.
+    """Check the run directory. Collective over all ranks; only rank 0's findings are printed.
 
     Args:
-        run_dir: Where runs are to go; what is tried is removed again.
+        run_dir: Directory in which runs will be stored; all test files are removed again.
     """
     yield Finding(TOPIC, "HDF5", "pass", _hdf5())
     made = missing_folders(run_dir) if cluster.rank == 0 else []
@@ -45,7 +45,7 @@ def check(cluster: Cluster, run_dir: Path) -> Iterator[Finding]:
             remove_empty(made)
     problem = cluster.comm.bcast(problem, root=0)
     if problem:
-        yield Finding(TOPIC, "run directory", "failure", problem, "give another --run-dir")
+        yield Finding(TOPIC, "run directory", "failure", problem, "pass another --run-dir")
         return
     try:
         if cluster.rank == 0:
@@ -60,12 +60,12 @@ def check(cluster: Cluster, run_dir: Path) -> Iterator[Finding]:
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that a path lies on, such as ``ext4``; local."""
+    """Return the type of the file system that contains a path, such as ``ext4``. Local."""
     found, longest = "unknown", -1
     resolved = str(path.resolve())
     for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
         _, mount, kind, *_ = line.split()
-        mount = mount.encode().decode("unicode_escape")  # a space is \040 there
+        mount = mount.encode().decode("unicode_escape")  # mounts escapes a space as \040
         inside = resolved == mount or resolved.startswith(mount.rstrip("/") + "/")
         if inside and len(mount) > longest:
             found, longest = kind, len(mount)
@@ -73,25 +73,25 @@ def file_system(path: Path) -> str:
 
 
 def _hdf5() -> str:
-    lacks = together.lacks()
-    saving = f"every node writes a file ({lacks})" if lacks else "nodes write one file together"
-    return f"HDF5 {h5py.version.hdf5_version}, h5py {h5py.version.version}; of large checkpoints {saving}"
+    lacks = shared_file.lacks()
+    saving = f"sharded, one file per node ({lacks})" if lacks else "one shared file"
+    return f"HDF5 {h5py.version.hdf5_version}, h5py {h5py.version.version}; large checkpoints: {saving}"
 
 
 def _try(folder: Path, run_dir: Path) -> Iterator[Finding]:
-    """What saving does, on one rank; local."""
+    """Check free space, saving and locking on one rank. Local."""
     free = os.statvfs(folder)
     room = free.f_bavail * free.f_frsize
-    told = f"{run_dir.resolve()} ({file_system(folder)}), {size_of(room)} free"
+    details = f"{run_dir.resolve()} ({file_system(folder)}), {size_of(room)} free"
     little = room < _LITTLE
-    advice = "a full disk fails saves: keep fewer checkpoints (--keep), or give another --run-dir" if little else ""
-    yield Finding(TOPIC, "run directory", "warning" if little else "pass", told, advice)
+    advice = "saving fails on a full disk; keep fewer checkpoints (--keep), or pass another --run-dir" if little else ""
+    yield Finding(TOPIC, "run directory", "warning" if little else "pass", details, advice)
     yield _save(folder)
     yield _locking(folder)
 
 
 def _save(folder: Path) -> Finding:
-    """Write a checkpoint over another, as a save does, and read it."""
+    """Overwrite a checkpoint, as saving does, and verify it."""
     path, state = folder / "checkpoint.h5", np.arange(_STATE_BYTES // 4, dtype=np.uint32).view(np.float32)
     try:
         for _ in range(2):
@@ -101,27 +101,27 @@ def _save(folder: Path) -> Finding:
         with Checkpoint(path) as saved:
             saved.verify()
     except (OSError, DamagedCheckpoint) as error:
-        advice = "checkpoints cannot be trusted here: give a --run-dir on another file system"
+        advice = "this file system damages checkpoints; pass a --run-dir on another file system"
         return Finding(TOPIC, "save and verify", "failure", str(error), advice)
     rate = _STATE_BYTES / seconds
-    return Finding(TOPIC, "save and verify", "pass", f"{size_of(rate)}/s: write, flush, rename, flush the folder")
+    return Finding(TOPIC, "save and verify", "pass", f"{size_of(rate)}/s: write, flush, rename, flush the directory")
 
 
 def _locking(folder: Path) -> Finding:
-    """Whether HDF5's own locks work; our files are written without any."""
+    """Check whether HDF5's file locks work; mpitrain does not use them."""
     try:
         with h5py.File(folder / "locked.h5", "w", locking=True):
             pass
     except OSError as error:
-        found = f"not here ({error.strerror or str(error).splitlines()[0][:60]}); checkpoints and data are read without"
+        found = f"not supported ({error.strerror or str(error).splitlines()[0][:60]}); mpitrain does not need them"
         return Finding(TOPIC, "locks", "warning", found, "export HDF5_USE_FILE_LOCKING=FALSE for other HDF5 programs")
-    return Finding(TOPIC, "locks", "pass", "HDF5 can lock files; checkpoints need no locks")
+    return Finding(TOPIC, "locks", "pass", "HDF5 can lock files; checkpoints do not need locks")
 
 
 def _shared(cluster: Cluster, folder: Path) -> Finding:
-    """Whether every host sees what rank 0 writes; collective."""
+    """Check whether every host sees files that rank 0 writes. Collective over all ranks."""
     if cluster.n_nodes == 1:
-        return Finding(TOPIC, "seen by all hosts", "none", "one host")
+        return Finding(TOPIC, "visible on all hosts", "none", "one host")
     mark = folder / "mark"
     if cluster.rank == 0:
         mark.touch()
@@ -133,7 +133,7 @@ def _shared(cluster: Cluster, folder: Path) -> Finding:
     blind = sorted({host for found, _, host in everyone if not found})
     if blind:
         advice = (
-            "give a --run-dir on a file system that all hosts share, or copy the run directory to all before a restart"
+            "pass a --run-dir on a file system that all hosts share, or copy the run directory to all before a restart"
         )
-        return Finding(TOPIC, "seen by all hosts", "warning", f"not by {', '.join(blind[:8])}", advice)
-    return Finding(TOPIC, "seen by all hosts", "pass", f"within {max(s for _, s, _ in everyone):.1f} s")
+        return Finding(TOPIC, "visible on all hosts", "warning", f"not on {', '.join(blind[:8])}", advice)
+    return Finding(TOPIC, "visible on all hosts", "pass", f"after {max(s for _, s, _ in everyone):.1f} s")

@@ -1,4 +1,4 @@
-"""What a check finds, and how findings are shown."""
+"""The finding of a check, and how findings are printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# ``none``: the thing is not here, or there was nothing to try it on; that is no fault by itself.
+# ``none``: the tested feature is absent, or could not be tested; this alone is no fault.
 Verdict = Literal["pass", "warning", "failure", "none"]
 
 _STYLES = {"pass": "green", "warning": "yellow", "failure": "bold red", "none": "dim"}
@@ -21,14 +21,14 @@ _SHOWN = {"pass": "pass", "warning": "warning", "failure": "failure", "none": "-
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """The result of one check.
 
     Attributes:
-        topic: What it belongs to, such as ``MPI``.
-        check: What was looked at.
-        verdict: How it is.
-        found: What was seen.
-        mend: What to do about it, where there is anything.
+        topic: The group that the check belongs to, such as ``Ranks``.
+        check: The name of the check.
+        verdict: The result.
+        found: Details of the result.
+        advice: How to fix it, if needed.
     """
 
     topic: str
@@ -39,17 +39,17 @@ class Finding:
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
-    """1 where anything fails, else 0."""
+    """Return 1 if any check failed, else 0."""
     return int(any(finding.verdict == "failure" for finding in findings))
 
 
 def as_json(findings: Sequence[Finding]) -> str:
-    """Findings as a JSON array of objects."""
+    """Return the findings as a JSON array of objects."""
     return json.dumps([asdict(finding) for finding in findings], indent=2)
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:
-    """Print findings by topic, and how many there are of each verdict."""
+    """Print the findings by topic, and the number of findings of each verdict."""
     for topic, group in groupby(findings, key=lambda finding: finding.topic):
         console.print(Text(topic, style="bold"))
         grid = Table.grid(padding=(0, 2, 0, 0))
@@ -70,4 +70,4 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     )
 
 
-_WIDEST = 18  # of the checks' names, so that the topics' tables stand below each other
+_WIDEST = 18  # width of the check names, to align the tables of all topics

@@ -1,4 +1,4 @@
-"""The GPUs of every host, and who would get which."""
+"""The GPUs of every host, and their assignment to ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .finding import Finding
 
 TOPIC = "GPU"
 
-# Sends device memory through MPI; a library that is not made for it ends the process in a fault.
+# Sends device memory through MPI; an MPI library without CUDA support crashes the process.
 _PROBE = """
 import cupy, numpy
 from mpi4py import MPI
@@ -28,21 +28,21 @@ assert bool((data == back).all())
 
 
 def check(cluster: Cluster) -> Iterator[Finding]:
-    """Collective over all ranks; only rank 0's findings count."""
+    """Check the GPUs. Collective over all ranks; only rank 0's findings are printed."""
     mine = (cluster.host, nvml.list_gpus(), nvml.is_installed()) if cluster.node.rank == 0 else None
     hosts = [host for host in cluster.comm.allgather(mine) if host is not None]
     seen = VisibleGpus(cluster.node_of[cluster.rank], cluster.host, *find_gpus())
     everyone: list[VisibleGpus] = cluster.comm.allgather(seen)
     cupy = _cupy()
     if not any(cards for _, cards, _ in hosts) and not any(rank.gpus for rank in everyone):
-        yield Finding(TOPIC, "devices", "none", "no NVIDIA driver answers on any host: ranks compute on CPUs")
+        yield Finding(TOPIC, "devices", "none", "no NVIDIA driver answers on any host; ranks compute on the CPU")
         yield Finding(TOPIC, "CuPy", "none", cupy or "not installed")
         return
     for host, cards, installed in hosts:
         yield from _host(host, cards, installed, any(rank.gpus for rank in everyone if rank.host == host))
     if not cupy:
-        advice = "pip install 'mpitrain[cuda12]' or 'mpitrain[cuda13]', by the driver's CUDA version"
-        yield Finding(TOPIC, "CuPy", "warning", "not installed: ranks compute on CPUs", advice)
+        advice = "pip install 'mpitrain[cuda12]' or 'mpitrain[cuda13]', according to the driver's CUDA version"
+        yield Finding(TOPIC, "CuPy", "warning", "not installed; ranks compute on the CPU", advice)
         return
     yield Finding(TOPIC, "CuPy", "warning" if "does not import" in cupy else "pass", cupy)
     yield from _shares(everyone)
@@ -53,11 +53,11 @@ def check(cluster: Cluster) -> Iterator[Finding]:
 def _host(host: str, cards: list[nvml.GpuInfo], installed: bool, seen: bool) -> Iterator[Finding]:
     if not installed:
         advice = "pip install nvidia-ml-py"
-        yield Finding(TOPIC, host, "warning", "memory, temperature and users of devices are not known", advice)
+        yield Finding(TOPIC, host, "warning", "memory, temperature and processes of devices are unknown", advice)
     elif not cards and seen:
-        yield Finding(TOPIC, host, "warning", "CuPy sees a device, and NVML does not answer", "see nvidia-smi")
+        yield Finding(TOPIC, host, "warning", "CuPy finds a device, but NVML does not answer", "check nvidia-smi")
     elif not cards:
-        yield Finding(TOPIC, host, "warning", "no device, and other hosts have some", "its ranks compute on CPUs")
+        yield Finding(TOPIC, host, "warning", "no device, unlike other hosts", "its ranks compute on the CPU")
     for index, card in enumerate(cards):
         degrees = "" if card.temperature is None else f", {card.temperature} C"
         free = f"{size_of(card.memory - card.used)} of {size_of(card.memory)} free"
@@ -65,28 +65,28 @@ def _host(host: str, cards: list[nvml.GpuInfo], installed: bool, seen: bool) -> 
         if card.users:
             found += f"; in use by {nvml.describe_processes(card.users)}"
         oversubscribed = card.used > card.memory // 2
-        advice = "others use it: choose another with CUDA_VISIBLE_DEVICES" if oversubscribed else ""
+        advice = "other processes use it; select another device with CUDA_VISIBLE_DEVICES" if oversubscribed else ""
         yield Finding(TOPIC, f"{host} device {index}", "warning" if oversubscribed else "pass", found, advice)
 
 
 def _shares(everyone: list[VisibleGpus]) -> Iterator[Finding]:
-    """Which device each rank would get in training."""
+    """Report the device that each rank would use in training."""
     shares = assign_gpus(everyone, 1, None)
     for host in dict.fromkeys(rank.host for rank in everyone):
         found = []
         for rank, (seen, own) in enumerate(zip(everyone, shares, strict=True)):
             if seen.host == host:
                 found.append(f"{rank} on {f'gpu:{own[0].index}' if own else 'cpu'}")
-        told = ", ".join(found[:8]) + (" ..." if len(found) > 8 else "")
+        details = ", ".join(found[:8]) + (" ..." if len(found) > 8 else "")
         problems = [note for note in describe(everyone, shares) if host in note]
         if problems:
-            yield Finding(TOPIC, f"{host} ranks", "warning", told, problems[0].removeprefix("warning: "))
+            yield Finding(TOPIC, f"{host} ranks", "warning", details, problems[0].removeprefix("warning: "))
         else:
-            yield Finding(TOPIC, f"{host} ranks", "pass", told)
+            yield Finding(TOPIC, f"{host} ranks", "pass", details)
 
 
 def _cupy() -> str:
-    """CuPy's version, or nothing where it is not installed; local."""
+    """Return CuPy's version and state; empty if it is not installed. Local."""
     if importlib.util.find_spec("cupy") is None:
         return ""
     words = [sys.executable, "-c", "import cupy; print(cupy.__version__, cupy.is_available())"]
@@ -94,11 +94,11 @@ def _cupy() -> str:
     if answer.returncode:
         return f"does not import: {answer.stderr.strip().splitlines()[-1][:80]}"
     version, available = answer.stdout.split()
-    return f"{version}, {'sees a device' if available == 'True' else 'sees no device'}"
+    return f"{version}, {'finds a device' if available == 'True' else 'finds no device'}"
 
 
 def _nccl() -> Finding:
-    """Local."""
+    """Check NCCL. Local."""
     words = [sys.executable, "-c", "from cupy.cuda import nccl; print(nccl.get_version())"]
     answer = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     if answer.returncode:
@@ -106,15 +106,15 @@ def _nccl() -> Finding:
             TOPIC,
             "NCCL",
             "warning",
-            "not there: GPUs average by CUDA IPC or through the host",
+            "not installed; gradients are averaged by CUDA IPC or through the host",
             "pip install nvidia-nccl-cu13",
         )
     return Finding(TOPIC, "NCCL", "pass", f"version {answer.stdout.strip()}")
 
 
 def _cuda_aware() -> Finding:
-    """Whether MPI takes device memory, tried in a child process, so that a fault is an answer; local."""
-    # Of the launcher nothing may be seen there: the child is a world of its own.
+    """Check whether MPI accepts device memory; runs in a child process, which may crash. Local."""
+    # The child must not see the launcher's variables: it runs MPI on its own.
     prefixes = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPI_LOCAL", "SLURM_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
     try:
@@ -125,6 +125,6 @@ def _cuda_aware() -> Finding:
     except subprocess.TimeoutExpired:
         status = 1
     if status == 0:
-        return Finding(TOPIC, "CUDA-aware MPI", "pass", "MPI takes device memory")
+        return Finding(TOPIC, "CUDA-aware MPI", "pass", "MPI accepts device memory")
     how = f"signal {-status}" if status < 0 else "an error"
-    return Finding(TOPIC, "CUDA-aware MPI", "none", f"no ({how}): device memory goes through the host")
+    return Finding(TOPIC, "CUDA-aware MPI", "none", f"no ({how}); device memory is copied through the host")

@@ -1,4 +1,4 @@
-"""Slurm, where it is: version, plugins for MPI, partitions, and the allocation that this runs in."""
+"""Slurm, if installed: version, MPI plugins, partitions, and the current allocation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TOPIC = "Slurm"
 
 
 def check() -> Iterator[Finding]:
-    """Local; rank 0's counts."""
+    """Check Slurm. Local; only rank 0's findings are printed."""
     if shutil.which("sbatch") is None:
-        yield Finding(TOPIC, "sbatch", "none", "not on PATH: jobs are started with mpitrain run")
+        yield Finding(TOPIC, "sbatch", "none", "not on PATH; start jobs with mpitrain run")
         return
-    version, problem = _ask("sbatch", "--version")
+    version, problem = _query("sbatch", "--version")
     if problem:
-        advice = "no job can be submitted from here: ask your site, or start ranks with mpitrain run"
+        advice = "no job can be submitted from here; ask your site's support, or start ranks with mpitrain run"
         yield Finding(TOPIC, "sbatch", "warning", problem, advice)
         return
     yield Finding(TOPIC, "sbatch", "pass", version)
@@ -34,60 +34,62 @@ def check() -> Iterator[Finding]:
 
 
 def plugins(answer: str) -> list[str]:
-    """The plugins in the answer of ``srun --mpi=list``."""
+    """Return the plugins listed by ``srun --mpi=list``."""
     return [word for word in re.findall(r"^\s*(\w+)$", answer, re.MULTILINE) if word != "none"]
 
 
 def _plugins() -> Finding:
-    answer, problem = _ask("srun", "--mpi=list")
+    answer, problem = _query("srun", "--mpi=list")
     if problem:
-        return Finding(TOPIC, "srun", "warning", problem, "use mpirun inside the allocation: mpitrain submit does")
+        return Finding(TOPIC, "srun", "warning", problem, "use mpirun inside the allocation, as mpitrain submit does")
     found = plugins(answer)
     wanted = "pmix" if "Open MPI" in library_name() else "pmi2"
-    told = f"--mpi: {', '.join(found) or 'none'}"
+    available = f"--mpi: {', '.join(found) or 'none'}"
     if any(name.startswith(wanted) for name in found):
-        return Finding(TOPIC, "srun", "pass", told)
-    advice = f"{library_name()} needs srun --mpi={wanted}: use mpirun inside the allocation (mpitrain submit does)"
-    return Finding(TOPIC, "srun", "warning", told, advice)
+        return Finding(TOPIC, "srun", "pass", available)
+    advice = f"{library_name()} needs srun --mpi={wanted}; use mpirun inside the allocation, as mpitrain submit does"
+    return Finding(TOPIC, "srun", "warning", available, advice)
 
 
 def _partitions() -> Iterator[Finding]:
-    answer, problem = _ask("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G")
+    answer, problem = _query("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G")
     if problem:
-        yield Finding(TOPIC, "partitions", "warning", problem, "the controller does not answer: ask your site")
+        yield Finding(
+            TOPIC, "partitions", "warning", problem, "the controller does not answer; ask your site's support"
+        )
         return
     for line in answer.splitlines()[:12]:
         name, state, limit, nodes, cpus, memory, gres = line.split("|")
         gpus = f", {gres}" if gres != "(null)" else ""
-        told = f"{nodes} nodes of {cpus} cores, {memory} MB{gpus}; time limit {limit}"
+        details = f"{nodes} nodes of {cpus} cores, {memory} MB{gpus}; time limit {limit}"
         if state == "up":
-            yield Finding(TOPIC, f"partition {name}", "pass", told)
+            yield Finding(TOPIC, f"partition {name}", "pass", details)
         else:
-            yield Finding(TOPIC, f"partition {name}", "warning", f"{told}; it is {state}", "choose another")
+            yield Finding(TOPIC, f"partition {name}", "warning", f"{details}; state {state}", "use another partition")
 
 
 def _allocation() -> Iterator[Finding]:
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
-        yield Finding(TOPIC, "allocation", "none", "not in one; salloc or sbatch gives one")
+        yield Finding(TOPIC, "allocation", "none", "not inside one; get one with salloc or sbatch")
         return
     nodes, tasks = (os.environ.get(name, "?") for name in ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS"))
-    told = f"job {job}: {nodes} node{'s' * (nodes != '1')}, {tasks} task{'s' * (tasks != '1')}"
+    details = f"job {job}: {nodes} node{'s' * (nodes != '1')}, {tasks} task{'s' * (tasks != '1')}"
     end = end_of_time(None, ask=ask_slurm)
     if end is None:
-        advice = "give --time-limit S, or the run is ended without a checkpoint"
-        yield Finding(TOPIC, "allocation", "warning", f"{told}; its end is not told", advice)
+        advice = "pass --time-limit S, so that the run saves before the job ends"
+        yield Finding(TOPIC, "allocation", "warning", f"{details}; its end time is unknown", advice)
     else:
-        yield Finding(TOPIC, "allocation", "pass", f"{told}, {duration(end - time.time())} left")
+        yield Finding(TOPIC, "allocation", "pass", f"{details}, {duration(end - time.time())} left")
 
 
-def _ask(*words: str) -> tuple[str, str]:
-    """What a command of Slurm's says, or why it does not."""
+def _query(*words: str) -> tuple[str, str]:
+    """Return the output of a Slurm command and an error message, one of them empty."""
     try:
         answer = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", f"{words[0]} does not answer: {error}"
     if answer.returncode:
-        said = (answer.stderr or answer.stdout).strip().splitlines()
-        return "", f"{words[0]}: {said[0].removeprefix(f'{words[0]}: ') if said else 'no reason given'}"
+        lines = (answer.stderr or answer.stdout).strip().splitlines()
+        return "", f"{words[0]}: {lines[0].removeprefix(f'{words[0]}: ') if lines else 'no reason given'}"
     return (answer.stdout or answer.stderr).strip(), ""

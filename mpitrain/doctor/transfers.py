@@ -1,4 +1,4 @@
-"""What moves between ranks: shared memory, windows, messages; how fast, and how large."""
+"""Transfers between ranks: shared memory, windows, messages, their speed and size."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .world import available_memory
 TOPIC = "Transfers"
 _SHARED_BYTES = 64 << 20
 _MESSAGE_BYTES = 4 << 20
-_LARGE_BYTES = (1 << 31) + 8  # more than a C int counts, in elements of 4 bytes, which are fewer
+_LARGE_BYTES = (1 << 31) + 8  # more bytes than a C int can count, but fewer elements of 4 bytes
 _LARGE_S = 15.0
-_SENT = 1  # tag of the word that follows a large message
+_SENT = 1  # tag of the message that follows a large one
 _AWAY_S = 0.4
 
 
 def check(cluster: Cluster) -> Iterator[Finding]:
-    """Collective over all ranks; only rank 0's findings count."""
+    """Check transfers. Collective over all ranks; only rank 0's findings are printed."""
     yield _shared(cluster)
     partners = _partners(cluster)
     if not partners:
-        yield Finding(TOPIC, "messages", "none", "one rank: start two or more to try them")
+        yield Finding(TOPIC, "messages", "none", "not tested with one rank; start two or more")
         return
     rates = {}
     for where, rank in partners.items():
@@ -41,11 +41,11 @@ def check(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _partners(cluster: Cluster) -> dict[str, int]:
-    """Whom rank 0 tries transfers with: another rank of its host, and the first of each of three other hosts."""
+    """Return rank 0's test partners: another rank on its host, and the first rank on each of three other hosts."""
     found = {}
-    here = [rank for rank in range(1, cluster.size) if cluster.node_of[rank] == 0]
-    if here:
-        found["within a host"] = here[0]
+    local = [rank for rank in range(1, cluster.size) if cluster.node_of[rank] == 0]
+    if local:
+        found["within a host"] = local[0]
     for leader in sorted(set(cluster.node_of) - {0})[:3]:
         found[f"to {cluster.host_of[leader]}"] = leader
     return found
@@ -59,12 +59,12 @@ def _shared(cluster: Cluster) -> Finding:
         advice = "enlarge /dev/shm (docker run --shm-size), or train with --no-shared-memory, which is slower"
         return Finding(TOPIC, "shared memory", "failure", f"{host}: {text}", advice)
     if cluster.size == cluster.n_nodes:
-        return Finding(TOPIC, "shared memory", "none", "one rank a host: nothing is shared")
+        return Finding(TOPIC, "shared memory", "none", "one rank per host; not needed")
     return Finding(TOPIC, "shared memory", "pass", f"ranks of a host share windows of {size_of(_SHARED_BYTES)}")
 
 
 def _ping_pong(cluster: Cluster, partner: int) -> tuple[float, float]:
-    """Seconds of an 8-byte message one way, and bytes per second of long ones; all ranks come back together."""
+    """Return latency in seconds (8 bytes, one way) and bandwidth in bytes/s (4 MiB). Collective over all ranks."""
     comm, found = cluster.comm, (0.0, 1.0)
     if comm.rank in (0, partner):
         other = partner if comm.rank == 0 else 0
@@ -74,7 +74,7 @@ def _ping_pong(cluster: Cluster, partner: int) -> tuple[float, float]:
 
 
 def _one_way(comm: MPI.Intracomm, other: int, data: np.ndarray, rounds: int) -> float:
-    """Median seconds of a message one way."""
+    """Return the median one-way time of a message in seconds."""
     times = []
     for _ in range(rounds):
         began = time.perf_counter()
@@ -89,22 +89,22 @@ def _one_way(comm: MPI.Intracomm, other: int, data: np.ndarray, rounds: int) -> 
 
 
 def _windows(cluster: Cluster, where: str, partner: int) -> Finding:
-    """Whether one-sided transfers end while their target is busy outside MPI."""
+    """Check whether one-sided transfers complete while their target computes outside MPI. Collective."""
     comm, seconds, wrong = cluster.comm, 0.0, False
-    check = f"windows {where}" if where.startswith("to") else "windows in a host"
+    check = f"windows {where}" if where.startswith("to") else "windows within a host"
     problem = ""
     try:
         window = MPI.Win.Allocate(8, 1, MPI.INFO_NULL, comm)
     except MPI.Exception as error:
         problem = str(error)
     problem = next(filter(None, comm.allgather(problem)), "")
-    if problem:  # a window that only some ranks have cannot be freed
-        return Finding(TOPIC, check, "warning", f"none: {problem}", "servers then use messages: --no-one-sided")
+    if problem:  # a window that exists only on some ranks cannot be freed
+        return Finding(TOPIC, check, "warning", f"none: {problem}", "servers use messages instead (--no-one-sided)")
     window.tomemory()[:] = bytes(8)
     comm.Barrier()
     if comm.rank == 0:
         before, one = np.zeros(1, np.int64), np.ones(1, np.int64)
-        time.sleep(_AWAY_S / 8)  # the target has left MPI by now
+        time.sleep(_AWAY_S / 8)  # by now the target has left MPI
         began = time.perf_counter()
         window.Lock(partner, MPI.LOCK_SHARED)
         window.Fetch_and_op(one, before, partner)
@@ -115,22 +115,22 @@ def _windows(cluster: Cluster, where: str, partner: int) -> Finding:
     comm.Barrier()
     window.Free()
     if wrong:
-        return Finding(TOPIC, check, "failure", "Fetch_and_op gave a wrong value", "train with --no-one-sided")
-    told = f"a word in {seconds * 1e3:.2g} ms while its target was busy outside MPI"
+        return Finding(TOPIC, check, "failure", "Fetch_and_op returned a wrong value", "train with --no-one-sided")
+    found = f"one word in {seconds * 1e3:.2g} ms while the target computed outside MPI"
     if seconds < _AWAY_S / 2:
-        return Finding(TOPIC, check, "pass", told)
-    why = "they wait for the target; servers never leave MPI, so that they do not wait"
-    return Finding(TOPIC, check, "pass", f"{told}: {why}")
+        return Finding(TOPIC, check, "pass", found)
+    why = "transfers wait for the target; servers are not affected, because they stay in MPI"
+    return Finding(TOPIC, check, "pass", f"{found}: {why}")
 
 
 def _large(cluster: Cluster, where: str, partner: int, rate: float) -> Finding:
-    """Whether a message of more than 2 GiB arrives."""
+    """Check whether a message of more than 2 GiB arrives. Collective over all ranks."""
     comm, check = cluster.comm, "over 2 GiB"
     free = min(comm.allgather(available_memory()))
     if free < 3 * _LARGE_BYTES:
-        return Finding(TOPIC, check, "none", f"not tried: {size_of(free)} of memory is free, and it takes 6 GiB")
+        return Finding(TOPIC, check, "none", f"not tested: requires 6 GiB of free memory, {size_of(free)} is free")
     if _LARGE_BYTES / rate > _LARGE_S:
-        return Finding(TOPIC, check, "none", f"not tried: it would take {_LARGE_BYTES / rate:.0f} s")
+        return Finding(TOPIC, check, "none", f"not tested: it would take {_LARGE_BYTES / rate:.0f} s")
     began, problem = time.perf_counter(), ""
     if comm.rank == 0:
         problem = _send_large(comm, partner)
@@ -139,13 +139,13 @@ def _large(cluster: Cluster, where: str, partner: int, rate: float) -> Finding:
     seconds = time.perf_counter() - began
     problem = next(filter(None, comm.allgather(problem)), "")
     if problem:
-        advice = "parameters of more than 2 GiB cannot travel between hosts: try another version of the library"
+        advice = "parameters of more than 2 GiB cannot be sent between hosts; try another version of the MPI library"
         return Finding(TOPIC, check, "warning", problem, advice)
     return Finding(TOPIC, check, "pass", f"{where}, 2 GiB in {seconds:.1f} s")
 
 
 def _send_large(comm: MPI.Intracomm, partner: int) -> str:
-    """What kept the message from being sent; empty where nothing did."""
+    """Send the message; return an error, or an empty string."""
     data, problem = np.zeros(_LARGE_BYTES // 4, np.float32), ""
     data[-1] = 7
     try:
@@ -157,7 +157,7 @@ def _send_large(comm: MPI.Intracomm, partner: int) -> str:
 
 
 def _receive_large(comm: MPI.Intracomm) -> str:
-    """What is wrong with the message; empty where it was not sent, too: the sender tells why."""
+    """Receive the message; return what is wrong, or an empty string, also if the sender reports an error."""
     data = np.empty(_LARGE_BYTES // 4, np.float32)
     try:
         request = comm.Irecv(data, source=0, tag=0)

@@ -1,4 +1,4 @@
-"""The ranks and where they are: library, launcher, hosts, cores, binding, clocks."""
+"""The ranks and their environment: MPI library, launcher, hosts, cores, binding, clocks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from ..version import __version__
 from .finding import Finding
 
 TOPIC = "Ranks"
-_SKEW_S = 1.0  # file times, time limits and logs of hosts are compared by people, in seconds
+_SKEW_S = 1.0  # users compare file times, time limits and logs of hosts to the second
 _FILES = 1024
 _OF_BLAS = ("internal_api", "version", "architecture")
-# What OpenBLAS takes in a new process.
+# Prints the kernels that OpenBLAS selects in a new process.
 _ASK_BLAS = """
 import mpitrain.core.openblas, numpy, threadpoolctl
 for library in threadpoolctl.threadpool_info():
@@ -39,7 +39,7 @@ for library in threadpoolctl.threadpool_info():
 
 
 def check(cluster: Cluster) -> Iterator[Finding]:
-    """Collective over all ranks; only rank 0's findings count."""
+    """Check the ranks. Collective over all ranks; only rank 0's findings are printed."""
     yield _versions(cluster)
     yield _launcher()
     yield _threads()
@@ -52,7 +52,7 @@ def check(cluster: Cluster) -> Iterator[Finding]:
 
 
 def not_started(error: LaunchError) -> Finding:
-    """That ranks were started which do not know of each other."""
+    """Return the finding for a launcher whose ranks do not form one world."""
     return Finding(TOPIC, "world", "failure", "the launcher's ranks do not see each other", str(error))
 
 
@@ -62,21 +62,21 @@ def _versions(cluster: Cluster) -> Finding:
     if len(everyone) == 1:
         ranks = f"{cluster.size} rank{'s' * (cluster.size != 1)}"
         return Finding(TOPIC, "versions", "pass", f"{mine}, on {ranks}")
-    told = "; ".join(f"{count} with {what}" for what, count in everyone.most_common())
-    return Finding(TOPIC, "versions", "failure", told, "install the same versions on every host")
+    found = "; ".join(f"{count} with {versions}" for versions, count in everyone.most_common())
+    return Finding(TOPIC, "versions", "failure", found, "install the same versions on every host")
 
 
 def _launcher() -> Finding:
-    """Local."""
+    """Check the launcher. Local."""
     try:
         launcher = find_launcher()
     except LaunchError as error:
-        return Finding(TOPIC, "mpirun", "failure", "none of the library's make", str(error))
+        return Finding(TOPIC, "mpirun", "failure", "none for the MPI library", str(error))
     return Finding(TOPIC, "mpirun", "pass", launcher.program)
 
 
 def _threads() -> Finding:
-    """Local."""
+    """Check the thread level. Local."""
     names = {
         MPI.THREAD_SINGLE: "single",
         MPI.THREAD_FUNNELED: "funneled",
@@ -85,26 +85,26 @@ def _threads() -> Finding:
     }
     level = MPI.Query_thread()
     if level >= MPI.THREAD_FUNNELED:
-        return Finding(TOPIC, "threads of MPI", "pass", names[level])
-    advice = "checkpoints and data are read and written by threads: use a library built with thread support"
-    return Finding(TOPIC, "threads of MPI", "failure", names[level], advice)
+        return Finding(TOPIC, "MPI threads", "pass", names[level])
+    advice = "mpitrain reads and writes files in threads; use an MPI library built with thread support"
+    return Finding(TOPIC, "MPI threads", "failure", names[level], advice)
 
 
 def _blas() -> Finding:
-    """Which matrix kernels this host uses, and whether the environment has chosen slower ones; local."""
+    """Check which matrix kernels this host uses, and whether the environment selects slower ones. Local."""
     libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
-    told = ", ".join(" ".join(str(of.get(key, "")) for key in _OF_BLAS).strip() for of in libraries)
+    loaded = ", ".join(" ".join(str(of.get(key, "")) for key in _OF_BLAS).strip() for of in libraries)
     if not libraries:
-        return Finding(TOPIC, "matrix kernels", "none", "NumPy's BLAS is not one that can be asked")
+        return Finding(TOPIC, "matrix kernels", "none", "NumPy's BLAS does not report its version")
     chosen = os.environ.get("OPENBLAS_CORETYPE", "")
     if not chosen or "OPENBLAS_CORETYPE" in CHOSEN:
-        return Finding(TOPIC, "matrix kernels", "pass", told)
+        return Finding(TOPIC, "matrix kernels", "pass", loaded)
     free = {name: value for name, value in os.environ.items() if name != "OPENBLAS_CORETYPE"}
     own = subprocess.run([sys.executable, "-c", _ASK_BLAS], env=free, capture_output=True, text=True, check=False)
-    if not own.stdout or own.stdout in told:
-        return Finding(TOPIC, "matrix kernels", "pass", told)
-    advice = "unset OPENBLAS_CORETYPE, unless it is meant: on some processors this costs a third of the speed"
-    found = f"{told}, for OPENBLAS_CORETYPE={chosen} is set; here it would be {own.stdout}"
+    if not own.stdout or own.stdout in loaded:
+        return Finding(TOPIC, "matrix kernels", "pass", loaded)
+    advice = "unset OPENBLAS_CORETYPE, unless it is set on purpose: on some CPUs it costs a third of the speed"
+    found = f"{loaded}, because OPENBLAS_CORETYPE={chosen} is set; the default here is {own.stdout}"
     return Finding(TOPIC, "matrix kernels", "warning", found, advice)
 
 
@@ -116,21 +116,19 @@ def _hosts(cluster: Cluster) -> Iterator[Finding]:
         of = f"{usable} of {cores}" if usable < cores else f"{cores}"
         found = f"{ranks} rank{'s' * (ranks != 1)}, {of} cores, {size_of(free)} of memory free"
         if ranks > usable:
-            advice = f"it works, slowly: start {usable} here, or give the job more cores"
+            advice = f"this works but is slow; start {usable} ranks on this host, or request more cores"
             yield Finding(TOPIC, f"host {host}", "warning", f"{found}: more ranks than cores", advice)
         else:
             yield Finding(TOPIC, f"host {host}", "pass", found)
     names = Counter(host for host, *_ in nodes)
     for host, count in names.items():
         if count > 1:
-            advice = (
-                "ranks of one host do not share memory: give containers of one host the same /dev/shm and IPC space"
-            )
-            yield Finding(TOPIC, "host names", "warning", f"{count} nodes call themselves {host}", advice)
+            advice = "ranks of one host do not share memory; give their containers the same /dev/shm and IPC namespace"
+            yield Finding(TOPIC, "host names", "warning", f"{count} nodes have the host name {host}", advice)
 
 
 def _binding(cluster: Cluster) -> Finding:
-    """Ranks bound to the same cores, while others are free, slow each other down and nothing else tells."""
+    """Check that ranks are not bound to the same cores while others are free: it slows them down silently."""
     node = cluster.node
     sets = node.allgather(frozenset(os.sched_getaffinity(0)))
     used = len(frozenset().union(*sets))
@@ -143,13 +141,11 @@ def _binding(cluster: Cluster) -> Finding:
     )
     problems = [text for text in cluster.comm.allgather(found if node.rank == 0 else "") if text]
     if problems:
-        advice = (
-            "mpirun --bind-to none (Open MPI), -bind-to none (MPICH), or srun --cpu-bind=cores; mpitrain run does it"
-        )
+        advice = "pass --bind-to none (Open MPI), -bind-to none (MPICH) or --cpu-bind=cores (srun), or use mpitrain run"
         return Finding(TOPIC, "binding", "failure", "; ".join(problems[:4]), advice)
     each = sorted({len(cores) for cores in sets})
-    told = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
-    return Finding(TOPIC, "binding", "pass", f"each rank may use {told} core{'s' * (each[-1] != 1)} of its host")
+    cores = f"{each[0]}" if len(each) == 1 else f"{each[0]} to {each[-1]}"
+    return Finding(TOPIC, "binding", "pass", f"each rank may use {cores} core{'s' * (each[-1] != 1)} of its host")
 
 
 def _clocks(cluster: Cluster) -> Finding:
@@ -158,10 +154,12 @@ def _clocks(cluster: Cluster) -> Finding:
     worst, uncertain, host = max(hosts)
     if cluster.n_nodes == 1:
         return Finding(TOPIC, "clocks", "none", "one host")
-    found = f"{host} is {worst * 1e3:.3g} ms off, give or take {uncertain * 1e3:.2g} ms"
+    found = f"{host} differs by {worst * 1e3:.3g} ms (± {uncertain * 1e3:.2g} ms)"
     if worst < _SKEW_S:
         return Finding(TOPIC, "clocks", "pass", found)
-    return Finding(TOPIC, "clocks", "warning", found, "run an NTP client on every host; times in logs do not compare")
+    return Finding(
+        TOPIC, "clocks", "warning", found, "run an NTP client on every host to make times in logs comparable"
+    )
 
 
 def _limits(cluster: Cluster) -> Finding:
@@ -170,23 +168,25 @@ def _limits(cluster: Cluster) -> Finding:
     memory = "unlimited" if locked < 0 else size_of(locked)
     found = f"{'unlimited' if least >= 1 << 60 else format(least, ',')} open files, {memory} locked memory"
     if least < _FILES:
-        return Finding(TOPIC, "limits", "warning", found, f"ulimit -n {_FILES} before starting")
+        return Finding(TOPIC, "limits", "warning", found, f"run ulimit -n {_FILES} before starting")
     return Finding(TOPIC, "limits", "pass", found)
 
 
 def _fault_tolerance() -> Finding:
-    """Whether the library can outlive a rank; local. Training does not need it: it starts again from a checkpoint."""
-    told = "the library ends with it"
+    """Check whether the MPI library can survive a rank's death; training does not need it, it restarts. Local."""
+    support = "a rank's death ends the run"
     program = Path(sys.prefix) / "bin" / "ompi_info"
     if "Open MPI" in library_name() and program.exists():
         answer = subprocess.run([program, "--parsable"], capture_output=True, text=True, timeout=30, check=False)
         if re.search(r"^option:ft_mpi_support:yes|FT MPI support: yes", answer.stdout, re.MULTILINE):
-            told = "the library has ULFM, off by default"
-    return Finding(TOPIC, "a rank's death", "pass", f"{told}; mpitrain run --max-restarts N goes on from a checkpoint")
+            support = "the library has ULFM, off by default"
+    return Finding(
+        TOPIC, "fault tolerance", "pass", f"{support}; mpitrain run --max-restarts N resumes from a checkpoint"
+    )
 
 
 def available_memory() -> int:
-    """Bytes of memory that programs can still get; local."""
+    """Return the bytes of memory available to programs. Local."""
     with open("/proc/meminfo", encoding="ascii") as file:
         for line in file:
             if line.startswith("MemAvailable:"):

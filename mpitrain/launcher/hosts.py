@@ -99,10 +99,10 @@ def assign_ranks(hosts: Sequence[Host], ranks: int | None) -> list[Host]:
     room = {host.name: share + (index < more) for index, host in enumerate(unsized)}
     left, found = ranks, []
     for host in hosts:
-        taken = min(left, host.slots or room[host.name])
-        left -= taken
-        if taken:
-            found.append(Host(host.name, taken))
+        count = min(left, host.slots or room[host.name])
+        left -= count
+        if count:
+            found.append(Host(host.name, count))
     return found
 
 

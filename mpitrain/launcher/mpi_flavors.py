@@ -46,7 +46,7 @@ def find_launcher() -> Launcher:
     failures = ""
     for program in _candidates():
         try:
-            launcher = _ask(program)
+            launcher = _query(program)
         except LaunchError as error:
             failures += f"{error}; "
         else:
@@ -88,13 +88,13 @@ def library_flavor() -> tuple[Flavor, str]:
 
 
 def _candidates() -> list[str]:
-    beside = [Path(sys.prefix) / "bin" / "mpirun"]
-    found = [str(path) for path in beside if path.is_file()]
+    candidates = [Path(sys.prefix) / "bin" / "mpirun"]
+    found = [str(path) for path in candidates if path.is_file()]
     on_path = [shutil.which(name) for name in ("mpirun", "mpirun.openmpi", "mpirun.mpich")]
     return [*found, *(path for path in on_path if path is not None)]
 
 
-def _ask(program: str) -> Launcher | None:
+def _query(program: str) -> Launcher | None:
     """Return the launcher, or None for an unknown flavor; raise LaunchError if the program does not run."""
     try:
         environment = {**os.environ, "PATH": f"{Path(program).parent}:{os.environ.get('PATH', '')}"}

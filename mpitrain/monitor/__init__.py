@@ -1,1 +1,1 @@
-"""What a live run prints and records: console, metrics, TensorBoard, trace, heartbeat."""
+"""What a running job prints and records: console, metrics, TensorBoard, trace, heartbeat."""

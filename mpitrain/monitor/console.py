@@ -1,4 +1,4 @@
-"""What the chief prints: a progress bar on a terminal, plain lines elsewhere."""
+"""The chief's output: a progress bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 
 from .format import size_of
 
-# Ranks write to their launcher, not to a terminal: ``mpitrain run`` tells them how wide the user's is.
+# Ranks do not write to a terminal but to their launcher: ``mpitrain run`` passes on the width of the user's terminal.
 COLUMNS_VARIABLE = "MPITRAIN_TERMINAL_COLUMNS"
-_UPDATE_S = 0.1  # at most so often the bar moves: an update takes some microseconds
+_UPDATE_S = 0.1  # shortest time between two updates of the bar: an update takes several microseconds
 
 _FORMATS: dict[str, tuple[str, Callable[[float], str]]] = {
     "loss": ("loss", lambda x: f"{x:.4f}"),
     "learning_rate": ("learning rate", lambda x: f"{x:.4g}"),
     "examples_per_s": ("", lambda x: f"{x:,.0f} examples/s"),
     "staleness_mean": ("staleness", lambda x: f"{x:.2f}"),
-    "staleness_max": ("at most", lambda x: f"{x:.0f}"),
+    "staleness_max": ("max staleness", lambda x: f"{x:.0f}"),
     "dropped": ("dropped", lambda x: f"{x:.0f}"),
-    "moved_bytes": ("moved", lambda x: f"{size_of(x)}"),
+    "moved_bytes": ("transferred", lambda x: f"{size_of(x)}"),
     "step_s": ("", lambda x: f"{1e3 * x:.3g} ms/step"),
     "validation_loss": ("validation loss", lambda x: f"{x:.4f}"),
     "validation_accuracy": ("accuracy", lambda x: f"{x:.4f}"),
 }
 
-# Beside the bar, in which 80 columns have to do.
+# Shown next to the bar; all of it must fit into 80 columns.
 _IN_BAR: dict[str, Callable[[float], str]] = {
     "loss": lambda x: f"loss {x:.4f}",
     "examples_per_s": lambda x: f"{x:,.0f} ex/s",
@@ -38,10 +38,10 @@ _IN_BAR: dict[str, Callable[[float], str]] = {
 
 
 def terminal_columns() -> int:
-    """Width of the user's terminal in characters; 0 where there is none."""
-    told = os.environ.get(COLUMNS_VARIABLE, "")
-    if told.isdigit():
-        return int(told)
+    """Return the width of the user's terminal in characters; 0 if there is none."""
+    given = os.environ.get(COLUMNS_VARIABLE, "")
+    if given.isdigit():
+        return int(given)
     return shutil.get_terminal_size().columns if sys.stdout.isatty() and sys.stderr.isatty() else 0
 
 
@@ -59,7 +59,7 @@ class Console:
         self._updated_s = 0.0
 
     def start(self, step: int, train_steps: int) -> None:
-        """Show progress from ``step`` to ``train_steps``."""
+        """Show the progress from ``step`` to ``train_steps``."""
         if not self._columns:
             return
         # Imported here: most ranks have no terminal.
@@ -87,14 +87,14 @@ class Console:
         self._progress.start()
 
     def advance(self, step: int) -> None:
-        """Move the bar, a few times a second."""
+        """Advance the bar to ``step``, at most ten times a second."""
         now = time.perf_counter()
         if self._progress is not None and now - self._updated_s > _UPDATE_S:
             self._updated_s = now
             self._progress.update(self._task, completed=step)
 
     def measured(self, step: int, values: dict[str, float]) -> None:
-        """Show what was measured at ``step``."""
+        """Show values measured at ``step``."""
         parts = [describe(name, value) for name, value in values.items()]
         validation = any(name.startswith("validation") for name in values)
         if self._progress is not None and not validation:
@@ -104,21 +104,21 @@ class Console:
             self.say(f"step {step:,}  " + "  ".join(parts))
 
     def say(self, line: str) -> None:
-        """Print a line, above the bar."""
-        # On the bar's own stream where there is one: a launcher may pass two streams on in another order.
+        """Print a line above the bar."""
+        # On the bar's stream, because a launcher may not preserve the order of lines between two streams.
         if self._progress is not None:
             self._progress.console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
         else:
             print(line, file=sys.stderr if self._columns else sys.stdout, flush=True)
 
     def stop(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar, and leave it visible."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
 
 def describe(name: str, value: float) -> str:
-    """A measured value with its name and unit."""
+    """Format a measured value with its name and unit."""
     label, form = _FORMATS.get(name, (name.replace("_", " "), lambda x: f"{x:.4g}"))
     return f"{label} {form(value)}".strip()

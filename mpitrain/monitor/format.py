@@ -1,4 +1,4 @@
-"""Numbers, times and rows as a person reads them in a terminal."""
+"""Format numbers, times and table rows for the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WIDEST = 100_000  # columns: a table is never wrapped
 
 
 def size_of(nbytes: float) -> str:
-    """Bytes with a unit that leaves one to four digits."""
+    """Format a number of bytes with a unit that leaves one to four digits."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if nbytes < 10_000:
             return f"{nbytes:,.0f} {unit}"
@@ -19,7 +19,7 @@ def size_of(nbytes: float) -> str:
 
 
 def amount(value: float) -> str:
-    """A count with few digits: 950, 12,400, 3.4M."""
+    """Format a count with few digits: 950, 12,400, 3.4M."""
     if not math.isfinite(value):
         return "?"
     if value >= 1e7:
@@ -30,7 +30,7 @@ def amount(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time by its two largest units: 0.8 s, 45 s, 3 min 20 s, 2 h 5 min, 6 d 3 h."""
+    """Format a time with its two largest units: 0.8 s, 45 s, 3 min 20 s, 2 h 5 min, 6 d 3 h."""
     if not math.isfinite(seconds):
         return "?"
     if seconds < 10:
@@ -46,7 +46,7 @@ def duration(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """A text with what is no letter, sign or blank escaped, such as a line break or a terminal's controls."""
+    """Escape all characters that are not printable, such as line breaks and terminal control characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

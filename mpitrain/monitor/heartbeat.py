@@ -1,9 +1,8 @@
-"""A run's sign of life: ``status.json``, which the chief writes anew every few seconds.
+"""The heartbeat of a run: ``status.json``, which the chief rewrites every few seconds.
 
-A run that ends writes how it ended. One that is killed writes nothing more, and a reader must find that out. On the
-same machine it asks for the process. From elsewhere only time tells, and clocks differ: a file's age is
-taken against the clock of the file system it lies on, and where that leaves a doubt, the reader watches for
-the next beat.
+A run that ends writes its final state. A killed run writes nothing more, and a reader has to find that out. On the same
+machine the reader looks for the process. On another machine it can only use times, and clocks differ: it compares the
+file's age with the clock of the file system, and in case of doubt waits for the next heartbeat.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from ..process.pid import _text, is_alive, pid_start
 
 STATUS = "status.json"
 BEAT_S = 5.0
-# Clients of a network file system may show a file as it was up to a minute ago.
+# Clients of a network file system may see a version of a file that is up to a minute old.
 QUIET_S = 75.0
-# Clocks that no one sets may differ by minutes; nobody's differ by more than this.
+# Clocks without synchronization may differ by minutes, but not by more than this.
 SKEW_S = 3600.0
 
 State = Literal["running", "finished", "stopped", "failed", "died", "unknown"]
 ENDED: tuple[State, ...] = ("finished", "stopped", "failed", "died")
-# Keys of status.json, and of the host in it, as version 0.1 wrote them.
+# Keys of status.json, and of its host entry, as written by version 0.1.
 _OLD_KEYS = {"machine": "host", "beat": "heartbeat", "began": "started_at"}
 _OLD_HOST_KEYS = {"host": "hostname", "boot": "boot_id", "pids": "pid_namespace"}
 _log = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ProcessHost:
-    """Where a process is: its host, that host's boot, and the namespace that its number belongs to."""
+    """The host of a process, that host's boot, and the namespace of the process id."""
 
     hostname: str
     boot_id: str
@@ -47,21 +46,21 @@ class ProcessHost:
 
     @classmethod
     def here(cls) -> ProcessHost:
-        """This process's machine."""
+        """Return the host of this process."""
         return cls(socket.gethostname(), _text("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid"))
 
 
 @dataclass(frozen=True)
 class Status:
-    """What the file says.
+    """The content of the file.
 
     Attributes:
-        state: ``running`` until the run says how it ended; never ``died``.
-        step, train_steps: How far it is, and is to go.
-        ranks: In words, such as ``2 workers``.
-        beat: Number of this writing.
-        machine, pid, pid_start: The chief's process; ``pid_start`` tells two of the same number apart.
-        began: When this attempt began, seconds since 1970 on the chief's clock.
+        state: ``running`` until the run records how it ended; never ``died``.
+        step, train_steps: Number of completed steps, and of all steps.
+        ranks: A description such as ``2 workers``.
+        heartbeat: Number of times the file was written.
+        host, pid, pid_start: The chief's process; ``pid_start`` distinguishes processes that have the same id.
+        started_at: When this attempt began, in seconds since the epoch on the chief's clock.
     """
 
     state: State
@@ -76,16 +75,16 @@ class Status:
 
 
 class Heartbeat:
-    """Writes a run's status while it runs; the chief's alone.
+    """Writes a run's status while it runs; chief only.
 
-    A directory that cannot be written to is told once in the log, and does not end the run.
+    If the directory cannot be written, one warning is logged and the run continues.
 
     Args:
-        step: Tells the step that the run is at; called from another thread.
+        step: Returns the current step; called from another thread.
     """
 
     def __init__(self, folder: Path, ranks: str, train_steps: int, step: Callable[[], int]) -> None:
-        self._folder, self._step, self._told = folder, step, False
+        self._folder, self._step, self._warned = folder, step, False
         pid = os.getpid()
         self._status = Status(
             "running", step(), train_steps, ranks, 0, ProcessHost.here(), pid, pid_start(pid), time.time()
@@ -111,16 +110,16 @@ class Heartbeat:
         try:
             write(self._folder, self._status)
         except OSError as error:
-            if not self._told:
+            if not self._warned:
                 _log.warning("%s cannot be written: %s", self._folder / STATUS, error.strerror)
-            self._told = True
+            self._warned = True
 
 
 def write(folder: Path, status: Status) -> None:
-    """Replace a folder's status as a whole.
+    """Replace a run directory's status atomically.
 
     Raises:
-        OSError: The folder cannot be written to.
+        OSError: The directory cannot be written.
     """
     partial = folder / f".{STATUS}.partial"
     partial.write_text(json.dumps(asdict(status)) + "\n", encoding="utf-8")
@@ -128,7 +127,7 @@ def write(folder: Path, status: Status) -> None:
 
 
 def read(folder: Path) -> Status | None:
-    """A folder's status, or None where there is none that can be understood."""
+    """Return a run directory's status, or None if there is none or it is invalid."""
     try:
         found = json.loads((folder / STATUS).read_text(encoding="utf-8"))
         found = {_OLD_KEYS.get(key, key): value for key, value in found.items()}
@@ -140,7 +139,7 @@ def read(folder: Path) -> Status | None:
 
 
 def states(folders: Iterable[Path], watch_s: float = 3 * BEAT_S) -> dict[Path, State]:
-    """The state of each run; takes ``watch_s`` seconds where one must be watched to know."""
+    """Return the state of each run; takes ``watch_s`` seconds if any must be watched to find out."""
     found: dict[Path, State] = {}
     doubtful: dict[Path, int] = {}
     here = ProcessHost.here()
@@ -161,12 +160,12 @@ def states(folders: Iterable[Path], watch_s: float = 3 * BEAT_S) -> dict[Path, S
 
 
 def classify(status: Status, here: ProcessHost, age_s: float | None, alive: Callable[[int, str], bool]) -> State | None:
-    """The state of a run whose file was written ``age_s`` seconds ago; None where that leaves a doubt.
+    """Return the state of a run whose file was written ``age_s`` seconds ago; None if it cannot be decided.
 
     Args:
-        here: The reader's machine.
-        age_s: On the file system's clock or, where that is not to be had, on this machine's; None for not known.
-        alive: Whether a process of a number and start is there; asked only for one of this machine.
+        here: The reader's host.
+        age_s: By the file system's clock, or if that is not available by this machine's; None if unknown.
+        alive: Returns whether the process with an id and start time is alive; called only for this machine.
     """
     if status.state != "running":
         return status.state
@@ -178,7 +177,7 @@ def classify(status: Status, here: ProcessHost, age_s: float | None, alive: Call
         and here.boot_id
         and status.host.boot_id
     ):
-        return "died"  # its machine has been started again since
+        return "died"  # its machine was rebooted
     if age_s is None:
         return None
     if age_s > SKEW_S:
@@ -187,7 +186,7 @@ def classify(status: Status, here: ProcessHost, age_s: float | None, alive: Call
 
 
 def age_s(folder: Path) -> float:
-    """Seconds since anything in the folder's records changed; NaN where there are none."""
+    """Return the seconds since anything in the run's records changed; NaN if there are none."""
     times = [
         path.stat().st_mtime for name in (STATUS, "metrics.jsonl", "config.toml") if (path := folder / name).exists()
     ]
@@ -202,7 +201,7 @@ def _age(folder: Path) -> float | None:
 
 
 def _clock_of(folder: Path) -> float:
-    """Now, by the clock that stamps files in a folder where it may be written to; else by this machine's."""
+    """Return the current time by the clock that stamps files in a folder, if writable, else by this machine's clock."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0")

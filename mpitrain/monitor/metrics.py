@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one JSON object a line, for programs to read while the run goes on."""
+"""``metrics.jsonl``: one JSON object per line, readable by other programs during the run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-_LINE_BYTES = 1 << 20  # no line is longer
+_LINE_BYTES = 1 << 20  # upper limit of a line's length
 
 
 class MetricsFile:
-    """Appends what was measured; the chief's alone.
+    """Appends measured values; chief only.
 
-    A value that is not finite is written as null: JSON has no NaN.
+    Non-finite values are written as null, because JSON has no NaN.
 
     Attributes:
-        before_s: Seconds of training that the file tells of already; a run that is resumed goes on from there.
-        also: Given the step and the values of every line too.
+        before_s: Seconds of training already recorded in the file; a resumed run continues from there.
+        also: Called with the step and the values of every line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +29,7 @@ class MetricsFile:
         self._file: IO[str] = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, step: int, time_s: float, measured: Mapping[str, Any]) -> None:
-        """One line: the step, seconds since this attempt began, and what was measured: numbers, or lists for JSON."""
+        """Write one line: the step, the seconds since this attempt began, and the measured numbers or lists."""
         line = {"step": step, "time_s": round(self.before_s + time_s, 6), **_finite(dict(measured))}
         self._file.write(json.dumps(line) + "\n")
         if self.also is not None:
@@ -48,15 +48,15 @@ def _finite(value: Any) -> Any:
 
 
 def _repair_end(path: Path) -> float:
-    """Cut off a line that a killed run left half written; return the last line's ``time_s``, or 0."""
+    """Remove an incomplete last line left by a killed run; return the last line's ``time_s``, or 0."""
     with path.open("r+b") as file:
         size = file.seek(0, 2)
         start = file.seek(max(0, size - 2 * _LINE_BYTES))
         data = file.read()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            file.truncate(start + whole)
-    for line in reversed(data[:whole].splitlines()):
+        complete = data.rfind(b"\n") + 1
+        if complete < len(data):
+            file.truncate(start + complete)
+    for line in reversed(data[:complete].splitlines()):
         try:
             return float(json.loads(line)["time_s"])
         except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""``logs/rank-N.log``: what Python's ``logging`` and ``warnings`` have to say on a rank, with the time."""
+"""``logs/rank-N.log``: a rank's messages from ``logging`` and ``warnings``, with timestamps."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _TIME = "%Y-%m-%d %H:%M:%S"
 
 
 def path_for(folder: Path, rank: int) -> Path:
-    """Where a rank's log lies in a run directory."""
+    """Return the path of a rank's log in a run directory."""
     return folder / "logs" / f"rank-{rank}.log"
 
 
 class RankLog:
-    """Takes the process's log and warnings until it is closed; every rank's own.
+    """Captures the process's log messages and warnings until it is closed. Every rank has its own.
 
     Args:
         folder: The run directory.
-        printed: Whether warnings of logging's level and above are printed, too: by the chief alone, for the same
-            warning from every rank would bury the rest; under ``mpitrain run``, which shows it once, by all.
+        printed: Whether messages of level WARNING and above are also printed. Otherwise only the chief prints, to avoid
+            repeating a warning for every rank; under ``mpitrain run``, which removes duplicates, all ranks do.
 
     Raises:
         OSError: The log cannot be written.
@@ -44,15 +44,15 @@ class RankLog:
         logging.captureWarnings(True)
 
     def failed(self, error: BaseException) -> None:
-        """Write how the rank ended into the file alone: what is printed is decided elsewhere."""
+        """Write how the rank ended to the log file only; the caller prints the error."""
         if self._handlers:
-            kind, told = type(error), isinstance(error, UserError)
-            message = str(error) if told else f"unforeseen {kind.__name__}"
-            details = None if told else (kind, error, error.__traceback__)
+            kind, is_user_error = type(error), isinstance(error, UserError)
+            message = str(error) if is_user_error else f"unexpected {kind.__name__}"
+            details = None if is_user_error else (kind, error, error.__traceback__)
             self._handlers[0].handle(logging.LogRecord("mpitrain", logging.ERROR, "", 0, message, (), details))
 
     def close(self) -> None:
-        """Give log and warnings back; later calls do nothing."""
+        """Stop capturing log messages and warnings; later calls do nothing."""
         root = logging.getLogger()
         for handler in self._handlers:
             root.removeHandler(handler)
@@ -64,7 +64,7 @@ class RankLog:
 
 
 class _Printed(logging.Formatter):
-    """Leaves out the line of source code that a warning ends with."""
+    """Removes the line of source code at the end of a warning."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)

@@ -1,7 +1,8 @@
-"""TensorBoard events in a run directory: scalars, and histograms where they are asked for.
+"""TensorBoard events in a run directory: scalars and optional histograms.
 
-Events are made and framed by tensorboardX, in the thread that trains: its own writer hands them to a thread through a
-queue that blocks for ever once that thread has met a full disk. Only making the file durable is left to another thread.
+Events are created by tensorboardX's classes in the training thread. tensorboardX's own writer is not used: it passes
+events to a thread through a queue that blocks forever after that thread has met a full disk. Here a background thread
+only flushes the file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..errors import ConfigError
 FLUSH_S = 10.0
 MAX_BUCKETS = 64
 
-# Names are grouped by what stands before the slash.
+# TensorBoard groups tags by the part before the slash.
 _TAGS = {
     "loss": "loss/training",
     "validation_loss": "loss/validation",
@@ -41,26 +42,26 @@ _log = logging.getLogger(__name__)
 
 
 def available() -> bool:
-    """Whether tensorboardX is installed."""
+    """Return whether tensorboardX is installed."""
     return importlib.util.find_spec("tensorboardX") is not None
 
 
 class Events:
-    """One event file; the chief's alone.
+    """One event file; chief only.
 
-    A disk that cannot be written to is told once in the log, ends the events, and does not end the run.
+    If the disk cannot be written, one warning is logged and the events end; the run continues.
 
     Args:
-        folder: Where the file is made; TensorBoard's ``--logdir``.
+        folder: Directory of the file; TensorBoard's ``--logdir``.
 
     Raises:
         ConfigError: tensorboardX is not installed.
-        OSError: The file cannot be made.
+        OSError: The file cannot be created.
     """
 
     def __init__(self, folder: Path) -> None:
         if not available():
-            raise ConfigError("--tensorboard needs tensorboardX: pip install 'mpitrain[tensorboard]'")
+            raise ConfigError("--tensorboard requires tensorboardX; run pip install 'mpitrain[tensorboard]'")
         self._event = importlib.import_module("tensorboardX.proto.event_pb2")
         self._summary = importlib.import_module("tensorboardX.summary")
         record_writer = importlib.import_module("tensorboardX.record_writer")
@@ -74,16 +75,16 @@ class Events:
         self._flusher.start()
 
     def begin(self, step: int) -> None:
-        """Say from which step training goes on: TensorBoard forgets what an interrupted attempt wrote beyond it."""
+        """Record the step from which training continues: TensorBoard discards earlier events after that step."""
         start = self._event.SessionLog(status=self._event.SessionLog.START)
         self._put(step=step + 1, session_log=start)
 
     def scalars(self, step: int, measured: Mapping[str, Any]) -> None:
-        """Add what was measured at ``step``: numbers, and the served modes' accounts of workers and staleness."""
+        """Add values measured at ``step``: numbers, and the worker and staleness statistics of the ps modes."""
         values = {_TAGS.get(n, f"measured/{n}"): v for n, v in measured.items() if isinstance(v, (int, float))}
-        for account in measured.get("workers", []):
-            prefix = f"worker{account.get('worker', '')}"
-            values |= {f"{prefix}/{n}": v for n, v in account.items() if n != "worker" and isinstance(v, (int, float))}
+        for stats in measured.get("workers", []):
+            prefix = f"worker{stats.get('worker', '')}"
+            values |= {f"{prefix}/{n}": v for n, v in stats.items() if n != "worker" and isinstance(v, (int, float))}
         summary = self._summary.Summary()
         for tag, value in values.items():
             summary.value.add(tag=tag, simple_value=value)
@@ -93,7 +94,7 @@ class Events:
         self._put(step=step, summary=summary)
 
     def histograms(self, step: int, prefix: str, views: Mapping[str, Array]) -> None:
-        """Add a histogram of each array, of any shape; elements that are not finite are left out."""
+        """Add a histogram of each array, of any shape; non-finite elements are ignored."""
         for name, view in views.items():
             values = np.asarray(view, np.float64).ravel()
             values = values[np.isfinite(values)]
@@ -102,7 +103,7 @@ class Events:
                 self._put(step=step, summary=made)
 
     def close(self) -> None:
-        """Make the file durable; later calls do nothing."""
+        """Flush and close the file; later calls do nothing."""
         if not self._closing.is_set():
             self._closing.set()
             self._flusher.join()
@@ -110,13 +111,13 @@ class Events:
             self._guard(self._writer.close)
 
     def _counted(self, tag: str, counts: list[int]) -> Any:
-        """A histogram of ``counts[i]`` times the value ``i``."""
+        """Return a histogram of values ``i`` with counts ``counts[i]``."""
         n, values = np.asarray(counts, np.float64), np.arange(len(counts), dtype=np.float64)
-        there = np.flatnonzero(n)
+        nonzero = np.flatnonzero(n)
         total, squares = float(n @ values), float(n @ values**2)
         limits = (values + 0.5).tolist()
         return self._summary.histogram_raw(
-            tag, float(there[0]), float(there[-1]), float(n.sum()), total, squares, limits, n.tolist()
+            tag, float(nonzero[0]), float(nonzero[-1]), float(n.sum()), total, squares, limits, n.tolist()
         )
 
     def _put(self, **content: Any) -> None:
@@ -133,5 +134,5 @@ class Events:
             write()
         except (OSError, ValueError) as error:  # a closed file raises ValueError
             if not self._failed:
-                _log.warning("TensorBoard events end here, since they cannot be written: %s", error)
+                _log.warning("no further TensorBoard events, because the file cannot be written: %s", error)
             self._failed = True

@@ -1,10 +1,11 @@
-"""Where a rank's time goes: spans of time, recorded on every rank and written as one file for trace viewers.
+"""Where a rank's time goes: time spans, recorded on every rank and written to one file for trace viewers.
 
-Recording replaces a method of one object by one that looks at the clock before and after it. A run without
-``--trace`` replaces none, so that it costs nothing there.
+To record a method of an object, it is replaced by a wrapper that reads the clock before and after the call. Without
+``--trace`` nothing is replaced, and there is no overhead.
 
-The sums cover the whole run; of single spans a rank keeps those of the last steps, in arrays allocated before. At the
-end the chief collects them, on its own clock, as Trace Event Format (JSON), which Perfetto and chrome://tracing open.
+Totals cover the whole run. Individual spans are kept only for the last steps, in preallocated arrays. At the end the
+chief gathers them, converts them to its own clock, and writes the Trace Event Format (JSON), which Perfetto and
+chrome://tracing can open.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 from ..core.layout import Array
 
 TRACE = "trace.json"
-# ``step`` stands for what of a step is none of the others.
+# ``step`` is the part of a step that no other kind covers.
 KINDS = (
     "step",
     "load",
@@ -39,19 +40,20 @@ KINDS = (
     "validate",
 )
 _STEP, _WAIT = KINDS.index("step"), KINDS.index("wait")
-_SPANS_A_STEP = 32  # that there is memory for; with more, fewer steps are kept
+_SPANS_A_STEP = 32  # sets the array size; if steps have more spans, fewer steps are kept
 
 Result = TypeVar("Result")
 
 
 class Track:
-    """The spans of one thread of a rank; every method is local, and belongs to that thread.
+    """The spans of one thread of a rank. Every method is local, and only that thread may call it.
 
-    A span's own time is what of it is in no other span. ``seconds`` sums the own times by kind.
+    A span's own time excludes the spans inside it. ``seconds`` sums own times by kind.
 
     Args:
-        keep_steps: Steps whose single spans are kept.
-        clock: In nanoseconds; that of the machine, which its ranks share.
+        name: Name of the thread.
+        keep_steps: Number of steps whose spans are kept.
+        clock: Returns nanoseconds; the machine's clock, which its ranks share.
     """
 
     def __init__(self, name: str, keep_steps: int, clock: Callable[[], int] = perf_counter_ns) -> None:
@@ -66,11 +68,11 @@ class Track:
         self.n_steps = 0
 
     def wrap(self, owner: object, method: str, kind: str) -> None:
-        """Record every call of a method of this one object from now on."""
+        """Record every call of a method of this object from now on."""
         setattr(owner, method, self.recorded(getattr(owner, method), kind))
 
     def recorded(self, call: Callable[..., Result], kind: str) -> Callable[..., Result]:
-        """A function that does the same, and records each call as a span."""
+        """Return a wrapper of ``call`` that records each call as a span."""
         index, now, end = KINDS.index(kind), self._now, self._end
 
         def recording(*args: Any, **kwargs: Any) -> Result:
@@ -84,7 +86,7 @@ class Track:
         return recording
 
     def _end(self, index: int, began: int, took: int, outer_ns: int) -> None:
-        """Record a span; ``outer_ns`` was inside the one around it before."""
+        """Record a span; ``outer_ns`` is the time of earlier spans inside the enclosing span."""
         self._own_ns[index] += took - self._inner_ns
         self._inner_ns = outer_ns + took
         at = self._count % self._capacity
@@ -95,7 +97,7 @@ class Track:
 
     @contextmanager
     def span(self, kind: str) -> Iterator[None]:
-        """Record a block."""
+        """Record the block as a span."""
         outer_ns, self._inner_ns = self._inner_ns, 0
         began = self._now()
         try:
@@ -105,18 +107,18 @@ class Track:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Own time of each kind that there was, over the whole run."""
+        """Own time by kind, over the whole run."""
         return {kind: ns / 1e9 for kind, ns in zip(KINDS, self._own_ns, strict=True) if ns}
 
     def spans(self) -> Spans:
-        """What was kept: at most ``keep_steps`` whole steps, in the order in which spans ended."""
+        """Return the kept spans: at most ``keep_steps`` complete steps, ordered by the end of spans."""
         kept = min(self._count, self._capacity)
         order = (np.arange(self._count - kept, self._count) % self._capacity).astype(np.int64)
         began, took = (np.frombuffer(a, np.int64)[order] for a in (self._began, self._took))
         kind = np.frombuffer(self._kind, np.int8)[order]
         steps = began[kind == _STEP]
         if self._count > kept and len(steps):
-            steps = steps[steps > began[0]]  # the one that the oldest span lies in may have lost others
+            steps = steps[steps > began[0]]  # the oldest span's step may be incomplete
         cut = len(steps) > 0 and (self._count > kept or len(steps) > self.keep_steps)
         whole = began >= steps[-self.keep_steps :][0] if cut else np.ones(kept, bool)
         return Spans(began[whole], took[whole], kind[whole], self.n_steps)
@@ -128,7 +130,7 @@ class Spans(NamedTuple):
     Attributes:
         began, took: Shape (n,) int64, nanoseconds.
         kind: Shape (n,) int8, index into ``KINDS``.
-        n_steps: Steps until the last span.
+        n_steps: Number of steps up to the last span.
     """
 
     began: Array
@@ -138,10 +140,12 @@ class Spans(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """What to add to a rank's clock to get the chief's, and how wrong that may be; nanoseconds.
+    """The offset from a rank's clock to the chief's clock, and its error bound; nanoseconds.
 
     Attributes:
-        at: When it was measured, on the rank's clock.
+        at: Time of the measurement, on the rank's clock.
+        offset: To be added to the rank's clock.
+        error: Upper bound of the offset's error.
     """
 
     at: int
@@ -151,13 +155,13 @@ class Offset(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank recorded, as it is sent to the chief.
+    """What one rank recorded, as sent to the chief.
 
     Attributes:
-        rank: In the run.
+        rank: Its rank in the run.
         role: Such as ``worker 0``.
-        host: Its node's name.
-        tracks: Name, spans and sums of each thread, that which trains first.
+        host: Its host name.
+        tracks: Name, spans and totals of each thread, the training thread first.
         clocks: Offsets measured at the beginning and at the end.
     """
 
@@ -169,15 +173,15 @@ class RankTrace:
 
     @classmethod
     def of(cls, rank: int, role: str, host: str, tracks: Sequence[Track], clocks: tuple[Offset, Offset]) -> RankTrace:
-        """Collect a rank's tracks; local."""
+        """Collect a rank's tracks. Local."""
         return cls(rank, role, host, [(track.name, track.spans(), track.seconds) for track in tracks], clocks)
 
 
 def on_chiefs_clock(times: Array, before: Offset, after: Offset) -> Array:
-    """A rank's times, shape (n,) int64 ns, as the chief's clock would have told them.
+    """Convert a rank's times, shape (n,) int64 ns, to the chief's clock.
 
-    The offset changes evenly from the one measurement to the other: clocks drift. An offset no larger than its
-    error is none: ranks of a machine read the same clock.
+    The offset is interpolated linearly between the two measurements, because clocks drift. An offset no larger than its
+    error is taken as 0: ranks of a machine share its clock.
     """
     first, last = (0 if abs(o.offset) <= o.error else o.offset for o in (before, after))
     span = max(1, after.at - before.at)
@@ -186,10 +190,10 @@ def on_chiefs_clock(times: Array, before: Offset, after: Offset) -> Array:
 
 
 def write(path: Path, ranks: Sequence[RankTrace], lockstep: bool) -> dict[str, Any]:
-    """Write the trace of all ranks; return what it sums up to, which is in the file under ``mpitrain`` too.
+    """Write the trace of all ranks; return its summary, which the file also contains under ``mpitrain``.
 
     Args:
-        lockstep: Whether the workers wait for each other at every step, so that it can be told for whom.
+        lockstep: Whether the workers wait for each other at every step, so that waits can be attributed to ranks.
 
     Raises:
         OSError: The file cannot be written.
@@ -206,7 +210,7 @@ def write(path: Path, ranks: Sequence[RankTrace], lockstep: bool) -> dict[str, A
     with partial.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms",\n"mpitrain": ' + json.dumps(summary) + ',\n"traceEvents": [\n')
         file.write(",\n".join(event for trace in ranks for event in _names(trace)))
-        for (rank, thread), spans in aligned.items():  # those of many ranks need not be in memory at once
+        for (rank, thread), spans in aligned.items():  # written one by one to save memory
             file.writelines(f",\n{event}" for event in _events(rank, thread, spans, origin))
         file.write("\n]}\n")
     partial.replace(path)
@@ -214,11 +218,11 @@ def write(path: Path, ranks: Sequence[RankTrace], lockstep: bool) -> dict[str, A
 
 
 def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans], waited: dict[int, float]) -> dict[str, Any]:
-    """Own seconds by kind of each rank over the whole run, and for whom ranks waited in the steps that were kept.
+    """Return each rank's own seconds by kind over the whole run, and how long others waited for it in the kept steps.
 
     Args:
         aligned: The workers' training spans, on one clock.
-        waited: What ``waited_for`` says, where it can be said.
+        waited: The result of ``waited_for``; empty without lockstep.
     """
     return {
         "ranks": [
@@ -240,24 +244,24 @@ def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans], waited: dic
 
 
 def waited_for(aligned: dict[int, Spans]) -> dict[int, float]:
-    """Seconds that all ranks together waited for each rank, where they wait at the same places of the same steps.
+    """Return the seconds that all ranks together waited for each rank; they wait at the same places of the same steps.
 
-    The last to arrive at a place is who the others wait for: from their arrival to its own.
+    The last rank to arrive at a place is the one that the others wait for, from their arrival until its own.
     """
     arrivals: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for rank, spans in aligned.items():
         for place, began, took in _waits(spans):
             arrivals.setdefault(place, []).append((began, took, rank))
     seconds = dict.fromkeys(aligned, 0.0)
-    for there in arrivals.values():
-        last, _, rank = max(there)
-        if len(there) == len(aligned):
-            seconds[rank] += sum(min(took, last - began) for began, took, other in there if other != rank) / 1e9
+    for arrived in arrivals.values():
+        last, _, rank = max(arrived)
+        if len(arrived) == len(aligned):
+            seconds[rank] += sum(min(took, last - began) for began, took, other in arrived if other != rank) / 1e9
     return seconds
 
 
 def _waits(spans: Spans) -> Iterator[tuple[tuple[int, int], int, int]]:
-    """Each wait inside a step: (step, its number there), begin and length."""
+    """Yield each wait inside a step: (step, index of the wait in the step), begin and length."""
     steps = np.flatnonzero(spans.kind == _STEP)
     begins = spans.began[steps]
     ends = begins + spans.took[steps]
@@ -272,7 +276,7 @@ def _waits(spans: Spans) -> Iterator[tuple[tuple[int, int], int, int]]:
 
 
 def _names(trace: RankTrace) -> Iterator[str]:
-    """Events that name a rank and its threads, and put them in order."""
+    """Yield events that name a rank and its threads, and define their order."""
 
     def named(kind: str, thread: int, **arguments: object) -> str:
         return json.dumps({"name": kind, "ph": "M", "pid": trace.rank, "tid": thread, "args": arguments})
@@ -285,7 +289,7 @@ def _names(trace: RankTrace) -> Iterator[str]:
 
 
 def _events(rank: int, thread: int, spans: Spans, origin: int) -> Iterator[str]:
-    """Spans as complete events, times in microseconds since ``origin``; steps with their number."""
+    """Yield spans as complete events with times in microseconds since ``origin``; steps with their number."""
     step = spans.n_steps - int((spans.kind == _STEP).sum())
     where = f'"ph": "X", "pid": {rank}, "tid": {thread}'
     rows = zip((spans.began - origin).tolist(), spans.took.tolist(), spans.kind.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""What each worker and each server has done, in the modes without a common pace: for metrics, tables and warnings."""
+"""Statistics of each worker and server in the asynchronous modes: for metrics, tables and warnings."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 from .format import format_table, size_of
 
-_ENOUGH = 50  # steps of the busiest worker before shares are compared
+_ENOUGH = 50  # gradients of the busiest worker before workers are compared
 
 
 class WorkerStats(NamedTuple):
-    """What one worker has done since the run began.
+    """Statistics of one worker since the run began.
 
     Attributes:
-        steps: Gradients of it that were taken.
-        dropped: Gradients of it that came too late.
+        steps: Number of its gradients that were used.
+        dropped: Number of its gradients that came too late.
         staleness_sum, staleness_max: Over its gradients.
-        reads: How often it read the parameters, for a gradient or for another purpose.
-        histogram: Its gradients by staleness; the last bin counts all from there on.
+        reads: How often it read the parameters, for gradients or otherwise.
+        histogram: Its gradients by staleness; the last bin also counts all higher values.
     """
 
     steps: int
@@ -30,17 +30,17 @@ class WorkerStats(NamedTuple):
 
 
 def histogram(workers: Sequence[WorkerStats]) -> list[int]:
-    """Gradients of all workers by staleness; the last bin counts all from there on."""
+    """Return the gradients of all workers by staleness; the last bin also counts all higher values."""
     return [sum(counts) for counts in zip(*(stats.histogram for stats in workers), strict=True)]
 
 
 def moved(stats: WorkerStats, nbytes: int) -> int:
-    """Bytes of parameters read and of gradients handed in, in memory or over a network; of a vector of ``nbytes``."""
+    """Return the bytes of parameters read and gradients submitted, in memory or over a network; one is ``nbytes``."""
     return (stats.reads + stats.steps) * nbytes
 
 
 def since(before: Sequence[WorkerStats], now: Sequence[WorkerStats], nbytes: int) -> dict[str, float]:
-    """Staleness, gradients dropped and bytes moved between two readings of the accounts; empty where there are none."""
+    """Return staleness, dropped gradients and transferred bytes between two readings; empty without steps."""
     steps = _sum(now, "steps") - _sum(before, "steps")
     if not steps:
         return {}
@@ -58,7 +58,7 @@ def since(before: Sequence[WorkerStats], now: Sequence[WorkerStats], nbytes: int
 
 
 def unequal(before: Sequence[WorkerStats], now: Sequence[WorkerStats]) -> str:
-    """A warning where a worker took less than half of another's share between two readings; else empty."""
+    """Return a warning if a worker contributed less than half as much as another between two readings; else empty."""
     if len(now) < 2:
         return ""
     steps = [b.steps - a.steps for a, b in zip(before, now, strict=True)]
@@ -66,13 +66,13 @@ def unequal(before: Sequence[WorkerStats], now: Sequence[WorkerStats]) -> str:
     if most < _ENOUGH or 2 * least >= most:
         return ""
     return (
-        f"worker {steps.index(least)} has had {least:,} gradients taken, less than half of worker "
-        f"{steps.index(most)}'s {most:,}: look for what slows it (ranks.txt names its host)"
+        f"worker {steps.index(least)} contributed {least:,} gradients, less than half of worker "
+        f"{steps.index(most)}'s {most:,}; check what slows it down (ranks.txt lists its host)"
     )
 
 
 def as_json(workers: Sequence[WorkerStats], batch: int, nbytes: int, seconds: float) -> dict[str, Any]:
-    """The accounts at the end, for ``metrics.jsonl``."""
+    """Return the final statistics for ``metrics.jsonl``."""
     rows = [
         {
             "worker": worker,
@@ -89,8 +89,8 @@ def as_json(workers: Sequence[WorkerStats], batch: int, nbytes: int, seconds: fl
 
 
 def table(workers: Sequence[WorkerStats], hosts: Sequence[str], batch: int, nbytes: int, seconds: float) -> str:
-    """Each worker's account, and how stale gradients were."""
-    titles = ("worker", "host", "taken", "examples/s", "staleness", "at most", "dropped", "moved")
+    """Return a table of the workers' statistics and a line on the staleness of gradients."""
+    titles = ("worker", "host", "gradients", "examples/s", "staleness", "max", "dropped", "transferred")
     rows = [
         (
             str(worker),
@@ -108,9 +108,9 @@ def table(workers: Sequence[WorkerStats], hosts: Sequence[str], batch: int, nbyt
 
 
 def server_table(hosts: Sequence[str], nbytes: Sequence[int], workers: Sequence[WorkerStats]) -> str:
-    """Each server's part of the vector, in bytes, and what workers have handed in to it and read from it."""
+    """Return a table of the servers: bytes held, and bytes received from and sent to workers."""
     gradients, reads = _sum(workers, "steps"), _sum(workers, "reads")
-    titles = ("server", "host", "holds", "gradients", "received", "given out")
+    titles = ("server", "host", "holds", "gradients", "received", "sent")
     rows = [
         (str(server), host, size_of(held), f"{gradients:,}", size_of(held * gradients), size_of(held * reads))
         for server, (host, held) in enumerate(zip(hosts, nbytes, strict=True))
@@ -126,7 +126,7 @@ def _histogram_line(counts: Sequence[int]) -> str:
         for staleness, count in enumerate(counts)
         if total and 100 * count >= total
     ]
-    return f"staleness of gradients  {'  '.join(shown)}"
+    return f"staleness  {'  '.join(shown)}"
 
 
 def _mean_staleness(stats: WorkerStats) -> float:

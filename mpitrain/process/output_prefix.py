@@ -1,4 +1,4 @@
-"""Whose words those are: what ranks other than the chief print begins with their rank, under ``mpitrain run``."""
+"""The output prefix: under ``mpitrain run``, lines printed by ranks other than the chief start with their rank."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TextIO
 
 
 class PrefixedStream(io.TextIOBase):
-    """Writes whole lines to another stream, each with a prefix.
+    """Writes complete lines to another stream, each with a prefix.
 
     Args:
-        stream: Where to; lines go there in one piece, so that those of several ranks do not mix.
+        stream: The destination; each line is written in one call, so that lines of several ranks do not mix.
+        prefix: The prefix.
     """
 
     def __init__(self, stream: TextIO, prefix: str) -> None:
@@ -23,7 +24,7 @@ class PrefixedStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Write what is there, be it a line or not."""
+        """Write buffered text, even an incomplete line."""
         if self._begun:
             self._put([self._begun])
             self._begun = ""
@@ -39,14 +40,14 @@ class PrefixedStream(io.TextIOBase):
         return True
 
     def _put(self, lines: list[str]) -> None:
-        said = "".join(f"{self._prefix}{line}\n" for line in lines if line.strip())
-        if said:
-            self._stream.write(said)
+        text = "".join(f"{self._prefix}{line}\n" for line in lines if line.strip())
+        if text:
+            self._stream.write(text)
             self._stream.flush()
 
 
 def set_output_prefix(rank: int | None) -> None:
-    """Have what this process prints begin with its rank; with None as it is, which is the chief's."""
+    """Prefix this process's output with its rank; None, for the chief, removes the prefix."""
     assert sys.__stdout__ is not None and sys.__stderr__ is not None
     prefix = f"rank {rank}: "
     sys.stdout = sys.__stdout__ if rank is None else PrefixedStream(sys.__stdout__, prefix)

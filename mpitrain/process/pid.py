@@ -1,4 +1,4 @@
-"""Processes of this machine, by number and start time: a number alone may be reused."""
+"""Processes of this machine, identified by process id and start time, because ids are reused."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 def pid_start(pid: int) -> str:
-    """When a process started, in the kernel's ticks; empty where there is none."""
+    """Return when a process started, in clock ticks; empty if there is no such process."""
     words = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return words[19] if len(words) > 19 else ""
 
 
 def is_alive(pid: int, start: str) -> bool:
-    """Whether a process of this machine with that number and start is there."""
+    """Return whether the process with this id and start time is alive on this machine."""
     words = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return len(words) > 19 and words[19] == start and words[0] not in "ZX"  # a zombie is not alive
 

@@ -1,8 +1,8 @@
-"""Who is there: each rank signs in to a folder that ``mpitrain run`` watches, and keeps in it the step it is in.
+"""Status files: each rank registers in a directory that ``mpitrain run`` watches, and keeps its current step there.
 
-The launcher knows of its processes only that they end. What a user asks when one has died, which rank it was, what it
-did and where, has to be on a disk by then: a killed process says nothing more. A file is a line: the step, which is
-written through a memory map and costs less than a microsecond, and what else is known, as JSON.
+The launcher only knows that its processes have ended. When a rank dies, the user needs to know which rank it was, what
+it did and where. This must be on disk before, because a killed process writes nothing more. A file is one line: the
+step, which is written through a memory map and costs less than a microsecond, and the other values as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from .pid import pid_start
 
-RUN_DIR_VARIABLE = "MPITRAIN_RUN_DIR"  # where ``mpitrain run`` has its ranks sign in
+RUN_DIR_VARIABLE = "MPITRAIN_RUN_DIR"  # the run directory in which the ranks of ``mpitrain run`` register
 _FOLDER = ".ranks"
 _STEP_DIGITS = 19
 _SIZE = 4096
@@ -29,20 +29,21 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What a rank has said of itself.
+    """The status of one rank.
 
     Attributes:
-        start: When its process started, which tells two of the same number apart.
-        role: ``worker`` or ``ps``, and ``task`` its number among those; empty before roles are given.
-        attendant: The process that the launcher started, whose child the rank is.
-        ready: Whether a signal has it save and end, in place of ending it.
-        error: The unforeseen exception that it ended with.
-        mistake: Whether it ended with a user's mistake, which has been told.
-        done: Whether it has come to the end of its training, with everything written, and ``stopped`` whether that was
-            before the last step.
-        ended_at: When the process ended, in seconds since the epoch on its host; 0 where nobody saw it.
-        signal, status: How it ended: killed by a signal, 0 for none, or with a status.
-        step: Steps done.
+        start: Start time of its process, which distinguishes processes that have the same id.
+        role: ``worker`` or ``ps``; empty before roles are assigned.
+        task: Its index among the ranks of that role.
+        reaper: Process id of the reaper: the launcher's child and the rank's parent.
+        ready: Whether a signal makes it save and exit, instead of killing it.
+        error: The unexpected exception that it ended with.
+        mistake: Whether it ended with a user's error, which has been printed.
+        done: Whether it has finished training and written everything.
+        stopped: Whether it finished before the last step.
+        ended_at: When the process ended, in seconds since the epoch on its host; 0 if the end was not observed.
+        signal, status: The signal that killed it, 0 for none; otherwise its exit status.
+        step: Number of completed steps.
     """
 
     rank: int
@@ -64,10 +65,10 @@ class RankStatus:
 
 
 class RankStatusFile:
-    """A rank's own entry; every method is local, and none fails a run whose disk does.
+    """A rank's status file. Every method is local, and a failing disk does not fail the run.
 
     Args:
-        run_dir: The run directory; None where nobody watches, and nothing is written.
+        run_dir: The run directory; None if nothing watches it, and then nothing is written.
     """
 
     def __init__(self, run_dir: Path | None, rank: int) -> None:
@@ -81,43 +82,43 @@ class RankStatusFile:
             self._path.write_bytes(_line(self._new_status))
             with self._path.open("r+b") as file:
                 self._page = mmap.mmap(file.fileno(), _SIZE)
-        except (OSError, ValueError) as error:  # some file systems map no files
+        except (OSError, ValueError) as error:  # some file systems do not support memory maps
             _log.info("%s: %s", self._path, error)
 
     def set_step(self, step: int) -> None:
-        """Say that ``step`` steps are done."""
+        """Record that ``step`` steps are done."""
         if self._page is not None:
             self._page[:_STEP_DIGITS] = b"%019d" % step
 
     def set_role(self, role: str, task: int) -> None:
-        self._say(role=role, task=task)
+        self._update(role=role, task=task)
 
     def set_ready(self) -> None:
-        """Say that from here on a signal has this rank save and end."""
-        self._say(ready=True)
+        """Record that from now on a signal makes this rank save and exit."""
+        self._update(ready=True)
 
     def set_done(self, stopped: bool) -> None:
-        """Say that training has come to its end, and whether that was before the last step."""
-        self._say(done=True, stopped=stopped)
+        """Record that training has ended, and whether it was before the last step."""
+        self._update(done=True, stopped=stopped)
 
     def set_failed(self, error: BaseException, mistake: bool) -> None:
-        """Say what ended this rank."""
+        """Record the error that ended this rank; ``mistake`` for a user's error."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        self._say(error=f"{name}: {error}"[:_LONGEST_ERROR], mistake=mistake)
+        self._update(error=f"{name}: {error}"[:_LONGEST_ERROR], mistake=mistake)
 
-    def _say(self, **known: object) -> None:
+    def _update(self, **known: object) -> None:
         self._new_status = replace(self._new_status, **known)  # type: ignore[arg-type]
         if self._path is not None:
             _rewrite(self._path, self._new_status)
 
 
 def record_end(run_dir: Path, rank: int, pid: int, signal: int, exit_status: int) -> None:
-    """Note how a rank's process ended; by the process that waited for it."""
+    """Record how a rank's process ended; called by its reaper."""
     path = folder_of(run_dir) / str(rank)
     status = _read(path)
     if status is not None and status.pid != pid:
-        return  # another attempt's
+        return  # of another attempt
     if status is None:
         status = _new_status(rank, pid, os.getpid())
         with contextlib.suppress(OSError):
@@ -126,20 +127,20 @@ def record_end(run_dir: Path, rank: int, pid: int, signal: int, exit_status: int
 
 
 def folder_of(run_dir: Path) -> Path:
-    """Where the ranks of a run directory sign in."""
+    """Return the directory of the ranks' status files in a run directory."""
     return run_dir / _FOLDER
 
 
 def read(run_dir: Path) -> list[RankStatus]:
-    """Who has signed in, by rank."""
+    """Return the status of all registered ranks, in rank order."""
     found = [_read(path) for path in folder_of(run_dir).glob("[0-9]*")]
     return sorted((status for status in found if status is not None), key=lambda status: status.rank)
 
 
 def clear(run_dir: Path) -> None:
-    """Forget who was there."""
+    """Remove all status files."""
     folder = folder_of(run_dir)
-    with contextlib.suppress(OSError):  # an attendant may be writing there still
+    with contextlib.suppress(OSError):  # a reaper may still be writing
         for path in folder.glob("[0-9]*"):
             path.unlink(missing_ok=True)
         folder.rmdir()
@@ -150,7 +151,7 @@ def _new_status(rank: int, pid: int, reaper: int) -> RankStatus:
 
 
 def _read(path: Path) -> RankStatus | None:
-    """What a file says; None where it is being written, or is no entry."""
+    """Return the content of a status file; None if it is incomplete or invalid."""
     try:
         text = path.read_bytes().rstrip(b" \n\0")
         known = json.loads(text[_STEP_DIGITS:])
@@ -161,7 +162,7 @@ def _read(path: Path) -> RankStatus | None:
 
 
 def _rewrite(path: Path, status: RankStatus) -> None:
-    """Replace what a file says, but for the step."""
+    """Replace the content of a status file except the step."""
     try:
         with path.open("r+b") as file:
             file.seek(_STEP_DIGITS)
@@ -174,6 +175,6 @@ def _line(status: RankStatus) -> bytes:
     known = asdict(status)
     step = known.pop("step")
     error = status.error
-    while len(text := json.dumps(known).encode()) > _SIZE - _STEP_DIGITS - 2:  # JSON may take six bytes a character
+    while len(text := json.dumps(known).encode()) > _SIZE - _STEP_DIGITS - 2:  # up to six bytes per character in JSON
         error = known["error"] = error[: len(error) // 2]
     return (b"%019d " % step + text).ljust(_SIZE - 1) + b"\n"

@@ -1,8 +1,8 @@
-"""A process that waits for its rank and notes how it ended, where ``mpitrain run`` looks for that.
+"""The reaper: a process that waits for its rank, and records how it ended for ``mpitrain run``.
 
-Launchers tell of processes that were killed in a way of their own each, and where ranks notice the death of another
-one by themselves, as those on other hosts do when a connection is closed, they tell of the wrong one. The process
-that the launcher has started knows for certain: it becomes the attendant, and the rank is its child.
+Each launcher reports killed processes in its own format, and names the wrong rank if others notice the death first, as
+ranks on other hosts do when a connection closes. Only the parent of the rank's process knows for certain. The process
+that the launcher started therefore becomes the reaper, and the rank is its child.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, sig
 
 
 def become_reaper(run_dir: Path, rank: int) -> None:
-    """Return in a child, which is the rank from here on; this process waits for it, and ends in the same way.
+    """Fork; return in the child, which becomes the rank. The parent waits for it, and ends in the same way.
 
-    To be called before MPI starts. Where the attendant is killed, the kernel kills the rank, and where the launcher is,
-    the kernel kills both.
+    Call before MPI starts. If the reaper is killed, the kernel kills the rank; if the launcher is killed, both.
     """
-    end_with_parent(signal.SIGKILL)  # a launcher that is killed ends no ranks
+    end_with_parent(signal.SIGKILL)  # a killed launcher does not end its ranks
     launched = os.getpid()
     child = os.fork()
     if not child:
         end_with_parent(signal.SIGKILL)
-        if os.getppid() != launched:  # it has been killed meanwhile
+        if os.getppid() != launched:  # the reaper died before prctl took effect
             os._exit(1)
         return
 
@@ -39,9 +38,8 @@ def become_reaper(run_dir: Path, rank: int) -> None:
 
     for number in _PASSED_ON:
         signal.signal(number, pass_on)
-    os.waitid(
-        os.P_PID, child, os.WEXITED | os.WNOWAIT
-    )  # its number stays its own until no signal is passed on any more
+    # Without reaping: the process id must not be reused while signals are still forwarded.
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     for number in _PASSED_ON:
         signal.signal(number, signal.SIG_IGN)
     _, how = os.waitpid(child, 0)
@@ -49,15 +47,15 @@ def become_reaper(run_dir: Path, rank: int) -> None:
     status = 0 if killed_by else os.WEXITSTATUS(how)
     rank_status.record_end(run_dir, rank, child, killed_by, status)
     if killed_by:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank may have left one, which is the one to look at
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the rank's core dump is of interest
         if killed_by in _PASSED_ON:
             signal.signal(killed_by, signal.SIG_DFL)
         os.kill(os.getpid(), killed_by)
-        os._exit(128 + killed_by)  # after one that is ignored here
+        os._exit(128 + killed_by)  # if the signal is ignored here
     os._exit(status)
 
 
 def end_with_parent(number: signal.Signals) -> None:
-    """Have the kernel send this process a signal when the one that started it ends."""
+    """Have the kernel send this process a signal when its parent ends."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)

@@ -1,4 +1,4 @@
-"""The run directory: a new one of a run's own, and the folders that are made for one."""
+"""The run directory: create a new one, and remove what stayed empty."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..errors import LaunchError
 
 
 def new_run_dir(name: str) -> Path:
-    """A folder of this run's own, made here: two runs may begin in the same second.
+    """Create and return a new run directory; its name is unique even if two runs begin in the same second.
 
     Raises:
-        LaunchError: It cannot be made.
+        LaunchError: It cannot be created.
     """
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):
@@ -31,17 +31,17 @@ def new_run_dir(name: str) -> Path:
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """A folder and those above it, as far as they are not there: what making it would make, innermost first."""
+    """Return the folder and its missing parents, innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders, innermost first, but what is not empty."""
+    """Remove those of the folders that are empty; give the innermost first."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
 
 def cannot_write(folder: Path, error: OSError) -> LaunchError:
-    """What is told of a run directory that cannot be written."""
-    return LaunchError(f"the run directory {folder} cannot be written: {error.strerror}; give another --run-dir")
+    """Return the error for a run directory that cannot be written."""
+    return LaunchError(f"the run directory {folder} cannot be written: {error.strerror}; pass another --run-dir")

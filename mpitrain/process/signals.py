@@ -1,4 +1,4 @@
-"""When a run is asked to end before its last step: by a signal, or by a limit on its time."""
+"""Requests to stop a run before its last step: signals and time limits."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
-STOPPED_EARLY = os.EX_TEMPFAIL  # exit status, 75: there is a checkpoint to go on from
+STOPPED_EARLY = os.EX_TEMPFAIL  # exit status 75: there is a checkpoint to resume from
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _SLURM_ANSWERS_S = 20.0
-_ONCE_S = 0.5  # a launcher may pass on what the terminal has sent to everybody
+_ONCE_S = 0.5  # a launcher may forward a signal that the terminal has sent to all processes
 
 
 class Signals:
-    """Notes signals that ask to stop; the handler does nothing else, for it may run inside MPI.
+    """Records signals that ask to stop; the handler does nothing else, because it may run inside MPI.
 
-    Ctrl-C a second time ends the process at once; other signals may come twice from those who end a job's processes
-    one by one and all together.
+    A second Ctrl-C ends the process immediately. Other signals may arrive twice, because schedulers signal both the
+    processes of a job and its process group.
 
     Attributes:
-        received: Name of the signal that came, or None.
+        received: Name of the signal received, or None.
     """
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class Signals:
         self._received_at = 0.0
 
     def install(self) -> None:
-        """Note signals from now on; to be called by the main thread."""
+        """Record signals from now on; call from the main thread."""
         for number in _SIGNALS:
             signal.signal(number, self._note)
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Note signals inside the block; to be entered by the main thread."""
+        """Record signals inside the block; enter from the main thread."""
         before = {number: signal.getsignal(number) for number in _SIGNALS}
         self.install()
         try:
@@ -56,23 +56,25 @@ class Signals:
 
 
 class TimeLimit:
-    """Tells when what is left of a run's time is only enough to save.
+    """Decides when a run's remaining time is only enough to save.
 
     Args:
-        end: When the run is ended by others, in seconds since the epoch; None for never.
+        end: When the run will be ended, in seconds since the epoch; None for never.
         began: When it began.
     """
 
     def __init__(self, end: float | None, began: float) -> None:
         self._end = end
-        # For what no save has told yet, and for a file system that is slower than last time.
+        # Reserve for the first save, whose duration is unknown, and for a file system that has become slower.
         self._spare_s = 0.0 if end is None else min(60.0, 0.05 * max(0.0, end - began))
 
     def reached(self, now: float, step_s: float, save_s: float) -> bool:
-        """Whether to stop: after the step that is about to be taken there would be no time for a save.
+        """Return whether to stop now: after another step there would be no time to save.
 
         Args:
-            step_s: Seconds of a step, ``save_s`` of the longest save so far.
+            now: Current time, in seconds since the epoch.
+            step_s: Seconds per step.
+            save_s: Seconds of the longest save so far.
         """
         return self._end is not None and now + 2 * step_s + 2 * save_s + self._spare_s >= self._end
 
@@ -83,28 +85,29 @@ def end_of_time(
     now: float | None = None,
     ask: Callable[[str], float | None] | None = None,
 ) -> float | None:
-    """When the run is ended by others, in seconds since the epoch, or None.
+    """Return when the run will be ended, in seconds since the epoch, or None.
 
     Args:
-        limit_s: Seconds from now that the user gave, or None.
-        environ: Where Slurm, and batch scripts for other schedulers, tell the end of their job.
-        ask: Tells the end of a Slurm job, for versions of Slurm that do not say it there.
+        limit_s: The user's limit in seconds from now, or None.
+        environ: The environment, where Slurm and the batch scripts of other schedulers set the end of their job.
+        now: Current time; None for the clock.
+        ask: Returns the end of a Slurm job, for Slurm versions that do not set it in the environment.
     """
     ends = [] if limit_s is None else [(time.time() if now is None else now) + limit_s]
-    told = [environ.get(name, "") for name in ("SLURM_JOB_END_TIME", "MPITRAIN_END_TIME")]
-    ends += [float(value) for value in told if value.isdigit()]
+    given = [environ.get(name, "") for name in ("SLURM_JOB_END_TIME", "MPITRAIN_END_TIME")]
+    ends += [float(value) for value in given if value.isdigit()]
     job = environ.get("SLURM_JOB_ID", "")
-    if job.isdigit() and not told[0].isdigit() and ask is not None:
+    if job.isdigit() and not given[0].isdigit() and ask is not None:
         end = ask(job)
         ends += [] if end is None else [end]
     return min(ends, default=None)
 
 
 def ask_slurm(job: str) -> float | None:
-    """When a Slurm job reaches its limit, in seconds since the epoch; None where it has none, or nobody answers."""
+    """Return when a Slurm job reaches its limit, in seconds since the epoch; None without limit or answer."""
     words = ["squeue", "--noheader", "--jobs", job, "--format", "%A %e"]
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             words,
             env={**os.environ, "SLURM_TIME_FORMAT": "%s"},
             capture_output=True,
@@ -114,11 +117,11 @@ def ask_slurm(job: str) -> float | None:
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return end_in(said, job)
+    return end_in(output, job)
 
 
-def end_in(said: str, job: str) -> float | None:
-    """The end of a job among what ``squeue`` says, a line with number and end for each task of an array."""
-    ends = dict(line.split()[:2] for line in said.splitlines() if len(line.split()) >= 2)
+def end_in(output: str, job: str) -> float | None:
+    """Return the end of a job from the output of ``squeue``: one line with id and end for each array task."""
+    ends = dict(line.split()[:2] for line in output.splitlines() if len(line.split()) >= 2)
     end = ends.get(job, "")
-    return float(end) if end.isdigit() else None  # one without a limit ends in a year, or in never
+    return float(end) if end.isdigit() else None  # without a limit the value is not a number

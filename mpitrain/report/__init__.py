@@ -1,1 +1,1 @@
-"""Reads run directories afterwards: tables, plots and the report page."""
+"""Read run directories: tables, plots and the report page."""

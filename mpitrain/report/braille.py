@@ -1,4 +1,4 @@
-"""A curve in a terminal, drawn with the dots of braille characters: two by four in each."""
+"""Draw a curve in a terminal with braille characters, each of two by four dots."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def curve(x: Array, y: Array, width: int, height: int) -> list[str]:
-    """Draw ``y`` over ``x`` into ``height`` lines of ``width`` characters, from corner to corner of the values' range.
+    """Draw ``y`` over ``x`` into ``height`` lines of ``width`` characters; the value range fills the area.
 
     Args:
-        x: Shape (n,), rising.
-        y: Shape (n,); what is not finite is left out.
+        x: Shape (n,), increasing.
+        y: Shape (n,); non-finite values are ignored.
     """
     finite = np.isfinite(y)
     x, y = np.asarray(x, np.float64)[finite], np.asarray(y, np.float64)[finite]
@@ -27,7 +27,7 @@ def curve(x: Array, y: Array, width: int, height: int) -> list[str]:
 
 
 def _draw(dots: Array, x: Array, y: Array) -> None:
-    """Set the dots from the lowest to the highest value in each column, and on to the next column's."""
+    """Set the dots from the lowest to the highest value of each column, connected to the next column."""
     rows, columns = dots.shape
     lowest, extent = y.min(), np.ptp(y)
     level = (y - lowest) / extent if extent else np.full(len(y), 0.5)
@@ -35,6 +35,6 @@ def _draw(dots: Array, x: Array, y: Array) -> None:
     column = np.rint((x - x[0]) / (np.ptp(x) or 1.0) * (columns - 1)).astype(np.int64)
     between = np.interp(np.arange(columns), column, row)
     for at in range(int(column[0]), int(column[-1]) + 1):
-        here = row[column == at]
-        reached = [between[at], *here, *([between[at - 1]] if at else [])]
+        in_column = row[column == at]
+        reached = [between[at], *in_column, *([between[at - 1]] if at else [])]
         dots[round(min(reached)) : round(max(reached)) + 1, at] = True

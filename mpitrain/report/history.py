@@ -1,7 +1,7 @@
-"""What a run directory tells of a run: its options and what was measured, also while the run goes on.
+"""The history of a run from its directory: options and metrics, readable also during the run.
 
-A reader meets files that are being written to. So only whole lines count, and a line that is no JSON object is passed
-over. Where a run was resumed, a line says from which step: what an earlier attempt measured beyond it does not hold.
+Files may be read while they are being written. Therefore only complete lines count, and lines that are not JSON objects
+are skipped. After a resume, a line records the step; metrics of earlier attempts beyond that step are dropped.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ..errors import RecordError
 
 METRICS = "metrics.jsonl"
 CONFIG = "config.toml"
-RESUMED = "resumed"  # in a line: the run went on from its step
+RESUMED = "resumed"  # key of a line that records a resume from its step
 
 
 @dataclass(frozen=True)
 class Series:
-    """Values of one name over a run.
+    """Values of one metric over a run.
 
     Attributes:
-        steps: Shape (n,) int64, rising.
-        times: Shape (n,) float64: seconds of training, over all of the run's attempts.
-        values: Shape (n,) float64; NaN where the value was not finite.
+        steps: Shape (n,) int64, increasing.
+        times: Shape (n,) float64: seconds of training, over all attempts of the run.
+        values: Shape (n,) float64; NaN if the value was not finite.
     """
 
     steps: Array
@@ -42,18 +42,18 @@ class Series:
 
     @property
     def last(self) -> float:
-        """The newest value; NaN where there is none."""
+        """The latest value; NaN if there is none."""
         return float(self.values[-1]) if len(self.values) else float("nan")
 
 
 class Tail:
-    """The lines that a file gains, as JSON objects."""
+    """Reads the lines appended to a file, as JSON objects."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
 
     def read(self) -> list[dict[str, Any]]:
-        """The objects of whole lines that came since the last call; none where there is no file yet."""
+        """Return the objects of complete lines added since the last call; none if the file does not exist yet."""
         try:
             with self._path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
@@ -64,19 +64,19 @@ class Tail:
             return []
         except OSError as error:
             raise RecordError(f"{self._path} cannot be read: {error.strerror}") from error
-        whole = data.rfind(b"\n") + 1
-        self._offset += whole
-        return [found for line in data[:whole].splitlines() if (found := _object(line)) is not None]
+        complete = data.rfind(b"\n") + 1
+        self._offset += complete
+        return [found for line in data[:complete].splitlines() if (found := _object(line)) is not None]
 
 
 @dataclass
 class Run:
-    """A run as its directory has it.
+    """A run as recorded in its directory.
 
     Attributes:
         folder: The run directory.
-        config: The tables of ``config.toml``; empty where there is none yet.
-        lines: Objects of ``metrics.jsonl`` that hold, in order.
+        config: The tables of ``config.toml``; empty if it does not exist yet.
+        lines: The valid objects of ``metrics.jsonl``, in order.
     """
 
     folder: Path
@@ -85,7 +85,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The directory's own name."""
+        """Name of the run directory."""
         return self.folder.resolve().name
 
     @property
@@ -94,21 +94,21 @@ class Run:
         return str(self.config.get("versions", {}).get("job_file", "?"))
 
     def option(self, name: str) -> Any:
-        """One of the run's options, or None."""
+        """Return one of the run's options, or None."""
         return self.config.get("run", {}).get(name)
 
     @property
     def step(self) -> int:
-        """The newest step that something was measured at."""
+        """The highest step with a measured value."""
         return max((int(line["step"]) for line in self.lines), default=0)
 
     @property
     def seconds(self) -> float:
-        """Of training, until the newest line."""
+        """Seconds of training up to the latest line."""
         return float(self.lines[-1].get("time_s", 0.0)) if self.lines else 0.0
 
     def series(self, name: str) -> Series:
-        """What was measured under ``name``."""
+        """Return the values of one metric."""
         found = _rising([line for line in self.lines if isinstance(line.get(name, ""), (int, float, type(None)))])
         return Series(
             np.array([line["step"] for line in found], np.int64),
@@ -117,11 +117,11 @@ class Run:
         )
 
     def newest(self, name: str) -> Any:
-        """The newest value under ``name``, of any type; None where there is none."""
+        """Return the latest value of a metric, of any type; None if there is none."""
         return next((line[name] for line in reversed(self.lines) if name in line), None)
 
     def add(self, lines: list[dict[str, Any]]) -> None:
-        """Append newer lines; those that do not hold any more are dropped."""
+        """Append newer lines; drop lines that a resume has made invalid."""
         for line in lines:
             if RESUMED in line:
                 self.lines = [before for before in self.lines if before["step"] <= line["step"]]
@@ -129,28 +129,28 @@ class Run:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run directory."""
+    """Return whether a folder is a run directory."""
     return (folder / CONFIG).is_file() or (folder / METRICS).is_file()
 
 
 def open_run(folder: Path) -> Run:
-    """A run's options, without what it measured.
+    """Return a run with its options but without metrics.
 
     Raises:
-        RecordError: It is no run directory, or its ``config.toml`` cannot be read.
+        RecordError: The folder is not a run directory, or its ``config.toml`` cannot be read.
     """
     if not folder.is_dir():
         raise RecordError(f"{folder}: no such directory; give a run directory, such as runs/JOB-TIME")
     if not is_run(folder):
-        raise RecordError(f"{folder} is no run directory: it has neither {CONFIG} nor {METRICS}")
+        raise RecordError(f"{folder} is not a run directory: it contains neither {CONFIG} nor {METRICS}")
     return Run(folder, _read_config(folder / CONFIG))
 
 
 def read_run(folder: Path) -> Run:
-    """A run's options and all that it measured until now.
+    """Return a run with its options and all metrics so far.
 
     Raises:
-        RecordError: It is no run directory, or cannot be read.
+        RecordError: The folder is not a run directory, or cannot be read.
     """
     run = open_run(folder)
     run.add(Tail(folder / METRICS).read())
@@ -175,7 +175,7 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _rising(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of lines whose steps are to rise, those that no later line comes before or replaces."""
+    """Drop lines superseded by a later line with the same or a lower step."""
     held: list[dict[str, Any]] = []
     least = float("inf")
     for line in reversed(lines):

@@ -1,4 +1,4 @@
-"""``mpitrain report``: one page with plots of one or several runs, which needs nothing but itself."""
+"""``mpitrain report``: one self-contained HTML page with plots of one or more runs."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from .time_shares import GROUPS, Shares, read_shares
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
 _COLUMNS = ("run", "job", "mode", "state", "steps", "time", "loss", "validation loss", "accuracy", "examples/s")
-_WORDS = ("run", "job", "mode", "state")  # columns that hold no numbers
-# Options that say where a run is kept, and nothing of how it trains.
+_WORDS = ("run", "job", "mode", "state")  # columns without numbers
+# Options that say where a run is stored, not how it trains.
 _NOT_COMPARED = {"run_dir", "resume"}
 
 
 def report_command() -> click.Command:
-    """The command, for ``cli`` to register."""
+    """Return the command ``mpitrain report``."""
     return click.Command(
         "report",
         callback=_report,
-        help="Write a page with plots of runs, or of all runs in a folder: loss, accuracy, speed, where the time went.",
+        help="Write a page with plots of the given runs, or of all runs in a folder: loss, accuracy, speed, time use.",
         params=[
             click.Argument(["runs"], nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN..."),
             click.Option(
                 ["-o", "--output"],
                 type=click.Path(path_type=Path),
                 metavar="PATH",
-                help="The page, or with --png the folder.  [default: report.html or plots, in RUN if it is one]",
+                help="Output page, or folder with --png.  [default: report.html or plots, inside RUN if only one]",
             ),
-            click.Option(["--png"], is_flag=True, help="Write the plots alone, as PNG files in a folder."),
+            click.Option(["--png"], is_flag=True, help="Write only the plots, as PNG files in a folder."),
         ],
     )
 
@@ -59,21 +59,21 @@ def _report(runs: tuple[Path, ...], output: Path | None, png: bool) -> None:
             path.write_text(page(shown), encoding="utf-8")
             written = str(path)
     except OSError as error:
-        raise RecordError(f"{path} cannot be written: {error.strerror}; give another --output") from error
+        raise RecordError(f"{path} cannot be written: {error.strerror}; pass another --output") from error
     print(written)
 
 
 def collect(folders: Sequence[Path]) -> list[PlottedRun]:
-    """Read runs, and give each a label and a colour of its own.
+    """Read runs, and give each a unique label and a color.
 
     Raises:
-        RecordError: One is no run directory, or is given twice, or cannot be read.
+        RecordError: A folder is not a run directory, is given twice, or cannot be read.
     """
     folders = [run for folder in folders for run in _runs_in(folder)]
     resolved = [folder.resolve() for folder in folders]
     for folder in resolved:
         if resolved.count(folder) > 1:
-            raise RecordError(f"{folder} is given twice; give each run once")
+            raise RecordError(f"{folder} is given twice; remove one")
     runs = [read_run(folder) for folder in folders]
     return [
         PlottedRun(run, label, COLORS[index % len(COLORS)], read_shares(run.folder))
@@ -82,13 +82,13 @@ def collect(folders: Sequence[Path]) -> list[PlottedRun]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """A run directory itself; of another folder the runs in it, such as those of a sweep."""
+    """Return the folder if it is a run directory, else the runs inside it, such as those of a sweep."""
     runs = [folder] if is_run(folder) or not folder.is_dir() else list(find(folder))
     return runs or [folder]
 
 
 def labels(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of paths by which folders can be told apart."""
+    """Return the shortest ends of the paths that are unique."""
     for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
         found = [str(Path(*folder.parts[-depth:])) for folder in folders]
         if len(set(found)) == len(found):
@@ -97,7 +97,7 @@ def labels(folders: Sequence[Path]) -> list[str]:
 
 
 def page(shown: Sequence[PlottedRun]) -> str:
-    """The whole page as HTML."""
+    """Return the complete page as HTML."""
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -126,24 +126,24 @@ def page(shown: Sequence[PlottedRun]) -> str:
 
 
 def summarize_shares(shares: Shares) -> str:
-    """What a trace sums up to, in words."""
+    """Return a sentence that summarizes a trace."""
     parts = [f"{100 * shares.fraction(g):.0f} % {g}" for g in GROUPS if shares.fraction(g) >= 0.005]
-    text = f"{', '.join(parts)} (all ranks together, whole run)."
+    text = f"{', '.join(parts)} (sum over all ranks, whole run)."
     if shares.waited_for:
         rank, share = shares.waited_for[0]
         text += (
-            f" In the last {shares.kept_steps:,} steps the ranks waited {duration(shares.kept_wait_s)}; "
-            f"{100 * share:.0f} % of it for rank {rank.rank} ({rank.role}, on {rank.host}) to arrive"
+            f" In the last {shares.kept_steps:,} steps the ranks waited {duration(shares.kept_wait_s)} in total, "
+            f"{100 * share:.0f} % of it for rank {rank.rank} ({rank.role}, on {rank.host})"
         )
         if len(shares.waited_for) > 1:
             rest = sum(share for _, share in shares.waited_for[1:])
-            text += f", {100 * rest:.0f} % for the others"
+            text += f" and {100 * rest:.0f} % for the other ranks"
         text += "."
     return text
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Options, and versions, that are not the same in all runs, with each run's value."""
+    """Return the options and versions that differ between runs, with each run's value."""
     flat = [
         {name: value for table in config.values() if isinstance(table, dict) for name, value in table.items()}
         for config in configs
@@ -171,7 +171,7 @@ class _Row:
 
 
 def _cells(run: Run, label: str, state: State) -> dict[str, str]:
-    """What the table says of a run; empty where nothing is known."""
+    """Return a run's row of the table; unknown values are empty."""
 
     def last(name: str, form: str) -> str:
         value = run.series(name).last
@@ -198,11 +198,11 @@ def _write_pngs(folder: Path, plots: Sequence[Plot]) -> str:
     for path, plot in zip(paths, plots, strict=True):
         path.write_bytes(as_png(plot))
     if not paths:
-        raise RecordError("nothing has been measured yet: there is nothing to plot")
+        raise RecordError("no plots to write: the runs have no metrics yet")
     return "\n".join(map(os.fspath, paths))
 
 
 def _check_installed(packages: Sequence[str]) -> None:
     lacking = [name for name in packages if importlib.util.find_spec(name) is None]
     if lacking:
-        raise RecordError(f"this needs {' and '.join(lacking)}: pip install 'mpitrain[report]'")
+        raise RecordError(f"{' and '.join(lacking)} not installed; run pip install 'mpitrain[report]'")

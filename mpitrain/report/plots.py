@@ -1,4 +1,4 @@
-"""Plots of one or several runs, as matplotlib figures."""
+"""Plots of one or more runs, as matplotlib figures."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Told apart by readers with any kind of colour vision (Okabe and Ito 2008).
+# Distinguishable with any kind of color vision (Okabe and Ito 2008).
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B", "#7F7F7F")
 _GROUP_COLORS = dict(
     zip(GROUPS, ("#009E73", "#D55E00", "#E69F00", "#56B4E9", "#8C564B", "#CC79A7", "#0072B2", "#9A9A9A"), strict=True)
 )
 _INK, _GRID = "#2b2f36", "#b9bec7"
-_MAX_POINTS = 800  # a curve has no more: more than a plot has pixels
-_MAX_BARS = 24  # ranks of a run that are shown one by one
+_MAX_POINTS = 800  # per curve: more than a plot has pixels
+_MAX_BARS = 24  # above this number of ranks, only their mean is shown
 _SIZE = (5.0, 3.1)  # inches
 _STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Arial", "sans-serif"],
     "font.size": 9,
-    "text.parse_math": False,  # a run's name may have a dollar in it
+    "text.parse_math": False,  # a run's name may contain a dollar sign
     "text.color": _INK,
     "axes.edgecolor": _INK,
     "axes.labelcolor": _INK,
@@ -51,7 +51,7 @@ _STYLE: Any = {
     "legend.frameon": False,
     "legend.fontsize": 8,
     "lines.linewidth": 1.5,
-    "svg.fonttype": "none",  # text stays text: to be searched, and read aloud
+    "svg.fonttype": "none",  # keep text as text: searchable and accessible
 }
 
 
@@ -60,8 +60,8 @@ class PlottedRun:
     """A run in the plots.
 
     Attributes:
-        label: Unlike that of any other.
-        shares: What its trace sums up to, if it left one.
+        label: Its unique label.
+        shares: The summary of its trace, if it has one.
     """
 
     run: Run
@@ -75,9 +75,9 @@ class Plot:
     """A figure.
 
     Attributes:
-        name: For files and anchors.
-        title: For people.
-        about: A sentence that says what is to be seen.
+        name: Name for files and anchors.
+        title: Title for readers.
+        about: A sentence that describes the plot.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Plot:
 
 
 def make_plots(shown: Sequence[PlottedRun]) -> list[Plot]:
-    """Every plot that the runs have something for."""
+    """Return every plot that the runs have data for."""
     import matplotlib
 
     plots = []
@@ -101,7 +101,7 @@ def make_plots(shown: Sequence[PlottedRun]) -> list[Plot]:
 
 
 def as_svg(plot: Plot) -> str:
-    """An ``svg`` element to put into a page: in the page's own colour of text, its ids unlike other plots'."""
+    """Return an ``svg`` element for a page: it uses the page's text color, and its ids are unique to the plot."""
     import matplotlib
 
     text = io.StringIO()
@@ -120,7 +120,7 @@ def as_svg(plot: Plot) -> str:
 
 
 def as_png(plot: Plot) -> bytes:
-    """A picture of 2 pixels for each of a screen's usual ones."""
+    """Return a PNG image with two pixels per CSS pixel."""
     import matplotlib
 
     data = io.BytesIO()
@@ -158,11 +158,11 @@ def _loss_by_time(axes: Axes, shown: Sequence[PlottedRun]) -> bool:
         validation = run.run.series("validation_loss")
         curve = validation if len(validation) > 1 else run.run.series("loss")
         drawn += _curve(axes, curve, run.color, run.label, x=curve.times / seconds, marker=curve is validation)
-    return _finish(axes, drawn, f"time of training, {unit}", "loss", legend=len(shown) > 1, log="auto")
+    return _finish(axes, drawn, f"training time, {unit}", "loss", legend=len(shown) > 1, log="auto")
 
 
 def _of(name: str, ylabel: str, **finish: Any) -> Callable[[Axes, Sequence[PlottedRun]], bool]:
-    """Draws one measured value of each run by step."""
+    """Return a function that draws one metric of each run by step."""
 
     def draw(axes: Axes, shown: Sequence[PlottedRun]) -> bool:
         drawn = []
@@ -205,7 +205,7 @@ def _staleness_histogram(axes: Axes, shown: Sequence[PlottedRun]) -> bool:
 
 
 def _workers(value: str, ylabel: str) -> Callable[[Axes, Sequence[PlottedRun]], bool]:
-    """Draws one value of each worker's account at the end of each run."""
+    """Return a function that draws one of the workers' final statistics for each run."""
 
     def draw(axes: Axes, shown: Sequence[PlottedRun]) -> bool:
         found = [(run, worker_stats) for run in shown if (worker_stats := run.run.newest("workers"))]
@@ -240,7 +240,7 @@ def _time_shares(axes: Axes, shown: Sequence[PlottedRun]) -> bool:
 
 
 def _bars(run: PlottedRun, several: bool) -> list[tuple[str, dict[str, float]]]:
-    """Percent of time by group for each rank; for many ranks one mean for all."""
+    """Return the percentage of time by group for each rank; the mean of all ranks if there are many."""
     assert run.shares is not None
     prefix = f"{run.label}: " if several else ""
     if len(run.shares.ranks) > _MAX_BARS:
@@ -261,7 +261,7 @@ def _curve(
     style: str = "-",
     alpha: float = 1.0,
 ) -> list[object]:
-    """Draw one curve; returns what was drawn. A long one is thinned to means, its extremes are shaded."""
+    """Draw one curve; return what was drawn. Long curves are reduced to means with a shaded range."""
     if not len(series):
         return []
     x = series.steps if x is None else x
@@ -276,7 +276,7 @@ def _curve(
 
 
 def _thinned(x: Array, values: Array) -> tuple[Array, Array, Array, Array]:
-    """At most ``_MAX_POINTS`` points: last x, lowest, mean and highest value of each run of neighbours."""
+    """Reduce to at most ``_MAX_POINTS`` points: last x, lowest, mean and highest value of neighboring points."""
     if len(x) <= _MAX_POINTS:
         return x, values, values, values
     cuts = np.linspace(0, len(x), _MAX_POINTS + 1).astype(np.int64)[:-1]
@@ -297,7 +297,7 @@ def _finish(
     log: str = "",
     zero: bool = False,
 ) -> bool:
-    """Label the axes; whether there is anything to be seen."""
+    """Label the axes; return whether there is anything to show."""
     if not drawn:
         return False
     axes.set_xlabel(xlabel)
@@ -315,7 +315,7 @@ def _finish(
 
 
 def _plain_log_scale(axes: Axes) -> None:
-    """A logarithmic scale whose numbers are written out."""
+    """Set a logarithmic scale with plain numbers."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_yscale("log")
@@ -324,14 +324,14 @@ def _plain_log_scale(axes: Axes) -> None:
 
 
 def _spans_decades(axes: Axes) -> bool:
-    """Whether values are positive and differ by more than a logarithmic scale is needed to show."""
+    """Return whether the values are positive and differ enough for a logarithmic scale."""
     values = np.concatenate([np.asarray(line.get_ydata(), np.float64) for line in axes.get_lines()])
     values = values[np.isfinite(values)]
     return bool(len(values)) and values.min() > 0 and values.max() > 30 * values.min()
 
 
 def _thousands(value: float, _: float) -> str:
-    """Numbers as people write them: 1,500 and 0.25, and 2.5M where zeros would be many."""
+    """Format numbers for axes: 1,500 and 0.25, and 2.5M instead of many zeros."""
     if abs(value) >= 1e6:
         return f"{value / 1e6:,.4g}M"
     if abs(value) >= 1000:
@@ -349,10 +349,10 @@ _PLOTS: tuple[tuple[str, str, str, _Draw], ...] = (
     (
         "accuracy",
         "Accuracy",
-        "Share of validation examples that are classified right, by step.",
+        "Share of validation examples that are classified correctly, by step.",
         _of("validation_accuracy", "accuracy"),
     ),
-    ("loss-by-time", "Loss by time", "Loss on the validation examples, or else in training, by time.", _loss_by_time),
+    ("loss-by-time", "Loss by time", "Validation loss, or training loss if there is none, by time.", _loss_by_time),
     (
         "learning-rate",
         "Learning rate",
@@ -362,19 +362,19 @@ _PLOTS: tuple[tuple[str, str, str, _Draw], ...] = (
     (
         "throughput",
         "Throughput",
-        "Examples a second of all workers together, validation and saving left out.",
+        "Examples per second of all workers, without validation and saving.",
         _of("examples_per_s", "examples/s", zero=True),
     ),
     (
         "staleness",
         "Staleness",
-        "Updates that the parameters had while a gradient was computed on older ones.",
+        "Updates of the parameters between reading them and applying the gradient, by step.",
         _staleness,
     ),
     (
         "staleness-histogram",
         "Staleness, all gradients",
-        "How many updates gradients had missed, at the end.",
+        "Distribution of staleness over all gradients, at the end of the run.",
         _staleness_histogram,
     ),
     (
@@ -386,7 +386,7 @@ _PLOTS: tuple[tuple[str, str, str, _Draw], ...] = (
     (
         "workers",
         "Throughput by worker",
-        "Examples a second of each worker, over the whole run.",
+        "Examples per second of each worker, over the whole run.",
         _workers("examples_per_s", "examples/s"),
     ),
     (
@@ -395,5 +395,5 @@ _PLOTS: tuple[tuple[str, str, str, _Draw], ...] = (
         "Mean staleness of each worker's gradients.",
         _workers("staleness_mean", "updates missed"),
     ),
-    ("time-shares", "Where the time went", "Shares of each rank's time, by what it did.", _time_shares),
+    ("time-shares", "Time use", "Share of each rank's time by activity.", _time_shares),
 )

@@ -16,7 +16,7 @@ _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age
 
 
 def runs_command() -> click.Command:
-    """The command, for ``cli`` to register."""
+    """Return the command ``mpitrain runs``."""
     folder = click.Argument(
         ["folder"], required=False, default=Path("runs"), type=click.Path(path_type=Path), metavar="[FOLDER]"
     )
@@ -24,7 +24,7 @@ def runs_command() -> click.Command:
         "runs",
         callback=_runs,
         params=[folder],
-        help="List the runs in FOLDER (by default: runs), the newest first.",
+        help="List the runs in FOLDER (default: runs), newest first.",
         short_help="List the runs in a folder: job, mode, ranks, step, best validation, state, age.",
     )
 
@@ -41,13 +41,13 @@ def _runs(folder: Path) -> None:
 
 
 def find(folder: Path) -> Iterator[Path]:
-    """Run directories in a folder, at any depth but not in one another; the folder itself if it is one.
+    """Yield the run directories in a folder, at any depth but not nested; the folder itself if it is one.
 
     Raises:
-        RecordError: There is no such folder, or it cannot be listed.
+        RecordError: The folder does not exist or cannot be listed.
     """
     if not folder.is_dir():
-        raise RecordError(f"{folder}: no such folder; give one that holds run directories")
+        raise RecordError(f"{folder}: no such folder; give one that contains run directories")
     if is_run(folder):
         yield folder
         return
@@ -60,7 +60,7 @@ def find(folder: Path) -> Iterator[Path]:
 
 
 def best_validation(run: Run) -> str:
-    """The best that was measured: accuracy where there is one, else loss; and its step."""
+    """Return the best validation accuracy, or loss if there is no accuracy, with its step."""
     for name, shown, best in (("validation_accuracy", "accuracy", max), ("validation_loss", "loss", min)):
         series = run.series(name)
         values = [(v, s) for v, s in zip(series.values.tolist(), series.steps.tolist(), strict=True) if v == v]
@@ -79,15 +79,15 @@ def _row(path: Path, folder: Path, state: State, age: float) -> tuple[str, ...]:
         return (name, "?", "?", "?", "?", "cannot be read", state, duration(age))
     step = max(run.step, status.step if status is not None else 0)
     if state == "died":
-        step = max(step, _saved_step(path))  # it may have died before the first line and the second heartbeat
+        step = max(step, _saved_step(path))  # it may have died before its first metrics line and second heartbeat
     mode = str(run.option("mode") or "?")
     return (name, run.job, mode, _ranks(status), _progress(step, run), best_validation(run), state, duration(age))
 
 
 def _saved_step(folder: Path) -> int:
-    """The step of the newest checkpoint; 0 where there is none."""
+    """Return the step of the newest checkpoint; 0 if there is none."""
     numbers = (path.stem.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*.h5"))
-    return max((int(number) for number in numbers if number.isdecimal()), default=0)  # others hold parts
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)  # other files are shards
 
 
 def _ranks(status: Status | None) -> str:

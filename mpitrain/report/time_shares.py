@@ -1,4 +1,4 @@
-"""What a trace sums up to: how much of the ranks' time was compute, communication not hidden, waiting, and for whom."""
+"""The summary of a trace: the ranks' time for compute, exposed communication and waiting, and for whom they waited."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from ..errors import RecordError
 from ..monitor.trace import TRACE
 
-# What a kind of span counts as, in the order in which shares are shown.
+# The kinds of spans in each group, in display order.
 GROUPS: dict[str, tuple[str, ...]] = {
     "compute": ("forward", "backward", "update"),
-    "communication not hidden": ("average", "push", "pull"),
+    "exposed communication": ("average", "push", "pull"),
     "waiting": ("wait",),
     "loading": ("load",),
     "serving": ("serve",),
@@ -26,12 +26,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class RankShares:
-    """Where one rank's time went.
+    """How one rank spent its time.
 
     Attributes:
-        rank, role, host: Which.
+        rank, role, host: Identify the rank.
         seconds: Own seconds by kind of span, over the whole run.
-        waited_for_s: What other ranks waited for this one, in the steps that the trace has in full.
+        waited_for_s: Seconds that other ranks waited for this one, in the steps that the trace contains completely.
     """
 
     rank: int
@@ -42,22 +42,22 @@ class RankShares:
 
     @property
     def total_s(self) -> float:
-        """All of the time that was recorded."""
+        """Total recorded time."""
         return sum(self.seconds.values())
 
     def group_s(self, group: str) -> float:
-        """Seconds of one of ``GROUPS``."""
+        """Return the seconds of one of ``GROUPS``."""
         return sum(self.seconds.get(kind, 0.0) for kind in GROUPS[group])
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Where the time of a run's ranks went.
+    """How the ranks of a run spent their time.
 
     Attributes:
-        ranks: In order.
-        kept_steps: Steps that the trace has in full.
-        kept_wait_s: Seconds that the ranks waited in them.
+        ranks: In rank order.
+        kept_steps: Number of steps that the trace contains completely.
+        kept_wait_s: Seconds that the ranks waited in those steps.
     """
 
     ranks: tuple[RankShares, ...]
@@ -65,22 +65,22 @@ class Shares:
     kept_wait_s: float
 
     def fraction(self, group: str) -> float:
-        """Share of a group in the time of all ranks."""
+        """Return a group's share of the time of all ranks."""
         total = sum(rank.total_s for rank in self.ranks)
         return sum(rank.group_s(group) for rank in self.ranks) / total if total else 0.0
 
     @property
     def waited_for(self) -> list[tuple[RankShares, float]]:
-        """Whom others waited for, longest first, with its share of the waiting in the steps kept."""
+        """The ranks that others waited for, longest first, with their share of the waiting in the kept steps."""
         most = sorted(self.ranks, key=lambda rank: -rank.waited_for_s)
         return [(rank, rank.waited_for_s / self.kept_wait_s) for rank in most if rank.waited_for_s and self.kept_wait_s]
 
 
 def read_shares(folder: Path) -> Shares | None:
-    """What the trace in a run directory sums up to; None where the run left none.
+    """Return the summary of the trace in a run directory; None if there is no trace.
 
     Raises:
-        RecordError: There is a trace that cannot be read.
+        RecordError: The trace cannot be read.
     """
     path = folder / TRACE
     try:
@@ -98,7 +98,7 @@ def read_shares(folder: Path) -> Shares | None:
 
 
 def _summary(lines: list[str]) -> dict[str, Any]:
-    """The file's ``mpitrain`` object, which has a line of its own: the events may be many times larger."""
+    """Return the file's ``mpitrain`` object; it has its own line, so the much larger events need not be read."""
     for line in lines:
         if line.startswith('"mpitrain": '):
             return dict(json.loads(line.removeprefix('"mpitrain": ').rstrip().rstrip(",")))

@@ -1,4 +1,4 @@
-"""``mpitrain watch``: a run's curves in a terminal while it goes on, from any machine that sees its directory."""
+"""``mpitrain watch``: live curves of a run in the terminal, on any machine that can read its directory."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _PLOTS = (
     ("staleness_mean", "staleness"),
     ("learning_rate", "learning rate"),
 )
-_LABEL = 9  # columns for what stands left of a curve
+_LABEL = 9  # width of the labels left of a curve, in columns
 
 
 def watch_command() -> click.Command:
-    """The command, for ``cli`` to register."""
+    """Return the command ``mpitrain watch``."""
     return click.Command(
         "watch",
         callback=_watch,
@@ -45,11 +45,11 @@ def watch_command() -> click.Command:
                 default=1.0,
                 show_default=True,
                 metavar="SECONDS",
-                help="Look at the run again after so long.",
+                help="Seconds between updates.",
             ),
         ],
-        help="Show a run in the terminal while it goes on; ends when the run ends. Ctrl-C leaves the run alone.",
-        short_help="Show a run in the terminal while it goes on.",
+        help="Show a live view of a run in the terminal, until it ends. Ctrl-C quits; the run continues.",
+        short_help="Show a live view of a run in the terminal.",
     )
 
 
@@ -72,14 +72,14 @@ def _watch(run: Path, interval: float) -> None:
 
 @dataclass
 class View:
-    """What is known of a run at a time.
+    """The current state of a run.
 
     Args:
         folder: The run directory.
-        now: A clock, seconds.
+        now: Returns the time in seconds.
 
     Raises:
-        RecordError: It is no run directory, or cannot be read.
+        RecordError: The folder is not a run directory, or cannot be read.
     """
 
     folder: Path
@@ -94,11 +94,11 @@ class View:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether the run has ended."""
         return self.state in status.ENDED
 
     def look(self) -> None:
-        """Read what is new."""
+        """Read what was added since the last call."""
         lines = self._tail.read()
         if lines:
             self.run.add(lines)
@@ -108,19 +108,19 @@ class View:
             return
         if self._status.heartbeat != self._beat:
             self._beat, self._beat_at = self._status.heartbeat, self.now()
-        # Whoever watches needs no other clock: a beat was seen so long ago.
+        # The age is measured with the viewer's own clock, from when it saw the last heartbeat change.
         age = self.now() - self._beat_at
-        here = status.ProcessHost.here()
-        state = status.classify(self._status, here, age, is_alive)
+        own_host = status.ProcessHost.here()
+        state = status.classify(self._status, own_host, age, is_alive)
         self.state = "died" if state is None else state
 
     @property
     def step(self) -> int:
-        """The newest step that is known of."""
+        """The latest known step."""
         return max(self.run.step, self._status.step if self._status is not None else 0)
 
     def render(self, width: int, height: int) -> RenderableType:
-        """The picture for a terminal of ``width`` columns and ``height`` lines."""
+        """Return the view for a terminal of ``width`` columns and ``height`` lines."""
         from rich.console import Group
         from rich.text import Text
 
@@ -128,7 +128,7 @@ class View:
             Text.assemble((self.run.name, "bold"), "  ", self._about(), overflow="ellipsis", no_wrap=True)
         ]
         head += [self._progress(width), Text(self._newest(), overflow="ellipsis", no_wrap=True)]
-        # One line is left for the cursor; a picture that fills the terminal would scroll.
+        # One line is reserved for the cursor; a view that fills the terminal would scroll.
         return Group(*head, *self._plots(width, height - len(head) - 1))
 
     def _about(self) -> str:
@@ -159,10 +159,10 @@ class View:
             value = self.run.series(name).last
             if value == value:
                 parts.append(f"{_value(value)} {title}" if name == "examples_per_s" else f"{title} {_value(value)}")
-        return "  ".join(parts) or "nothing measured yet"
+        return "  ".join(parts) or "no metrics yet"
 
     def _plots(self, width: int, height: int) -> list[RenderableType]:
-        """As many curves as there is room for, two beside each other where the terminal is wide enough."""
+        """Return as many curves as fit, in two columns if the terminal is wide enough."""
         from rich.table import Table
 
         found = [(title, series) for name, title in _PLOTS if len(series := self.run.series(name)) > 1]
@@ -179,7 +179,7 @@ class View:
 
 
 def _plot(title: str, series: Series, width: int, height: int) -> RenderableType:
-    """One curve with its range, in ``height + 2`` lines."""
+    """Return one curve with its range, in ``height + 2`` lines."""
     from rich.text import Text
 
     values = series.values[np.isfinite(series.values)]

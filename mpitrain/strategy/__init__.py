@@ -1,1 +1,1 @@
-"""How the ranks agree on the parameters: one strategy for each --mode."""
+"""Strategies: how the workers update the parameters; one strategy for each ``--mode``."""

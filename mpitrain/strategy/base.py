@@ -1,4 +1,4 @@
-"""What every mode offers the training loop: work to do, parameters to read, a gradient to fill, an end to each step."""
+"""The interface between the training loop and every mode: work items, parameters, gradients, and the end of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..core.layout import Array
 from ..errors import NonFiniteLoss
 from ..monitor.worker_stats import WorkerStats
 
-# Given an object, the name of a method and a kind of span: has every call recorded. See ``monitor.trace``.
+# Called with an object, a method name and a kind of span: records every call of the method. See ``monitor.trace``.
 Wrap = Callable[[object, str, str], None]
 
 
@@ -20,8 +20,8 @@ class WorkItem(NamedTuple):
     """A batch to compute a gradient of.
 
     Attributes:
-        step: The 0-based step that it is for.
-        position: Of its first example in the endless stream of examples.
+        step: The 0-based step that the gradient is for.
+        position: Index of its first example in the endless stream of examples.
     """
 
     step: int
@@ -29,18 +29,18 @@ class WorkItem(NamedTuple):
 
 
 class Turn(Enum):
-    """What else there may be to do."""
+    """What ``Strategy.next`` returns if there is no work item."""
 
-    PAUSE = "all stand still at the step asked for, and wait for the chief"
+    PAUSE = "all workers are paused at the requested step, and wait for the chief"
     END = "training is over"
 
 
 class StepResult(NamedTuple):
-    """How a step ended for this worker.
+    """The result of a step for this worker.
 
     Attributes:
         loss: Mean loss over the step's examples, as far as this worker knows it.
-        updated: False where the gradient was left out, since it was not finite or came too late.
+        updated: False if the gradient was discarded because it was not finite or came too late.
     """
 
     loss: float
@@ -48,13 +48,13 @@ class StepResult(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What all workers have done since this run began.
+    """Totals over all workers since this run began.
 
     Attributes:
         loss: Sum of the losses of steps.
-        steps: Steps in that sum.
-        skipped: Steps that were left out, since their loss was not finite.
-        accounts: What each worker has done; empty where all do the same.
+        steps: Number of steps in that sum.
+        skipped: Number of steps skipped because their loss was not finite.
+        worker_stats: Statistics of each worker; empty if all workers take the same steps.
     """
 
     loss: float
@@ -64,20 +64,20 @@ class Totals(NamedTuple):
 
 
 class Strategy(Protocol):
-    """Turns this rank's gradient into the parameters for the next.
+    """Updates the parameters with this rank's gradients.
 
     Attributes:
-        params: Shape (layout.size,): what the model computes with. Not to be written.
-        grads: Shape (layout.size,): where the model's backward pass writes.
+        params: Shape (layout.size,): the parameters that the model computes with; read-only.
+        grads: Shape (layout.size,): written by the model's backward pass.
         has_average: Whether there are moving averages of the parameters.
-        vectors: Names of ``params``, the optimizer's slots and ``average``: what a checkpoint holds.
+        vectors: The names of the vectors in a checkpoint: ``params``, the optimizer's slots and ``average``.
         lockstep: Whether all workers are at the same step whenever ``finish`` returns.
-        paused: In lockstep: whether this is the step that ``pause_soon`` asked for, on all workers alike.
-        step: Steps done.
-        position: Examples taken from the endless stream: where the data goes on.
+        paused: In lockstep: whether this is the step requested by ``pause_soon``; the same on all workers.
+        step: Number of completed steps.
+        data_cursor: Number of examples taken from the endless stream.
         on_device: Whether ``params`` and ``grads`` lie on this worker's device, and ``begin`` takes the loss as the
             replica's ``forward`` returns it.
-        loss_scale: What the loss's gradient is to be multiplied by, on the device; None for 1.
+        loss_scale: Factor for the loss's gradient, on the device; None for 1.
     """
 
     on_device: bool
@@ -97,68 +97,66 @@ class Strategy(Protocol):
 
     @property
     def extra_state(self) -> Mapping[str, float]:
-        """What a checkpoint holds of the run's state beside vectors, step and position, by name; where ``lockstep`` the
-        same on all workers. Local, after ``gather``."""
+        """Further state for a checkpoint, by name; in lockstep the same on all workers. Local, after ``gather``."""
 
     def pause_at(self, step: int) -> None:
-        """Have all workers stand still at a step after the present one; the chief's alone, and only where the modes
-        keep no common pace: ``next`` then tells the chief when they do."""
+        """Pause all workers at a later step; chief only, and only without lockstep: ``next`` then returns PAUSE."""
 
     def pause_soon(self) -> None:
-        """Have all workers come to where a checkpoint can be taken; the chief's. In lockstep ``paused`` tells when that
-        is, else ``next``."""
+        """Ask the workers to reach a step at which a checkpoint can be taken; chief only. ``paused`` tells when they
+        have, in lockstep; otherwise ``next`` does."""
 
     def next(self) -> WorkItem | Turn:
-        """What to do next; may wait for others."""
+        """Return what to do next; may block."""
 
     def begin(self, loss: Any) -> None:
-        """Announce this rank's share of the step's loss, before anything is ``ready``; local."""
+        """Set this rank's share of the step's loss; call before ``ready``. Local."""
 
     def ready(self, start: int) -> None:
-        """Say that ``grads[start:]`` is complete; called with falling ``start``, at last with 0; local."""
+        """Declare ``grads[start:]`` final; called with decreasing ``start``, finally 0. Local."""
 
     def finish(self) -> None:
-        """Hand in the gradient; where ``lockstep`` collective over the workers."""
+        """Submit the gradient. Collective over the workers in lockstep, else local."""
 
     @property
     def result(self) -> StepResult:
-        """How the last step ended; waits for it, where its work goes on beside this."""
+        """The result of the last step; waits for it if it is still being computed."""
 
     def stop(self) -> None:
-        """Ask all workers to end soon; local, and enough on one rank."""
+        """Ask all workers to stop soon. Local; one rank is enough."""
 
     def close(self) -> None:
-        """Come to the last parameters, which all workers then have; collective over the workers."""
+        """Reach the final parameters, the same on all workers. Collective over the workers."""
 
     def gather(self, name: str) -> Array:
-        """One of ``vectors``, whole. Where ``lockstep`` collective over the workers, else local."""
+        """Return one of ``vectors``, complete. Collective over the workers in lockstep, else local."""
 
     def on_device_copy(self, name: str) -> Array:
-        """As ``gather``, but where this worker computes: on its device, if the parameters live there."""
+        """Like ``gather``, but return the vector on this worker's device if the parameters live there."""
 
     def totals(self) -> Totals:
-        """What all workers have done; on the chief."""
+        """Return the totals of all workers; on the chief."""
 
     def trace(self, wrap: Wrap) -> None:
-        """Have the calls recorded that communicate, wait or update; local, before training."""
+        """Record the calls that communicate, wait or update. Local; call before training."""
 
     def free(self) -> None:
-        """Give memory back; collective over all ranks."""
+        """Free memory. Collective over all ranks."""
 
 
 def non_finite_error(losses: Array, step: int, on_all_ranks: bool = False) -> NonFiniteLoss:
-    """The error that names the workers whose loss is not finite.
+    """Return the error that names the workers whose loss is not finite.
 
     Args:
         losses: Shape (workers,). If all are finite, their sum is not.
-        everywhere: Whether all workers see all losses, and so raise the same error.
+        on_all_ranks: Whether all workers have all losses, and so raise the same error.
     """
     found = np.flatnonzero(~np.isfinite(losses))
     ranks = [str(rank) for rank in (found if len(found) else range(len(losses)))]
     worker = f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(ranks[:8])}{' ...' * (len(ranks) > 8)}"
     error = NonFiniteLoss(
         f"the loss is {losses[int(ranks[0])]} at step {step + 1:,} on {worker}; "
-        "lower the learning rate or clip the gradient, or pass --nan skip or --nan ignore to go on"
+        "lower the learning rate, clip the gradient, or pass --nan skip or --nan ignore to continue"
     )
     error.on_all_ranks = on_all_ranks
     return error

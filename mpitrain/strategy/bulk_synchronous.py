@@ -1,4 +1,4 @@
-"""What ``sync`` and ``local`` have in common: all workers take the same steps, each its own batch of every one."""
+"""The common part of ``sync`` and ``local``: all workers take the same steps, each with its own batch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..core.layout import Array
 from ..plan.plan import Plan
 from .base import StepResult, Totals, Turn, WorkItem
 
-STOP = 1  # flag: some rank was asked to stop
+STOP = 1  # flag: a rank was asked to stop
 PAUSE = 2  # flag: the chief was asked for a pause
 
 
 class BulkSynchronous:
-    """Counts steps and examples; the rest of ``base.Strategy`` is the subclass's.
+    """Counts steps and examples; subclasses add the rest of ``base.Strategy``.
 
     Args:
-        rank: Of this worker among the workers.
-        step, position: Where training begins.
+        rank: Index of this worker among the workers.
+        step, data_cursor: Where training begins.
     """
 
     lockstep = True
@@ -29,8 +29,8 @@ class BulkSynchronous:
         self._first, self._examples = rank * plan.batch, plan.step_examples
         self._train_steps = plan.train_steps
         self.step, self.data_cursor = step, data_cursor
-        self._flags = 0  # this rank's
-        self._stopping = False  # what all have agreed on, like ``paused``
+        self._flags = 0  # of this rank
+        self._stopping = False  # like ``paused``, agreed on by all workers
         self.paused = False
         self._loss, self._counted, self._skipped = 0.0, 0, 0
         self._result = StepResult(math.nan, True)
@@ -48,7 +48,7 @@ class BulkSynchronous:
         return {}
 
     def pause_at(self, step: int) -> None:
-        """Nothing to do: nobody goes on before all have come."""
+        """Do nothing: no worker continues before all have finished the step."""
 
     def pause_soon(self) -> None:
         self._flags |= PAUSE
@@ -63,7 +63,7 @@ class BulkSynchronous:
         self._flags |= STOP
 
     def close(self) -> None:
-        """Nothing to do: all have the same parameters."""
+        """Do nothing: all workers have the same parameters."""
 
     def gather(self, name: str) -> Array:
         raise NotImplementedError
@@ -75,13 +75,13 @@ class BulkSynchronous:
         return Totals(self._loss, self._counted, self._skipped, [])
 
     def _hear(self, flags: int) -> None:
-        """Take notice of the union of all workers' flags."""
+        """Handle the union of all workers' flags."""
         self._stopping, self.paused = bool(flags & STOP), bool(flags & PAUSE)
         if self.paused:
             self._flags &= ~PAUSE
 
     def _count(self, loss: float, updated: bool) -> None:
-        """One more step."""
+        """Count one step."""
         self._advance()
         self._tally(loss, updated)
 

@@ -1,9 +1,9 @@
-"""``--mode local``: every worker trains on its own for some steps, then all average.
+"""``--mode local``: every worker trains alone for some steps, then all workers average.
 
-After ``local_steps`` steps parameters, optimizer slots and moving averages are replaced by their means over the
+After ``local_steps`` steps, parameters, optimizer slots and moving averages are replaced by their means over the
 workers (Stich, Local SGD converges fast and communicates little, 2019; with momentum averaged too, Yu, Jin and Yang,
-2019). With ``elastic_rho`` workers and a center move towards each other instead, and the center is what is trained
-(Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015, equations 2 and 3, taken in step).
+2019). With ``elastic_rho``, workers and a center move towards each other instead, and the center is the trained model
+(Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015, equations 2 and 3, synchronous).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _LOSS, _COUNTED, _SKIPPED, _FLAGS = range(4)
 
 
 class Local(BulkSynchronous):
-    """Local SGD and elastic averaging; see ``base.Strategy`` for its methods.
+    """Local SGD and elastic averaging; see ``base.Strategy`` for the methods.
 
-    Construction is collective over the workers, and so is a step that averages.
+    Construction, and ``finish`` in a step that averages, are collective over the workers.
 
     Args:
-        hierarchy: How the workers reach each other; freed with this.
-        fill: Gives vectors their first values.
+        hierarchy: The communication hierarchy of the workers; freed with this object.
+        fill: Sets the initial values of vectors.
     """
 
     def __init__(self, hierarchy: Hierarchy, plan: Plan, fill: InitialState) -> None:
@@ -50,7 +50,7 @@ class Local(BulkSynchronous):
         self._scratch: Array | None = None
         self._updater = plan.updater(self._own)
         self._mean = MeanAllreduce(hierarchy, size, plan.dtype)
-        self._since = np.zeros(4)  # what this worker did since the last average, to be told at the next
+        self._since = np.zeros(4)  # this worker's totals since the last average, exchanged at the next
 
     @property
     def settled(self) -> bool:
@@ -64,7 +64,7 @@ class Local(BulkSynchronous):
         self._step_loss = loss
 
     def ready(self, start: int) -> None:
-        """Nothing to do: nobody else needs this gradient."""
+        """Do nothing: no other worker needs this gradient."""
 
     def finish(self) -> None:
         loss = self._step_loss
@@ -84,7 +84,7 @@ class Local(BulkSynchronous):
 
     def gather(self, name: str) -> Array:
         if self._center is None:
-            return self._own[name]  # the same on all workers, wherever they are settled
+            return self._own[name]  # the same on all workers whenever they have just averaged
         if name == "params":
             return self._center
         if self._scratch is None:
@@ -113,10 +113,10 @@ class Local(BulkSynchronous):
             for vector in self._own.values():
                 self._mean(vector)
         else:
-            self._pull_together()
+            self._average_elastically()
         self._agree()
 
-    def _pull_together(self) -> None:
+    def _average_elastically(self) -> None:
         assert self._center is not None and self._rho is not None
         mean = self.params.copy()
         self._mean(mean)
@@ -125,7 +125,7 @@ class Local(BulkSynchronous):
         self._center += self.params.dtype.type(self._rho * self._hierarchy.comm.size) * (mean - self._center)
 
     def _agree(self) -> None:
-        """Tell all workers what happened since the last average."""
+        """Exchange the totals since the last average, and the flags. Collective over the workers."""
         comm = self._hierarchy.comm
         self._since[_FLAGS] = self._flags
         everyone = np.empty((comm.size, len(self._since)))

@@ -1,4 +1,4 @@
-"""The strategy of a worker, by ``--mode``."""
+"""Select a worker's strategy by ``--mode``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from .sync_gpu import SyncGpu
 def bulk_synchronous_strategy(
     cluster: Cluster, plan: Plan, devices: Sequence[Device], fill: InitialState, say: Callable[[str], None]
 ) -> Strategy:
-    """``sync`` or ``local``; collective over the workers.
+    """Return the strategy for ``sync`` or ``local``. Collective over the workers.
 
     Args:
-        devices: Of this worker.
+        devices: The devices of this worker.
+        fill: Sets the initial values of vectors.
     """
     if plan.config.mode == "local":
         return Local(_hierarchy(cluster, plan, say, 2 + cluster.training.node.size), plan, fill)
@@ -37,16 +38,16 @@ def bulk_synchronous_strategy(
 
 
 def trains_on_gpus(cluster: Cluster, plan: Plan, devices: Sequence[Device]) -> bool:
-    """Whether training's vectors live on every worker's device; collective over the workers, or the servers."""
+    """Return whether vectors live on every worker's device. Collective over the workers, or over the servers."""
     mine = plan.config.mode == "sync" and devices[0].is_gpu
     return cluster.workers.allreduce(mine, op=MPI.LAND)
 
 
 def ps_strategy(store: Store, devices: Sequence[Device] = (CPU,)) -> Strategy:
-    """``async``, ``ssp`` or ``backup``; local.
+    """Return the strategy for ``async``, ``ssp`` or ``backup``. Local.
 
     Args:
-        devices: Of this worker.
+        devices: The devices of this worker.
     """
     if store.plan.config.mode != "backup":
         return Async(store, early=devices[0].is_gpu)

@@ -1,19 +1,19 @@
 """``--mode sync``: every step averages the gradients of all workers.
 
-The gradients of a node's ranks are rows of one shared array, and its parameters and optimizer slots are
-shared too. A step has four phases:
+The gradients of a node's ranks are rows of one shared array; parameters and optimizer slots are shared too. A step has
+four phases:
 
-1. *fill*: each rank's backward pass writes its row. As layers are done, whole buckets (ranges of the
-   vector, the last layers first) are declared ready.
-2. *sum*: once every rank of the node has declared a bucket, each sums its own slice of it over the rows. With
-   several nodes the sums then travel, piece by piece, while earlier layers still compute.
-3. *update*: each rank runs the optimizer on the pieces that it owns, and alone keeps up their slots. On one
-   node sum and update are one pass over memory.
-4. *spread*: pieces of parameters travel to the other nodes, and the ranks of a node wait for each other.
+1. *backward*: each rank's backward pass writes its row. As layers complete, whole buckets (ranges of the vector, the
+   last layers first) are declared ready.
+2. *reduce-scatter*: once every rank of the node has declared a bucket, each sums its own chunk of it over the rows.
+   With several nodes, the sums are then reduced between nodes while earlier layers still compute.
+3. *update*: each rank runs the optimizer on its owned ranges, and alone maintains their slots. On one node, reduction
+   and update are one pass over memory.
+4. *allgather*: updated parameters are sent to the other nodes, and the ranks of a node wait for each other.
 
-Every sum is taken in the order of the ranks within a node, then of the nodes. So all ranks see the same bits,
-and two runs on the same ranks give the same bits. The division of labour is that of ZeRO stage 1 (Rajbhandari
-et al. 2020, section 5.1), with shared memory in place of a broadcast within the node.
+Every sum is taken in the order of the ranks within a node, then of the nodes. All ranks therefore have identical bits,
+and two runs on the same ranks give identical bits. The update is partitioned as in ZeRO stage 1 (Rajbhandari et al.
+2020, section 5.1), with shared memory instead of a broadcast within the node.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .bulk_synchronous import BulkSynchronous
 
 
 class Sync(BulkSynchronous):
-    """Synchronous data parallel training; see ``base.Strategy`` for its methods.
+    """Synchronous data parallel training; see ``base.Strategy`` for the methods.
 
     Construction is collective over the workers.
 
     Args:
-        hierarchy: How the workers reach each other; freed with this.
-        fill: Gives vectors their first values.
+        hierarchy: The communication hierarchy of the workers; freed with this object.
+        fill: Sets the initial values of vectors.
     """
 
     def __init__(self, hierarchy: Hierarchy, plan: Plan, fill: InitialState) -> None:
@@ -60,9 +60,9 @@ class Sync(BulkSynchronous):
             for bucket in self._buckets
             if self._several_nodes and hierarchy.internode is not None
         ]
-        # Phases of a step, counted from here: one for each bucket, one for partial sums, one for the end.
+        # Each step adds this many barrier phases: one per bucket, one for partial sums, one for the end.
         self._phase = 0
-        self._declared = self._handled = 0  # buckets of this step
+        self._declared = self._handled = 0  # number of buckets in this step
         self._noted = np.zeros(2)
         self._all_noted = np.zeros((hierarchy.comm.size, 2))
         self._noting = MPI.REQUEST_NULL
@@ -75,7 +75,7 @@ class Sync(BulkSynchronous):
         self._vectors = {name: shared.allocate((stride,), dtype)[:size] for name in names}
         self.vectors, self.has_average = names, "average" in names
         self.params = self._vectors["params"]
-        self.grads[:] = 0  # the gaps between parameters stay so
+        self.grads[:] = 0  # gaps between parameters must stay zero
 
     def begin(self, loss: float) -> None:
         flags = self._flags
@@ -90,7 +90,7 @@ class Sync(BulkSynchronous):
         while self._declared < len(buckets) and buckets[self._declared].lo >= start:
             self._declared += 1
             self._barrier.publish(self._phase + self._declared)
-        if start > 0:  # otherwise ``finish`` comes next, and waits
+        if start > 0:  # otherwise ``finish`` follows, which waits
             self._work_ahead()
 
     def finish(self) -> None:
@@ -101,7 +101,7 @@ class Sync(BulkSynchronous):
         losses, flags = self._collect_noted()
         loss = sum(losses.tolist())
         finite = math.isfinite(loss)
-        for exchange in self._reduce_scatters:  # also where the run ends here: nothing may be left under way
+        for exchange in self._reduce_scatters:  # even if the run ends here: no operation may stay pending
             exchange.finish(self.grads)
         if not finite and self._nan == "stop":
             raise non_finite_error(losses, self.step, on_all_ranks=True)
@@ -138,12 +138,12 @@ class Sync(BulkSynchronous):
         self._hierarchy.free()
 
     def _work_ahead(self) -> None:
-        """Handle buckets that the whole node has declared, while earlier layers still wait for backward."""
+        """Process buckets that the whole node has declared, while backward computes earlier layers."""
         while self._handled < self._declared and self._barrier.reached(self._phase + self._handled + 1):
             if self._several_nodes:
                 self._travel(self._handled)
             elif self._updater.needs_sums or not np.isfinite(self._barrier.losses).all():
-                return  # ``finish`` knows what to do
+                return  # left to ``finish``
             else:
                 self._update(self._handled, self._rows)
             self._handled += 1
@@ -153,13 +153,13 @@ class Sync(BulkSynchronous):
         self._barrier.wait(phase, self._progress if self._several_nodes else None)
 
     def _progress(self) -> None:
-        """Let MPI move what is under way between nodes."""
+        """Let MPI progress the pending operations between nodes."""
         self._noting.Test()
         for exchange in self._reduce_scatters:
             exchange.progress()
 
     def _travel(self, index: int) -> None:
-        """Sum this rank's slice of a bucket over the node, and send its pieces to their owners."""
+        """Sum this rank's chunk of a bucket over the node, and start to reduce it between nodes."""
         bucket = self._buckets[index]
         lo, hi = self._hierarchy.chunk(bucket.lo, bucket.hi)
         if len(self._rows) > 1:
@@ -179,7 +179,7 @@ class Sync(BulkSynchronous):
             self._updater.update(lo, hi, rows, self.step)
 
     def _update_rest(self, sums_phase: int) -> None:
-        # Between nodes the sum over all ranks has arrived in this rank's own row.
+        # With several nodes, the sum over all ranks is in this rank's own row.
         rows = self.grads[np.newaxis] if self._several_nodes else self._rows
         if self._updater.needs_sums:
             self._update_by_sums(rows, sums_phase)
@@ -188,7 +188,7 @@ class Sync(BulkSynchronous):
             self._update(index, rows)
 
     def _update_by_sums(self, rows: Array, phase: int) -> None:
-        """Update in two passes, with norms over whole vectors or parameters summed in between."""
+        """Update in two passes; norms of whole vectors or parameters are summed between them."""
         owned = [(lo, hi) for lo, hi in self._owned_ranges if lo < hi]
         mine: Any = 0.0
         for lo, hi in owned:
@@ -198,7 +198,7 @@ class Sync(BulkSynchronous):
             self._updater.finish(lo, hi, self.grads, sums, self.step)
 
     def _sum_partials(self, mine: Any, phase: int) -> Array:
-        """The sum of all owners' partial sums, in a fixed order."""
+        """Return the sum of all owners' partial sums, in a fixed order."""
         hierarchy = self._hierarchy
         self._partials[hierarchy.node.rank] = mine
         self._barrier.publish(phase)
@@ -217,7 +217,7 @@ class Sync(BulkSynchronous):
                 self._hierarchy.allgather(self.params, bucket.lo, bucket.hi)
 
     def _collect_noted(self) -> tuple[Array, int]:
-        """Every worker's share of the loss, in the order of the ranks, and the union of their flags."""
+        """Return every worker's share of the loss, in rank order, and the union of their flags."""
         if not self._several_nodes:
             return self._barrier.losses, self._barrier.flags
         self._noting.Wait()

@@ -1,11 +1,11 @@
 """``--mode sync`` on GPUs: every worker has all parameters on its device, and updates all of them there.
 
-The host asks for a step and goes on: gradients, their sums over the workers, the decision whether to update and the
-update follow each other on the device. The loss is a last element of the gradient, so that all devices sum it and come
-to the same decision. The host reads it some steps later, when it is there; where a loss is not finite and the run is to
-stop, the parameters have not changed since.
+The host enqueues a step without waiting for it: gradients, their sums over the workers, the decision whether to update,
+and the update follow each other on the device. The loss is an extra last element of the gradient, so that all devices
+sum it and make the same decision. The host reads it some steps later. If a loss is not finite and the run stops, the
+parameters have not changed since.
 
-How sums travel is ``gpu.transport``'s; with one worker nothing does.
+``gpu.transport`` sums the gradients over the workers; a single worker needs no transport.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from ..plan.progress import InitialState
 from .base import StepResult, Totals, Wrap, non_finite_error
 from .bulk_synchronous import BulkSynchronous
 
-_LAG = 3  # steps that the host may be ahead of the last loss that it has read
+_LAG = 3  # maximum number of steps between the host and the last loss that it has read
 _FIRST_SCALE = 65536.0  # of a loss in float16
-# In checkpoints: the scale, and for how many steps it has been good; and before its name how gradients travelled.
-_SCALE, _GOOD, _WAY = "loss_scale", "loss_scale_steps", "transport_"
+# Keys in checkpoints: the loss scale, its number of good steps, and the prefix of the GPU transport's name.
+_SCALE, _GOOD, _TRANSPORT = "loss_scale", "loss_scale_steps", "transport_"
 
 
 @dataclass
-class _Asked:
-    """A step that the device has been asked for.
+class _PendingStep:
+    """A step enqueued on the device.
 
     Attributes:
-        numbers: This worker's share of the loss, all workers', and whether there was an update: when it is done.
-        done: The event that tells when.
+        extra_state: The results once ``done``: this worker's share of the loss, the total, whether there was an update.
+        done: The event that marks completion.
     """
 
     step: int
@@ -47,15 +47,15 @@ class _Asked:
 
 
 class SyncGpu(BulkSynchronous):
-    """Synchronous training of parameters that lie on every worker's device; see ``base.Strategy`` for its methods.
+    """Synchronous training with the parameters on every worker's device; see ``base.Strategy`` for the methods.
 
     Construction is collective over the workers.
 
     Args:
-        hierarchy: How the workers reach each other; freed with this.
-        device: This worker's, the first if it has several.
-        fill: Gives vectors their first values.
-        say: Takes a line for the user.
+        hierarchy: The communication hierarchy of the workers; freed with this object.
+        device: This worker's device; the first if it has several.
+        fill: Sets the initial values of vectors.
+        say: Called with a line for the user.
     """
 
     on_device = True
@@ -75,30 +75,30 @@ class SyncGpu(BulkSynchronous):
         self.vectors, self.has_average = plan.vectors, plan.moving_average is not None
         self._is_scaled = plan.config.precision == "float16"
         with device.activate():
-            self._there = {name: device.copy_of(self._host[name]) for name in plan.vectors}
-            self._sent = device.zeros((size + 1,), dtype)  # the gaps between parameters stay so
+            self._on_device = {name: device.copy_of(self._host[name]) for name in plan.vectors}
+            self._sent = device.zeros((size + 1,), dtype)  # gaps between parameters must stay zero
             self._state = device.copy_of(self._first_state(extra_state))
-            self._update_there = GpuUpdate(
-                device, plan.optimizer, plan.layout, self._there, plan.moving_average, self._state
+            self._gpu_update = GpuUpdate(
+                device, plan.optimizer, plan.layout, self._on_device, plan.moving_average, self._state
             )
-        self.params, self.grads = self._there["params"], self._sent[:size]
+        self.params, self.grads = self._on_device["params"], self._sent[:size]
         if self._is_scaled:
             self.loss_scale = self._state[launch.SCALE : launch.SCALE + 1]
         self._own_loss: Any = None
         self._buckets = _with_loss(plan.buckets)
         self._transport = None
         if hierarchy.comm.size > 1:
-            asked = plan.config.gpu_transport
-            before = next((name.removeprefix(_WAY) for name in extra_state if name.startswith(_WAY)), "")
-            self._transport = select_transport(hierarchy, device, self._sent, self._buckets, asked, before, say)
-        self._started = 0  # buckets of this step
-        self._asked: deque[_Asked] = deque()
-        self._free: list[_Asked] = []
-        self._bad: tuple[int, float] | None = None  # the first step whose loss was not finite, and this worker's share
+            requested = plan.config.gpu_transport
+            before = next((name.removeprefix(_TRANSPORT) for name in extra_state if name.startswith(_TRANSPORT)), "")
+            self._transport = select_transport(hierarchy, device, self._sent, self._buckets, requested, before, say)
+        self._started = 0  # number of buckets in this step
+        self._pending: deque[_PendingStep] = deque()
+        self._free: list[_PendingStep] = []
+        self._bad: tuple[int, float] | None = None  # the first step with a non-finite loss, and this worker's share
         self._waits = False
         self._noted = np.zeros(1, np.int64)
         self._all_noted = np.zeros(hierarchy.comm.size, np.int64)
-        hierarchy.node.Barrier()  # nobody completes a vector before all have taken its first values
+        hierarchy.node.Barrier()  # no rank may gather into the host vectors before all have read the initial values
 
     def begin(self, loss: Any) -> None:
         self._own_loss = loss.reshape(1)
@@ -119,7 +119,7 @@ class SyncGpu(BulkSynchronous):
         with self._device.activate():
             self._average()
             self._update()
-            self._ask()
+            self._record_result()
         flags = self._exchange_flags()
         self._advance()
         self._read(_LAG)
@@ -127,12 +127,12 @@ class SyncGpu(BulkSynchronous):
 
     @property
     def result(self) -> StepResult:
-        self._look(0)
+        self._collect_results(0)
         return self._result
 
     @property
     def extra_state(self) -> Mapping[str, float]:
-        found = {} if self._transport is None else {_WAY + self._transport.name: 1.0}
+        found = {} if self._transport is None else {_TRANSPORT + self._transport.name: 1.0}
         if self._is_scaled:
             launch, state = self._launch, np.empty(self._state.size)
             with self._device.activate():
@@ -141,7 +141,7 @@ class SyncGpu(BulkSynchronous):
         return found
 
     def totals(self) -> Totals:
-        self._look(0)
+        self._collect_results(0)
         return super().totals()
 
     def close(self) -> None:
@@ -153,13 +153,13 @@ class SyncGpu(BulkSynchronous):
         if node.rank == 0:
             self._device.pin(host)
             with self._device.activate():
-                self._device.download(self._there[name], host)
+                self._device.download(self._on_device[name], host)
         node.Barrier()
         return host
 
     def on_device_copy(self, name: str) -> Array:
         self._read(0)
-        return self._there[name]
+        return self._on_device[name]
 
     def trace(self, wrap: Wrap) -> None:
         self._waits = True
@@ -171,10 +171,10 @@ class SyncGpu(BulkSynchronous):
             self._transport.free()
         self._hierarchy.free()
 
-    # What the device is asked for.
+    # Operations on the device.
 
     def _average(self) -> None:
-        """The sum of all workers' gradients, on every device."""
+        """Wait for the sum of all workers' gradients, on every device."""
         if self._transport is not None:
             self._transport.finish()
             if self._waits:
@@ -186,22 +186,22 @@ class SyncGpu(BulkSynchronous):
             launch.find_overflow(self.grads, state[launch.OVERFLOW : launch.OVERFLOW + 1])
         total = self._own_loss if self._transport is None else self._sent[-1:]
         launch.decide_update(self._own_loss, total, self._nan, self._is_scaled, state)
-        self._update_there(self.grads, self.step)
+        self._gpu_update(self.grads, self.step)
         if self._waits:
             self._device.compute.wait()
 
-    def _ask(self) -> None:
-        """Have the step's result copied here when it is there."""
+    def _record_result(self) -> None:
+        """Enqueue a copy of the step's result to the host."""
         from ..gpu.stream import pinned
 
-        asked = self._free.pop() if self._free else _Asked(0, pinned((3,), np.float64), None)
+        pending = self._free.pop() if self._free else _PendingStep(0, pinned((3,), np.float64), None)
         launch, compute = self._launch, self._device.compute
-        compute.copy_to_host(self._state[launch.OWN : launch.UPDATED + 1], asked.extra_state)
-        asked.step, asked.done = self.step, compute.record(asked.done)
-        self._asked.append(asked)
+        compute.copy_to_host(self._state[launch.OWN : launch.UPDATED + 1], pending.extra_state)
+        pending.step, pending.done = self.step, compute.record(pending.done)
+        self._pending.append(pending)
 
     def _first_state(self, extra_state: Mapping[str, float]) -> Array:
-        """The device's state before the first step; ``extra_state``: of the run that goes on, if it had a scale."""
+        """Return the device's state before the first step; ``extra_state`` may contain a resumed run's loss scale."""
         launch = self._launch
         state = np.zeros(launch.UPDATED + 1)
         state[launch.FACTOR] = state[launch.SCALE] = 1.0
@@ -210,34 +210,34 @@ class SyncGpu(BulkSynchronous):
             state[launch.GOOD] = extra_state.get(_GOOD, 0)
         return state
 
-    # What has become of it.
+    # Results.
 
     def _exchange_flags(self) -> int:
-        """The union of all workers' flags."""
+        """Return the union of all workers' flags. Collective over the workers."""
         if self._hierarchy.comm.size == 1:
             return self._flags
         self._noted[0] = self._flags
         self._hierarchy.comm.Allgather(self._noted, self._all_noted)
         return int(np.bitwise_or.reduce(self._all_noted))
 
-    def _look(self, lag: int) -> None:
-        """Count the steps that are done, and wait for all but the last ``lag``."""
-        while len(self._asked) > lag:
-            asked = self._asked.popleft()
-            asked.done.synchronize()
-            own, total, updated = asked.extra_state.tolist()
+    def _collect_results(self, lag: int) -> None:
+        """Count finished steps; wait for all but the last ``lag``."""
+        while len(self._pending) > lag:
+            pending = self._pending.popleft()
+            pending.done.synchronize()
+            own, total, updated = pending.extra_state.tolist()
             self._tally(total, bool(updated))
             if self._bad is None and not math.isfinite(total):
-                self._bad = asked.step, own
-            self._free.append(asked)
+                self._bad = pending.step, own
+            self._free.append(pending)
 
     def _read(self, lag: int) -> None:
-        """The same on all workers alike, which then end together if a loss was not finite; collective if so.
+        """Collect results, and stop on a non-finite loss. All workers do the same; collective over them if they stop.
 
         Raises:
-            NonFiniteLoss: And the run is to stop then.
+            NonFiniteLoss: A loss is not finite and ``--nan`` is ``stop``.
         """
-        self._look(lag)
+        self._collect_results(lag)
         if self._bad is None or self._nan != "stop" or self._bad[0] >= self.step - lag:
             return
         step, own = self._bad
@@ -245,6 +245,6 @@ class SyncGpu(BulkSynchronous):
 
 
 def _with_loss(buckets: list[Bucket]) -> list[Bucket]:
-    """The buckets of a vector that has the loss as one element more."""
+    """Return the buckets of the gradient with the loss as one more element."""
     first, *others = buckets
     return [Bucket(first.lo, first.hi + 1), *others]

@@ -1,4 +1,4 @@
-"""How a run saves: the workers make its state whole, and the chief writes it, or every node its part."""
+"""Saving during training: workers gather the state, and the chief writes it, or every node writes a shard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import checkpoint
-from ..checkpoint import shared_file as together
+from ..checkpoint import shared_file
 from ..checkpoint.sharded import Part, ShardedWriter
 from ..checkpoint.shared_file import SharedFileWriter
 from ..checkpoint.writer import CheckpointWriter
@@ -22,16 +22,16 @@ from ..plan.config import RunConfig
 from ..plan.plan import Plan
 from ..strategy.base import Strategy, Wrap
 
-LARGE_BYTES = 1 << 30  # of state: from here on every node writes a part
+LARGE_BYTES = 1 << 30  # of state; from this size on, every node writes a shard
 
 
 class Checkpointing:
-    """What the training loop does to save. Construction is collective over the workers.
+    """Saves checkpoints for the training loop. Construction is collective over the workers.
 
     Args:
-        strategy: Whose vectors, step, position and numbers are saved.
-        folder: Of the run's checkpoints.
-        record: Kept with every checkpoint: tables of options, arguments, versions.
+        strategy: Its vectors, step, data cursor and extra state are saved.
+        folder: The run's checkpoint directory.
+        record: Tables of options, arguments and versions, stored with every checkpoint.
         say: Called with a line for the user, on the chief.
     """
 
@@ -53,7 +53,7 @@ class Checkpointing:
             checkpoint.remove_unfinished(folder)
         self._parts: ShardedCheckpointing | None = None
         self._writer: CheckpointWriter | None = None
-        if _in_parts(cluster, plan, strategy):
+        if _is_sharded(cluster, plan, strategy):
             self._parts = ShardedCheckpointing(cluster.training, plan, folder, about, retention, say)
             self._writer = self._parts.writer
         elif cluster.chief:
@@ -61,15 +61,15 @@ class Checkpointing:
             self._writer = CheckpointWriter(folder, write, retention, config.save_background, say)
 
     def save(self) -> None:
-        """Save a checkpoint of this step, beside training if so configured.
+        """Save a checkpoint of this step, in the background if so configured.
 
-        In lockstep collective over the workers, else for the chief alone.
+        Collective over the workers in lockstep; otherwise chief only.
         """
         strategy, writer = self._strategy, self._writer
         if self._parts is not None:
             self._parts.finish()
         if writer is not None:
-            writer.wait_for_copy()  # a device's vectors come to where the last ones may still be copied from
+            writer.wait_for_copy()  # gathering overwrites the host buffer that the last save may still be copying
         if self._sync:
             vectors = {name: strategy.gather(name) for name in strategy.vectors}
             if writer is not None:
@@ -77,7 +77,7 @@ class Checkpointing:
         elif strategy.lockstep or writer is not None:
             copies = {}
             for name in strategy.vectors:
-                vector = strategy.gather(name)  # overwritten by the next one, or in the next step
+                vector = strategy.gather(name)  # overwritten by the next gather or step
                 if writer is not None:
                     copies[name] = vector.copy()
             if writer is not None:
@@ -86,23 +86,23 @@ class Checkpointing:
             self._parts.begun(strategy.step)
 
     def before_update(self) -> None:
-        """Return when the parameters may change; local, and quick where nothing is being saved.
+        """Wait until the parameters may change. Local, and quick if nothing is being saved.
 
-        In ``sync`` it is enough that who writes waits: nobody updates anything before its gradient is there. What a
-        device updates is not what is being saved.
+        In ``sync`` only the writing ranks need to wait, because no rank updates before it has their gradient. A device
+        updates its own copy, not the one being saved.
         """
         if self._writer is not None and not self._strategy.on_device:
             self._writer.wait_for_copy()
 
     def tell(self) -> None:
-        """Go on with a save beside training, and say what it had to say; local."""
+        """Advance a background save, and report its messages. Local."""
         if self._writer is not None:
             self._writer.poll()
         if self._parts is not None:
             self._parts.progress()
 
     def finish(self) -> None:
-        """Have the last checkpoint on disk; collective over the workers.
+        """Wait until the last checkpoint is on disk. Collective over the workers.
 
         Raises:
             CheckpointError: It could not be saved.
@@ -113,27 +113,27 @@ class Checkpointing:
             if self._writer is not None:
                 self._writer.close()
                 if self._writer.failure is not None:
-                    raise CheckpointError(f"the run has ended, and {self._writer.failure}")
+                    raise CheckpointError(f"training has ended, but {self._writer.failure}")
         if self._parts is not None:
             self._parts.free()
 
     def trace(self, background: Callable[[str], Wrap]) -> None:
-        """Have saves beside training recorded; local."""
+        """Record background saves. Local."""
         if self._writer is not None and self._background:
             background("saving")(self._writer, "write_now", "save")
 
     @property
     def longest_s(self) -> float:
-        """Seconds of the longest save so far; 0 on ranks that write nothing."""
+        """Duration of the longest save so far, in seconds; 0 on ranks that write nothing."""
         return 0.0 if self._writer is None else self._writer.longest_s
 
 
 class ShardedCheckpointing:
-    """Every node's first worker writes a part; when all have, the chief makes these a checkpoint.
+    """Sharded saving: the first worker of every node writes a shard, then the chief completes the checkpoint.
 
-    Parts are files under an index, or of one file where HDF5 can write that from several nodes. That all have is
-    agreed on by a reduction that nobody waits for while training goes on. Methods are collective over the workers, or
-    local where nothing else is said; on workers that write nothing they do nothing.
+    Shards are files with an index, or ranges of a shared file if HDF5 supports writing it from several nodes. A
+    nonblocking reduction, which does not delay training, finds out whether all nodes have written. Methods are
+    collective over the workers unless marked local; on workers that write nothing they do nothing.
     """
 
     def __init__(
@@ -147,12 +147,12 @@ class ShardedCheckpointing:
     ) -> None:
         token = group.comm.bcast(secrets.token_hex(4), root=0)
         self._leaders = leaders = NodeLeaders(group)
-        self._team = NodeLeaders(group)  # for the thread that writes
-        in_one_file = _together(group, leaders, plan.config)
+        self._team = NodeLeaders(group)  # used by the writing thread
+        in_one_file = _use_shared_file(group, leaders, plan.config)
         self.writer: CheckpointWriter | None = None
         self._say, self._folder = say, folder
         self._step = -1
-        self._awaited = False  # parts are being written, or it is not known yet whether all have been
+        self._awaited = False  # shards are being written, or it is not yet known whether all were
         if leaders.member:
             self._hosts = leaders.gather(group.host)
             config, part = plan.config, Part(leaders.rank, leaders.size, token)
@@ -166,11 +166,11 @@ class ShardedCheckpointing:
             )
 
     def begun(self, step: int) -> None:
-        """Note that parts of a checkpoint are being written; local."""
+        """Note that the shards of a checkpoint are being written. Local."""
         self._step, self._awaited = step, self.writer is not None
 
     def progress(self) -> None:
-        """Go on as far as that takes no waiting; local."""
+        """Advance as far as possible without blocking. Local."""
         writer, leaders = self.writer, self._leaders
         if writer is None or not self._awaited:
             return
@@ -181,7 +181,7 @@ class ShardedCheckpointing:
             self._complete(writer)
 
     def finish(self) -> None:
-        """Have the checkpoint on disk."""
+        """Wait until the checkpoint is on disk."""
         writer, leaders = self.writer, self._leaders
         if writer is None:
             return
@@ -192,25 +192,25 @@ class ShardedCheckpointing:
         writer.finish()
 
     def free(self) -> None:
-        """Give the communicators back."""
+        """Free the communicators."""
         if self._leaders.member:
             self._leaders.free()
             self._team.free()
 
     def _complete(self, writer: CheckpointWriter) -> None:
-        """All parts have been written, or some could not be; local, for others may be a step ahead."""
+        """Complete the checkpoint, or report that a node failed. Local: other nodes may be a step ahead."""
         self._awaited = False
         number, rank = self._leaders.result
         if number:
-            if writer.failure is None:  # otherwise it has been told
+            if writer.failure is None:  # otherwise already reported
                 why = f"{os.strerror(number)} ({self._hosts[rank]})"
                 writer.failure = f"the checkpoint of step {self._step:,} could not be saved in {self._folder}: {why}"
-                self._say(f"{writer.failure}; training goes on, and older checkpoints are as they were")
+                self._say(f"{writer.failure}; training continues, older checkpoints are unchanged")
         elif self._leaders.rank == 0:
             writer.complete(self._step, self._writer.write_index)
 
 
-def _in_parts(cluster: Cluster, plan: Plan, strategy: Strategy) -> bool:
+def _is_sharded(cluster: Cluster, plan: Plan, strategy: Strategy) -> bool:
     if not strategy.lockstep or cluster.n_nodes == 1:
         return False
     if plan.config.save_per_node is not None:
@@ -218,11 +218,11 @@ def _in_parts(cluster: Cluster, plan: Plan, strategy: Strategy) -> bool:
     return plan.nbytes * len(strategy.vectors) >= LARGE_BYTES
 
 
-def _together(group: Group, leaders: NodeLeaders, config: RunConfig) -> bool:
-    """Whether the leaders are to write one file; collective over the group.
+def _use_shared_file(group: Group, leaders: NodeLeaders, config: RunConfig) -> bool:
+    """Return whether the leaders write one shared file. Collective over the group.
 
     Raises:
-        ConfigError: On every rank: they were told to, and cannot.
+        ConfigError: On every rank: ``--save-one-file`` is given, but not supported.
     """
     if config.save_one_file is False or config.save_compression != "none":
         return False
@@ -233,15 +233,15 @@ def _together(group: Group, leaders: NodeLeaders, config: RunConfig) -> bool:
     lacking = group.comm.bcast(lacking, root=0)
     with group.agree("preparing to save"):
         if lacking and config.save_one_file:
-            raise ConfigError(f"--save-one-file: {lacking[0]}; without it every node writes a file")
+            raise ConfigError(f"--save-one-file: {lacking[0]}; remove it to write one file per node")
     return not lacking
 
 
 def _lacks(leaders: NodeLeaders, config: RunConfig) -> str:
-    """Why this rank cannot write a file together with others; empty where it can."""
+    """Return why this rank cannot write a shared file; empty if it can."""
     if config.save_background and not leaders.in_threads:
-        return "this MPI must not be called beside training, so give --no-save-background"
-    return together.lacks()
+        return "this MPI does not support calls from a background thread; add --no-save-background"
+    return shared_file.lacks()
 
 
 def _write(

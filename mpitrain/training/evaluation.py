@@ -1,4 +1,4 @@
-"""Loss and accuracy on the validation examples: by all workers together, or beside training on a snapshot."""
+"""Loss and accuracy on the validation examples: on all workers, or in a background thread on a snapshot."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from ..nn.layer import Context, bind, place
 from ..plan.job import Job
 from ..plan.plan import Plan
 
-# Given examples and labels: the sum of their losses, and how many are predicted right; see ``Loss.evaluate``.
+# Maps examples and labels to the sum of their losses and the number of correct predictions; see ``Loss.evaluate``.
 Evaluate = Callable[[Array, Array], tuple[float, "int | None"]]
 
 
 def measure(evaluate: Evaluate, loader: Loader, start: int, stop: int, most: int) -> Array:
-    """Evaluate the examples numbered [start, stop), at most ``most`` at a time; local.
+    """Evaluate the examples with indices [start, stop), at most ``most`` at a time. Local.
 
     Returns:
-        Shape (3,), float64: sums of losses, of right answers, and of batches that know right from wrong.
+        Shape (3,), float64: the sum of losses, the number of correct predictions, and the number of batches for which
+        that number is known.
     """
     sums = np.zeros(3)
     for lo in range(start, stop, most):
@@ -35,7 +36,7 @@ def measure(evaluate: Evaluate, loader: Loader, start: int, stop: int, most: int
 
 
 def measured(sums: Array, count: int) -> dict[str, float]:
-    """Sums over ``count`` examples as what is reported."""
+    """Convert sums over ``count`` examples to metrics."""
     found = {"validation_loss": float(sums[0]) / count}
     if sums[2]:
         found["validation_accuracy"] = float(sums[1]) / count
@@ -44,19 +45,19 @@ def measured(sums: Array, count: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured, and of which step's parameters."""
+    """Validation metrics and the step of the parameters that they belong to."""
 
     step: int
     values: dict[str, float]
 
 
 class BackgroundEvaluator:
-    """Validates in a thread on the processor, with a model of its own on a snapshot of the parameters; local.
+    """Validates in a thread on the CPU, with its own copy of the model on a snapshot of the parameters. Local.
 
-    Must be made before the job's model has computed anything.
+    Construct it before the job's model has computed anything.
 
     Args:
-        most: Examples to take at a time.
+        most: Examples per batch.
     """
 
     def __init__(self, plan: Plan, job: Job, loader: Loader, most: int) -> None:
@@ -72,17 +73,17 @@ class BackgroundEvaluator:
 
     @property
     def busy(self) -> bool:
-        """Whether the last snapshot is still being measured."""
+        """Whether the last snapshot is still being evaluated."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, params: Array, step: int) -> None:
-        """Measure parameters, which are copied; the last measuring must have ended."""
+        """Copy the parameters and start to evaluate them; the previous evaluation must have ended."""
         self._snapshot[:] = params
         self._thread = threading.Thread(target=self.measure, args=(step,), name="validation", daemon=True)
         self._thread.start()
 
     def found(self) -> Evaluation | None:
-        """What the last measuring found, once."""
+        """Return the result of the last evaluation, once; None if there is none yet."""
         if self._thread is None or self._thread.is_alive():
             return None
         self._thread = None
@@ -92,7 +93,7 @@ class BackgroundEvaluator:
         return found
 
     def wait(self) -> Evaluation | None:
-        """Wait for the measuring under way, if there is one, and return what it found."""
+        """Wait for the evaluation in progress, if any, and return its result."""
         if self._thread is not None:
             self._thread.join()
         return self.found()
@@ -101,9 +102,9 @@ class BackgroundEvaluator:
         return self._loss.evaluate(self._model.forward(examples, Context()), labels)
 
     def measure(self, step: int) -> None:
-        """Measure the snapshot; what the thread does."""
+        """Evaluate the snapshot; runs in the thread."""
         try:
-            with np.errstate(all="ignore"):  # what overflows shows in the loss
+            with np.errstate(all="ignore"):  # an overflow shows in the loss
                 count = len(self._loader)
                 sums = measure(self._evaluate, self._loader, 0, count, self._most)
             self._found = Evaluation(step, measured(sums, count))

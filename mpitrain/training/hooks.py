@@ -1,4 +1,4 @@
-"""What happens beside training: logging, validation, checkpoints."""
+"""The built-in hooks: logging, validation, checkpoints, stopping."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..strategy.base import Totals
 
 
 class EveryNSteps:
-    """Says when something that is done every N steps is due.
+    """Decides when an action that is done every N steps is due.
 
     Args:
         every: N; 0 for never.
@@ -29,21 +29,21 @@ class EveryNSteps:
         self._last = step
 
     def due(self, step: int) -> bool:
-        """Whether a multiple of N has been reached or passed since this last said so."""
+        """Return whether a multiple of N was reached or passed since this last returned True."""
         if not self._every or step // self._every <= self._last // self._every:
             return False
         self._last = step
         return True
 
     def next(self, step: int, end: int) -> int:
-        """The first multiple of N after ``step``, ``end`` at most."""
+        """Return the first multiple of N after ``step``, at most ``end``."""
         return min(end, (step // self._every + 1) * self._every) if self._every else end
 
 
 class Log(Hook):
-    """Reports loss, learning rate and speed every N steps: means since the last report, over all workers.
+    """Reports loss, learning rate and speed every N steps, averaged over all workers since the last report.
 
-    The first step's time is not counted: on a machine's first run kernels are compiled in it.
+    The first step's time is excluded, because kernels are compiled in it on a machine's first run.
     """
 
     def __init__(self, every: int) -> None:
@@ -64,7 +64,7 @@ class Log(Hook):
             self._start(loop, totals)
 
     def end(self, loop: TrainingLoop) -> None:
-        # Where workers keep no common pace, another one may have taken the last step.
+        # In the asynchronous modes another worker may have taken the last step.
         if self._when.due(loop.step) and loop.cluster.chief:
             self._report(loop)
 
@@ -85,7 +85,7 @@ class Log(Hook):
         return totals
 
     def _compare_shares(self, loop: TrainingLoop, now: list[WorkerStats]) -> None:
-        """Warn once of a worker that takes too little; what was before the first report is not held against it."""
+        """Warn once if a worker takes too small a share; the time before the first report does not count."""
         if self._compared_from is None:
             self._compared_from = now
         warning = worker_stats.unequal(self._compared_from, now)
@@ -100,7 +100,7 @@ class Log(Hook):
 
 
 def _seconds(loop: TrainingLoop) -> float:
-    """Time in which steps are taken: all but validating and saving, for which only workers in lockstep stand still."""
+    """Return the time spent in steps. Validation and saving are excluded if workers stop for them, in lockstep."""
     return loop.training_s if loop.lockstep else time.perf_counter()
 
 
@@ -131,7 +131,7 @@ class Save(Hook):
 
     def begin(self, loop: TrainingLoop) -> None:
         self._when.start(loop.step)
-        self._done_s, self._asked = time.monotonic(), False
+        self._done_s, self._requested = time.monotonic(), False
         if loop.saved:
             self._done_at = loop.step
         loop.pause_at(self._when.next(loop.step, loop.train_steps))
@@ -143,7 +143,7 @@ class Save(Hook):
         loop.saving.tell()
 
     def paused(self, loop: TrainingLoop) -> None:
-        """Called on the chief when all stand still at the step that ``begin`` or this asked for."""
+        """Save; called on the chief when all workers are paused at the step requested by ``begin`` or this method."""
         self._save(loop)
         loop.pause_at(self._when.next(loop.step, loop.train_steps))
 
@@ -154,26 +154,26 @@ class Save(Hook):
 
     def _save(self, loop: TrainingLoop) -> None:
         self._done_at = loop.step
-        self._done_s, self._asked = time.monotonic(), False
+        self._done_s, self._requested = time.monotonic(), False
         loop.saving.save()
 
     def _look_at_clock(self, loop: TrainingLoop) -> None:
-        """On the chief, whose clock counts for all: ask for a pause when the time has come."""
+        """Request a pause when a save is due by time; on the chief, whose clock counts for all."""
         due = self._every_s > 0 and time.monotonic() - self._done_s >= self._every_s
-        if due and loop.cluster.chief and not self._asked:
-            self._asked = True
+        if due and loop.cluster.chief and not self._requested:
+            self._requested = True
             loop.pause_soon()
 
 
 class Stop(Hook):
-    """Ends the run after a signal, and while there is time to save before others end it.
+    """Stops the run after a signal, and early enough to save before an external time limit.
 
     Args:
-        signals: As they come to this rank.
-        limit: When others end the run; the chief's clock counts for all.
+        signals: The signals of this rank.
+        limit: The time limit; only the chief's clock counts.
 
     Attributes:
-        asked: Whether this worker has asked for the end.
+        asked: Whether this worker has requested the stop.
     """
 
     def __init__(self, signals: Signals, limit: TimeLimit) -> None:
@@ -193,13 +193,13 @@ class Stop(Hook):
             why = "the time limit is near"
         if why is not None:
             self.asked = True
-            # Launchers end ranks with SIGTERM where another one has died, and may leave them no time to save.
-            loop.say(f"ending after step {loop.step:,}{'' if why == 'SIGTERM' else ', to save'}: {why}")
+            # Launchers send SIGTERM when another rank has died, and may leave no time to save.
+            loop.say(f"stopping after step {loop.step:,}{'' if why == 'SIGTERM' else ' to save'}: {why}")
             loop.stop()
 
 
 class ReportStep(Hook):
-    """Keeps the step that this worker is in where ``mpitrain run`` finds it when the worker has died."""
+    """Records this worker's step in its rank status, where ``mpitrain run`` reads it if the worker dies."""
 
     def __init__(self, status: RankStatusFile) -> None:
         self._status = status

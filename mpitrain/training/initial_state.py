@@ -1,4 +1,4 @@
-"""Where training starts: the model's initial values, or those of a checkpoint."""
+"""Initial values of the training vectors: from the model's initializers or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..plan.progress import Progress
 
 
 class InitialStateLoader:
-    """Gives vectors their first values: a ``strategy.base.InitialState``. Every rank has one, and calls it once.
+    """Sets the initial values of vectors: a ``strategy.base.InitialState``. Every rank has one, and calls it once.
 
-    A checkpoint is read once, and its digests are checked as it is: what turns out damaged on any rank is passed over
-    by all, and the one before it takes its place.
+    A checkpoint is read once, and its digests are verified while reading. If any rank finds a checkpoint damaged, all
+    ranks skip it and try the one before.
 
     Attributes:
-        resumed: The checkpoint that training goes on from, or None; known when the values are there.
-        saved: Whether that is one of the run's own, which need not be saved again.
-        passed_over: Why newer ones were not taken, a line each.
+        resumed: The checkpoint that training resumes from, or None; set by the call.
+        saved: Whether that checkpoint is the run's own and need not be saved again.
+        skipped: One line for each newer checkpoint that was skipped, with the reason.
     """
 
     def __init__(self, cluster: Cluster, plan: Plan, model: Layer, begin: ResumePlan) -> None:
@@ -36,31 +36,31 @@ class InitialStateLoader:
         return self.resumed is not None and self._begin.saved
 
     def __call__(self, vectors: dict[str, Array] | None, root: int) -> Progress:
-        """Fill the vectors where they are given, and return how far that is; collective over all ranks.
+        """Fill the given vectors, and return the progress that they belong to. Collective over all ranks.
 
         Args:
-            vectors: Flat vectors, shape (layout.size,), by name; None on ranks that hold none of their own.
+            vectors: Flat vectors, shape (layout.size,), by name; None on ranks that hold none.
             root: A rank that holds some.
 
         Raises:
-            CheckpointError: On every rank: no checkpoint is whole, or the newest that is does not fit the model.
+            CheckpointError: On every rank: all checkpoints are damaged, or the newest intact one does not fit.
         """
         reached = self._resume(vectors) if self._begin.resume else self._initialize(vectors)
         found: Progress = self._cluster.comm.bcast(reached, root=root)
         return found
 
     def _resume(self, vectors: dict[str, Array] | None) -> Progress:
-        """Read the newest checkpoint that is whole."""
+        """Read the newest undamaged checkpoint."""
         paths = self._begin.resume
         if not self._begin.auto:
             self.resumed = paths[0]
             return self._read(paths[0], vectors)
-        # A damaged one is met by all ranks alike, so that all go on to the same.
+        # All ranks agree on which checkpoints are damaged, so that all continue with the same one.
         found, self.skipped = checkpoint.first_intact(paths, lambda path: self._read(path, vectors))
         if found is None:
             none = CheckpointError(
-                f"none of the {len(paths)} checkpoints in {paths[0].parent} is whole: {self.skipped[0]}; "
-                "give --resume never to begin anew, or another --run-dir"
+                f"all {len(paths)} checkpoints in {paths[0].parent} are damaged: {self.skipped[0]}; "
+                "start anew with --resume never, or pass another --run-dir"
             )
             none.on_all_ranks = True
             raise none
@@ -71,12 +71,12 @@ class InitialStateLoader:
         """Fill the vectors from a checkpoint.
 
         Raises:
-            DamagedCheckpoint: On every rank: it is not as it was written, as one of them has found.
+            DamagedCheckpoint: On every rank: one of them found the checkpoint damaged.
         """
         reached = Progress(0, 0, {})
         with self._cluster.agree("reading a checkpoint"):
             if vectors is not None:
-                _clear(vectors)  # of what a damaged one has left, too
+                _clear(vectors)  # also removes values read from a damaged checkpoint
                 reached = checkpoint.read(path, self._plan.layout, vectors, self._plan.config.seed)
         return reached
 
@@ -94,6 +94,6 @@ class InitialStateLoader:
 
 
 def _clear(vectors: dict[str, Array]) -> None:
-    """Not all of a vector is in a checkpoint: there are gaps between layers, and state has no slots."""
+    """Set vectors to zero: a checkpoint does not cover gaps between layers, and layer state has no slots."""
     for vector in vectors.values():
         vector[:] = 0

@@ -1,4 +1,4 @@
-"""The training loop: what every worker does, whatever the mode."""
+"""The training loop of a worker, the same in every mode."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ from .initial_state import InitialStateLoader
 
 @dataclass
 class RunFiles:
-    """Where a run writes; all but the folder is the chief's.
+    """Where a run writes; all but the folder exist only on the chief.
 
     Attributes:
         folder: The run directory.
-        console: None on other ranks, like ``metrics``.
-        record: What is kept of the run with every checkpoint, in tables.
+        console: None on other ranks.
+        metrics: None on other ranks.
+        record: Tables that are stored with every checkpoint.
     """
 
     folder: Path
@@ -54,17 +55,17 @@ class RunFiles:
 
 
 class Loop:
-    """Trains a job; what hooks see of it.
+    """Trains a job; the interface that hooks see.
 
-    Construction, ``run`` and ``free`` are collective over the workers, and so is what is said to be.
+    Construction, ``run`` and ``free`` are collective over the workers, as are the methods marked so.
 
     Attributes:
-        cluster, job, plan, files: What was given.
+        cluster, job, plan, files: As given.
         saving: Saves checkpoints.
-        resumed: The checkpoint that this run goes on from, or None.
-        saved: Whether that is one of this run's own, which need not be saved again.
+        resumed: The checkpoint that this run resumes from, or None.
+        saved: Whether that checkpoint is this run's own and need not be saved again.
         training_s: Seconds spent in training steps, without validation and saving.
-        validation: What was last measured on the validation examples.
+        validation: The latest validation metrics.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Loop:
         )
         self._micro_batches = split_batch(plan.batch, plan.config.accumulate_steps)
         self._accumulated: Any = None
-        self._announced: Any = None  # the loss, as long as the strategy does not know it
+        self._announced: Any = None  # a loss not yet passed to the strategy
         self._data = SharedDataset(cluster.training, plan.config.shared_memory)
         self._train = self._loader(job.train, None if model.accepts_raw else plan.dtype, model.memory)
         self._validation = None if job.validation is None else self._loader(job.validation, plan.dtype)
@@ -109,27 +110,27 @@ class Loop:
 
     @property
     def step(self) -> int:
-        """Steps done, by all workers together where they have no common pace."""
+        """Number of completed steps; over all workers in the asynchronous modes."""
         return self._strategy.step
 
     @property
     def data_cursor(self) -> int:
-        """Examples taken by all workers together from the endless stream of examples."""
+        """Number of examples that all workers have taken from the endless stream of examples."""
         return self._strategy.data_cursor
 
     position = Renamed("data_cursor")
 
     @property
     def loss(self) -> float:
-        """The last step's mean loss over its examples, as far as this worker knows it; NaN before the first.
+        """Mean loss of the last step over its examples, as far as this worker knows it; NaN before the first step.
 
-        Where parameters live on a GPU, whoever asks waits for it, and the GPU for what comes then.
+        If parameters live on a GPU, reading it synchronizes with the GPU.
         """
         return self._strategy.result.loss
 
     @property
     def skipped(self) -> bool:
-        """Whether the last gradient was left out, since its loss was not finite or it came too late."""
+        """Whether the last gradient was discarded because its loss was not finite or it came too late."""
         return not self._strategy.result.updated
 
     @property
@@ -138,7 +139,7 @@ class Loop:
 
     @property
     def step_examples(self) -> int:
-        """Examples of a step, of all gradients that it takes."""
+        """Number of examples in all gradients of a step."""
         return self.plan.step_examples
 
     @property
@@ -147,7 +148,7 @@ class Loop:
 
     @property
     def learning_rate(self) -> float:
-        """Of the last step."""
+        """Learning rate of the last step."""
         return self.plan.optimizer.rate(max(self.step - 1, 0))
 
     @property
@@ -161,21 +162,21 @@ class Loop:
         return self._strategy.settled
 
     def run(self) -> None:
-        """Train until ``train_steps``, or until a hook says stop.
+        """Train until ``train_steps``, or until a hook stops the run.
 
         Raises:
-            NonFiniteLoss: The loss is not finite and the run is to stop then.
+            NonFiniteLoss: The loss is not finite and ``--nan`` is ``stop``.
         """
         self._began = time.perf_counter()
         if self.files.console is not None:
             self.files.console.start(self.step, self.train_steps)
         try:
-            # What overflows shows in the loss, for which there is a policy.
+            # An overflow shows in the loss, for which there is a policy.
             with np.errstate(all="ignore"):
                 self._run()
         except NonFiniteLoss as error:
-            if error.on_all_ranks:  # then all end in order, and nothing may be under way: a save in parts may be
-                with contextlib.suppress(CheckpointError):  # which has been told
+            if error.on_all_ranks:  # all ranks end regularly, so a sharded save in progress must be finished
+                with contextlib.suppress(CheckpointError):  # already reported
                     self.saving.finish()
             raise
         if self.files.console is not None:
@@ -203,7 +204,7 @@ class Loop:
             hook.end(self)
 
     def _report_memory(self) -> None:
-        """Record what the device's memory was used for."""
+        """Record the device's memory use by purpose."""
         found = self._model.memory_use()
         if found and self._strategy.on_device:
             vectors = (len(self.plan.vectors) + 1) * self.plan.nbytes
@@ -219,23 +220,23 @@ class Loop:
 
     @property
     def params(self) -> Array:
-        """What the model computes with, shape (layout.size,); not to be written."""
+        """The parameters that the model computes with, shape (layout.size,); read-only."""
         return self._model.to_host(self._strategy.params)
 
     @property
     def grads(self) -> Array:
-        """What this worker's last gradient has become, shape (layout.size,); not to be written."""
+        """This worker's last gradient, as modified by the strategy, shape (layout.size,); read-only."""
         return self._model.to_host(self._strategy.grads)
 
     def add_hook(self, hook: Hook) -> None:
-        """Have one more hook called, after the others; before ``run``, and where it communicates on every worker."""
+        """Add a hook after the others; call before ``run``, and on every worker if the hook communicates."""
         self._hooks.append(hook)
 
     def trace(self, wrap: Wrap, background: Callable[[str], Wrap]) -> None:
-        """Have the parts of every step recorded, and what threads do beside it; local, before ``run``.
+        """Record the phases of every step, and background threads. Local; call before ``run``.
 
         Args:
-            beside: Gives what records a thread, by its name.
+            background: Returns the wrapper that records the thread of a given name.
         """
         for owner, method, kind in (
             (self, "_compute", "step"),
@@ -254,50 +255,50 @@ class Loop:
             background("validation")(self._background_evaluator, "measure", "validate")
 
     def stop(self) -> None:
-        """Ask all workers to end soon; local, and enough on one rank."""
+        """Ask all workers to stop soon. Local; one rank is enough."""
         self._strategy.stop()
 
     def pause_at(self, step: int) -> None:
-        """Where workers keep no common pace: have them stand still at ``step``, for a checkpoint of just that step."""
+        """In the asynchronous modes: pause all workers at ``step``, for a checkpoint of exactly that step."""
         self._strategy.pause_at(step)
 
     def pause_soon(self) -> None:
-        """Have workers come to where a checkpoint can be taken; the chief's."""
+        """Ask the workers to reach a step at which a checkpoint can be taken; chief only."""
         self._strategy.pause_soon()
 
     @property
     def paused(self) -> bool:
-        """In lockstep: whether this is the step that ``pause_soon`` asked for."""
+        """In lockstep: whether this is the step requested by ``pause_soon``."""
         return self._strategy.paused
 
     def totals(self) -> Totals:
-        """What all workers have done since the run began; on the chief, local."""
+        """Return the totals of all workers since the run began; on the chief. Local."""
         began = time.perf_counter()
         found = self._strategy.totals()
-        self.training_s += time.perf_counter() - began  # of steps that a GPU was still at
+        self.training_s += time.perf_counter() - began  # includes steps that the GPU had not finished
         return found
 
     def report(self, step: int, values: dict[str, float]) -> None:
-        """Print and record values measured at ``step``; local, and only the chief's counts."""
+        """Print and record values measured at ``step``. Local; only the chief writes."""
         if self.files.console is not None and self.files.metrics is not None:
             self.files.console.measured(step, values)
             self.files.metrics.write(step, time.perf_counter() - self._began, values)
 
     def report_record(self, record: Mapping[str, Any]) -> None:
-        """Add a line to the metrics; local, and only the chief's counts."""
+        """Add a line to the metrics. Local; only the chief writes."""
         if self.files.metrics is not None:
             self.files.metrics.write(self.step, time.perf_counter() - self._began, record)
 
     def say(self, line: str) -> None:
-        """Print a line; local, and only the chief's counts."""
+        """Print a line. Local; only the chief prints."""
         if self.files.console is not None:
             self.files.console.say(line)
 
     def validate_now(self) -> None:
-        """Validate with the present parameters, with the moving averages if there are any.
+        """Validate with the current parameters, or their moving averages if there are any.
 
-        In lockstep by all workers together; else by the chief alone, beside its training, and left out where the last
-        validation has not ended yet.
+        In lockstep, all workers validate. Otherwise the chief validates in the background, and skips this validation if
+        the previous one has not ended.
         """
         if self.lockstep:
             self._report_validation(self.step, self.validate())
@@ -307,21 +308,21 @@ class Loop:
             self._background_evaluator.start(self._strategy.gather(self._validated), step)
 
     def report_validation(self) -> None:
-        """Report what validation beside training has found by now; local."""
+        """Report a finished background validation, if any. Local."""
         found = None if self._background_evaluator is None else self._background_evaluator.found()
         if found is not None:
             self._report_validation(found.step, found.values)
 
     def validate_at_end(self) -> None:
-        """Validate by all workers together, when they have ended; collective."""
+        """Validate on all workers at the end of training. Collective over the workers."""
         found = None if self._background_evaluator is None else self._background_evaluator.wait()
         if found is not None:
             self._report_validation(found.step, found.values)
-        if self.cluster.workers.bcast(self._validated_at != self.step, root=0):  # as the chief knows it
+        if self.cluster.workers.bcast(self._validated_at != self.step, root=0):  # only the chief's value is current
             self._report_validation(self.step, self.validate())
 
     def validate(self) -> dict[str, float]:
-        """Mean loss and accuracy on the validation examples, each worker taking its part; collective."""
+        """Return mean loss and accuracy on the validation examples, split over workers. Collective over the workers."""
         if self._validation is None:
             return {}
         workers, count = self.cluster.workers, len(self._validation)
@@ -335,7 +336,7 @@ class Loop:
         return validation.measured(everyone.sum(axis=0), count)
 
     def free(self) -> None:
-        """Give memory back; nothing else may be called after that. Collective over all ranks."""
+        """Free memory; nothing else may be called afterwards. Collective over all ranks."""
         self._model.close()
         self._train.close()
         if self._validation is not None:
@@ -344,7 +345,7 @@ class Loop:
         self._data.free()
 
     def _compute(self, work: WorkItem) -> None:
-        """One gradient of this worker, handed in."""
+        """Compute one gradient of this worker and submit it."""
         loss: Any = 0.0
         self._model.refresh()
         self._keeps = False
@@ -356,7 +357,7 @@ class Loop:
                 loss = part
             else:
                 with self._model.activate():
-                    loss = loss + part  # a copy: what a device has returned is there until the next part
+                    loss = loss + part  # a copy: a device's result is valid only until the next micro-batch
             last = index == len(self._micro_batches) - 1
             if last:
                 self._begin(loss)
@@ -365,12 +366,12 @@ class Loop:
             if not last:
                 self._accumulate()
         self._backward_reached(0)
-        # A guess where workers keep no common pace, and good enough to have the right part of a file read.
+        # In the asynchronous modes this is a guess, which suffices to prefetch the right part of a file.
         self._train.expect(work.position + self.step_examples, self._micro_batches[0][1])
         self._strategy.finish()
 
     def _begin(self, loss: Any) -> None:
-        """Have the strategy know the loss: at once, or if that means to wait, when its gradient is computed, too."""
+        """Pass the loss to the strategy: immediately, or with the gradient if reading it would block."""
         self._complete_from = self.layout.size
         self._watching = True
         self._announced = None
@@ -380,11 +381,11 @@ class Loop:
             self._announced = loss
 
     def _bind(self) -> None:
-        """Have the model compute with the strategy's parameters."""
+        """Bind the model to the strategy's parameters."""
         self._model.bind(self._strategy.params, self._strategy.grads)
 
     def _accumulate(self) -> None:
-        """Keep the sum of what the parts of a batch have given, but for the last."""
+        """Sum the gradients of all micro-batches but the last."""
         with self._model.activate():
             if self._accumulated is None:
                 self._accumulated = self._strategy.grads.copy()
@@ -395,20 +396,20 @@ class Loop:
         self._keeps = True
 
     def _watch_backward(self) -> None:
-        """Have the model tell when a layer's gradient is done, so that it can be averaged meanwhile."""
+        """Have the model report when a layer's gradient is ready, so that it can be averaged during backward."""
         self._watching = False
         layer_starts = self.plan.layer_starts
         borders = {bucket.lo for bucket in self.plan.buckets if bucket.lo > 0}
         latest = {start: child for child, start in enumerate(layer_starts) if start in borders}
 
-        def told(child: int) -> None:
+        def layer_done(child: int) -> None:
             if self._watching:
                 self._backward_reached(layer_starts[child])
 
-        self._model.watch(told, {child: start for start, child in latest.items()})
+        self._model.watch(layer_done, {child: start for start, child in latest.items()})
 
     def _backward_reached(self, start: int) -> None:
-        """``grads[start:]`` is what backward will give."""
+        """Pass on that ``grads[start:]`` is final."""
         if start >= self._complete_from:
             return
         if self._announced is not None:
@@ -423,12 +424,12 @@ class Loop:
 
     @property
     def _validated(self) -> str:
-        """Which vector is validated."""
+        """Name of the vector to validate."""
         return "average" if self._strategy.has_average else "params"
 
     @property
     def _most(self) -> int:
-        """Examples that validation takes at a time: no more than training does."""
+        """Examples per validation batch: at most a training micro-batch."""
         return max(stop - start for start, stop in self._micro_batches)
 
     def _report_validation(self, step: int, values: dict[str, float]) -> None:
@@ -438,7 +439,7 @@ class Loop:
             self.report(step, values)
 
     def _loader(self, split: Any, dtype: Any, memory: Any = None) -> Loader:
-        """Batches of a split; as they are stored where ``dtype`` is None."""
+        """Return the batches of a split; in the stored type if ``dtype`` is None."""
         return Loader(split, self._data.load(split), self.plan.config.seed, dtype, memory)
 
     def _make_background_evaluator(self) -> validation.BackgroundEvaluator | None:
@@ -449,7 +450,7 @@ class Loop:
 
 
 def _summing(workers: MPI.Intracomm) -> Any:
-    """A sum over the workers whose order does not depend on the MPI library."""
+    """Return a sum over the workers whose order does not depend on the MPI library."""
 
     def sum_over_workers(array: Array) -> None:
         everyone = np.empty((workers.size, *array.shape), array.dtype)

@@ -1,4 +1,4 @@
-"""Where everything of a run lies: which device computes which layer, and which memory holds which vector."""
+"""The placement report: which device computes which layer, and which memory holds which vector."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ON_DEVICES = "every worker's device"
 
 
 def placement_report(model: Layer, plan: Plan, devices: Sequence[Device], resident: bool) -> str:
-    """Tables of layers and of vectors, for ``--log-device-placement``.
+    """Return the tables of layers and vectors for ``--log-device-placement``.
 
     Args:
-        devices: A worker's.
+        devices: The devices of one worker.
         resident: Whether vectors live on every worker's device.
     """
     alone = plan.workers == 1
@@ -35,7 +35,7 @@ def placement_report(model: Layer, plan: Plan, devices: Sequence[Device], reside
     )
     return "\n".join(
         [
-            format_table(("layer", "kind", "parameters", "on" if alone else "on each worker's"), layers),
+            format_table(("layer", "kind", "parameters", "device" if alone else "device of each worker"), layers),
             format_table(("vector", "size", "in the memory of"), vectors),
             *_convolutions(model, devices[0]),
         ]
@@ -43,15 +43,17 @@ def placement_report(model: Layer, plan: Plan, devices: Sequence[Device], reside
 
 
 def _convolutions(model: Layer, device: Any) -> list[str]:
-    """How a GPU computes them, where there are any."""
+    """Return a line on how a GPU computes convolutions, if there are any."""
     if not device.is_gpu or not any(isinstance(layer, Conv2D) for _, layer in walk(model)):
         return []
     why = device.why_no_cudnn
-    return [f"convolutions are products of matrices: {why}" if why else "convolutions are cuDNN's, where it has a plan"]
+    if why:
+        return [f"convolutions use matrix products: {why}"]
+    return ["convolutions use cuDNN if it has an execution plan"]
 
 
 def _holder(plan: Plan, resident: bool) -> str:
-    """Whose memory has the vectors that training changes."""
+    """Return who holds the vectors that training changes."""
     config = plan.config
     if resident:
         return _ON_DEVICES

@@ -1,4 +1,4 @@
-"""What one rank does from its start to its end."""
+"""One rank of a training run, from start to exit."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What a rank was asked to do.
+    """The training that a rank performs.
 
     Attributes:
         name: The job's name.
-        arguments: The job function's, for the record.
+        arguments: The job function's arguments, for the record.
         config: The run's options as the user gave them.
         make: Makes the job; may fail on one rank only.
     """
@@ -68,15 +68,15 @@ class TrainRequest:
 
 
 def run_rank(parse: Callable[[], TrainRequest]) -> NoReturn:
-    """Train on this rank, and exit with the status that says how it ended.
+    """Train on this rank, and exit with the status of the run.
 
-    Collective over all ranks. A user's mistake is told by one rank, in one line, and every rank exits with
-    status 2; after an unforeseen exception the rank that met it ends all of them with status 1. A run that was
-    stopped before its last step, and has saved, exits with status 75.
+    Collective over all ranks. A user's error is printed by one rank, in one line, and every rank exits with status 2.
+    After an unexpected exception, the rank that raised it ends all ranks with status 1. A run that was stopped before
+    its last step, and has saved, exits with status 75.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank without a traceback from wherever it is
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank immediately, without a traceback
     cluster, status = None, 0
-    rank_status = _sign_in()
+    rank_status = _register_rank()
     try:
         cluster = Cluster()
         with cluster.agree("reading the command line and the job file"):
@@ -97,19 +97,19 @@ def run_rank(parse: Callable[[], TrainRequest]) -> NoReturn:
         sys.exit(1)
     rank_status.set_done(stopped=status == STOPPED_EARLY)
     sys.stdout.flush()
-    cluster.comm.Barrier()  # a launcher may end the others as soon as one has ended with a status
+    cluster.comm.Barrier()  # a launcher may kill the other ranks as soon as one exits with a nonzero status
     for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # which the launcher may send while MPI ends
+        signal.signal(number, signal.SIG_IGN)  # the launcher may send these while MPI finalizes
     sys.exit(status)
 
 
 def _end(cluster: Cluster | None, error: UserError) -> NoReturn:
-    """Tell a user's mistake once, and end: in order where every rank has met it, else by ending the others."""
+    """Print a user's error once, and exit: regularly if every rank has it, else by aborting the other ranks."""
     if cluster is None or error.on_all_ranks or cluster.size == 1:
         if (launched_rank(os.environ) if cluster is None else cluster.rank) == 0:
             print(f"mpitrain: {error}", file=sys.__stderr__, flush=True)
         elif cluster is None:
-            time.sleep(3)  # a launcher ends all when one ends, and the one that tells may not have done so yet
+            time.sleep(3)  # a launcher kills all ranks when one exits; leave time for rank 0 to print
     else:
         print(f"mpitrain: {error} ({cluster.rank_description})", file=sys.__stderr__, flush=True)
         cluster.abort(error.exit_status)
@@ -117,7 +117,7 @@ def _end(cluster: Cluster | None, error: UserError) -> NoReturn:
 
 
 def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile) -> bool:
-    """Train; whether all was told to stop before the last step, which every rank then knows."""
+    """Train. Return whether the run was asked to stop early; the same on every rank."""
     config = request.config
     cluster.assign(config)
     rank_status.set_role(cluster.role, cluster.task_index)
@@ -134,12 +134,12 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     files, begin = RunFiles(Path(), None, None), ResumePlan()
     with cluster.agree("opening the run directory"):
         if cluster.chief:
-            folder = config.run_dir or _told_run_dir() or new_run_dir(request.name)
+            folder = config.run_dir or _launcher_run_dir() or new_run_dir(request.name)
             begin = plan_resume(config, folder / "checkpoints", plan.layout)
             files = _open_files(folder, request, config)
     begin, files.folder = cluster.comm.bcast((begin, files.folder), root=cluster.chief_rank)
     signals = Signals()
-    signals.install()  # to the end: what comes when training is over must not keep this rank from ending in order
+    signals.install()  # stays installed: a signal after training must not interrupt the regular exit
     rank_status.set_ready()
     telemetry = None
     try:
@@ -157,7 +157,7 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
             _serve(cluster, job, plan, telemetry, begin)
             stopped = False
         else:
-            # The chief's clock counts for all, so it alone asks Slurm.
+            # Only the chief's clock counts, so only the chief queries Slurm.
             end = end_of_time(plan.config.time_limit, ask=ask_slurm) if cluster.chief else None
             limit = TimeLimit(end, time.time())
             stop = Stop(signals, limit)
@@ -173,12 +173,12 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
 
 
 def _serve(cluster: Cluster, job: Job, plan: Plan, telemetry: Telemetry, begin: ResumePlan) -> None:
-    """What a parameter server does."""
+    """Run a parameter server."""
     store = Store(cluster, plan, InitialStateLoader(cluster, plan, job.model, begin), lambda line: None)
     server = Server(store)
     if telemetry.track is not None:
         server.trace(telemetry.track.wrap)
-    server.serve()  # a signal's end is for the workers, who tell when they have saved
+    server.serve()  # ends when the workers report that they have saved, also after a signal
     store.free()
 
 
@@ -193,7 +193,7 @@ def _work(
     stop: Stop,
     rank_status: RankStatusFile,
 ) -> bool:
-    """What a worker does; whether it was told to stop before the last step, as far as this worker knows."""
+    """Run a worker; return whether it was asked to stop before the last step, as far as this worker knows."""
     console = files.console
     say = (lambda line: None) if console is None else console.say
     initial_state = InitialStateLoader(cluster, plan, job.model, begin)
@@ -202,7 +202,7 @@ def _work(
     else:
         strategy = bulk_synchronous_strategy(cluster, plan, devices, initial_state, say)
     for why in initial_state.skipped:
-        say(f"passed over: {why}")
+        say(f"skipped checkpoint: {why}")
     with cluster.training.agree("copying the model to its devices"):
         model = make_model(job, plan.layout, plan.dtype, devices, say)
     loop = Loop(cluster, job, plan, strategy, model, files, initial_state, [stop, ReportStep(rank_status)])
@@ -212,7 +212,7 @@ def _work(
     loop.run()
     seconds = time.perf_counter() - began
     _account(loop, say, seconds)
-    # Where workers keep no common pace, another one may have been the first to ask.
+    # In the asynchronous modes another worker may have requested the stop first.
     stopped = cluster.training.any(stop.asked) and loop.step < loop.train_steps
     say(_summary(loop, loop.step - first, seconds, stopped))
     _end_servers(cluster)
@@ -221,7 +221,7 @@ def _work(
 
 
 def _account(loop: Loop, say: Callable[[str], None], seconds: float) -> None:
-    """Tell what each worker and server did, in the modes without a common pace; the chief's alone."""
+    """Print what each worker and server did, in the asynchronous modes; chief only."""
     found = loop.totals().worker_stats if loop.cluster.chief else []
     if not found:
         return
@@ -238,15 +238,15 @@ def _account(loop: Loop, say: Callable[[str], None], seconds: float) -> None:
 
 
 def _end_servers(cluster: Cluster) -> None:
-    """Enter the barrier that servers look at; collective over all ranks."""
+    """Enter the barrier that servers poll. Collective over all ranks."""
     if cluster.servers:
-        everybody = cluster.comm.Ibarrier()
-        while not everybody.Test():
+        barrier = cluster.comm.Ibarrier()
+        while not barrier.Test():
             time.sleep(100e-6)
 
 
 def _write_ranks(cluster: Cluster, files: RunFiles, device: str) -> str:
-    """Leave the table of who is what in the run directory, and return it; collective over all ranks."""
+    """Write the table of ranks to the run directory, and return it. Collective over all ranks."""
     table = format_table(("rank", "host", "role", "task", "device"), cluster.table(device))
     with cluster.agree("writing ranks.txt"):
         if cluster.chief:
@@ -254,30 +254,30 @@ def _write_ranks(cluster: Cluster, files: RunFiles, device: str) -> str:
     return table
 
 
-def _limit_threads(cluster: Cluster, asked: int | None, devices: int) -> int:
-    """Give BLAS its threads: as asked, else as the environment says, else this rank's share of the cores.
+def _limit_threads(cluster: Cluster, given: int | None, devices: int) -> int:
+    """Set and return the number of BLAS threads: as given, else from the environment, else this rank's share of cores.
 
-    Where several devices of a rank compute at once they share them.
+    The devices of a rank compute at the same time and share its threads.
     """
-    told = [int(os.environ[name]) for name in _THREAD_VARIABLES if os.environ.get(name, "").isdigit()]
-    threads = max(1, (asked or (told[0] if told else cluster.threads)) // devices)
+    from_environment = [int(os.environ[name]) for name in _THREAD_VARIABLES if os.environ.get(name, "").isdigit()]
+    threads = max(1, (given or (from_environment[0] if from_environment else cluster.threads)) // devices)
     threadpool_limits(threads)
     return threads
 
 
-def _told_run_dir() -> Path | None:
-    """The run directory that ``mpitrain run`` has made, as one gives it on the command line."""
-    told = os.environ.get(RUN_DIR_VARIABLE)
-    return Path(os.path.relpath(told)) if told else None
+def _launcher_run_dir() -> Path | None:
+    """Return the run directory made by ``mpitrain run``, as a relative path, or None."""
+    run_dir = os.environ.get(RUN_DIR_VARIABLE)
+    return Path(os.path.relpath(run_dir)) if run_dir else None
 
 
-def _sign_in() -> RankStatusFile:
-    """Tell ``mpitrain run``, where it has started this rank, who this is."""
-    told, rank = os.environ.get(RUN_DIR_VARIABLE), launched_rank(os.environ)
-    if told:
-        become_reaper(Path(told), rank)
+def _register_rank() -> RankStatusFile:
+    """Register this rank with ``mpitrain run``, if that started it."""
+    run_dir, rank = os.environ.get(RUN_DIR_VARIABLE), launched_rank(os.environ)
+    if run_dir:
+        become_reaper(Path(run_dir), rank)
         set_output_prefix(rank or None)
-    return RankStatusFile(Path(told) if told else None, rank)
+    return RankStatusFile(Path(run_dir) if run_dir else None, rank)
 
 
 def _open_files(folder: Path, request: TrainRequest, config: RunConfig) -> RunFiles:
@@ -298,7 +298,7 @@ def _open_files(folder: Path, request: TrainRequest, config: RunConfig) -> RunFi
 
 
 def _notes_on_data(job: Job) -> list[str]:
-    """What is to be said of how data is read, once for each file."""
+    """Return the notes on how data is read, once per file."""
     notes = [split.note for split in (job.train, job.validation) if split is not None and split.note is not None]
     return list(dict.fromkeys(notes))
 
@@ -328,19 +328,19 @@ def _describe_job(loop: Loop) -> str:
 def _summary(loop: Loop, steps: int, seconds: float, stopped: bool) -> str:
     lines = []
     if not steps:
-        lines.append(f"nothing left to train: it is at step {loop.step:,} of {loop.train_steps:,}")
+        lines.append(f"nothing to train: already at step {loop.step:,} of {loop.train_steps:,}")
     else:
         rate = steps * loop.step_examples / seconds
         took = f"{steps:,} step{'s' * (steps != 1)} in {seconds:.1f} s"
-        lines.append(f"{took}: {rate:,.0f} examples/s, validation and saving included")
+        lines.append(f"{took}: {rate:,.0f} examples/s, including validation and saving")
     measured = "  ".join(describe(name, value) for name, value in loop.validation.items())
     if measured:
         lines.append(f"at step {loop.step:,}: {measured}")
     folder = loop.files.folder
     if stopped:
         lines.append(
-            f"stopped early, at step {loop.step:,} of {loop.train_steps:,}: "
-            f"the same command with --run-dir {shlex.quote(str(folder))} goes on from there"
+            f"stopped early at step {loop.step:,} of {loop.train_steps:,}; "
+            f"to resume, run the same command with --run-dir {shlex.quote(str(folder))}"
         )
     else:
         lines.append(f"run directory: {folder}")

@@ -1,4 +1,4 @@
-"""What a rank leaves beside metrics and checkpoints: log and trace, and the chief's status and TensorBoard events."""
+"""A rank's log and trace, and the chief's heartbeat and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .hooks import EveryNSteps
 from .loop import Loop
 
 _log = logging.getLogger("mpitrain")
-_BACKGROUND_STEPS = 100  # what a track keeps spans for; threads beside training have few
+_BACKGROUND_STEPS = 100  # for which a track keeps spans; background threads have few
 
 
 @dataclass(frozen=True)
 class ChiefFiles:
-    """What only the chief keeps.
+    """Files that only the chief writes.
 
     Attributes:
-        events: None where there are none to be written.
+        events: None if no TensorBoard events are written.
     """
 
     metrics: MetricsFile
@@ -42,15 +42,15 @@ class ChiefFiles:
 
 
 class Telemetry:
-    """Opened when the run directory is there, closed when the run is over, however it ends.
+    """Opened once the run directory exists, closed at the end of the run, even after an error.
 
     Construction is collective over all ranks.
 
     Attributes:
-        track: Where the time of the thread that trains is recorded; None without ``--trace``.
+        track: Records the time of the training thread; None without ``--trace``.
 
     Raises:
-        LaunchError: On every rank: something in the run directory cannot be written.
+        LaunchError: On every rank: a file in the run directory cannot be written.
     """
 
     def __init__(self, cluster: Cluster, config: RunConfig, folder: Path, metrics: MetricsFile | None) -> None:
@@ -63,14 +63,14 @@ class Telemetry:
                 if metrics is not None:
                     self._chief = self._open(metrics)
             except OSError as error:
-                raise LaunchError(f"{folder} cannot be written: {error.strerror}; give another --run-dir") from error
+                raise LaunchError(f"{folder} cannot be written: {error.strerror}; pass another --run-dir") from error
         _log.info("%s, %s %d, process %d, mpitrain %s", *self._who(), os.getpid(), __version__)
         self.track = trace.Track("training", config.trace_steps) if config.trace else None
         self._tracks = [] if self.track is None else [self.track]
         self._clock = self._measure_clock()
 
     def attach(self, loop: Loop) -> None:
-        """Record a worker's training from here on; before it begins. Local."""
+        """Record a worker's training from now on; call before it begins. Local."""
         self._loop = loop
         if self.track is not None:
             loop.trace(self.track.wrap, self._record_thread)
@@ -86,7 +86,7 @@ class Telemetry:
                 loop.add_hook(Histograms(self._config.histogram_steps, chief.events))
 
     def write_trace(self) -> None:
-        """Collect what the ranks recorded, and write it; collective over all ranks."""
+        """Gather the ranks' traces and write them. Collective over all ranks."""
         if self.track is None:
             return
         cluster = self._cluster
@@ -99,11 +99,11 @@ class Telemetry:
                 trace.write(
                     self._folder / trace.TRACE, everyone, lockstep=self._loop is not None and self._loop.lockstep
                 )
-            except OSError as error:  # the run itself has ended well
+            except OSError as error:  # not fatal: training has finished
                 _log.warning("%s cannot be written: %s", self._folder / trace.TRACE, error.strerror)
 
     def close(self, error: BaseException | None) -> None:
-        """Say how the run ended, with what error if with one; local."""
+        """Record how the run ended, with its error if any. Local."""
         chief, loop = self._chief, self._loop
         if error is not None:
             self._log.failed(error)
@@ -116,8 +116,8 @@ class Telemetry:
         self._log.close()
 
     def _open(self, metrics: MetricsFile) -> ChiefFiles:
-        asked = self._config.tensorboard or self._config.histogram_steps > 0
-        wanted = asked or (self._config.tensorboard is None and available())
+        requested = self._config.tensorboard or self._config.histogram_steps > 0
+        wanted = requested or (self._config.tensorboard is None and available())
         events = Events(self._folder / "tensorboard") if wanted else None
         workers, servers = len(self._cluster.worker_ranks), len(self._cluster.servers)
         ranks = f"{workers} worker{'s' * (workers != 1)}"
@@ -129,7 +129,7 @@ class Telemetry:
         return 0 if self._loop is None else self._loop.step
 
     def _record_thread(self, name: str) -> Wrap:
-        """What records a thread beside this rank's training."""
+        """Return the wrapper that records a background thread."""
         self._tracks.append(trace.Track(name, _BACKGROUND_STEPS))
         return self._tracks[-1].wrap
 
@@ -137,7 +137,7 @@ class Telemetry:
         return self._cluster.rank_description, self._cluster.role, self._cluster.task_index
 
     def _measure_clock(self) -> trace.Offset:
-        """Collective over all ranks, where there is a trace."""
+        """Measure the clock offset. Collective over all ranks if tracing is on."""
         return trace.Offset(*clock.measure(self._cluster.comm)) if self.track is not None else trace.Offset(0, 0, 0)
 
 

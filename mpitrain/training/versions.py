@@ -1,4 +1,4 @@
-"""The versions of everything that a run's results may depend on."""
+"""The versions of all software that a run's results may depend on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_info
 from ..core.h5 import h5py
 from ..gpu import nvml
 
-# What is imported in a run, and what may be.
+# Packages that a run imports or may import.
 _PACKAGES = (
     "mpitrain",
     "mpi4py",
@@ -37,7 +37,7 @@ _PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """Python's, the system's, and those of every package and library that is there, by name; MPI's is left out."""
+    """Return the versions of Python, the system and all installed packages and libraries, by name, except MPI."""
     packages = {name: found for name in _PACKAGES if (found := _installed(name))}
     blas = {
         f"{lib['user_api']}_{lib['internal_api']}": f"{lib['version']} {lib.get('architecture', '')}".strip()
@@ -48,7 +48,7 @@ def versions() -> dict[str, str]:
 
 
 def _gpus() -> dict[str, str]:
-    """This host's GPUs and their driver, if it has any."""
+    """Return this host's GPUs and driver version, if it has any."""
     found = nvml.list_gpus()
     return {"nvidia_driver": found[0].driver, "gpus": ", ".join(card.name for card in found)} if found else {}
 

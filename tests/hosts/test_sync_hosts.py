@@ -73,7 +73,7 @@ def test_nodes_write_one_file_where_hdf5_can(
     only = checkpoint.path_for(run_dir / "checkpoints", 16)
     assert [*only.parent.iterdir()] == [only]
     verified = [str(hosts.network.python), "-m", "mpitrain", "verify", str(run_dir)]
-    assert run(verified, env=parallel_hdf5).stdout == f"{only}: whole, step 16\n"
+    assert run(verified, env=parallel_hdf5).stdout == f"{only}: ok, step 16\n"
     done = hosts.train([2, 1, 1], SMALL, *together, "--train-steps", "24")
     assert f"resumed from {only} at step 16" in done.stdout
     assert len(checkpoint.part_paths(checkpoint.path_for(only.parent, 24))) == 3  # where HDF5 cannot
@@ -99,4 +99,4 @@ def test_doctor_compares_hosts(hosts: Hosts, tmp_path: Path) -> None:
     found = {finding["check"]: finding for finding in json.loads(done.stdout)}
     for check in ("host h1", "host h2", "host h3", "within a host", "to h2", "to h3", "windows to h3", "clocks"):
         assert found[check]["verdict"] in ("pass", "warning"), found[check]
-    assert found["seen by all hosts"]["verdict"] == "pass"
+    assert found["visible on all hosts"]["verdict"] == "pass"

@@ -66,7 +66,7 @@ def test_every_so_many_seconds(openmpi: Mpi, mode: list[str], tmp_path: Path) ->
     words = [*FOREVER, "--no-normalize", "--save-secs", "1", "--time-limit", "8"]
     done = openmpi.run(3, "-m", "mpitrain", "train", SMALL, "--mode", *mode, *words, "--run-dir", tmp_path)
     assert done.returncode == STOPPED_EARLY, done.stdout + done.stderr
-    assert "to save: the time limit is near" in done.stdout
+    assert re.search(r" after step [\d,]+ .*time limit", done.stdout)
     assert len(steps(tmp_path)) >= 2
 
 
@@ -86,7 +86,7 @@ def test_a_signal_has_the_run_save_and_end(openmpi: Mpi, n: int, number: signal.
         finally:
             end_all(process, tmp_path)  # type: ignore[arg-type]
     assert process.returncode == STOPPED_EARLY
-    assert re.search(rf"ending after step [\d,]+(, to save)?: {number.name}", out)
+    assert re.search(rf" after step [\d,]+.*: {number.name}$", out, re.MULTILINE)
     last = max(steps(tmp_path))
     assert f" at step {last:,}" in out or f"{last:,} steps in" in out
 
@@ -115,8 +115,8 @@ def test_mpitrain_run_has_its_ranks_save(mpi: Mpi, number: signal.Signals, tmp_p
         finally:
             end_all(process, tmp_path)  # type: ignore[arg-type]
     assert process.returncode == STOPPED_EARLY, out + err
-    assert "to save: SIGUSR1" in out
-    assert f"--run-dir {tmp_path} goes on from there" in out.splitlines()[-1]
+    assert re.search(r" after step [\d,]+ .*: SIGUSR1$", out, re.MULTILINE)
+    assert f"--run-dir {tmp_path}" in out.splitlines()[-1]
     first, line, last = err.split("\n")
     assert (first, last) == ("", "") and "Ctrl-C" in line
     assert len(steps(tmp_path)) == 1
@@ -145,7 +145,7 @@ def test_a_full_disk_does_not_end_the_run(openmpi: Mpi, background: str, small_d
     done = openmpi.run(2, "-m", "mpitrain", "train", SMALL, *flags, background, "--run-dir", small_disk)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "No space left on device" in one_line(done.stderr)
-    assert "No space left on device; training goes on, and older checkpoints are as they were" in done.stdout
+    assert "No space left on device; " in done.stdout
     saved = steps(small_disk)
     assert 0 < len(saved) < 12
     assert saved[0] == 10 * len(saved)  # those before the disk was full
@@ -168,15 +168,14 @@ def test_a_damaged_checkpoint_is_passed_over(openmpi: Mpi, tmp_path: Path) -> No
     whole = final(tmp_path)
     spoil(newest(tmp_path))
     done = openmpi.train(2, SMALL, *flags)
-    assert "passed over: " in done.stdout
-    assert "step-0000000030.h5 is not a whole checkpoint" in done.stdout
+    assert str(checkpoint.path_for(tmp_path / "checkpoints", 30)) in done.stdout
     assert "at step 20" in done.stdout
     assert_same_bits(final(tmp_path), whole)
     for path in checkpoint.steps(tmp_path / "checkpoints").values():
         spoil(path)
     refused = openmpi.run(2, "-m", "mpitrain", "train", SMALL, *flags)
     assert refused.returncode == 2
-    assert "none of the 3 checkpoints" in one_line(refused.stderr)
+    assert f" 3 checkpoints in {tmp_path / 'checkpoints'} " in one_line(refused.stderr)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -185,7 +184,7 @@ def test_damage_that_one_rank_finds_while_it_reads_has_all_go_back(mpi: Mpi, ran
     assert done.returncode == 0, done.stdout + done.stderr
     reached, resumed, passed_over = done.stdout.splitlines()
     assert (reached, resumed) == ("2 20 {'loss_scale': 2.5}", str(checkpoint.path_for(tmp_path, 2)))
-    assert passed_over.startswith(f"{checkpoint.path_for(tmp_path, 3)} is not a whole checkpoint (rank {rank} of 3")
+    assert passed_over.startswith(f"{checkpoint.path_for(tmp_path, 3)} ") and f"(rank {rank} of 3" in passed_over
 
 
 @pytest.mark.quick
@@ -193,9 +192,10 @@ def test_damage_that_one_rank_finds_while_it_reads_has_all_go_back(mpi: Mpi, ran
 def test_every_mode_goes_back(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
     flags = ["--mode", *mode, "--no-normalize", "--train-steps", "30", "--save-steps", "10", "--run-dir", tmp_path]
     openmpi.train(3, SMALL, *flags)
-    spoil(newest(tmp_path))
+    damaged = newest(tmp_path)
+    spoil(damaged)
     done = openmpi.train(3, SMALL, *flags)
-    assert "passed over: " in done.stdout
+    assert str(damaged) in done.stdout
     assert re.search(r"resumed from .* at step 2[04]$", done.stdout, re.MULTILINE)  # local saves where workers agree
     assert steps(tmp_path)[0] == 30
 
@@ -212,7 +212,7 @@ def test_a_run_with_nothing_left_to_train(openmpi: Mpi, mode: list[str], tmp_pat
     flags = ["--mode", *mode, "--no-normalize", "--train-steps", "4"]
     openmpi.train(3, SMALL, *flags, "--run-dir", tmp_path / "a")
     before = newest(tmp_path / "a").stat().st_mtime_ns
-    assert "nothing left to train" in openmpi.train(3, SMALL, *flags, "--run-dir", tmp_path / "a").stdout
+    assert "at step 4 of 4\n" in openmpi.train(3, SMALL, *flags, "--run-dir", tmp_path / "a").stdout
     assert newest(tmp_path / "a").stat().st_mtime_ns == before
     openmpi.train(3, SMALL, *flags, "--resume", newest(tmp_path / "a"), "--run-dir", tmp_path / "b")
     assert_same_bits(final(tmp_path / "b"), final(tmp_path / "a"))
@@ -223,8 +223,8 @@ def test_init_from_takes_what_fits(openmpi: Mpi, tmp_path: Path) -> None:
     openmpi.train(1, SMALL, "--train-steps", "20", "--no-normalize", "--run-dir", tmp_path / "a")
     path = newest(tmp_path / "a")
     done = openmpi.train(2, SMALL, "--train-steps", "0", "--init-from", path, "--run-dir", tmp_path / "b")
-    assert "dense1.bias is not in the model" in done.stdout
-    assert "batchnorm1.scale is missing" in done.stdout
+    (note,) = (line for line in done.stdout.splitlines() if str(path) in line)
+    assert "params/dense1.bias " in note and "params/batchnorm1.scale " in note
     before, after = final(tmp_path / "a"), final(tmp_path / "b")
     for name in ("params/dense1.weight", "params/dense2.bias"):
         assert after[name].tobytes() == before[name].tobytes()
@@ -233,7 +233,7 @@ def test_init_from_takes_what_fits(openmpi: Mpi, tmp_path: Path) -> None:
     words = ["--batch-size", "5", "--seen-dir", tmp_path, "--init-from", path]
     refused = openmpi.run(1, "-m", "mpitrain", "train", RESHARDING, *words)
     assert refused.returncode == 2
-    assert "none of its parameters fits" in one_line(refused.stderr)
+    assert f"--init-from {path}: " in one_line(refused.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -292,8 +292,7 @@ def test_a_part_that_cannot_be_written_leaves_no_checkpoint(mpi: Mpi, how: str, 
     done = mpi.run(3, "-m", "tests.support.programs.failing_part", tmp_path, how)
     assert done.returncode == 0, done.stdout + done.stderr
     told, there = done.stdout.splitlines()
-    assert told.startswith("the checkpoint of step 2 could not be saved")
-    assert "Disk quota exceeded (node1); training goes on" in told
+    assert " step 2 " in told and "Disk quota exceeded (node1); " in told
     assert there == "[3, 1]"
 
 
@@ -315,8 +314,7 @@ def test_a_file_that_nodes_write_together(
     done = openmpi.run(3, "-m", "tests.support.programs.together", folder, how, refusal, env=parallel_hdf5)
     assert done.returncode == 0, done.stdout + done.stderr
     told, there = done.stdout.splitlines()
-    assert told.startswith("the checkpoint of step 2 could not be saved")
-    assert REFUSALS[refusal] in told and "training goes on" in told
+    assert " step 2 " in told and REFUSALS[refusal] in told
     assert there == "['step-0000000001.h5', 'step-0000000003.h5']"
     for step, path in checkpoint.steps(folder).items():
         checkpoint.verify(path)

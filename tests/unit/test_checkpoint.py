@@ -60,24 +60,27 @@ def test_the_newest_is_of_the_highest_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        ([("a.weight", (3, 3), "param"), ("a.bias", (2,), "param"), ("n.mean", (2,), "state")], "a.weight is (3, 2)"),
-        ([("a.weight", (3, 2), "param"), ("n.mean", (2,), "state")], "a.bias is not in the model"),
-        ([("a.weight", (3, 2), "param"), ("c", (1,), "param"), ("n.mean", (2,), "state")], "c is missing"),
+        (
+            [("a.weight", (3, 3), "param"), ("a.bias", (2,), "param"), ("n.mean", (2,), "state")],
+            ["params/a.weight ", "(3, 2)"],
+        ),
+        ([("a.weight", (3, 2), "param"), ("n.mean", (2,), "state")], ["params/a.bias "]),
+        ([("a.weight", (3, 2), "param"), ("c", (1,), "param"), ("n.mean", (2,), "state")], ["params/c "]),
     ],
 )
-def test_another_model_is_named(tmp_path: Path, other, told: str) -> None:
+def test_another_model_is_named(tmp_path: Path, other, told: list[str]) -> None:
     path = tmp_path / "step-1.h5"
     checkpoint.write(path, LAYOUT, {"params": vectors()["params"]}, 1, 0, 0, {})
     layout = Layout.pack(other)
     with pytest.raises(CheckpointError) as caught:
         checkpoint.read(path, layout, {"params": np.zeros(layout.size)}, 0)
-    assert told in str(caught.value)
+    assert all(part in str(caught.value) for part in told)
 
 
 def test_another_optimizer_is_named(tmp_path: Path) -> None:
     path = tmp_path / "step-1.h5"
     checkpoint.write(path, LAYOUT, {"params": vectors()["params"]}, 1, 0, 0, {})
-    with pytest.raises(CheckpointError, match="holds params, and this run has optimizer/velocity"):
+    with pytest.raises(CheckpointError, match=r" params, .* optimizer/velocity"):
         checkpoint.read(path, LAYOUT, {"velocity": np.zeros(LAYOUT.size)}, 0)
 
 
@@ -117,7 +120,7 @@ def test_hdf5_files_of_others_are_named(tmp_path: Path) -> None:
     path = tmp_path / "step-1.h5"
     with h5py.File(path, "w") as file:
         file["params/a.weight"] = np.zeros((3, 2))
-    with pytest.raises(DamagedCheckpoint, match="does not begin as a checkpoint"):
+    with pytest.raises(DamagedCheckpoint, match=r"step-1\.h5 .* mpitrain"):
         checkpoint.read(path, LAYOUT, vectors(), 0)
 
 
@@ -131,7 +134,7 @@ def test_a_file_under_the_name_of_another_step_is_refused(tmp_path: Path) -> Non
     path = checkpoint.path_for(tmp_path, 10)
     checkpoint.write(path, LAYOUT, vectors(), 10, 0, 0, {})
     path = path.rename(checkpoint.path_for(tmp_path, 11))
-    with pytest.raises(DamagedCheckpoint, match="it holds step 10"):
+    with pytest.raises(DamagedCheckpoint, match=r"step-0000000011\.h5 .*step 10"):
         checkpoint.verify(path)
     checkpoint.verify(path.rename(tmp_path / "best.h5"))  # which names no step
 
@@ -210,13 +213,14 @@ def test_what_fits_is_taken_and_the_rest_named(tmp_path: Path) -> None:
     params = np.ones(layout.size)
     fit = checkpoint.load_matching(path, layout, params)
     assert fit.fitting == ("params/a.weight",)
-    assert str(fit) == (
-        "params/head is missing; params/n.mean is not in the model; params/a.bias is (2,) there and (4,) in the model"
-    )
+    assert (fit.missing, fit.unexpected) == (("params/head",), ("params/n.mean",))
+    assert fit.reshaped == {"params/a.bias": ((2,), (4,))}
+    parts = [part.split()[0] for part in str(fit).split("; ")]
+    assert parts == ["params/head", "params/n.mean", "params/a.bias"]
     views = layout.views(params)
     assert views["a.weight"].tobytes() == LAYOUT.views(there)["a.weight"].tobytes()
     assert (views["a.bias"] == 1).all() and (views["head"] == 1).all()
-    with pytest.raises(CheckpointError, match="none of its parameters fits"):
+    with pytest.raises(CheckpointError, match=f"--init-from {path}: .*params/head"):
         checkpoint.load_matching(path, Layout.pack([("head", (2,), "param")]), np.ones(16))
 
 

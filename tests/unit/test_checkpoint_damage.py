@@ -33,5 +33,5 @@ def test_every_byte_counts(tmp_path: Path) -> None:
 def test_a_file_that_ends_early_is_refused(tmp_path: Path, length: int) -> None:
     path = save(tmp_path, 30)
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(DamagedCheckpoint):
+    with pytest.raises(DamagedCheckpoint, match=str(path)):
         checkpoint.verify(path)

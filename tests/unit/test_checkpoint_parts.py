@@ -120,7 +120,7 @@ def test_a_part_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a", state(), 2)
     other = write(tmp_path / "b", state(1), 2)
     checkpoint.part_paths(other)[1].replace(checkpoint.part_paths(path)[1])
-    with pytest.raises(DamagedCheckpoint, match="is of another checkpoint"):
+    with pytest.raises(DamagedCheckpoint, match=checkpoint.part_paths(path)[1].name):
         load(path)
 
 
@@ -163,5 +163,5 @@ def test_a_checkpoint_with_a_damaged_part_is_passed_over(tmp_path: Path) -> None
 def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, state(), 2)
     other = Layout.pack([("matrix", (23, 8), "param")])
-    with pytest.raises(CheckpointError, match="params/matrix is"):
+    with pytest.raises(CheckpointError, match=r"params/matrix .*\(23, 7\).*\(23, 8\)"):
         checkpoint.read(path, other, {n: np.zeros(other.size) for n in ("params", "momentum")}, 0)

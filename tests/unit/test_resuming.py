@@ -52,7 +52,7 @@ def test_a_checkpoint_that_was_asked_for(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"--resume nowhere\.h5: no such checkpoint"):
         begin(folder, resume="nowhere.h5")
     spoil(five)
-    with pytest.raises(CheckpointError, match=r"--resume .* is not a whole checkpoint") as caught:
+    with pytest.raises(CheckpointError, match=f"--resume {five}") as caught:
         begin(folder, resume=str(five))
     assert caught.value.exit_status == 2
 
@@ -62,11 +62,13 @@ def test_init_from(folder: Path) -> None:
     other = Layout.pack([("a", (7,), "param"), ("b", (3,), "param")])
     resume, init_from, notes = begin(folder / "empty", other, init_from=five)
     assert (resume, init_from) == ((), five)
-    assert notes == (f"1 of 2 parameters are those of {five}; params/b is (2,) there and (3,) in the model",)
+    (note,) = notes
+    assert note.startswith("1 of 2 parameters ") and str(five) in note
+    assert "params/b " in note and note.index("(2,)") < note.index("(3,)")
     resume, init_from, notes = begin(folder, init_from=five)
     assert (resume[0], init_from) == (checkpoint.path_for(folder, 10), None)
-    assert "--init-from is left out" in notes[0]
-    with pytest.raises(CheckpointError, match="none of its parameters fits"):
+    assert len(notes) == 1 and "--init-from" in notes[0]
+    with pytest.raises(CheckpointError, match=f"--init-from {five}: .*params/c"):
         begin(folder / "empty", Layout.pack([("c", (7,), "param")]), init_from=five)
 
 

@@ -86,7 +86,8 @@ def test_the_command_ends_with_the_run(tmp_path: Path, state: str, capsys: pytes
 
 def test_what_is_no_run_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(tmp_path)]) == 2
-    assert "no run directory" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith(f"mpitrain: {tmp_path} ") and error.count("\n") == 1
 
 
 def dots(lines: list[str]) -> np.ndarray:

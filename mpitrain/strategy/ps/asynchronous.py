@@ -1,8 +1,8 @@
-"""``--mode async`` and ``ssp``: every gradient is a step of its own.
+"""``--mode async`` and ``ssp``: every gradient is one step.
 
-A worker takes a ticket, reads the newest parameters, computes, and has every server apply the gradient as it comes;
-then it goes on. In ``ssp`` (Ho et al., More effective distributed ML via a stale synchronous parallel parameter server,
-2013, section 3) no worker runs more than so many steps ahead of the slowest.
+A worker takes a work item, reads the newest parameters, computes a gradient, has every server apply it, and continues.
+In ``ssp`` (Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, 2013, section 3)
+no worker runs more than ``--staleness`` steps ahead of the slowest.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .store import Store
 
 
 class Async(PsStrategy):
-    """Every gradient is a step of its own, applied as it comes; in ``ssp`` nobody gets too far ahead.
+    """Applies every gradient as one step, on arrival; in ``ssp`` workers also wait for the slowest.
 
     Args:
-        store: Where the parameters are; freed with this.
-        early: Hand a shard its part of the gradient as soon as that is there: the gradient comes from a GPU, which
-            goes on meanwhile.
+        store: The parameters; freed with this object.
+        early: Send a shard its part of the gradient as soon as that is ready: the gradient comes from a GPU, which
+            continues to compute meanwhile.
     """
 
     def __init__(self, store: Store, early: bool = False) -> None:
@@ -32,12 +32,12 @@ class Async(PsStrategy):
         plan = self._plan
         self._measure: Updater | None = None
         if plan.optimizer.clip_norm is not None and not plan.optimizer.layerwise:
-            slots = dict.fromkeys(plan.optimizer.slots, np.empty(0, plan.dtype))  # which measuring does not need
+            slots = dict.fromkeys(plan.optimizer.slots, np.empty(0, plan.dtype))  # not needed for norms
             self._measure = Updater(plan.optimizer, plan.layout, self.params, slots)
         self._early = early and self._measure is None
-        self._staleness: dict[int, int] = {}  # of this gradient, at the shards here that have applied it
-        self._posted: set[int] = set()  # shards elsewhere that have been sent it
-        # Workers begin at different shards, so that they do not queue for one after the other.
+        self._staleness: dict[int, int] = {}  # of this gradient, at the shards that have applied it
+        self._posted: set[int] = set()  # remote shards that this gradient was sent to
+        # Workers begin at different shards, so that they do not all wait for the same one.
         begin = self._worker % max(1, len(self._local))
         self._in_turn = self._local[begin:] + self._local[:begin]
 
@@ -68,14 +68,14 @@ class Async(PsStrategy):
         return math.isfinite(self._step_loss) or self._nan == "ignore"
 
     def _push(self) -> int:
-        """Have every shard apply the gradient; returns its staleness at the first one."""
+        """Have every shard apply the gradient; return its staleness at the first shard."""
         self._push_to_shards(0, self._clip())
         for s, far in self._remote:
             self._staleness[s] = far.wait_apply()
         return self._staleness[0]
 
     def _push_to_shards(self, start: int, clip: float) -> None:
-        """Give the gradient to shards that lie from ``start`` on, unless they have it."""
+        """Send the gradient to the shards whose ranges start at ``start`` or later, unless they have it."""
         scaled = self._plan.config.staleness_scaling
         for s, far in self._remote:
             if s not in self._posted and _complete_from(start, self._store.ranges[s]):
@@ -86,7 +86,7 @@ class Async(PsStrategy):
                 self._staleness[s] = shard.apply(self.grads, Push(self._versions[s], clip, scaled))
 
     def _clip(self) -> float:
-        """What the gradient is multiplied by to keep to the optimizer's ``clip_norm``."""
+        """Return the factor that limits the gradient's norm to the optimizer's ``clip_norm``."""
         measure = self._measure
         if measure is None:
             return 1.0
@@ -96,5 +96,5 @@ class Async(PsStrategy):
 
 
 def _complete_from(start: int, ranges: Ranges) -> bool:
-    """Whether ranges, of which there may be none, are complete where the vector is from ``start`` on."""
+    """Return whether all ranges, of which there may be none, lie at or after ``start``."""
     return all(lo >= start for lo, _ in ranges)

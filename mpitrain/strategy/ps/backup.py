@@ -1,9 +1,9 @@
-"""``--mode backup``: a step takes the first gradients of it that come; what comes later is dropped.
+"""``--mode backup``: a step uses its first gradients to arrive; later ones are dropped.
 
-Chen, Pan, Monga, Bengio and Jozefowicz, Revisiting distributed synchronous SGD, 2016, section 3. Where all workers and
-servers share one node, the workers whose gradients a step takes are a team: each sums and updates its part of the
-parameters, in the order of tickets, and nothing is copied. All read the parameters where they are: who computes while
-they change has come too late, and its gradient is not taken. Elsewhere servers collect and update (``Collector``).
+Chen, Pan, Monga, Bengio and Jozefowicz, Revisiting distributed synchronous SGD, 2016, section 3. If all workers and
+servers share one node, the workers whose gradients are used each sum and update one range of the parameters, in work
+item order, without copies. All workers read the parameters in place: a gradient computed while they change is too late
+and is dropped. Otherwise servers collect the gradients and update (``Collector``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BackupWithServers(PsStrategy):
     def _memory(self) -> tuple[Array, Array]:
         params, grads = super()._memory()
         rows = self._store.rows
-        if rows is not None:  # a server here sums the gradients where they are
+        if rows is not None:  # a server on this node sums the gradients in place
             grads = rows[self._store.nodes.comm.rank, : self._plan.layout.size]
             grads[:] = 0
         return params, grads
@@ -42,9 +42,7 @@ class BackupWithServers(PsStrategy):
         else:
             assert self._remote_coordinator is not None
             place = self._remote_coordinator.admit(item, step, loss, self._reads_since())
-        own = (
-            loss * self._plan.gradients_per_step
-        )  # the mean of this worker's examples, all that it knows of the step's
+        own = loss * self._plan.gradients_per_step  # an estimate from this worker's examples
         if place == DROPPED:
             self.result = StepResult(own, False)
             return
@@ -52,7 +50,7 @@ class BackupWithServers(PsStrategy):
         self.result = StepResult(own, math.isfinite(loss) or self._nan == "ignore")
 
     def _push_to_shards(self, step: int, item: int, loss: float) -> None:
-        """Give the gradient to all servers, and wait until they have applied the step."""
+        """Send the gradient to all servers, and wait until they have applied the step."""
         for _, far in self._remote:
             far.post_collect(self.grads, item, step, loss)
         row = self._store.nodes.comm.rank
@@ -70,13 +68,13 @@ class BackupWithServers(PsStrategy):
 
 
 class BackupOnOneNode(PsStrategy):
-    """A worker of ``--mode backup`` where all share one node."""
+    """A worker of ``--mode backup`` if all ranks share one node."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self._updater = self._plan.updater(store.vectors)
-        here = [rank for rank in range(store.cluster.size) if store.nodes.same(rank, store.cluster.rank)]
-        self._row_of = np.array([here.index(rank) for rank in store.cluster.worker_ranks])
+        local = [rank for rank in range(store.cluster.size) if store.nodes.same(rank, store.cluster.rank)]
+        self._row_of = np.array([local.index(rank) for rank in store.cluster.worker_ranks])
 
     def _memory(self) -> tuple[Array, Array]:
         assert self._store.rows is not None
@@ -85,7 +83,7 @@ class BackupOnOneNode(PsStrategy):
         return self._store.vectors["params"], grads
 
     def _read(self, step: int) -> None:
-        """Nothing to bring: the parameters are read where they are."""
+        """Count a read; the parameters are read in place."""
         self._reads += 1
 
     def gather(self, name: str) -> Array:

@@ -1,8 +1,7 @@
-"""``--mode async``, ``ssp`` and ``backup``: what a worker does whose parameters live with servers.
+"""The worker's side of ``--mode async``, ``ssp`` and ``backup``, with parameters on servers.
 
-A worker takes a ticket, reads the newest parameters, computes a gradient, and hands it in; then it goes on. What
-becomes of the gradient is the mode's: ``Async`` has every shard apply it as it comes, ``BackupWithServers`` collects the
-first of a step.
+A worker takes a work item, reads the newest parameters, computes a gradient, and submits it. In ``Async`` every shard
+applies each gradient on arrival; ``BackupWithServers`` collects the first gradients of a step.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from .store import Store
 
 
 class PsStrategy:
-    """What the modes have in common; see ``base.Strategy`` for the methods.
+    """The common part of the modes; see ``base.Strategy`` for the methods.
 
-    Local, but for ``close`` and ``free``.
+    Local, except ``close`` and ``free``.
 
     Args:
-        store: Where the parameters are; freed with this.
+        store: The parameters; freed with this object.
     """
 
     lockstep = False
@@ -57,20 +56,20 @@ class PsStrategy:
         self._item, self._work = 0, WorkItem(0, 0)
         self._step_loss = 0.0
         self.result = StepResult(math.nan, True)
-        self._reads = 0  # that have not been reported yet
+        self._reads = 0  # not yet reported
 
     @property
     def extra_state(self) -> Mapping[str, float]:
         return {}
 
     def _memory(self) -> tuple[Array, Array]:
-        """This worker's parameters and gradient; the former where mail brings them, if it does."""
+        """Return this worker's parameters and gradient; the RPC transport's vector if parameters arrive there."""
         size, dtype, rpc = self._plan.layout.size, self._plan.dtype, self._store.rpc
         arrives = rpc is not None and len(rpc.vector) == size
         params = rpc.vector if rpc is not None and arrives else np.zeros(size, dtype)
         return params, np.zeros(size, dtype)
 
-    # Tickets.
+    # Work items.
 
     def pause_at(self, step: int) -> None:
         if not self._chief:
@@ -89,7 +88,7 @@ class PsStrategy:
             return Turn.END
         if item == PAUSE:
             self._arrive()
-            self._read(self._least_version(self.step))  # every shard has come there, too
+            self._read(self._least_version(self.step))  # waits until every shard has reached the step
             return Turn.PAUSE
         self._item, self._ahead = item, ahead
         self._work = WorkItem(step, self._cursor_of(item))
@@ -111,7 +110,7 @@ class PsStrategy:
         return item
 
     def _arrive(self) -> None:
-        """Learn where training stands, when everybody stands still."""
+        """Set the step and data cursor when all workers are paused."""
         state = self.state()
 
         def still() -> bool:
@@ -119,17 +118,17 @@ class PsStrategy:
             state = self.state()
             return state.done == state.begun
 
-        if state.done != state.begun:  # a server is about to count the last step
+        if state.done != state.begun:  # a server has not yet counted the last step
             self._store.waiting.until(lambda spins: still())
         self.step, self.data_cursor = state.done, self._cursor_of(state.items)
 
     def _cursor_of(self, item: int) -> int:
-        """Where the examples of a ticket begin."""
+        """Return the index of the first example of a work item."""
         first = 0 if self._plan.config.mode == "backup" else self._begin_step
         return self._begin_cursor + (item - first) * self._plan.batch
 
     def state(self) -> CoordinatorState:
-        """Where training stands, and what each worker has done since this run began."""
+        """Return the progress of training, and the statistics of each worker since this run began."""
         if self._coordinator is not None:
             return self._coordinator.state()
         assert self._remote_coordinator is not None
@@ -141,11 +140,11 @@ class PsStrategy:
     # Parameters.
 
     def _least_version(self, step: int) -> int:
-        """The version that parameters for a step must have at least."""
+        """Return the lowest version of the parameters that is valid for a step."""
         return 0
 
     def _read(self, step: int) -> None:
-        """Bring the newest parameters here."""
+        """Read the newest parameters."""
         self._reads += 1
         least = self._least_version(step)
         for _, far in self._remote:
@@ -160,14 +159,14 @@ class PsStrategy:
         return self.gather(name)
 
     def gather(self, name: str) -> Array:
-        """One of the vectors, as it is now; reading ``params`` makes this worker's the newest."""
+        """Return one of the vectors as it is now; ``params`` also updates this worker's parameters."""
         if name == "params":
             self._read(0)
             return self.params
         found = np.zeros_like(self.params)
         for _, shard in self._local:
             shard.read(found, name)
-        params = self.params.copy() if self._remote else None  # which mail overwrites
+        params = self.params.copy() if self._remote else None  # replies overwrite it
         for s, far in self._remote:
             far.read_vector(name)
             for lo, hi in self._store.ranges[s]:
@@ -179,7 +178,7 @@ class PsStrategy:
     # Gradients.
 
     def _reads_since(self) -> int:
-        """How often parameters were read since this was called last."""
+        """Return the number of reads since the last call."""
         reads, self._reads = self._reads, 0
         return reads
 
@@ -191,7 +190,7 @@ class PsStrategy:
         self._step_loss = loss
 
     def ready(self, start: int) -> None:
-        """Nothing to do: the gradient is handed in whole."""
+        """Do nothing: the gradient is submitted as a whole."""
 
     def finish(self) -> None:
         raise NotImplementedError
@@ -200,8 +199,8 @@ class PsStrategy:
 
     def close(self) -> None:
         workers = self._store.cluster.workers
-        everybody = workers.Ibarrier()
-        self._store.waiting.until(lambda spins: everybody.Test())
+        barrier = workers.Ibarrier()
+        self._store.waiting.until(lambda spins: barrier.Test())
         self._arrive()
         self._read(self._least_version(self.step))
 

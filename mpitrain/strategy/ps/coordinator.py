@@ -1,11 +1,11 @@
-"""Who may take which batch: tickets, gates, steps and accounts of workers that keep no common pace.
+"""The step coordinator: work items, pause steps, steps and worker statistics of the asynchronous modes.
 
-A *ticket* is one worker's turn: its number says which examples the worker takes. One counter gives them out, so an
-epoch is each example once however fast each worker is. A *gate* is a step beyond which no ticket is given out until
-it is moved: when all that was given out is finished, the parameters stand still and are those of exactly that step.
+A *work item* is one batch for one worker; its number determines the examples. One counter assigns the numbers, so an
+epoch contains each example once, however fast each worker is. No work item is assigned at or beyond the *pause step*
+until that is moved: when all assigned items are finished, the parameters are those of exactly that step.
 
-All of it is words of shared memory on the node of the first server, changed under one lock; what every step does there
-is compiled, and takes a fraction of a microsecond. Workers on other nodes ask that server to do it for them.
+The state is in shared memory on the node of the first server, changed under one lock. The operations of every step are
+compiled, and take a fraction of a microsecond. Workers on other nodes send requests to that server.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from ...core.kernels import kernel
 from ...core.layout import Array
 from ...monitor.worker_stats import WorkerStats
 
-END = -1  # no ticket: training is over
-WAIT = -2  # no ticket yet
-PAUSE = -3  # no ticket yet, for all stand still before the gate: for the chief, who moves it
-DROPPED = -1  # in place of a place: the step has its gradients already
+END = -1  # no work item: training is over
+WAIT = -2  # no work item yet
+PAUSE = -3  # no work item yet: all workers are paused, and the chief must move the pause step
+DROPPED = -1  # instead of a place in the step: the step already has its gradients
 
-BINS = 32  # of the staleness histogram; the last one counts all that is staler
+BINS = 32  # of the staleness histogram; the last one also counts all higher values
 
 _LOCK = 0
 _NEXT, _DONE, _PAUSE_STEP, _END, _STEP, _ARRIVED, _SUMMED, _UPDATED, _LOSS, _SKIPPED = range(WORDS, WORDS + 10)
 _HEAD = 2 * WORDS
-# Of a worker's row.
+# Offsets in a worker's row.
 _CLOCK, _STEPS, _DROPPED, _STALE_SUM, _STALE_MAX, _READS = range(6)
 _HISTOGRAM = WORDS
 _ROW = _HISTOGRAM + BINS
-_ENDED = 1 << 62  # the clock of a worker that has ended: it holds nobody up
-# Of a place in the step that is being collected.
+_ENDED = 1 << 62  # the clock of a worker that has ended: no worker waits for it
+# Offsets in a place of the step that is being collected.
 _WORKER, _ITEM, _SHARE = range(3)
 _PLACE = 4
 
 
 class CoordinatorRules(NamedTuple):
-    """How a mode gives out tickets.
+    """How a mode assigns work items.
 
     Attributes:
-        workers: Their number.
-        bound: ssp: steps that a worker may be ahead of the slowest; -1 for any.
-        taken: backup: gradients that a step takes; 0 where each gradient is a step of its own.
-        team: backup: the workers of a step update the parameters themselves, and the step counts when they have.
+        workers: The number of workers.
+        bound: ssp: how many steps a worker may be ahead of the slowest; -1 for no bound.
+        gradients_per_step: backup: the number of gradients of a step; 0 if each gradient is one step.
+        on_one_node: backup: the workers of a step update the parameters themselves, and the step counts afterwards.
     """
 
     workers: int
@@ -61,15 +61,15 @@ class CoordinatorRules(NamedTuple):
 
 
 class CoordinatorState(NamedTuple):
-    """Where training stands.
+    """The progress of training.
 
     Attributes:
-        done: Steps that are applied, those of the runs that this one goes on from included.
-        begun: Steps that are given out.
-        tickets: Given out.
-        loss: Sum of the losses of the steps of this run that were not skipped.
-        skipped: Steps of this run that were, since their loss was not finite.
-        accounts: For each worker.
+        done: Number of applied steps, including those before a resume.
+        begun: Number of steps that work items were assigned for.
+        items: Number of assigned work items.
+        loss: Sum of the losses of this run's steps that were not skipped.
+        skipped: Number of this run's steps that were skipped because their loss was not finite.
+        worker_stats: Statistics of each worker.
     """
 
     done: int
@@ -94,10 +94,10 @@ def _slowest(words: Array, workers: int) -> int:
 
 
 @kernel
-def _take(
+def _next_item(
     words: Array, worker: int, workers: int, bound: int, gradients_per_step: int, on_one_node: bool
 ) -> tuple[int, int, int]:
-    """A ticket, its step and how far ahead of the slowest its worker is; or END or WAIT."""
+    """Return a work item, its step, and the worker's lead over the slowest worker; the item may be END or WAIT."""
     lock(words, _LOCK)
     counted, row = _counted(words, gradients_per_step), _HEAD + worker * _ROW
     item, lead = WAIT, 0
@@ -129,7 +129,7 @@ def _finish(words: Array, worker: int, loss: float, staleness: int, reads: int, 
 
 @kernel
 def _close(words: Array, loss: float, skipped: bool) -> None:
-    """One more step is done."""
+    """Count one step as done."""
     words[_DONE] += 1
     if skipped:
         words[_SKIPPED] += 1
@@ -146,7 +146,7 @@ def _add_one(words: Array, at: int) -> None:
 
 
 @kernel
-def _close_team_step(words: Array, step: int, gradients_per_step: int, loss: float, skipped: bool) -> None:
+def _close_step_on_one_node(words: Array, step: int, gradients_per_step: int, loss: float, skipped: bool) -> None:
     lock(words, _LOCK)
     words[_UPDATED] += 1
     if words[_UPDATED] == gradients_per_step:
@@ -194,7 +194,7 @@ def _admit(
             words[_ARRIVED] = 0
             store(words, _STEP, step + 1)
         else:
-            store(words, _ARRIVED, place + 1)  # read without the lock by who waits for the others
+            store(words, _ARRIVED, place + 1)  # read without the lock by workers that wait for the others
     release(words, _LOCK)
     return place  # type: ignore[no-any-return]
 
@@ -208,12 +208,13 @@ def _at_least(words: Array, at: int, value: int, spins: int) -> bool:
 
 
 class StepCoordinator:
-    """Tickets, gates, steps and accounts; every method is local, and may be called by any rank of the node.
+    """Assigns work items and counts steps. Every method is local, and any rank of the node may call it.
 
-    Construction is collective over the node. ``open`` comes before everything else.
+    Construction is collective over the node. One rank calls ``open`` before any other method.
 
     Args:
-        shared: Of the node that it lies on.
+        shared: The shared memory of its node.
+        rules: How to assign work items.
     """
 
     def __init__(self, shared: SharedArrays, rules: CoordinatorRules) -> None:
@@ -221,20 +222,20 @@ class StepCoordinator:
         self._words = shared.allocate((_HEAD + rules.workers * (_ROW + _PLACE),), np.int64)
 
     def open(self, step: int, end: int) -> None:
-        """Begin at ``step``, end at ``end``, with the gate at the beginning; by one rank."""
+        """Begin at ``step``, end at ``end``, with the pause step at the beginning; called by one rank."""
         words = self._words
         words[:] = 0
         words[_STEP], words[_DONE], words[_PAUSE_STEP], words[_END] = step, step, step, end
         words[_NEXT] = step if not self.rules.gradients_per_step else 0
 
     def next(self, worker: int, chief: bool = False) -> tuple[int, int, int]:
-        """A ticket for a worker: its number, the step that it is for, and how many steps the worker is ahead.
+        """Return a work item for a worker: its number, its step, and the worker's lead over the slowest in steps.
 
-        The number is ``WAIT`` where there is none yet, ``PAUSE`` where the chief has to move the gate first, and
-        ``END`` where there will be none.
+        The number is ``WAIT`` if there is none yet, ``PAUSE`` if the chief must move the pause step first, and ``END``
+        if there will be none.
         """
         rules = self.rules
-        item, step, ahead = _take(
+        item, step, ahead = _next_item(
             self._words, worker, rules.workers, rules.bound, rules.gradients_per_step, rules.on_one_node
         )
         if chief and item == WAIT and self._paused():
@@ -242,16 +243,16 @@ class StepCoordinator:
         return item, step, ahead
 
     def finish(self, worker: int, loss: float, staleness: int, reads: int, skipped: bool = False) -> int:
-        """Say that a gradient has been applied everywhere, or left out; returns the steps done."""
+        """Count a gradient that was applied by all shards, or skipped; return the number of steps done."""
         return _finish(self._words, worker, loss, staleness, reads, skipped)
 
     def admit(self, worker: int, item: int, step: int, loss: float, reads: int) -> int:
-        """backup: this gradient's place among those of its step; ``DROPPED`` where it comes too late."""
+        """backup: return this gradient's place among those of its step; ``DROPPED`` if it comes too late."""
         r = self.rules
         return _admit(self._words, worker, item, step, loss, reads, r.workers, r.gradients_per_step, r.on_one_node)
 
     def admitted(self) -> tuple[Array, float]:
-        """backup, in a team: the step's workers in the order of their tickets, shape (taken,), and its loss."""
+        """backup, on one node: return the step's workers by work item, shape (gradients_per_step,), and its loss."""
         gradients_per_step = self.rules.gradients_per_step
         start = _HEAD + self.rules.workers * _ROW
         places = self._words[start : start + gradients_per_step * _PLACE].reshape(gradients_per_step, _PLACE)
@@ -259,61 +260,61 @@ class StepCoordinator:
         return places[order, _WORKER], sum(places[order, _SHARE].view(np.float64).tolist())
 
     def wait_for_gradients(self, waiting: Backoff) -> None:
-        """backup, in a team: return when the step has all its gradients."""
+        """backup, on one node: wait until the step has all its gradients."""
         waiting.until(lambda spins: _at_least(self._words, _ARRIVED, self.rules.gradients_per_step, spins))
 
     def wait_for_sums(self, waiting: Backoff) -> None:
-        """backup, in a team: say that this rank's partial sums are there, and wait for those of the others."""
+        """backup, on one node: mark this rank's partial sums as ready, and wait for those of the others."""
         _add_one(self._words, _SUMMED)
         waiting.until(lambda spins: _at_least(self._words, _SUMMED, self.rules.gradients_per_step, spins))
 
     def close_step(self, step: int, loss: float, skipped: bool, waiting: Backoff) -> None:
-        """backup, in a team: say that this rank's part is updated; return when all parts are, and the step is done."""
+        """backup, on one node: mark this rank's range as updated; return when the step is done."""
         words = self._words
-        _close_team_step(words, step, self.rules.gradients_per_step, loss, skipped)
+        _close_step_on_one_node(words, step, self.rules.gradients_per_step, loss, skipped)
         waiting.until(lambda spins: _at_least(words, _STEP, step + 1, spins))
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """backup, in a team: keep the parameters as they are meanwhile, between two steps."""
+        """backup, on one node: prevent updates of the parameters."""
         while True:
             with self._locked():
-                if self._words[_ARRIVED] != self.rules.gradients_per_step:  # else the team is updating
+                if self._words[_ARRIVED] != self.rules.gradients_per_step:  # otherwise an update is in progress
                     yield
                     return
             os.sched_yield()
 
     def step_done(self, loss: float, skipped: bool) -> None:
-        """backup, with servers: the first of them has applied a step."""
+        """backup, with servers: count a step; called by the first server when it has applied the step."""
         with self._locked():
             _close(self._words, loss, skipped)
 
     def set_pause_step(self, step: int) -> None:
-        """Let tickets be given out for steps before ``step``; where that has been passed, for those begun."""
+        """Assign work items only for steps before ``step``; begun steps are still completed."""
         with self._locked():
             self._words[_PAUSE_STEP] = max(step, self._begun())
 
     def stop(self) -> None:
-        """Give no further tickets out, but those that a step under way needs."""
+        """Assign no further work items, except those that a begun step needs."""
         with self._locked():
             self._words[_END] = min(self._words[_END], self._begun())
 
     def _begun(self) -> int:
-        """The step after the last one that tickets have been given out for."""
+        """Return the step after the last one that work items were assigned for."""
         return _counted(self._words, self.rules.gradients_per_step) + (1 if self.rules.gradients_per_step else 0)
 
     def _paused(self) -> bool:
-        """Whether everything that was given out is finished, and the next step is beyond the gate."""
+        """Return whether all assigned items are finished, and the next step is not before the pause step."""
         with self._locked():
             words = self._words
             return bool(words[_DONE] == words[_PAUSE_STEP] and words[_PAUSE_STEP] < words[_END])
 
     def state(self) -> CoordinatorState:
-        """Where training stands."""
+        """Return the progress of training."""
         return unpack_state(*self.raw_state())
 
     def raw_state(self) -> tuple[Array, Array]:
-        """Numbers of a ``CoordinatorState``, and its accounts' words, both int64: to be sent, and made a state elsewhere."""
+        """Return a ``CoordinatorState`` for sending: its numbers and the words of its worker statistics, both int64."""
         count, words = self.rules.workers, self._words
         with self._locked():
             begun = _counted(words, self.rules.gradients_per_step)
@@ -333,7 +334,7 @@ STATS_WORDS = _ROW
 
 
 def unpack_state(numbers: Array, rows: Array) -> CoordinatorState:
-    """``StepCoordinator.raw_state`` as a state."""
+    """Return the state that ``StepCoordinator.raw_state`` has packed."""
     done, begun, items, _, skipped = numbers.tolist()
     worker_stats = [
         WorkerStats(

@@ -1,8 +1,8 @@
-"""What a parameter server does: it answers workers on other nodes, and for ``backup`` applies collected steps.
+"""A parameter server: answers requests from workers on other nodes, and in ``backup`` applies collected steps.
 
-Workers on its own node need no answer: they read and update its shard in the memory that they share with it. A server
-stays in MPI's progress engine for those who do not, sleeps when nothing comes, and ends when every rank has come to
-the end of its training: a barrier that workers enter last, and that the server looks at all the while.
+Workers on its own node need no answer: they read and update its shard in shared memory. A server keeps MPI progressing
+for the others, and sleeps while idle. It ends when every rank has finished training: it polls a barrier that workers
+enter last.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .store import Store
 
 
 class Server:
-    """Serves one shard, and the ledger where it is the first server.
+    """Serves one shard; the first server also serves the step coordinator.
 
     Args:
-        store: As this rank sees it.
+        store: The store of this rank.
     """
 
     def __init__(self, store: Store) -> None:
@@ -40,18 +40,18 @@ class Server:
         self._chief = cluster.chief_rank
         self._names = store.plan.vectors
         self._coordinator = store.coordinator if self._number == 0 else None
-        # Workers on this node who change the shard by themselves.
+        # Workers on this node that change the shard themselves.
         self._neighbours = store.plan.config.mode != "backup" and any(
             store.nodes.same(cluster.rank, worker) for worker in cluster.worker_ranks
         )
         self._staging = np.zeros(store.plan.layout.size if self._neighbours else 0, store.plan.dtype)
-        self._later: list[Callable[[], bool]] = []  # answers that have to wait
+        self._later: list[Callable[[], bool]] = []  # deferred answers
         self._collector = None
         if store.plan.config.mode == "backup" and not store.on_one_node:
             self._collector = Collector(store, self._number, cluster.training.comm)
 
     def trace(self, wrap: Wrap) -> None:
-        """Have the calls recorded in which this server works; local."""
+        """Record the calls in which this server works. Local."""
         wrap(self, "_answer", "serve")
         wrap(self._shard, "apply", "update")
         wrap(self._store.waiting, "pause", "wait")
@@ -59,12 +59,12 @@ class Server:
             wrap(self._collector, "_apply", "update")
 
     def serve(self) -> None:
-        """Answer until all ranks have entered the barrier ``Comm.Ibarrier``; collective over all ranks."""
-        everybody = self._comm.Ibarrier()
+        """Answer requests until all ranks have entered the barrier ``Comm.Ibarrier``. Collective over all ranks."""
+        barrier = self._comm.Ibarrier()
         rpc, waiting = self._store.rpc, self._store.waiting
         has_work = rpc is not None or self._collector is not None
         idle = 0 if has_work else LONG
-        while not everybody.Test():
+        while not barrier.Test():
             idle += 1
             if rpc is not None:
                 for client, kind, arguments in rpc.requests():
@@ -78,7 +78,7 @@ class Server:
                 waiting.pause(idle)
 
     def _answer(self, client: int, kind: Kind, arguments: list[int]) -> None:
-        """Reply to a request, or note it in ``_later``."""
+        """Reply to a request, or defer the reply in ``_later``."""
         respond = getattr(self, f"_{kind.name.lower()}")
         respond(client, *arguments)
 
@@ -105,10 +105,10 @@ class Server:
         self._reply(client, vector=self._still(self._names[number])[1])
 
     def _still(self, name: str) -> tuple[int, Array]:
-        """The version, and one of the vectors as it is now, which nobody changes before it is sent."""
+        """Return the version and one of the vectors, which does not change before it is sent."""
         if not self._neighbours:
             return self._shard.version, self._shard.vectors[name]
-        # A copy, so that workers here wait for the length of a copy, and not for the network.
+        # A copy, so that workers on this node wait only for the copy, not for the network.
         return self._shard.read(self._staging, name), self._staging
 
     def _next(self, client: int, *_: int) -> None:
@@ -161,42 +161,42 @@ class Server:
             self._later.append(respond)
 
     def _require_coordinator(self) -> Any:
-        assert self._coordinator is not None, "only the first server has the ledger"
+        assert self._coordinator is not None, "only the first server has the step coordinator"
         return self._coordinator
 
 
 class Collector:
-    """backup: adds up a step's gradients, in the order of their tickets, when all are there.
+    """backup: sums a step's gradients, in work item order, when all have arrived.
 
     Args:
-        number: Of this server.
-        servers: All of them, who add up norms where an optimizer needs those of whole vectors.
+        number: The index of this server.
+        servers: All servers; they add up norms if an optimizer needs those of whole vectors.
     """
 
     def __init__(self, store: Store, number: int, servers: MPI.Intracomm) -> None:
         self._store, self._shard, self._servers = store, store.shards[number], servers
         self._coordinator = store.coordinator if number == 0 else None
-        self._taken, self._skips = store.plan.gradients_per_step, store.plan.config.nan == "skip"
+        self._gradients_per_step, self._skips = store.plan.gradients_per_step, store.plan.config.nan == "skip"
         self._sum = np.zeros(store.plan.layout.size, store.plan.dtype)
-        self._come: list[tuple[int, int, float, Array]] = []  # ticket, step, loss, gradient
+        self._arrived: list[tuple[int, int, float, Array]] = []  # work item, step, loss, gradient
 
     def add(self, item: int, step: int, loss: float, grads: Array) -> None:
-        """Take a gradient from another node; it must stay as it is until the step is applied."""
-        self._come.append((item, step, loss, grads))
+        """Add a gradient from another node; it must not change until the step is applied."""
+        self._arrived.append((item, step, loss, grads))
 
     def work(self) -> bool:
-        """Apply the next step if its gradients are there; whether they were."""
+        """Apply the next step if its gradients have arrived; return whether they had."""
         step = self._shard.version
-        there = [(item, loss, grads) for item, of, loss, grads in self._come if of == step]
+        ready = [(item, loss, grads) for item, of, loss, grads in self._arrived if of == step]
         rows = self._store.rows
         if rows is not None:
             size = len(self._sum)
-            there += [(item, loss, rows[row, :size]) for item, row, loss in self._shard.collected(step)]
-        if len(there) < self._taken:
+            ready += [(item, loss, rows[row, :size]) for item, row, loss in self._shard.collected(step)]
+        if len(ready) < self._gradients_per_step:
             return False
-        there.sort(key=lambda one: one[0])
-        self._apply([grads for _, _, grads in there], sum(loss for _, loss, _ in there))
-        self._come = [one for one in self._come if one[1] != step]
+        ready.sort(key=lambda one: one[0])
+        self._apply([grads for _, _, grads in ready], sum(loss for _, loss, _ in ready))
+        self._arrived = [one for one in self._arrived if one[1] != step]
         return True
 
     def _apply(self, gradients: list[Array], loss: float) -> None:
@@ -211,7 +211,7 @@ class Collector:
             self._coordinator.step_done(loss, skipped)
 
     def _add_up(self, own: Array) -> Array:
-        """The sum of all servers' parts, in their order."""
+        """Return the sum of all servers' values, in server order. Collective over the servers."""
         everyone = np.empty((self._servers.size, len(own)))
         self._servers.Allgather(own, everyone)
         total: Array = everyone.sum(axis=0)

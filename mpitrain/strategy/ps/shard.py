@@ -1,8 +1,8 @@
 """The part of the parameters that one server holds: ranges of the vector, a lock, and a version.
 
-A shard lies in memory that its node shares, so every rank of the node reads and updates it without its server's
-help; workers on other nodes have the server do it. The version counts updates. Both a read and an update hold the
-lock, so a read is of one version, and updates take place one after the other.
+A shard lies in memory shared by its node, so every rank of the node reads and updates it without the server; workers
+on other nodes send requests to the server. The version counts updates. Reads and updates hold the lock, so a read
+returns a single version, and updates are serialized.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ...optim.updater import Updater
 Ranges = Sequence[tuple[int, int]]
 
 _LOCK, _VERSION, _HEAD = 0, WORDS, 2 * WORDS
-_STEP, _ITEM, _LOSS = range(3)  # of what a row's worker has handed in
+_STEP, _ITEM, _LOSS = range(3)  # of the gradient that a row's worker has submitted
 _ROW = WORDS
 
 
 class Push(NamedTuple):
-    """How a gradient is to be applied.
+    """How to apply a gradient.
 
     Attributes:
-        version: Of the parameters that it was computed from.
-        clip: What the gradient, all parameters together, is multiplied by.
-        scaled: Divide the learning rate by the staleness (Zhang, Gupta, Lian and Liu, Staleness-aware async-SGD,
-            2016, equation 6).
+        version: The version of the parameters that it was computed from.
+        clip: Factor for the whole gradient.
+        scaled: Whether to divide the learning rate by the staleness (Zhang, Gupta, Lian and Liu, Staleness-aware
+            async-SGD, 2016, equation 6).
     """
 
     version: int
@@ -42,15 +42,15 @@ class Push(NamedTuple):
 
 
 class Shard:
-    """One server's part; every method is local, and may be called by any rank of the node.
+    """One server's part of the parameters. Every method is local, and any rank of the node may call it.
 
-    Construction is collective over the node. One rank of the node calls ``open`` before everything else.
+    Construction is collective over the node. One rank of the node calls ``open`` before any other method.
 
     Args:
-        shared: Of the node that it lies on.
-        ranges: Of the vector, disjoint, rising.
+        shared: The shared memory of its node.
+        ranges: Disjoint ranges of the vector, in ascending order.
         updater: Bound to the node's vectors, of which only the ranges are this shard's.
-        vectors: The node's vectors by name, with ``params`` among them, shape (layout.size,).
+        vectors: The node's vectors by name, including ``params``, shape (layout.size,).
         waiting: How to wait for the lock.
     """
 
@@ -68,13 +68,13 @@ class Shard:
         self._words = shared.allocate((_HEAD + shared.node.size * _ROW,), np.int64)
 
     def open(self, step: int) -> None:
-        """Begin with version ``step``."""
+        """Start with version ``step``."""
         self._words[:] = 0
         store(self._words, _VERSION, step)
 
     @property
     def version(self) -> int:
-        """Updates applied, those of the runs that this one goes on from included."""
+        """Number of updates applied, including those before a resume."""
         return load(self._words, _VERSION)
 
     def read(self, out: Array, name: str = "params") -> int:
@@ -84,7 +84,7 @@ class Shard:
             out: Shape (layout.size,).
 
         Returns:
-            Their version.
+            The version of the copy.
         """
         vector = self.vectors[name]
         with self.locked():
@@ -93,18 +93,18 @@ class Shard:
             return int(self._words[_VERSION])
 
     def apply(self, grads: Array, push: Push) -> int:
-        """Update the parameters by one gradient; return its staleness: updates since the version it was computed from.
+        """Update the parameters with one gradient; return its staleness: updates since the version that it is based on.
 
         Args:
-            grads: Shape (layout.size,); or (``size``,): the ranges one behind the other. Where the optimizer works
-                by layers, the former is overwritten.
+            grads: Shape (layout.size,), or (``size``,): the ranges concatenated. The former is overwritten if the
+                optimizer works by layers.
         """
         with self.locked():
             version = int(self._words[_VERSION])
             staleness = version - push.version
             rate_scale = 1.0 / max(1, staleness) if push.scaled else 1.0
             if self._updater.optimizer.layerwise:
-                self._update_by_sums(self._whole(grads), version, lambda sums: sums, rate_scale)
+                self._update_by_sums(self._full_length(grads), version, lambda sums: sums, rate_scale)
             else:
                 for lo, hi, origin in self._origins(compact=len(grads) == self.size):
                     self._updater.update(
@@ -114,11 +114,11 @@ class Shard:
         return staleness
 
     def apply_step(self, grads: Array, sum_over_servers: Callable[[Array], Array]) -> None:
-        """Update the parameters by the sum of a step's gradients.
+        """Update the parameters with the sum of a step's gradients.
 
         Args:
-            grads: The sum, shape (layout.size,); it may be overwritten.
-            sum_over_servers: Called where norms of whole vectors are needed, with this shard's part of their squares.
+            grads: The sum, shape (layout.size,); may be overwritten.
+            sum_over_servers: Sums this shard's squares over all servers; called if norms of whole vectors are needed.
         """
         with self.locked():
             version = int(self._words[_VERSION])
@@ -130,7 +130,7 @@ class Shard:
             self._next_version()
 
     def gather(self, grads: Array, out: Array, first: bool) -> None:
-        """Add a gradient, as ``apply`` takes it, to the shard's ranges of ``out``; the first one overwrites them."""
+        """Add a gradient, shaped as for ``apply``, to the shard's ranges of ``out``; the first one overwrites them."""
         for lo, hi, origin in self._origins(compact=len(grads) == self.size):
             aligned_part = grads[lo - origin : hi - origin]
             if first:
@@ -139,14 +139,14 @@ class Shard:
                 out[lo:hi] += aligned_part
 
     def collect(self, row: int, item: int, step: int, loss: float) -> None:
-        """backup: say that the gradient in a row of this node, for ``step``, is complete; for ``collected`` to find."""
+        """backup: mark the gradient in a row of this node as complete for ``step``; ``collected`` returns it."""
         words = self._words[_HEAD + row * _ROW : _HEAD + (row + 1) * _ROW]
         words[_ITEM] = item
         words.view(np.float64)[_LOSS] = loss
         store(words, _STEP, step + 1)
 
     def collected(self, step: int) -> list[tuple[int, int, float]]:
-        """backup: ticket, row and loss of what ``collect`` was told for ``step``."""
+        """backup: return work item, row and loss of the gradients marked by ``collect`` for ``step``."""
         rows = self._words[_HEAD:].reshape(-1, _ROW)
         return [
             (int(words[_ITEM]), row, float(words.view(np.float64)[_LOSS]))
@@ -155,14 +155,14 @@ class Shard:
         ]
 
     def skip_step(self) -> None:
-        """Count a step whose gradient is left out."""
+        """Count a step whose gradient is discarded."""
         with self.locked():
             self._next_version()
 
     def _update_by_sums(
         self, grads: Array, version: int, add_up: Callable[[Array], Array], rate_scale: float = 1.0
     ) -> None:
-        """Update in two passes, with sums of squares added up in between."""
+        """Update in two passes; sums of squares are added up between them."""
         own = np.zeros(self._updater.n_sums)
         for lo, hi in self.ranges:
             own += self._updater.prepare(lo, hi, grads[np.newaxis], grads, version)
@@ -170,21 +170,21 @@ class Shard:
         for lo, hi in self.ranges:
             self._updater.finish(lo, hi, grads, sums, version, rate_scale=rate_scale)
 
-    def _whole(self, grads: Array) -> Array:
-        """A gradient with its ranges where they are in the vector."""
-        whole = self.vectors["params"]
-        if len(grads) == len(whole):
+    def _full_length(self, grads: Array) -> Array:
+        """Return a gradient of full length, with its ranges at their place in the vector."""
+        params = self.vectors["params"]
+        if len(grads) == len(params):
             return grads
-        found = np.zeros_like(whole)
+        found = np.zeros_like(params)
         self.gather(grads, found, first=True)
         return found
 
     def _next_version(self) -> None:
-        # With release, for ``version`` is read without the lock.
+        # A release store, because ``version`` is read without the lock.
         store(self._words, _VERSION, int(self._words[_VERSION]) + 1)
 
     def _origins(self, compact: bool) -> Iterator[tuple[int, int, int]]:
-        """Each range, and the element that a gradient's first one belongs to."""
+        """Yield each range, and the vector index that element 0 of a gradient corresponds to."""
         before = 0
         for lo, hi in self.ranges:
             yield lo, hi, lo - before if compact else 0
@@ -192,7 +192,7 @@ class Shard:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep the shard as it is meanwhile."""
+        """Lock the shard against updates."""
         self._waiting.until(lambda spins: acquire(self._words, _LOCK, spins))
         try:
             yield

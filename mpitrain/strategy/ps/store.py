@@ -1,7 +1,7 @@
-"""Where the parameters of the served modes are, as one rank sees them: shards and ledger, here or elsewhere.
+"""The parameters of the asynchronous modes, as one rank sees them: local and remote shards and the step coordinator.
 
-A node with servers holds the vectors that training changes in memory that its ranks share; a server's shard is its
-ranges of them. The ledger lies on the first server's node. Without servers one node's memory holds everything.
+A node with servers holds the training vectors in memory shared by its ranks; a server's shard is its ranges of them.
+The step coordinator lies on the first server's node. Without servers, one node's shared memory holds everything.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Nodes:
     """Which ranks share memory.
 
     Attributes:
-        comm: Those of them that share with this rank.
-        of: For each rank, a number that it has in common with those that it shares with.
+        comm: The ranks that share memory with this rank.
+        of: A node number for each rank; ranks with the same number share memory.
     """
 
     comm: MPI.Intracomm
@@ -44,19 +44,19 @@ class Nodes:
 
 
 class Store:
-    """Shards, ledger and mail of this rank. Construction is collective over all ranks.
+    """Shards, step coordinator and RPC transport of this rank. Construction is collective over all ranks.
 
     Attributes:
         nodes: Which ranks share memory.
-        holders: For each shard, the rank that holds it: its server, or the first of the node that has none.
-        shards: Those on this node, by number.
-        ledger: Where it is on this node; else None.
-        vectors: This node's, by name, where it holds shards.
-        rows: backup: the gradients of this node's ranks, shape (ranks, size or more), where it holds shards.
-        team: Whether all workers and shards share one node, so that the workers of a step can update together.
-        mail: Between workers and the servers on other nodes; None where there are no such.
+        holders: The rank that holds each shard: its server, or without servers the first rank of the node.
+        shards: The shards on this node, by number.
+        coordinator: The step coordinator if it is on this node, else None.
+        vectors: This node's vectors, by name, if it holds shards.
+        rows: backup: the gradients of this node's ranks, shape (ranks, size or more), if it holds shards.
+        on_one_node: backup: whether all workers and shards share one node, so that workers update by themselves.
+        rpc: The transport between workers and the servers on other nodes; None if there are none.
         waiting: How this rank waits.
-        step, position: Where training begins.
+        step, data_cursor: Where training begins.
 
     Raises:
         ConfigError: On every rank: there are several nodes and no server.
@@ -68,8 +68,8 @@ class Store:
         self.holders = cluster.servers or [0]
         self._check_servers()
         self._shared = SharedArrays(self.nodes.comm)
-        workers_here = sum(self.nodes.same(w, cluster.rank) for w in cluster.worker_ranks)
-        self.waiting = Backoff(oversubscribed=workers_here > cluster.cores)
+        local_workers = sum(self.nodes.same(w, cluster.rank) for w in cluster.worker_ranks)
+        self.waiting = Backoff(oversubscribed=local_workers > cluster.cores)
         every = [*cluster.worker_ranks, *self.holders]
         self.on_one_node = plan.config.mode == "backup" and all(self.nodes.same(rank, every[0]) for rank in every)
         self.ranges = [ranges_of(plan.placements, s, plan.layout) for s in range(plan.n_servers)]
@@ -87,11 +87,11 @@ class Store:
 
     @property
     def remote(self) -> list[int]:
-        """Numbers of the shards on other nodes."""
+        """The numbers of the shards on other nodes."""
         return [s for s, holder in enumerate(self.holders) if not self.nodes.same(holder, self.cluster.rank)]
 
     def free(self) -> None:
-        """Give memory back; collective over all ranks."""
+        """Free memory. Collective over all ranks."""
         if self.rpc is not None:
             self.rpc.free()
         self._shared.free()
@@ -100,21 +100,21 @@ class Store:
         if self.cluster.servers or len(set(self.nodes.of)) == 1:
             return
         error = ConfigError(
-            f"--mode {self.plan.config.mode} without servers keeps the parameters in memory that all ranks share, and "
-            f"these ranks are {len(set(self.nodes.of))} groups that share none (hosts, or --no-shared-memory): "
-            "give --ps 1 or more"
+            f"--mode {self.plan.config.mode} without servers requires all ranks to share memory, but these ranks form "
+            f"{len(set(self.nodes.of))} groups that share none (several hosts, or --no-shared-memory); "
+            "pass --ps 1 or more"
         )
         error.on_all_ranks = True
         raise error
 
     def _allocate(self) -> None:
         plan, shared, mine = self.plan, self._shared, self.cluster.rank
-        here = [s for s, holder in enumerate(self.holders) if self.nodes.same(holder, mine)]
+        local = [s for s, holder in enumerate(self.holders) if self.nodes.same(holder, mine)]
         size, stride = plan.layout.size, row_stride(plan.layout.size)
-        if here:
+        if local:
             self.vectors = {name: shared.allocate((stride,), plan.dtype)[:size] for name in plan.vectors}
             updater = plan.updater(self.vectors)
-            for s in here:
+            for s in local:
                 self.shards[s] = Shard(shared, self.ranges[s], updater, self.vectors, self.waiting)
             if plan.config.mode == "backup":
                 self.rows = shared.allocate((self.nodes.comm.size, stride), plan.dtype)
@@ -134,7 +134,7 @@ class Store:
         return CoordinatorRules(workers)
 
     def _first_leader(self) -> int:
-        """The rank that fills the first shard's node."""
+        """Return the rank that initializes the first shard's node."""
         return next(rank for rank in range(self.cluster.size) if self.nodes.same(rank, self.holders[0]))
 
     def _open(self, leads: bool) -> None:
@@ -150,7 +150,7 @@ class Store:
         clients = {holder: [w for w in cluster.worker_ranks if not nodes.same(w, holder)] for holder in self.holders}
         if not any(clients.values()):
             if self.plan.push_precision is not None:
-                say("--push-precision changes nothing: all workers share memory with all servers")
+                say("--push-precision has no effect: all workers share memory with all servers")
             return None
         plan = self.plan
         routes = Routes(
@@ -166,12 +166,12 @@ class Store:
 
 
 def _nodes(cluster: Cluster, plan: Plan, say: Callable[[str], None]) -> Nodes:
-    """The nodes as they are, or each rank as a node of its own where memory is not, or not to be, shared."""
+    """Return the nodes; each rank is its own node if memory cannot or must not be shared."""
     if plan.config.shared_memory:
         vectors = len(plan.vectors) + (cluster.node.size if plan.config.mode == "backup" else 0)
         nbytes = vectors * plan.nbytes
         problem = next(filter(None, cluster.comm.allgather(sharing_problem(cluster.node, nbytes))), "")
         if not problem:
             return Nodes(cluster.node, cluster.node_of)
-        say(f"ranks of a node do not share memory, they send instead: {problem}")
+        say(f"the ranks of a node do not share memory and send messages instead: {problem}")
     return Nodes(cluster.self_comm, list(range(cluster.size)))
