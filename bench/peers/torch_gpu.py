@@ -51,11 +51,11 @@ def main(name: str, batch: int, steps: int, precision: str, mode: str) -> None:
     labels = torch.randint(0, classes, (count,), device="cuda")
     optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True if mode != "eager" else None)
     loss_of = nn.CrossEntropyLoss()
-    narrow = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
-    lower = (lambda: torch.autocast("cuda", narrow)) if narrow is not None else nullcontext
+    amp_dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
+    autocast = (lambda: torch.autocast("cuda", amp_dtype)) if amp_dtype is not None else nullcontext
 
     def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with lower():
+        with autocast():
             return loss_of(model(x), y)
 
     if mode == "compile":

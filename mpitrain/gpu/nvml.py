@@ -1,5 +1,4 @@
-"""Information about GPUs from their driver, through NVML. Needs neither CUDA nor CuPy; without a driver there are
-none."""
+"""Information about GPUs from their driver, through NVML. Requires neither CUDA nor CuPy."""
 
 from __future__ import annotations
 

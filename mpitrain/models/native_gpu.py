@@ -263,8 +263,7 @@ class NativeGpuModel(Model):
         return copy
 
     def _copy(self, name: str, host: Array) -> Array:
-        """Return GPU memory for arrays of this name, shape and type; initially zero, like the gaps between
-        gradients."""
+        """Return GPU memory for arrays of this name, shape and type, initially zero, as gaps must be."""
         key = name, host.shape, host.dtype.char
         if key not in self._copies:
             self._copies[key] = self._gpu.zeros(host.shape, host.dtype)

@@ -42,8 +42,8 @@ def segments_of(optimizer: Optimizer, layout: Layout, lo: int, hi: int) -> Segme
         start, stop = max(entry.start, lo), min(entry.stop, hi)
         if start >= stop:
             continue
-        alike = bounds and bounds[-1][2] == trained and decayed[-1] == decays
-        if alike and not optimizer.layerwise:
+        same = bounds and bounds[-1][2] == trained and decayed[-1] == decays
+        if same and not optimizer.layerwise:
             bounds[-1][1] = stop  # including the gap, whose zeros remain zero under every rule
             continue
         bounds.append([start, stop, int(trained)])

@@ -45,13 +45,13 @@ def place(layout: Layout, servers: int, policy: Policy, itemsize: int, pins: Pin
     """
     pinned = _pinned(layout, servers, itemsize, pins)
     if policy == "partitioned":
-        free = [piece for entry in layout.entries if entry.name not in pinned for piece in _cut(entry, servers)]
+        free = [part for entry in layout.entries if entry.name not in pinned for part in _cut(entry, servers)]
     else:
         choose = _greedy if policy == "greedy" else _round_robin
         chosen = choose([e for e in layout.entries if e.name not in pinned], servers, _loads(layout, pinned, servers))
         free = [Placement(entry, entry.start, entry.stop, server) for entry, server in chosen]
     whole = [Placement(e, e.start, e.stop, pinned[e.name]) for e in layout.entries if e.name in pinned]
-    return sorted([*free, *whole], key=lambda piece: piece.start)
+    return sorted([*free, *whole], key=lambda placement: placement.start)
 
 
 def ranges_of(placements: list[Placement], server: int, layout: Layout) -> list[tuple[int, int]]:
@@ -59,15 +59,15 @@ def ranges_of(placements: list[Placement], server: int, layout: Layout) -> list[
 
     The alignment gap after a variable belongs to the variable's last range.
     """
-    starts = [piece.start for piece in placements[1:]] + [layout.size]
+    starts = [placement.start for placement in placements[1:]] + [layout.size]
     ranges: list[tuple[int, int]] = []
-    for piece, following in zip(placements, starts, strict=True):
-        if piece.server != server:
+    for placement, following in zip(placements, starts, strict=True):
+        if placement.server != server:
             continue
-        if ranges and ranges[-1][1] == piece.start:
+        if ranges and ranges[-1][1] == placement.start:
             ranges[-1] = (ranges[-1][0], following)
         else:
-            ranges.append((piece.start, following))
+            ranges.append((placement.start, following))
     return ranges
 
 

@@ -57,12 +57,12 @@ def _on_hosts(host_of: Sequence[str], servers: int, hosts: Sequence[str]) -> lis
 
 def _find_host(name: str, known: Sequence[str]) -> str:
     """Return the host of this name, ignoring domains: a scheduler's name and the host's own may differ in it."""
-    alike = [host for host in known if host.split(".")[0] == name.split(".")[0]]
+    matches = [host for host in known if host.split(".")[0] == name.split(".")[0]]
     if name in known:
         return name
-    if len(alike) != 1:
+    if len(matches) != 1:
         raise ConfigError(f"--ps-hosts names {name!r}: must be one of the ranks' hosts, {', '.join(known)}")
-    return alike[0]
+    return matches[0]
 
 
 def _deal(groups: list[list[int]], count: int) -> list[int]:

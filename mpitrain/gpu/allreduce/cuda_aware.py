@@ -58,8 +58,8 @@ class CudaAwareTransport:
                 launch.sum_rows(self._received[index], self._in_order, 0, hi - lo, 1.0, self._vector[lo:hi])
         self._gpu.compute.wait()  # MPI does not order its work with streams
         for parts in self._parts[: self._started]:
-            whole = [self._vector, _counts(parts), self._type]
-            self._comm.Allgatherv(MPI.IN_PLACE, whole)
+            gathered = [self._vector, _counts(parts), self._type]
+            self._comm.Allgatherv(MPI.IN_PLACE, gathered)
         self._requests.clear()
 
     def free(self) -> None:

@@ -3,8 +3,7 @@
 #include "common.cuh"
 
 // Images (batch, lines, columns, channels); windows (batch, down_count, right_count, row), where a row has at least
-// height * width * channels values. The first window is at line ``start * down``; others are ``down`` and ``right``
-// apart.
+// height * width * channels values. The first window is at line ``start * down``; strides are ``down`` and ``right``.
 struct Windows {
     int lines, columns, channels, start, down, right, height, width, down_count, right_count, row;
 };

@@ -28,8 +28,7 @@ class Kernels(Protocol):
         """Return uninitialized device memory."""
 
     def launch(self, source: str, name: str, grid: Pair, block: Pair, arguments: tuple[Any, ...]) -> None:
-        """Launch a kernel of ``kernels/<source>.cu``; scalars in ``arguments`` have the exact types of its
-        parameters."""
+        """Launch a kernel of ``kernels/<source>.cu``; ``arguments`` have the exact types of its parameters."""
 
 
 _kernels: Kernels
@@ -91,8 +90,7 @@ def sum_columns(name: str, matrix: Array, inputs: tuple[Array, ...], sums: Array
 
 
 def shares(rows: int, at_once: int, tiles: int) -> int:
-    """Return the number of blocks that share the rows of a tile of columns; a block handles ``at_once`` rows at a
-    time."""
+    """Return the number of blocks that share the rows of a tile of columns, ``at_once`` rows at a time."""
     return max(1, min(_PARTS, BLOCKS // tiles, -(-rows // (4 * at_once))))
 
 

@@ -76,8 +76,7 @@ def _loss_of_elements(name: str, outputs: Array, arguments: tuple[Any, ...], sca
 def _loss(
     name: str, outputs: Array, grid: Pair, block: Pair, arguments: tuple[Any, ...], width: int, scale: float
 ) -> Array:
-    """Launch blocks that write ``width`` sums each, and a kernel that adds them; the first is multiplied by
-    ``scale``."""
+    """Launch blocks that write ``width`` sums each, and a kernel that adds them and scales the first sum."""
     parts = empty((grid[0], width), np.float64)
     begin("loss", named(name, outputs), grid, block, (*arguments, parts))
     sums = empty((2,) if width == 2 else (), np.float64)
