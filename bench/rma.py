@@ -142,7 +142,7 @@ def start_ranks(arguments: argparse.Namespace) -> None:
     rank += ["--hosts"] if arguments.hosts else []
     with ExitStack() as stack:
         if arguments.hosts:
-            from tests.hosts.network import make_hosts
+            from tests.support.hosts.network import make_hosts
 
             hosts = stack.enter_context(make_hosts(Path(sys.executable), 2, arguments.rate))
             words, environment = hosts.launch([1, 1], rank), {**environment, **hosts.environment}

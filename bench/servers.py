@@ -49,7 +49,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
         placements=place(layout, servers, "partitioned", dtype.itemsize),
         workers=len(cluster.worker_ranks),
         batch=1,
-        taken=1,
+        gradients_per_step=1,
     )
 
     def fill(vectors, root):

@@ -175,7 +175,7 @@ def test_chain(openmpi: Mpi, tmp_path: Path) -> None:
     for _ in range(2):  # the second time nothing is left to train
         done = run(words)
         assert done.returncode == 0, done.stderr
-        assert "step-0000000020.h5: whole" in done.stdout
+        assert "step-0000000020.h5: ok" in done.stdout
         assert "at step 20: validation loss" in done.stdout
     with np.load(tmp_path / "run" / "parameters.npz") as arrays:
         assert len(arrays) == 9

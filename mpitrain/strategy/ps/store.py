@@ -173,5 +173,5 @@ def _nodes(cluster: Cluster, plan: Plan, say: Callable[[str], None]) -> Nodes:
         problem = next(filter(None, cluster.comm.allgather(sharing_problem(cluster.node, nbytes))), "")
         if not problem:
             return Nodes(cluster.node, cluster.node_of)
-        say(f"the ranks of a node do not share memory and send messages instead: {problem}")
+        say(f"ranks of a node cannot share memory and use messages instead: {problem}")
     return Nodes(cluster.self_comm, list(range(cluster.size)))
