@@ -71,11 +71,7 @@ def launch(environment: str, ranks: int, program: list[str]) -> dict[str, object
         "OMPI_MCA_osc": "^ucx",
     }
     done = subprocess.run(
-        [*words, str(folder / "python"), *program],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=variables,
+        [*words, str(folder / "python"), *program], check=True, stdout=subprocess.PIPE, text=True, env=variables
     )
     found: dict[str, object] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     return found
@@ -98,11 +94,7 @@ def main() -> None:
         for kib, kinds in own.items():
             for kind, seconds in kinds.items():  # type: ignore[attr-defined]
                 figures[kib][kind].append(seconds)
-        program = [
-            str(ROOT / "bench" / "peers" / "allreduce.py"),
-            str(arguments.repeats),
-            *map(str, SIZES_KIB),
-        ]
+        program = [str(ROOT / "bench" / "peers" / "allreduce.py"), str(arguments.repeats), *map(str, SIZES_KIB)]
         for name, folder in peers.items():
             for kib, seconds in launch(folder, arguments.ranks, program).items():
                 figures[kib][name].append(seconds)  # type: ignore[arg-type]

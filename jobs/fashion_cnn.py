@@ -5,12 +5,7 @@ from pathlib import Path
 from mpitrain import Job, data, nn, optim
 
 
-def job(
-    filters: int = 32,
-    learning_rate: float = 0.001,
-    dropout: float = 0.3,
-    data_dir: Path | None = None,
-) -> Job:
+def job(filters: int = 32, learning_rate: float = 0.001, dropout: float = 0.3, data_dir: Path | None = None) -> Job:
     """Train a small convolutional network.
 
     Args:

@@ -28,50 +28,27 @@ if TYPE_CHECKING:
     from ..plan.job import JobFunction
     from ..training.rank import TrainRequest
 
-_CONFIG = click.Option(
-    ["--config"],
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Read options from a TOML file; flags override it.",
+_CONFIG = flags.option(
+    "--config", type=flags.PATH, metavar="FILE", help="Read options from a TOML file; flags override it."
 )
+_RANKS_HELP = "Number of ranks.  [default: all slots of --hosts, or all tasks of the allocation; else 1]"
+_NETWORK_HELP = "Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name."
+_RESTARTS_HELP = "Restart from the newest checkpoint after a rank or host has died, at most N times."
+_MIN_RANKS_HELP = "Restart without lost hosts if the remaining hosts have slots for at least M ranks."
+_ENV_HELP = "Set a variable for the ranks; may be repeated."
+_ARGS_HELP = "Extra arguments for mpirun, quoted as in a shell."
+_AGENT_HELP = "Program that starts processes on other hosts.  [default: ssh]"
 _LAUNCH = [
-    click.Option(
-        ["-n", "--ranks"],
-        type=click.IntRange(min=1),
-        help="Number of ranks.  [default: all slots of --hosts, or all tasks of the allocation; else 1]",
-    ),
-    click.Option(["--hosts"], metavar="HOST:RANKS,...", help="Hosts to run on.  [default: this host]"),
-    click.Option(
-        ["--hostfile"], type=click.Path(path_type=Path), metavar="FILE", help="File with the hosts, one per line."
-    ),
-    click.Option(
-        ["--remote-agent"], metavar="PROGRAM", help="Program that starts processes on other hosts.  [default: ssh]"
-    ),
-    click.Option(
-        ["--network"],
-        metavar="NET",
-        help="Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name.",
-    ),
-    click.Option(
-        ["--env"], multiple=True, metavar="NAME[=VALUE]", help="Set a variable for the ranks; may be repeated."
-    ),
-    click.Option(
-        ["--launcher-args"], default="", metavar="WORDS", help="Extra arguments for mpirun, quoted as in a shell."
-    ),
-    click.Option(
-        ["--max-restarts"],
-        type=click.IntRange(min=0),
-        default=0,
-        metavar="N",
-        help="Restart from the newest checkpoint after a rank or host has died, at most N times.",
-    ),
-    click.Option(
-        ["--min-ranks"],
-        type=click.IntRange(min=1),
-        metavar="M",
-        help="Restart without lost hosts if the remaining hosts have slots for at least M ranks.",
-    ),
-    click.Option(["--dry-run"], is_flag=True, help="Print the command without running it."),
+    flags.option("-n", "--ranks", type=click.IntRange(min=1), help=_RANKS_HELP),
+    flags.option("--hosts", metavar="HOST:RANKS,...", help="Hosts to run on.  [default: this host]"),
+    flags.option("--hostfile", type=flags.PATH, metavar="FILE", help="File with the hosts, one per line."),
+    flags.option("--remote-agent", metavar="PROGRAM", help=_AGENT_HELP),
+    flags.option("--network", metavar="NET", help=_NETWORK_HELP),
+    flags.option("--env", multiple=True, metavar="NAME[=VALUE]", help=_ENV_HELP),
+    flags.option("--launcher-args", default="", metavar="WORDS", help=_ARGS_HELP),
+    flags.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help=_RESTARTS_HELP),
+    flags.option("--min-ranks", type=click.IntRange(min=1), metavar="M", help=_MIN_RANKS_HELP),
+    flags.option("--dry-run", is_flag=True, help="Print the command without running it."),
 ]
 
 
@@ -85,7 +62,7 @@ class JobCommand(click.Command):
         self._run = [*flags.run_options(**defaults), _CONFIG]
         self._job: list[click.Option] = []
         self.function: JobFunction | None = None
-        job = click.Argument(["job_file"], type=click.Path(path_type=Path), metavar="JOB")
+        job = click.Argument(["job_file"], type=flags.PATH, metavar="JOB")
         super().__init__(name, params=[*self._own, *self._run, job], callback=callback, help=help)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -187,6 +164,10 @@ def placement_command() -> JobCommand:
 class RunCommand(JobCommand):
     """``mpitrain run``: also stores the arguments to pass on to the ranks."""
 
+    def __init__(self) -> None:
+        about = "Start ranks with the mpirun that mpi4py was built for, and train."
+        super().__init__("run", _LAUNCH, _run, about)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with click.Context(click.Command("run", params=list(self._own)), ignore_unknown_options=True) as context:
             context.resilient_parsing = True
@@ -194,11 +175,6 @@ class RunCommand(JobCommand):
             _, rest, _ = parser.parse_args(list(args))
         ctx.meta["rank_arguments"] = rest
         return super().parse_args(ctx, args)
-
-
-def run_command() -> JobCommand:
-    """Return ``mpitrain run``, which starts the ranks."""
-    return RunCommand("run", _LAUNCH, _run, "Start ranks with the mpirun that mpi4py was built for, and train.")
 
 
 class SubmitCommand(JobCommand):
@@ -274,11 +250,6 @@ def _submit(**values: Any) -> int:
     return submit_job(context.meta["own"], submit_request)
 
 
-def submit_command() -> JobCommand:
-    """Return ``mpitrain submit``, which submits a batch job."""
-    return SubmitCommand()
-
-
 _HELP = """Train on many MPI ranks.
 
 \b
@@ -300,8 +271,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_rank(lambda: _invoke(train_command(), arguments[1:]))
     if arguments[:1] != ["run"] and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' installs its own handler
-    commands: list[click.Command] = [run_command(), train_command(), submit_command(), placement_command()]
-    commands += [doctor_command, runs_command(), watch_command(), report_command(), *checkpoint_commands.COMMANDS]
+    commands: list[click.Command] = [RunCommand(), train_command(), SubmitCommand(), placement_command()]
+    commands += [doctor_command, runs_command, watch_command, report_command, *checkpoint_commands.COMMANDS]
     group = click.Group("mpitrain", help=_HELP, commands=commands)
     group = click.version_option(__version__, prog_name="mpitrain")(group)
     try:

@@ -38,15 +38,7 @@ class Hdf5Split(Split):
             if scale is None:
                 scale = 1 / 255 if x.dtype == np.uint8 else 1.0
             super().__init__(
-                str(path),
-                len(x),
-                x.shape[1:],
-                x.dtype,
-                y.shape[1:],
-                y.dtype,
-                classes,
-                scale,
-                min(block, len(x)),
+                str(path), len(x), x.shape[1:], x.dtype, y.shape[1:], y.dtype, classes, scale, min(block, len(x))
             )
 
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
@@ -62,11 +54,7 @@ class Hdf5Split(Split):
 
 
 def hdf5(
-    path: Path,
-    examples: str = "images",
-    labels: str = "labels",
-    classes: int | None = None,
-    scale: float | None = None,
+    path: Path, examples: str = "images", labels: str = "labels", classes: int | None = None, scale: float | None = None
 ) -> Split:
     """Return a split of an HDF5 file with examples and labels; reads only their shapes.
 

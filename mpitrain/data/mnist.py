@@ -12,12 +12,7 @@ from ..errors import DataError
 from . import idx
 from .split import Split
 
-_NAMES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _CLASSES = 10
 _DIGITS_LARGEST = 16  # pixels of the embedded digits are counts of dots in 4 x 4 squares
 

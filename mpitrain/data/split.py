@@ -86,14 +86,7 @@ class ArraySplit(Split):
 
     def __init__(self, examples: Array, labels: Array, classes: int | None, scale: float) -> None:
         super().__init__(
-            "arrays",
-            len(examples),
-            examples.shape[1:],
-            examples.dtype,
-            labels.shape[1:],
-            labels.dtype,
-            classes,
-            scale,
+            "arrays", len(examples), examples.shape[1:], examples.dtype, labels.shape[1:], labels.dtype, classes, scale
         )
         self._examples, self._labels = examples, labels
 

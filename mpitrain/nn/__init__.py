@@ -5,16 +5,7 @@ from .container import Residual, Sequential
 from .conv import Conv2D
 from .dense import Dense, Embedding
 from .dropout import Dropout
-from .init import (
-    constant,
-    glorot_normal,
-    glorot_uniform,
-    he_normal,
-    he_uniform,
-    ones,
-    truncated_normal,
-    zeros,
-)
+from .init import constant, glorot_normal, glorot_uniform, he_normal, he_uniform, ones, truncated_normal, zeros
 from .layer import Context, Initializer, Layer, bind, initialize, layout_of, walk
 from .loss import Loss, MeanSquaredError, SigmoidCrossEntropy, SoftmaxCrossEntropy
 from .normalize import BatchNorm, LayerNorm

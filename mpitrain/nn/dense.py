@@ -86,11 +86,7 @@ class Embedding(Layer):
     needs_dx = False  # integers have no gradient
 
     def __init__(
-        self,
-        vocabulary: int,
-        features: int,
-        weight_init: Initializer = truncated_normal(0.05),
-        name: str | None = None,
+        self, vocabulary: int, features: int, weight_init: Initializer = truncated_normal(0.05), name: str | None = None
     ) -> None:
         super().__init__(name)
         self.vocabulary = positive(self, "vocabulary", vocabulary)

@@ -40,12 +40,7 @@ class BatchNorm(Layer):
     variance_grad: Array
 
     def __init__(
-        self,
-        features: int,
-        momentum: float = 0.99,
-        eps: float = 1e-5,
-        sync: bool = False,
-        name: str | None = None,
+        self, features: int, momentum: float = 0.99, eps: float = 1e-5, sync: bool = False, name: str | None = None
     ) -> None:
         super().__init__(name)
         self.features = positive(self, "features", features)
@@ -65,10 +60,7 @@ class BatchNorm(Layer):
     def forward(self, x: Array, ctx: Context) -> Array:
         x = self.cast_input(x, "x")
         self._ctx, self._x = ctx, x.reshape(-1, self.features)
-        self._center, self._inverse = (
-            self.buffer("center", self.mean.shape),
-            self.buffer("inverse", self.mean.shape),
-        )
+        self._center, self._inverse = (self.buffer("center", self.mean.shape), self.buffer("inverse", self.mean.shape))
         if ctx.training:
             self._use_batch(ctx, len(x))
         else:

@@ -104,8 +104,7 @@ class RunConfig:
         None, "sync, local: each node writes its own shard of a checkpoint.  [default: if the state has 1 GiB or more]"
     )
     save_one_file: bool | None = _option(
-        None,
-        "sync, local: all nodes write their shards into one shared file.  [default: if h5py has parallel HDF5]",
+        None, "sync, local: all nodes write their shards into one shared file.  [default: if h5py has parallel HDF5]"
     )
     time_limit: float | None = _option(
         None, "Save and exit before S seconds have passed; Slurm's limit (SLURM_JOB_END_TIME) always applies.", "S"

@@ -23,6 +23,12 @@ if typing.TYPE_CHECKING:
 
 
 ParamType: TypeAlias = "click.ParamType[Any]"  # quoted, because older versions of click cannot subscript it
+PATH = click.Path(path_type=Path)
+
+
+def option(*names: str, help: str, **attributes: Any) -> click.Option:
+    """Return the option with these names; ``attributes`` are those of ``click.Option``."""
+    return click.Option(list(names), help=help, **attributes)
 
 
 class NearestChoice(click.Choice[str]):

@@ -28,26 +28,15 @@ _WORDS = ("run", "job", "mode", "state")  # columns without numbers
 _NOT_COMPARED = {"run_dir", "resume"}
 
 
-def report_command() -> click.Command:
-    """Return the command ``mpitrain report``."""
-    return click.Command(
-        "report",
-        callback=_report,
-        help="Write a page with plots of the given runs, or of all runs in a folder: loss, accuracy, speed, time use.",
-        params=[
-            click.Argument(["runs"], nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN..."),
-            click.Option(
-                ["-o", "--output"],
-                type=click.Path(path_type=Path),
-                metavar="PATH",
-                help="Output page, or folder with --png.  [default: report.html or plots, inside RUN if only one]",
-            ),
-            click.Option(["--png"], is_flag=True, help="Write only the plots, as PNG files in a folder."),
-        ],
-    )
+_OUTPUT_HELP = "Output page, or folder with --png.  [default: report.html or plots, inside RUN if only one]"
 
 
-def _report(runs: tuple[Path, ...], output: Path | None, png: bool) -> None:
+@click.command("report")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="PATH", help=_OUTPUT_HELP)
+@click.option("--png", is_flag=True, help="Write only the plots, as PNG files in a folder.")
+def report_command(runs: tuple[Path, ...], output: Path | None, png: bool) -> None:
+    """Write a page with plots of the given runs, or of all runs in a folder: loss, accuracy, speed, time use."""
     _check_installed(["matplotlib"] if png else ["matplotlib", "jinja2"])
     shown = collect(runs)
     base = runs[0] if len(runs) == 1 else Path()

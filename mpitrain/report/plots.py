@@ -377,12 +377,7 @@ _PLOTS: tuple[tuple[str, str, str, _Draw], ...] = (
         "Distribution of staleness over all gradients, at the end of the run.",
         _staleness_histogram,
     ),
-    (
-        "dropped",
-        "Dropped gradients",
-        "Gradients that came too late to be used, by step.",
-        _dropped,
-    ),
+    ("dropped", "Dropped gradients", "Gradients that came too late to be used, by step.", _dropped),
     (
         "workers",
         "Throughput by worker",

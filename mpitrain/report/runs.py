@@ -15,21 +15,13 @@ from .history import Run, is_run, read_run
 _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age")
 
 
-def runs_command() -> click.Command:
-    """Return the command ``mpitrain runs``."""
-    folder = click.Argument(
-        ["folder"], required=False, default=Path("runs"), type=click.Path(path_type=Path), metavar="[FOLDER]"
-    )
-    return click.Command(
-        "runs",
-        callback=_runs,
-        params=[folder],
-        help="List the runs in FOLDER (default: runs), newest first.",
-        short_help="List the runs in a folder: job, mode, ranks, step, best validation, state, age.",
-    )
+_SHORT_HELP = "List the runs in a folder: job, mode, ranks, step, best validation, state, age."
 
 
-def _runs(folder: Path) -> None:
+@click.command("runs", short_help=_SHORT_HELP)
+@click.argument("folder", required=False, default=Path("runs"), type=click.Path(path_type=Path), metavar="[FOLDER]")
+def runs_command(folder: Path) -> None:
+    """List the runs in FOLDER (default: runs), newest first."""
     found = list(find(folder))
     if not found:
         print(f"no runs in {folder}")

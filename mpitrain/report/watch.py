@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -32,28 +32,14 @@ _PLOTS = (
 _LABEL = 9  # width of the labels left of a curve, in columns
 
 
-def watch_command() -> click.Command:
-    """Return the command ``mpitrain watch``."""
-    return click.Command(
-        "watch",
-        callback=_watch,
-        params=[
-            click.Argument(["run"], type=click.Path(path_type=Path), metavar="RUN"),
-            click.Option(
-                ["--interval"],
-                type=click.FloatRange(min=_SHORTEST_S),
-                default=1.0,
-                show_default=True,
-                metavar="SECONDS",
-                help="Seconds between updates.",
-            ),
-        ],
-        help="Show a live view of a run in the terminal, until it ends. Ctrl-C quits; the run continues.",
-        short_help="Show a live view of a run in the terminal.",
-    )
+_INTERVAL: dict[str, Any] = {"type": click.FloatRange(min=_SHORTEST_S), "default": 1.0, "show_default": True}
 
 
-def _watch(run: Path, interval: float) -> None:
+@click.command("watch", short_help="Show a live view of a run in the terminal.")
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--interval", metavar="SECONDS", help="Seconds between updates.", **_INTERVAL)
+def watch_command(run: Path, interval: float) -> None:
+    """Show a live view of a run in the terminal, until it ends. Ctrl-C quits; the run continues."""
     from rich.console import Console
     from rich.live import Live
 

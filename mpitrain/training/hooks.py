@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 from ..monitor import worker_stats
 from ..monitor.worker_stats import WorkerStats
-from ..plan.hook import Hook, TrainingLoop
+from ..plan.hook import Hook
 from ..process.rank_status import RankStatusFile
 from ..process.signals import Signals, TimeLimit
 from ..strategy.base import Totals
@@ -49,13 +50,13 @@ class Log(Hook):
     def __init__(self, every: int) -> None:
         self._when = EveryNSteps(every)
 
-    def begin(self, loop: TrainingLoop) -> None:
+    def begin(self, loop: Any) -> None:
         self._when.start(loop.step)
         self._timed = self._warned = False
         self._compared_from: list[WorkerStats] | None = None
         self._start(loop)
 
-    def after_step(self, loop: TrainingLoop) -> None:
+    def after_step(self, loop: Any) -> None:
         if not self._timed:
             self._timed = True
             self._timed_from = loop.step, _seconds(loop)
@@ -63,12 +64,12 @@ class Log(Hook):
             totals = self._report(loop) if loop.cluster.chief else None
             self._start(loop, totals)
 
-    def end(self, loop: TrainingLoop) -> None:
+    def end(self, loop: Any) -> None:
         # In the asynchronous modes another worker may have taken the last step.
         if self._when.due(loop.step) and loop.cluster.chief:
             self._report(loop)
 
-    def _report(self, loop: TrainingLoop) -> Totals:
+    def _report(self, loop: Any) -> Totals:
         totals, before = loop.totals(), self._totals
         steps, seconds = loop.step - self._timed_from[0], _seconds(loop) - self._timed_from[1]
         counted = totals.steps - before.steps
@@ -84,7 +85,7 @@ class Log(Hook):
         self._compare_shares(loop, totals.worker_stats)
         return totals
 
-    def _compare_shares(self, loop: TrainingLoop, now: list[WorkerStats]) -> None:
+    def _compare_shares(self, loop: Any, now: list[WorkerStats]) -> None:
         """Warn once if a worker takes too small a share; the time before the first report does not count."""
         if self._compared_from is None:
             self._compared_from = now
@@ -93,13 +94,13 @@ class Log(Hook):
             self._warned = True
             loop.say(f"warning: {warning}")
 
-    def _start(self, loop: TrainingLoop, totals: Totals | None = None) -> None:
+    def _start(self, loop: Any, totals: Totals | None = None) -> None:
         self._timed_from = loop.step, _seconds(loop)
         if loop.cluster.chief:
             self._totals = totals or loop.totals()
 
 
-def _seconds(loop: TrainingLoop) -> float:
+def _seconds(loop: Any) -> float:
     """Return the time spent in steps. Validation and saving are excluded if workers stop for them, in lockstep."""
     return loop.training_s if loop.lockstep else time.perf_counter()
 
@@ -110,15 +111,15 @@ class Validate(Hook):
     def __init__(self, every: int) -> None:
         self._when = EveryNSteps(every)
 
-    def begin(self, loop: TrainingLoop) -> None:
+    def begin(self, loop: Any) -> None:
         self._when.start(loop.step)
 
-    def after_step(self, loop: TrainingLoop) -> None:
+    def after_step(self, loop: Any) -> None:
         if loop.settled and self._when.due(loop.step):
             loop.validate_now()
         loop.report_validation()
 
-    def end(self, loop: TrainingLoop) -> None:
+    def end(self, loop: Any) -> None:
         loop.validate_at_end()
 
 
@@ -129,35 +130,35 @@ class Save(Hook):
         self._when, self._every_s = EveryNSteps(every), every_s
         self._done_at = -1
 
-    def begin(self, loop: TrainingLoop) -> None:
+    def begin(self, loop: Any) -> None:
         self._when.start(loop.step)
         self._done_s, self._requested = time.monotonic(), False
         if loop.saved:
             self._done_at = loop.step
         loop.pause_at(self._when.next(loop.step, loop.train_steps))
 
-    def after_step(self, loop: TrainingLoop) -> None:
+    def after_step(self, loop: Any) -> None:
         self._look_at_clock(loop)
         if loop.lockstep and loop.settled and (self._when.due(loop.step) or loop.paused):
             self._save(loop)
         loop.saving.tell()
 
-    def paused(self, loop: TrainingLoop) -> None:
+    def paused(self, loop: Any) -> None:
         """Save; called on the chief when all workers are paused at the step requested by ``begin`` or this method."""
         self._save(loop)
         loop.pause_at(self._when.next(loop.step, loop.train_steps))
 
-    def end(self, loop: TrainingLoop) -> None:
+    def end(self, loop: Any) -> None:
         if self._done_at != loop.step:
             self._save(loop)
         loop.saving.finish()
 
-    def _save(self, loop: TrainingLoop) -> None:
+    def _save(self, loop: Any) -> None:
         self._done_at = loop.step
         self._done_s, self._requested = time.monotonic(), False
         loop.saving.save()
 
-    def _look_at_clock(self, loop: TrainingLoop) -> None:
+    def _look_at_clock(self, loop: Any) -> None:
         """Request a pause when a save is due by time; on the chief, whose clock counts for all."""
         due = self._every_s > 0 and time.monotonic() - self._done_s >= self._every_s
         if due and loop.cluster.chief and not self._requested:
@@ -180,10 +181,10 @@ class Stop(Hook):
         self._signals, self._limit = signals, limit
         self.asked = False
 
-    def begin(self, loop: TrainingLoop) -> None:
+    def begin(self, loop: Any) -> None:
         self._last_s = time.time()
 
-    def after_step(self, loop: TrainingLoop) -> None:
+    def after_step(self, loop: Any) -> None:
         now = time.time()
         step_s, self._last_s = now - self._last_s, now
         if self.asked:
@@ -204,8 +205,8 @@ class ReportStep(Hook):
     def __init__(self, status: RankStatusFile) -> None:
         self._status = status
 
-    def begin(self, loop: TrainingLoop) -> None:
+    def begin(self, loop: Any) -> None:
         self._status.set_step(loop.step)
 
-    def after_step(self, loop: TrainingLoop) -> None:
+    def after_step(self, loop: Any) -> None:
         self._status.set_step(loop.step)

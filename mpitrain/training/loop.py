@@ -14,7 +14,7 @@ import numpy as np
 from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
 from ..comm.shared_dataset import SharedDataset
-from ..core.layout import Array, Layout
+from ..core.layout import Array
 from ..core.ranges import split_batch
 from ..core.renamed import Renamed
 from ..data import Loader
@@ -61,6 +61,7 @@ class Loop:
 
     Attributes:
         cluster, job, plan, files: As given.
+        train_steps, layout, step_examples: Of the plan.
         saving: Saves checkpoints.
         resumed: The checkpoint that this run resumes from, or None.
         saved: Whether that checkpoint is this run's own and need not be saved again.
@@ -80,6 +81,7 @@ class Loop:
         hooks: Sequence[Hook] = (),
     ) -> None:
         self.cluster, self.job, self.plan, self.files = cluster, job, plan, files
+        self.train_steps, self.layout, self.step_examples = plan.train_steps, plan.layout, plan.step_examples
         self.resumed, self.saved = start.resumed, start.saved
         self._strategy, self._model = strategy, model
         self.training_s = 0.0
@@ -132,19 +134,6 @@ class Loop:
     def skipped(self) -> bool:
         """Whether the last gradient was discarded because its loss was not finite or it came too late."""
         return not self._strategy.result.updated
-
-    @property
-    def train_steps(self) -> int:
-        return self.plan.train_steps
-
-    @property
-    def step_examples(self) -> int:
-        """Number of examples in all gradients of a step."""
-        return self.plan.step_examples
-
-    @property
-    def layout(self) -> Layout:
-        return self.plan.layout
 
     @property
     def learning_rate(self) -> float:

@@ -6,6 +6,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..comm import clock_sync as clock
 from ..comm.cluster import Cluster
@@ -17,7 +18,7 @@ from ..monitor.metrics import MetricsFile
 from ..monitor.rank_log import RankLog
 from ..monitor.tensorboard import Events, available
 from ..plan.config import RunConfig
-from ..plan.hook import Hook, TrainingLoop
+from ..plan.hook import Hook
 from ..process.rank_status import RUN_DIR_VARIABLE
 from ..strategy.base import Wrap
 from ..version import __version__
@@ -147,10 +148,10 @@ class Histograms(Hook):
     def __init__(self, every: int, events: Events) -> None:
         self._when, self._events = EveryNSteps(every), events
 
-    def begin(self, loop: TrainingLoop) -> None:
+    def begin(self, loop: Any) -> None:
         self._when.start(loop.step)
 
-    def after_step(self, loop: TrainingLoop) -> None:
+    def after_step(self, loop: Any) -> None:
         if self._when.due(loop.step):
             self._events.histograms(loop.step, "parameters", _trained(loop.layout, loop.params, states=True))
             self._events.histograms(loop.step, "gradients", _trained(loop.layout, loop.grads, states=False))

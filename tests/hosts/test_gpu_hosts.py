@@ -21,13 +21,7 @@ from ..support.results import SMALL, assert_close, final
     ids=str,
 )
 def test_gpus_of_hosts_agree_with_one_rank(
-    hosts: Hosts,
-    simulated: dict[str, str],
-    alone,
-    ranks: list[int],
-    way: str,
-    more: list[str],
-    tmp_path: Path,
+    hosts: Hosts, simulated: dict[str, str], alone, ranks: list[int], way: str, more: list[str], tmp_path: Path
 ) -> None:
     flags = ["--dtype", "float64", "--batch-size", "3", "--run-dir", tmp_path, "--device", "gpu"]
     env = {**simulated, "SIMULATED_GPUS": "4", "SIMULATED_NCCL": "1"}

@@ -58,11 +58,7 @@ def test_every_node_writes_its_part_of_a_checkpoint(hosts: Hosts, mode: str, tmp
         assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
 
 
-def test_nodes_write_one_file_where_hdf5_can(
-    hosts: Hosts,
-    parallel_hdf5: dict[str, str],
-    tmp_path: Path,
-) -> None:
+def test_nodes_write_one_file_where_hdf5_can(hosts: Hosts, parallel_hdf5: dict[str, str], tmp_path: Path) -> None:
     """It is a checkpoint like any other: to those whose HDF5 is not parallel, and to the same that began it."""
     flags = ("--no-normalize", "--train-steps", "24")
     hosts.train([2, 1, 1], SMALL, *flags, "--run-dir", tmp_path / "whole")

@@ -251,12 +251,7 @@ def test_a_resumed_run_takes_the_way_of_before(openmpi: Mpi, simulated: dict[str
 
 
 @pytest.mark.parametrize(
-    ("way", "ranks", "why"),
-    [
-        ("nccl", 2, "nvidia-nccl"),
-        ("cuda-aware", 2, "CUDA"),
-        ("ipc", 2, "nodes"),
-    ],
+    ("way", "ranks", "why"), [("nccl", 2, "nvidia-nccl"), ("cuda-aware", 2, "CUDA"), ("ipc", 2, "nodes")]
 )
 def test_a_way_that_is_not_there_is_told(
     openmpi: Mpi, simulated: dict[str, str], way: str, ranks: int, why: str, tmp_path: Path

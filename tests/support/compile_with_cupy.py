@@ -71,8 +71,7 @@ def compiled(code: str, name: str, options: tuple[str, ...]) -> bytes:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    from mpitrain.gpu import nvrtc as cupy_kernels
-    from mpitrain.gpu import sources
+    from mpitrain.gpu import nvrtc as cupy_kernels, sources
 
     for path in (ROOT / "mpitrain" / "gpu").glob("*.py"):
         check_attributes(path)

@@ -47,12 +47,7 @@ class Mpi:
         return [*mpirun, "--oversubscribe", "--bind-to", "none"] if self.name == "openmpi" else mpirun
 
     def run(
-        self,
-        n: int,
-        *words: str | Path,
-        timeout: float = 60,
-        env: dict[str, str] | None = None,
-        cwd: Path = ROOT,
+        self, n: int, *words: str | Path, timeout: float = 60, env: dict[str, str] | None = None, cwd: Path = ROOT
     ) -> subprocess.CompletedProcess[str]:
         """Run ``python WORDS`` on ``n`` ranks and return how it ended; fails the test after ``timeout`` seconds."""
         return run([*self.command(n), str(self.python), *map(str, words)], timeout=timeout, env=env, cwd=cwd)

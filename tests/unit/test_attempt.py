@@ -49,10 +49,7 @@ def test_a_run_directory_in_use_is_refused(tmp_path: Path, monkeypatch: pytest.M
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with (
-            pytest.raises(LaunchError, match=rf"rank 3 .*{other.pid}.*--run-dir"),
-            run._run_dir("job", tmp_path),
-        ):
+        with pytest.raises(LaunchError, match=rf"rank 3 .*{other.pid}.*--run-dir"), run._run_dir("job", tmp_path):
             raise AssertionError
         assert len(rank_status.read(tmp_path)) == 1, "its entry is as it was"
         other.kill()

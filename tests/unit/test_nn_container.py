@@ -81,16 +81,10 @@ def test_layers_that_cannot_be_a_model_are_refused(make, words):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (
-            nn.Sequential(nn.Dense(5, 4), nn.ReLU(), nn.Dense(3, 2)),
-            ["dense2: ", "(3,)", "(4,)"],
-        ),
+        (nn.Sequential(nn.Dense(5, 4), nn.ReLU(), nn.Dense(3, 2)), ["dense2: ", "(3,)", "(4,)"]),
         (nn.Sequential(nn.Conv2D(1, 2, 3)), ["conv2d1: ", "(height, width, 1)", "(5,)"]),
         (nn.Sequential(nn.Residual(nn.Dense(3, 2), name="skip")), ["skip: dense1: "]),
-        (
-            nn.Sequential(nn.Residual(nn.Dense(5, 4))),
-            ["residual1: ", "(5,)", "(4,)"],
-        ),
+        (nn.Sequential(nn.Residual(nn.Dense(5, 4))), ["residual1: ", "(5,)", "(4,)"]),
     ],
 )
 def test_a_layer_that_cannot_take_what_comes_to_it_is_named_by_its_path(model, words):

@@ -44,9 +44,7 @@ def test_the_rate_is_met_over_all_and_at_each_element(rate):
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"seed": 1}, {"seed": 2**63}, {"seed": -1}, {"index": 1}, {"position": 1}, {"position": 60_000}],
-    ids=str,
+    "other", [{"seed": 1}, {"seed": 2**63}, {"seed": -1}, {"index": 1}, {"position": 1}, {"position": 60_000}], ids=str
 )
 def test_masks_of_another_seed_layer_or_position_are_independent(other):
     first, second = masks(100), masks(100, **other)

@@ -95,12 +95,9 @@ def reference(o, gradients, moving=None):
         if not o.layerwise:
             p = p * (1 - rate * o.weight_decay * decayed)
         if isinstance(o, optim.lars):
-            u = entrywise(
-                o,
-                lambda w, u: o.trust * norm(w) / (norm(u) + o.weight_decay * norm(w)),
-                p,
-                g,
-            ) * (g + o.weight_decay * decayed * p)
+            u = entrywise(o, lambda w, u: o.trust * norm(w) / (norm(u) + o.weight_decay * norm(w)), p, g) * (
+                g + o.weight_decay * decayed * p
+            )
             m = o.momentum * m + rate * u
             p = p - m
         elif isinstance(o, optim.momentum):

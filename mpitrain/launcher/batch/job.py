@@ -139,6 +139,13 @@ def shell(words: Sequence[str | Path]) -> str:
     return " ".join(_word(str(word)) for word in words)
 
 
+def run_command(batch: Batch, hostfile: str) -> str:
+    """Return the shell command that starts the ranks on the hosts in the file that variable ``hostfile`` names."""
+    words = [batch.python, "-m", "mpitrain", "run", "-n", str(batch.resources.ranks)]
+    hosts = f' --hostfile "${hostfile}"' if batch.resources.nodes > 1 else ""
+    return f"{shell(words)}{hosts} {shell(batch.arguments)}"
+
+
 def _word(word: str) -> str:
     if not _CONTROL.search(word):
         return shlex.quote(word)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ...process.signals import STOPPED_EARLY
-from .job import Batch, one_line, plain, refuse, shell
+from .job import Batch, one_line, plain, refuse, run_command
 from .resources import seconds_of
 
 PREFIX = "#BSUB"
@@ -53,9 +53,7 @@ def directives(batch: Batch) -> list[str]:
 
 def command(batch: Batch) -> str:
     """Return the shell command that starts the ranks."""
-    words = [batch.python, "-m", "mpitrain", "run", "-n", str(batch.resources.ranks)]
-    hosts = ' --hostfile "$LSB_DJOB_HOSTFILE"' if batch.resources.nodes > 1 else ""
-    return f"{shell(words)}{hosts} {shell(batch.arguments)}"
+    return run_command(batch, "LSB_DJOB_HOSTFILE")
 
 
 def _name(batch: Batch) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ...errors import ConfigError
-from .job import Batch, one_line, plain, refuse, shell
+from .job import Batch, one_line, plain, refuse, run_command, shell
 from .resources import seconds_of
 
 PREFIX = "#PBS"
@@ -42,9 +42,7 @@ def directives(batch: Batch) -> list[str]:
 
 def command(batch: Batch) -> str:
     """Return the shell command that starts the ranks."""
-    words = [batch.python, "-m", "mpitrain", "run", "-n", str(batch.resources.ranks)]
-    hosts = ' --hostfile "$PBS_NODEFILE"' if batch.resources.nodes > 1 else ""
-    return f"{shell(words)}{hosts} {shell(batch.arguments)}"
+    return run_command(batch, "PBS_NODEFILE")
 
 
 def again(batch: Batch) -> str:

@@ -15,7 +15,7 @@ import click
 
 from ...errors import ConfigError
 from ...plan.config import RunConfig
-from ...plan.options import NearestChoice, options_of
+from ...plan.options import PATH, NearestChoice, option, options_of
 from ..mpi_flavors import library_flavor
 from .job import Batch, Starter
 from .resources import Resources
@@ -26,57 +26,30 @@ from .sweep import combinations
 _SCHEDULERS = ["slurm", "pbs", "lsf"]
 
 
+_NAME_HELP = "Job name in the scheduler's tables.  [default: the job file's name]"
+_SWEEP_HELP = "Train with each of these values, as a job array. Repeat for all combinations of several flags."
+_LAUNCHER_HELP = "Program that starts the ranks.  [default: mpirun; srun for a heterogeneous job]"
+_MPI_HELP = "MPI plugin for srun.  [default: pmix or pmi2, to match mpi4py's MPI]"
+_SBATCH_HELP = "Extra flag for sbatch, such as --nice=10."
+_SETUP_HELP = "Shell line to run first: 'module load x'."
+_SITE_HELP = "TOML file with defaults for these flags.  [default: $MPITRAIN_SITE, ~/.config/mpitrain/site.toml]"
+_SCHEDULER: dict[str, Any] = {"type": NearestChoice(_SCHEDULERS), "default": "slurm", "show_default": True}
+
+
 def submit_options() -> list[click.Option]:
     """Return the flags of ``mpitrain submit``."""
     return [
         *options_of(Resources),
-        click.Option(
-            ["--job-name"],
-            default=None,
-            metavar="NAME",
-            help="Job name in the scheduler's tables.  [default: the job file's name]",
-        ),
-        click.Option(
-            ["--sweep"],
-            multiple=True,
-            default=(),
-            metavar="FLAG=V,V,...",
-            help="Train with each of these values, as a job array. Repeat for all combinations of several flags.",
-        ),
-        click.Option(
-            ["--launcher"],
-            type=NearestChoice(["mpirun", "srun"]),
-            default=None,
-            help="Program that starts the ranks.  [default: mpirun; srun for a heterogeneous job]",
-        ),
-        click.Option(
-            ["--mpi"],
-            default=None,
-            metavar="PLUGIN",
-            help="MPI plugin for srun.  [default: pmix or pmi2, to match mpi4py's MPI]",
-        ),
-        click.Option(
-            ["--sbatch"], multiple=True, default=(), metavar="FLAG", help="Extra flag for sbatch, such as --nice=10."
-        ),
-        click.Option(
-            ["--setup"], multiple=True, default=(), metavar="LINE", help="Shell line to run first: 'module load x'."
-        ),
-        click.Option(
-            ["--scheduler"],
-            type=NearestChoice(_SCHEDULERS),
-            default="slurm",
-            show_default=True,
-            help="Scheduler to write the script for.",
-        ),
-        click.Option(
-            ["--site"],
-            default=None,
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="TOML file with defaults for these flags.  [default: $MPITRAIN_SITE, ~/.config/mpitrain/site.toml]",
-        ),
-        click.Option(["--follow"], is_flag=True, help="Print the job's log until it ends."),
-        click.Option(["--dry-run"], is_flag=True, help="Print the script without submitting it."),
+        option("--job-name", metavar="NAME", help=_NAME_HELP),
+        option("--sweep", multiple=True, metavar="FLAG=V,V,...", help=_SWEEP_HELP),
+        option("--launcher", type=NearestChoice(["mpirun", "srun"]), help=_LAUNCHER_HELP),
+        option("--mpi", metavar="PLUGIN", help=_MPI_HELP),
+        option("--sbatch", multiple=True, metavar="FLAG", help=_SBATCH_HELP),
+        option("--setup", multiple=True, metavar="LINE", help=_SETUP_HELP),
+        option("--scheduler", help="Scheduler to write the script for.", **_SCHEDULER),
+        option("--site", type=PATH, metavar="FILE", help=_SITE_HELP),
+        option("--follow", is_flag=True, help="Print the job's log until it ends."),
+        option("--dry-run", is_flag=True, help="Print the script without submitting it."),
     ]
 
 

@@ -55,12 +55,7 @@ class Shard:
     """
 
     def __init__(
-        self,
-        shared: SharedArrays,
-        ranges: Ranges,
-        updater: Updater,
-        vectors: dict[str, Array],
-        waiting: Backoff,
+        self, shared: SharedArrays, ranges: Ranges, updater: Updater, vectors: dict[str, Array], waiting: Backoff
     ) -> None:
         self.ranges, self.vectors, self._waiting = ranges, vectors, waiting
         self.size = sum(hi - lo for lo, hi in ranges)
