@@ -14,7 +14,7 @@ Nothing is pickled, and reading a checkpoint executes no code from it.
 
 from __future__ import annotations
 
-from .directory import Retention, first_intact, newest, part_paths, path_for, remove_unfinished, steps, verify
+from .directory import Retention, first_intact, newest, path_for, remove_unfinished, shard_paths, steps, verify
 from .reader import Checkpoint
 from .state import Fit, load_matching, match_of, read, write
 
@@ -26,10 +26,10 @@ __all__ = [
     "load_matching",
     "match_of",
     "newest",
-    "part_paths",
     "path_for",
     "read",
     "remove_unfinished",
+    "shard_paths",
     "steps",
     "verify",
     "write",

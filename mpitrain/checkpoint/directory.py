@@ -31,9 +31,9 @@ def steps(folder: Path) -> dict[int, Path]:
     return {step: found[step] for step in sorted(found, reverse=True)}
 
 
-def part_paths(path: Path) -> list[Path]:
+def shard_paths(path: Path) -> list[Path]:
     """Return the shards of a checkpoint; see ``sharded``."""
-    return [part for part in path.parent.glob(f"{path.stem}-*.h5") if _index_of(part) == path]
+    return [shard for shard in path.parent.glob(f"{path.stem}-*.h5") if _index_of(shard) == path]
 
 
 def newest(folder: Path) -> Path | None:
@@ -96,10 +96,10 @@ class Retention:
             spared = next((path for path in rest if self._verifies(path)), None)
             rest = [path for path in rest if path != spared]
         for path in rest:
-            parts = part_paths(path)
+            shards = shard_paths(path)
             path.unlink(missing_ok=True)  # the index first: shards without it are no checkpoint
-            for part in parts:
-                part.unlink(missing_ok=True)
+            for shard in shards:
+                shard.unlink(missing_ok=True)
         flush_folder(folder)
         return rest
 

@@ -49,7 +49,7 @@ class Checkpoint:
         self.path = path
         self.attributes: dict[str, dict[str, Any]] = {}
         self.datasets: dict[str, DatasetInfo] = {}
-        self._parts: dict[str, Checkpoint] = {}  # shards, by file name
+        self._shards: dict[str, Checkpoint] = {}  # shards, by file name
         self._rows: dict[str, list[tuple[str, int, int]]] = {}  # of virtual datasets: shard, first and last row (excl.)
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -63,7 +63,7 @@ class Checkpoint:
             raise
         self._pool = ThreadPoolExecutor(2, "checkpoint-reader")
         try:
-            self._open_parts()
+            self._open_shards()
         except BaseException:
             self.close()
             raise
@@ -76,8 +76,8 @@ class Checkpoint:
 
     def close(self) -> None:
         """Close the file."""
-        for part in self._parts.values():
-            part.close()
+        for shard in self._shards.values():
+            shard.close()
         self._pool.shutdown(cancel_futures=True)
         self._file.close()
         self._memory.close()
@@ -106,21 +106,21 @@ class Checkpoint:
             DamagedCheckpoint: The values are damaged; the content of the arrays is then undefined.
         """
         reads: list[Future[None]] = []
-        of_parts: dict[str, dict[str, Array]] = {name: {} for name in self._parts}
+        of_shards: dict[str, dict[str, Array]] = {name: {} for name in self._shards}
         for name, out in wanted.items():
             if self.datasets[name].dtype != out.dtype or not out.flags.c_contiguous:
                 out[...] = self.read(name)
             elif name in self._rows:
-                for part, lo, hi in self._rows[name]:
-                    of_parts[part][name] = out[lo:hi]
+                for shard, lo, hi in self._rows[name]:
+                    of_shards[shard][name] = out[lo:hi]
             elif name in self._ranges:
                 reads += self._start_reading(name, bytes_of(out))
             elif out.shape:  # compressed, and verified with the structure
                 self._file[name].read_direct(out)
             else:
                 out[...] = self._file[name][()]
-        for part, values in of_parts.items():
-            self._parts[part].fill(values)
+        for shard, values in of_shards.items():
+            self._shards[shard].fill(values)
         for read in reads:
             read.result()
 
@@ -132,8 +132,8 @@ class Checkpoint:
         """
         for read in [read for name in self._ranges for read in self._start_reading(name)]:
             read.result()
-        for part in self._parts.values():
-            part.verify()
+        for shard in self._shards.values():
+            shard.verify()
 
     def _open(self) -> None:
         try:
@@ -191,17 +191,17 @@ class Checkpoint:
         visit("/", self._file)
         self._file.visititems(visit)
 
-    def _open_parts(self) -> None:
+    def _open_shards(self) -> None:
         """Open the shards that contain the values of virtual datasets; see ``sharded``."""
         for file, identity in json.loads(self.attributes["/"].get("parts", "{}")).items():
             try:
-                part = Checkpoint(self.path.with_name(file))
+                shard = Checkpoint(self.path.with_name(file))
             except DamagedCheckpoint as error:
                 raise self._damaged(f"shard {error}") from error
-            self._parts[file] = part
-            if part.identity != identity:
+            self._shards[file] = shard
+            if shard.identity != identity:
                 raise self._damaged(f"its shard {file} belongs to another checkpoint")
-        for name in self.datasets if self._parts else ():
+        for name in self.datasets if self._shards else ():
             if self._file[name].is_virtual:
                 self._rows[name] = [_rows_in(source) for source in self._file[name].virtual_sources()]
 

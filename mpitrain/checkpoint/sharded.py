@@ -24,13 +24,13 @@ from ..core.h5 import h5py
 from ..core.layout import Array, Layout, Shape
 from ..errors import DamagedCheckpoint
 from .container import Compression, write_container
-from .directory import part_paths, path_for
+from .directory import path_for, shard_paths
 from .reader import Checkpoint
 from .state import contents
 
 
 @dataclass(frozen=True)
-class Part:
+class Shard:
     """Identifies the shard that a node writes.
 
     Attributes:
@@ -52,10 +52,10 @@ class ShardedWriter:
     """
 
     def __init__(
-        self, folder: Path, layout: Layout, seed: int, about: Mapping[str, Any], compression: Compression, part: Part
+        self, folder: Path, layout: Layout, seed: int, about: Mapping[str, Any], compression: Compression, shard: Shard
     ) -> None:
         self._folder, self._layout, self._seed, self._about = folder, layout, seed, about
-        self._compression, self._part = compression, part
+        self._compression, self._shard = compression, shard
         self._path = Path()
         self._attributes: dict[str, dict[str, Any]] = {}
         self._shapes: dict[str, tuple[Shape, np.dtype[Any]]] = {}
@@ -75,9 +75,9 @@ class ShardedWriter:
         self._small = {name: array.copy() for name, array in arrays.items() if not array.shape or not array.size}
         cut = {name: array for name, array in arrays.items() if name not in self._small}
         self._shapes = {name: (array.shape, array.dtype) for name, array in cut.items()}
-        rows = rows_of_part({name: (len(a), a.nbytes // len(a)) for name, a in cut.items()}, self._part)
+        rows = rows_of_shard({name: (len(a), a.nbytes // len(a)) for name, a in cut.items()}, self._shard)
         mine = {name: array[slice(*rows[name])] for name, array in cut.items() if name in rows}
-        write_container(self._name(self._part.index), mine, {"/": attributes["/"]}, self._compression)
+        write_container(self._name(self._shard.index), mine, {"/": attributes["/"]}, self._compression)
 
     def write_index(self) -> None:
         """Write the index for the last ``write``, after all shards are on disk. One rank calls it.
@@ -85,33 +85,33 @@ class ShardedWriter:
         Raises:
             OSError: The disk is full, the directory cannot be written, or a shard is missing.
         """
-        count = self._part.count
+        count = self._shard.count
         digests = {}
         for index in range(count):
             try:
-                with Checkpoint(self._name(index)) as part:
-                    digests[part.path.name] = part.identity
+                with Checkpoint(self._name(index)) as shard:
+                    digests[shard.path.name] = shard.identity
             except DamagedCheckpoint as error:
                 raise OSError(errno.EIO, str(error)) from error
         self._attributes["/"]["parts"] = json.dumps(digests)
         bytes_of_rows = {name: (shape[0], _row_bytes(shape, dtype)) for name, (shape, dtype) in self._shapes.items()}
         virtual = {name: h5py.VirtualLayout(shape, dtype) for name, (shape, dtype) in self._shapes.items()}
         for index in range(count):
-            for name, (lo, hi) in rows_of_part(bytes_of_rows, replace(self._part, index=index)).items():
+            for name, (lo, hi) in rows_of_shard(bytes_of_rows, replace(self._shard, index=index)).items():
                 shape, dtype = self._shapes[name]
                 part_shape = (hi - lo, *shape[1:])
                 virtual[name][lo:hi] = h5py.VirtualSource(self._name(index).name, name, part_shape, dtype)
         write_container(self._path, self._small, self._attributes, virtual=virtual)
-        for path in part_paths(self._path):
+        for path in shard_paths(self._path):
             if path.name not in digests:
                 path.unlink()  # shard of an earlier attempt, whose index was just replaced
 
     def _name(self, index: int) -> Path:
-        part = self._part
-        return self._path.with_name(f"{self._path.stem}-{part.token}-{index + 1}-of-{part.count}.h5")
+        shard = self._shard
+        return self._path.with_name(f"{self._path.stem}-{shard.token}-{index + 1}-of-{shard.count}.h5")
 
 
-def rows_of_part(arrays: Mapping[str, tuple[int, int]], part: Part) -> dict[str, tuple[int, int]]:
+def rows_of_shard(arrays: Mapping[str, tuple[int, int]], shard: Shard) -> dict[str, tuple[int, int]]:
     """Return the rows of each array in a shard: those that begin in its share of all bytes, in array order.
 
     Args:
@@ -125,8 +125,8 @@ def rows_of_part(arrays: Mapping[str, tuple[int, int]], part: Part) -> dict[str,
     found, start = {}, 0
     for name, (rows, row_bytes) in arrays.items():
         lo, hi = (
-            min(rows, max(0, -((start * part.count - index * total) // (row_bytes * part.count))))
-            for index in (part.index, part.index + 1)
+            min(rows, max(0, -((start * shard.count - index * total) // (row_bytes * shard.count))))
+            for index in (shard.index, shard.index + 1)
         )
         if lo < hi:
             found[name] = lo, hi

@@ -25,7 +25,7 @@ class CheckpointWriter:
 
     Args:
         folder: The checkpoint directory.
-        write: Writes a checkpoint, or with ``in_parts`` a shard; then ``complete`` completes the checkpoint.
+        write: Writes a checkpoint, or with ``is_sharded`` a shard; then ``complete`` completes the checkpoint.
         retention: Decides which older checkpoints to keep after each complete one.
         background: Whether to write from a copy of the state in a thread, while training continues.
         say: Called with a line for the user, in the calling thread.
@@ -44,10 +44,10 @@ class CheckpointWriter:
         retention: Retention,
         background: bool,
         say: Callable[[str], None],
-        in_parts: bool = False,
+        is_sharded: bool = False,
     ) -> None:
         self._folder, self._write, self._retention = folder, write, retention
-        self._background, self._say, self._in_parts = background, say, in_parts
+        self._background, self._say, self._is_sharded = background, say, is_sharded
         self._copies: dict[str, Array] = {}
         self._thread = ThreadPoolExecutor(1, "checkpoint-saver")
         self._copying: Future[None] | None = None
@@ -121,7 +121,7 @@ class CheckpointWriter:
             np.copyto(self._copies[name], vector)
 
     def _start(self, step: int, write: Callable[[], None], is_complete: bool = False) -> None:
-        prune = is_complete or not self._in_parts
+        prune = is_complete or not self._is_sharded
         if self._background:
             self._saving = self._thread.submit(self.write_now, step, write, prune)
         else:

@@ -21,7 +21,7 @@ from ..process import rank_status
 from ..process.pid import is_alive
 from ..process.reaper import end_with_parent
 from .command_line import Command
-from .hosts import RemoteAgent, is_here
+from .hosts import RemoteAgent, is_local
 from .lost_hosts import LostHostDetector
 from .output_filter import LauncherFilter
 
@@ -89,7 +89,7 @@ class Attempt:
         interrupts: Interrupts,
     ) -> None:
         self._command, self._ranks, self._run_dir = command, ranks, run_dir
-        self._others = [host for host in hosts if not is_here(host)]
+        self._others = [host for host in hosts if not is_local(host)]
         self._agent, self._interrupts = agent, interrupts
         self._output = bytearray()
         self.filtered_output = ""
@@ -181,7 +181,7 @@ class Attempt:
 
     def _kill_leftover_ranks(self) -> None:
         """Kill the ranks that are still alive; normally they end with their launcher."""
-        local = [status for status in self.statuses if is_here(status.host)]
+        local = [status for status in self.statuses if is_local(status.host)]
         deadline = time.monotonic() + (1.0 if self.status else 5.0)
         while any(is_alive(status.pid, status.start) for status in local):
             if time.monotonic() > deadline:

@@ -106,7 +106,7 @@ def assign_ranks(hosts: Sequence[Host], ranks: int | None) -> list[Host]:
     return found
 
 
-def is_here(name: str) -> bool:
+def is_local(name: str) -> bool:
     """Return whether a host name or address belongs to this machine."""
     if name in ("localhost", socket.gethostname()):
         return True
@@ -205,4 +205,4 @@ class RemoteAgent:
 
     def unreachable(self, hosts: Iterable[Host]) -> dict[str, str]:
         """Return the hosts that do not answer, with the error of each."""
-        return self.run_on_each((host.name, "true") for host in hosts if not is_here(host.name))
+        return self.run_on_each((host.name, "true") for host in hosts if not is_local(host.name))

@@ -20,7 +20,7 @@ class LostHostDetector:
         self._ask, self._thread = ask, ThreadPoolExecutor(1, "stall")
         self._steps: object = None
         self._since = now
-        self._asking: Future[dict[str, str]] | None = None
+        self._pending: Future[dict[str, str]] | None = None
         self._silent: dict[str, int] = {}
 
     def lost(self, steps: object, now: float) -> bool:
@@ -32,12 +32,12 @@ class LostHostDetector:
         """
         if steps != self._steps:
             self._steps, self._since, self._silent = steps, now, {}
-        if self._asking is not None and self._asking.done():
-            answers, self._asking = self._asking.result(), None
+        if self._pending is not None and self._pending.done():
+            answers, self._pending = self._pending.result(), None
             self._silent = {host: self._silent.get(host, 0) + 1 for host in answers}
-        elif self._asking is None and now - self._since >= STALL_S:
+        elif self._pending is None and now - self._since >= STALL_S:
             self._since = now
-            self._asking = self._thread.submit(self._ask)
+            self._pending = self._thread.submit(self._ask)
         return any(times >= _LOST_AFTER for times in self._silent.values())
 
     def close(self) -> None:

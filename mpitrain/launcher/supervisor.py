@@ -24,7 +24,7 @@ from ..process.signals import STOPPED_EARLY
 from .allocation import allocated_ranks
 from .attempt import Attempt, Interrupts
 from .command_line import LaunchSpec, LocalMachine, compose
-from .hosts import Host, RemoteAgent, assign_ranks, interface_of, is_here, network_of, parse_hosts, read_hostfile
+from .hosts import Host, RemoteAgent, assign_ranks, interface_of, is_local, network_of, parse_hosts, read_hostfile
 from .mpi_flavors import Launcher, find_launcher
 from .restarts import Outcome, classify_exit, reason_to_give_up, restart_delay_s
 
@@ -178,7 +178,7 @@ def _wait_for_others(folder: Path) -> None:
         LaunchError: Such a rank is still running after the timeout.
     """
     deadline = time.monotonic() + _OTHERS_S
-    while left := [e for e in rank_status.read(folder) if is_here(e.host) and is_alive(e.pid, e.start)]:
+    while left := [e for e in rank_status.read(folder) if is_local(e.host) and is_alive(e.pid, e.start)]:
         if time.monotonic() > deadline:
             raise LaunchError(
                 f"{folder} is in use by rank {left[0].rank} of another run, process {left[0].pid}; "

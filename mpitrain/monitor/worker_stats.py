@@ -57,7 +57,7 @@ def since(before: Sequence[WorkerStats], now: Sequence[WorkerStats], nbytes: int
     return {**values, "dropped": float(dropped)} if _sum(now, "dropped") else values
 
 
-def unequal(before: Sequence[WorkerStats], now: Sequence[WorkerStats]) -> str:
+def uneven_speed_warning(before: Sequence[WorkerStats], now: Sequence[WorkerStats]) -> str:
     """Return a warning if a worker contributed less than half as much as another between two readings; else empty."""
     if len(now) < 2:
         return ""

@@ -33,10 +33,10 @@ class Local(BulkSynchronous):
 
     Args:
         hierarchy: The communication hierarchy of the workers; freed with this object.
-        fill: Sets the initial values of vectors.
+        initial_state: Sets the initial values of vectors.
     """
 
-    def __init__(self, hierarchy: Hierarchy, plan: Plan, fill: InitialState) -> None:
+    def __init__(self, hierarchy: Hierarchy, plan: Plan, initial_state: InitialState) -> None:
         size = plan.layout.size
         self._hierarchy, self._nan = hierarchy, plan.config.nan
         self._every = plan.config.local_steps or LOCAL_STEPS
@@ -44,7 +44,7 @@ class Local(BulkSynchronous):
         self._own: dict[str, Array] = {name: np.zeros(size, plan.dtype) for name in plan.vectors}
         self.vectors, self.has_average = plan.vectors, plan.moving_average is not None
         self.params, self.grads = self._own["params"], np.zeros(size, plan.dtype)
-        step, data_cursor, _ = fill(self._own, 0)
+        step, data_cursor, _ = initial_state(self._own, 0)
         super().__init__(plan, hierarchy.comm.rank, step, data_cursor)
         self._center = self.params.copy() if self._rho is not None else None
         self._scratch: Array | None = None

@@ -20,21 +20,21 @@ from .sync_gpu import SyncGpu
 
 
 def bulk_synchronous_strategy(
-    cluster: Cluster, plan: Plan, devices: Sequence[Device], fill: InitialState, say: Callable[[str], None]
+    cluster: Cluster, plan: Plan, devices: Sequence[Device], initial_state: InitialState, say: Callable[[str], None]
 ) -> Strategy:
     """Return the strategy for ``sync`` or ``local``. Collective over the workers.
 
     Args:
         devices: The devices of this worker.
-        fill: Sets the initial values of vectors.
+        initial_state: Sets the initial values of vectors.
     """
     if plan.config.mode == "local":
-        return Local(_hierarchy(cluster, plan, say, 2 + cluster.training.node.size), plan, fill)
+        return Local(_hierarchy(cluster, plan, say, 2 + cluster.training.node.size), plan, initial_state)
     if trains_on_gpus(cluster, plan, devices):
         by_host = plan.config.gpu_transport in ("auto", "host")
         vectors = len(plan.vectors) + (cluster.training.node.size + 1 if by_host else 0)
-        return SyncGpu(_hierarchy(cluster, plan, say, vectors), plan, devices[0], fill, say)
-    return Sync(_hierarchy(cluster, plan, say, cluster.training.node.size + len(plan.vectors)), plan, fill)
+        return SyncGpu(_hierarchy(cluster, plan, say, vectors), plan, devices[0], initial_state, say)
+    return Sync(_hierarchy(cluster, plan, say, cluster.training.node.size + len(plan.vectors)), plan, initial_state)
 
 
 def trains_on_gpus(cluster: Cluster, plan: Plan, devices: Sequence[Device]) -> bool:

@@ -41,15 +41,15 @@ class Sync(BulkSynchronous):
 
     Args:
         hierarchy: The communication hierarchy of the workers; freed with this object.
-        fill: Sets the initial values of vectors.
+        initial_state: Sets the initial values of vectors.
     """
 
-    def __init__(self, hierarchy: Hierarchy, plan: Plan, fill: InitialState) -> None:
+    def __init__(self, hierarchy: Hierarchy, plan: Plan, initial_state: InitialState) -> None:
         self._hierarchy, self._barrier, self._nan = hierarchy, hierarchy.barrier, plan.config.nan
         self._several_nodes = hierarchy.n_nodes > 1
         size, dtype = plan.layout.size, plan.dtype
         self._allocate(size, dtype, plan.vectors)
-        step, data_cursor, _ = fill(self._vectors if hierarchy.node.rank == 0 else None, 0)
+        step, data_cursor, _ = initial_state(self._vectors if hierarchy.node.rank == 0 else None, 0)
         super().__init__(plan, hierarchy.comm.rank, step, data_cursor)
         self._updater = plan.updater(self._vectors)
         self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)

@@ -54,14 +54,14 @@ class SyncGpu(BulkSynchronous):
     Args:
         hierarchy: The communication hierarchy of the workers; freed with this object.
         device: This worker's device; the first if it has several.
-        fill: Sets the initial values of vectors.
+        initial_state: Sets the initial values of vectors.
         say: Called with a line for the user.
     """
 
     on_device = True
 
     def __init__(
-        self, hierarchy: Hierarchy, plan: Plan, device: Any, fill: InitialState, say: Callable[[str], None]
+        self, hierarchy: Hierarchy, plan: Plan, device: Any, initial_state: InitialState, say: Callable[[str], None]
     ) -> None:
         from ..gpu import ops as launch
         from ..gpu.allreduce.select import select_transport
@@ -70,7 +70,7 @@ class SyncGpu(BulkSynchronous):
         self._hierarchy, self._device, self._nan, self._launch = hierarchy, device, plan.config.nan, launch
         size, dtype = plan.layout.size, plan.dtype
         self._host = {name: hierarchy.shared.allocate((size,), dtype) for name in plan.vectors}
-        step, data_cursor, extra_state = fill(self._host if hierarchy.node.rank == 0 else None, 0)
+        step, data_cursor, extra_state = initial_state(self._host if hierarchy.node.rank == 0 else None, 0)
         super().__init__(plan, hierarchy.comm.rank, step, data_cursor)
         self.vectors, self.has_average = plan.vectors, plan.moving_average is not None
         self._is_scaled = plan.config.precision == "float16"

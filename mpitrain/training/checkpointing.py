@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import checkpoint
 from ..checkpoint import shared_file
-from ..checkpoint.sharded import Part, ShardedWriter
+from ..checkpoint.sharded import Shard, ShardedWriter
 from ..checkpoint.shared_file import SharedFileWriter
 from ..checkpoint.writer import CheckpointWriter
 from ..comm.cluster import Cluster, Group
@@ -51,11 +51,11 @@ class Checkpointing:
         retention = checkpoint.Retention(config.keep, config.keep_every)
         if cluster.chief:
             checkpoint.remove_unfinished(folder)
-        self._parts: ShardedCheckpointing | None = None
+        self._sharded: ShardedCheckpointing | None = None
         self._writer: CheckpointWriter | None = None
         if _is_sharded(cluster, plan, strategy):
-            self._parts = ShardedCheckpointing(cluster.training, plan, folder, about, retention, say)
-            self._writer = self._parts.writer
+            self._sharded = ShardedCheckpointing(cluster.training, plan, folder, about, retention, say)
+            self._writer = self._sharded.writer
         elif cluster.chief:
             write = partial(_write, folder, plan, about)
             self._writer = CheckpointWriter(folder, write, retention, config.save_background, say)
@@ -66,8 +66,8 @@ class Checkpointing:
         Collective over the workers in lockstep; otherwise chief only.
         """
         strategy, writer = self._strategy, self._writer
-        if self._parts is not None:
-            self._parts.finish()
+        if self._sharded is not None:
+            self._sharded.finish()
         if writer is not None:
             writer.wait_for_copy()  # gathering overwrites the host buffer that the last save may still be copying
         if self._sync:
@@ -82,8 +82,8 @@ class Checkpointing:
                     copies[name] = vector.copy()
             if writer is not None:
                 writer.save(copies, strategy.step, strategy.data_cursor, strategy.extra_state, own=True)
-        if self._parts is not None:
-            self._parts.begun(strategy.step)
+        if self._sharded is not None:
+            self._sharded.begun(strategy.step)
 
     def before_update(self) -> None:
         """Wait until the parameters may change. Local, and quick if nothing is being saved.
@@ -98,8 +98,8 @@ class Checkpointing:
         """Advance a background save, and report its messages. Local."""
         if self._writer is not None:
             self._writer.poll()
-        if self._parts is not None:
-            self._parts.progress()
+        if self._sharded is not None:
+            self._sharded.progress()
 
     def finish(self) -> None:
         """Wait until the last checkpoint is on disk. Collective over the workers.
@@ -107,15 +107,15 @@ class Checkpointing:
         Raises:
             CheckpointError: It could not be saved.
         """
-        if self._parts is not None:
-            self._parts.finish()
+        if self._sharded is not None:
+            self._sharded.finish()
         with self._group.agree("saving the last checkpoint"):
             if self._writer is not None:
                 self._writer.close()
                 if self._writer.failure is not None:
                     raise CheckpointError(f"training has ended, but {self._writer.failure}")
-        if self._parts is not None:
-            self._parts.free()
+        if self._sharded is not None:
+            self._sharded.free()
 
     def trace(self, background: Callable[[str], Wrap]) -> None:
         """Record background saves. Local."""
@@ -155,14 +155,14 @@ class ShardedCheckpointing:
         self._awaited = False  # shards are being written, or it is not yet known whether all were
         if leaders.member:
             self._hosts = leaders.gather(group.host)
-            config, part = plan.config, Part(leaders.rank, leaders.size, token)
+            config, shard = plan.config, Shard(leaders.rank, leaders.size, token)
             self._writer: ShardedWriter | SharedFileWriter
             if in_one_file:
                 self._writer = SharedFileWriter(folder, plan.layout, config.seed, about, self._team)
             else:
-                self._writer = ShardedWriter(folder, plan.layout, config.seed, about, config.save_compression, part)
+                self._writer = ShardedWriter(folder, plan.layout, config.seed, about, config.save_compression, shard)
             self.writer = CheckpointWriter(
-                folder, self._writer.write, retention, config.save_background, say, in_parts=True
+                folder, self._writer.write, retention, config.save_background, say, is_sharded=True
             )
 
     def begun(self, step: int) -> None:

@@ -89,7 +89,7 @@ class Log(Hook):
         """Warn once if a worker takes too small a share; the time before the first report does not count."""
         if self._compared_from is None:
             self._compared_from = now
-        warning = worker_stats.unequal(self._compared_from, now)
+        warning = worker_stats.uneven_speed_warning(self._compared_from, now)
         if warning and not self._warned:
             self._warned = True
             loop.say(f"warning: {warning}")
@@ -179,7 +179,7 @@ class Stop(Hook):
 
     def __init__(self, signals: Signals, limit: TimeLimit) -> None:
         self._signals, self._limit = signals, limit
-        self.asked = False
+        self.requested = False
 
     def begin(self, loop: Any) -> None:
         self._last_s = time.time()
@@ -187,13 +187,13 @@ class Stop(Hook):
     def after_step(self, loop: Any) -> None:
         now = time.time()
         step_s, self._last_s = now - self._last_s, now
-        if self.asked:
+        if self.requested:
             return
         why = self._signals.received
         if why is None and loop.cluster.chief and self._limit.reached(now, step_s, loop.saving.longest_s):
             why = "the time limit is near"
         if why is not None:
-            self.asked = True
+            self.requested = True
             # Launchers send SIGTERM when another rank has died, and may leave no time to save.
             loop.say(f"stopping after step {loop.step:,}{'' if why == 'SIGTERM' else ' to save'}: {why}")
             loop.stop()

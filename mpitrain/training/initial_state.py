@@ -26,14 +26,14 @@ class InitialStateLoader:
         skipped: One line for each newer checkpoint that was skipped, with the reason.
     """
 
-    def __init__(self, cluster: Cluster, plan: Plan, model: Layer, begin: ResumePlan) -> None:
-        self._cluster, self._plan, self._model, self._begin = cluster, plan, model, begin
+    def __init__(self, cluster: Cluster, plan: Plan, model: Layer, resume_plan: ResumePlan) -> None:
+        self._cluster, self._plan, self._model, self._resume_plan = cluster, plan, model, resume_plan
         self.resumed: Path | None = None
         self.skipped: list[str] = []
 
     @property
     def saved(self) -> bool:
-        return self.resumed is not None and self._begin.saved
+        return self.resumed is not None and self._resume_plan.saved
 
     def __call__(self, vectors: dict[str, Array] | None, root: int) -> Progress:
         """Fill the given vectors, and return the progress that they belong to. Collective over all ranks.
@@ -45,14 +45,14 @@ class InitialStateLoader:
         Raises:
             CheckpointError: On every rank: all checkpoints are damaged, or the newest intact one does not fit.
         """
-        reached = self._resume(vectors) if self._begin.resume else self._initialize(vectors)
+        reached = self._resume(vectors) if self._resume_plan.resume else self._initialize(vectors)
         found: Progress = self._cluster.comm.bcast(reached, root=root)
         return found
 
     def _resume(self, vectors: dict[str, Array] | None) -> Progress:
         """Read the newest undamaged checkpoint."""
-        paths = self._begin.resume
-        if not self._begin.auto:
+        paths = self._resume_plan.resume
+        if not self._resume_plan.auto:
             self.resumed = paths[0]
             return self._read(paths[0], vectors)
         # All ranks agree on which checkpoints are damaged, so that all continue with the same one.
@@ -81,7 +81,7 @@ class InitialStateLoader:
         return reached
 
     def _initialize(self, vectors: dict[str, Array] | None) -> Progress:
-        plan, init_from = self._plan, self._begin.init_from
+        plan, init_from = self._plan, self._resume_plan.init_from
         with self._cluster.agree("initializing"):
             if vectors is not None:
                 _clear(vectors)

@@ -131,13 +131,13 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
         plan = make_plan(job, config, len(cluster.worker_ranks))
     cluster.check_same({**config.as_toml(), **job.facts()})
     cluster.check_layout(plan.layout)
-    files, begin = RunFiles(Path(), None, None), ResumePlan()
+    files, resume_plan = RunFiles(Path(), None, None), ResumePlan()
     with cluster.agree("opening the run directory"):
         if cluster.chief:
             folder = config.run_dir or _launcher_run_dir() or new_run_dir(request.name)
-            begin = plan_resume(config, folder / "checkpoints", plan.layout)
+            resume_plan = plan_resume(config, folder / "checkpoints", plan.layout)
             files = _open_files(folder, request, config)
-    begin, files.folder = cluster.comm.bcast((begin, files.folder), root=cluster.chief_rank)
+    resume_plan, files.folder = cluster.comm.bcast((resume_plan, files.folder), root=cluster.chief_rank)
     signals = Signals()
     signals.install()  # stays installed: a signal after training must not interrupt the regular exit
     rank_status.set_ready()
@@ -151,17 +151,17 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
                 files.console.say(f"{table}\n{placement_report(job.model, plan, devices, resident)}")
             files.console.say(_headline(cluster, request.name, config, threads, devices))
             on_first_compilation(files.console.say)
-            for note in [*notes, *begin.notes, *_notes_on_data(job)]:
+            for note in [*notes, *resume_plan.notes, *_notes_on_data(job)]:
                 files.console.say(note)
         if cluster.is_server:
-            _serve(cluster, job, plan, telemetry, begin)
+            _serve(cluster, job, plan, telemetry, resume_plan)
             stopped = False
         else:
             # Only the chief's clock counts, so only the chief queries Slurm.
             end = end_of_time(plan.config.time_limit, ask=ask_slurm) if cluster.chief else None
             limit = TimeLimit(end, time.time())
             stop = Stop(signals, limit)
-            stopped = _work(cluster, job, plan, devices, files, telemetry, begin, stop, rank_status)
+            stopped = _work(cluster, job, plan, devices, files, telemetry, resume_plan, stop, rank_status)
         telemetry.write_trace()
     finally:
         if files.console is not None and files.metrics is not None:
@@ -172,9 +172,9 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     return cluster.any(stopped)
 
 
-def _serve(cluster: Cluster, job: Job, plan: Plan, telemetry: Telemetry, begin: ResumePlan) -> None:
+def _serve(cluster: Cluster, job: Job, plan: Plan, telemetry: Telemetry, resume_plan: ResumePlan) -> None:
     """Run a parameter server."""
-    store = Store(cluster, plan, InitialStateLoader(cluster, plan, job.model, begin), lambda line: None)
+    store = Store(cluster, plan, InitialStateLoader(cluster, plan, job.model, resume_plan), lambda line: None)
     server = Server(store)
     if telemetry.track is not None:
         server.trace(telemetry.track.wrap)
@@ -189,14 +189,14 @@ def _work(
     devices: Sequence[Device],
     files: RunFiles,
     telemetry: Telemetry,
-    begin: ResumePlan,
+    resume_plan: ResumePlan,
     stop: Stop,
     rank_status: RankStatusFile,
 ) -> bool:
     """Run a worker; return whether it was asked to stop before the last step, as far as this worker knows."""
     console = files.console
     say = (lambda line: None) if console is None else console.say
-    initial_state = InitialStateLoader(cluster, plan, job.model, begin)
+    initial_state = InitialStateLoader(cluster, plan, job.model, resume_plan)
     if plan.config.served:
         strategy = ps_strategy(Store(cluster, plan, initial_state, say), devices)
     else:
@@ -213,7 +213,7 @@ def _work(
     seconds = time.perf_counter() - began
     _account(loop, say, seconds)
     # In the asynchronous modes another worker may have requested the stop first.
-    stopped = cluster.training.any(stop.asked) and loop.step < loop.train_steps
+    stopped = cluster.training.any(stop.requested) and loop.step < loop.train_steps
     say(_summary(loop, loop.step - first, seconds, stopped))
     _end_servers(cluster)
     loop.free()

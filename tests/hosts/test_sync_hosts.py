@@ -45,10 +45,10 @@ def test_every_node_writes_its_part_of_a_checkpoint(hosts: Hosts, mode: str, tmp
     hosts.train([2, 1, 1], SMALL, *flags, *parts)
     folder = tmp_path / "parts" / "checkpoints"
     assert [*checkpoint.steps(folder)] == [24, 16]
-    assert [len(checkpoint.part_paths(path)) for path in checkpoint.steps(folder).values()] == [3, 3]
+    assert [len(checkpoint.shard_paths(path)) for path in checkpoint.steps(folder).values()] == [3, 3]
     assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
     last = checkpoint.path_for(folder, 24)
-    part = checkpoint.part_paths(last)[1]
+    part = checkpoint.shard_paths(last)[1]
     part.write_bytes(part.read_bytes()[:-1])
     done = hosts.train([2, 1, 1], SMALL, *flags, *parts)
     assert part.name in done.stdout
@@ -72,7 +72,7 @@ def test_nodes_write_one_file_where_hdf5_can(hosts: Hosts, parallel_hdf5: dict[s
     assert run(verified, env=parallel_hdf5).stdout == f"{only}: ok, step 16\n"
     done = hosts.train([2, 1, 1], SMALL, *together, "--train-steps", "24")
     assert f"resumed from {only} at step 16" in done.stdout
-    assert len(checkpoint.part_paths(checkpoint.path_for(only.parent, 24))) == 3  # where HDF5 cannot
+    assert len(checkpoint.shard_paths(checkpoint.path_for(only.parent, 24))) == 3  # where HDF5 cannot
     assert_same_bits(final(run_dir), final(tmp_path / "whole"))
     refused = hosts.start([1, 1], SMALL, *together, "--train-steps", "32", "--save-one-file")
     assert refused.returncode == 2

@@ -182,9 +182,9 @@ def test_a_damaged_checkpoint_is_passed_over(openmpi: Mpi, tmp_path: Path) -> No
 def test_damage_that_one_rank_finds_while_it_reads_has_all_go_back(mpi: Mpi, rank: int, tmp_path: Path) -> None:
     done = mpi.run(3, "-m", "tests.support.programs.falling_back", tmp_path, str(rank))
     assert done.returncode == 0, done.stdout + done.stderr
-    reached, resumed, passed_over = done.stdout.splitlines()
+    reached, resumed, skipped = done.stdout.splitlines()
     assert (reached, resumed) == ("2 20 {'loss_scale': 2.5}", str(checkpoint.path_for(tmp_path, 2)))
-    assert passed_over.startswith(f"{checkpoint.path_for(tmp_path, 3)} ") and f"(rank {rank} of 3" in passed_over
+    assert skipped.startswith(f"{checkpoint.path_for(tmp_path, 3)} ") and f"(rank {rank} of 3" in skipped
 
 
 @pytest.mark.quick

@@ -112,8 +112,8 @@ def damage_many(folder: Path, count: int, seed: int) -> Counter[str]:
             found[f"{way} {result}"] += 1
             assert result == "refused" or whole.read_bytes() == original.read_bytes()
             there = checkpoint.steps(folder / compression).values()
-            taken, passed_over = checkpoint.first_intact(there, checkpoint.verify)
-            assert taken is not None and len(passed_over) == (result == "refused")
+            taken, skipped = checkpoint.first_intact(there, checkpoint.verify)
+            assert taken is not None and len(skipped) == (result == "refused")
             assert taken[0] == (other if result == "refused" else whole)
         assert outcome(older, 10) == "whole"
     return found

@@ -56,10 +56,10 @@ def test_the_newest_whole_is_found_and_the_others_named(tmp_path: Path) -> None:
     save(tmp_path, 10, 20, 30, 40)
     assert read_newest() == ((checkpoint.path_for(tmp_path, 40), (40, 0, {})), [])
     spoil(tmp_path, 30, 40)
-    found, passed_over = read_newest()
+    found, skipped = read_newest()
     assert found == (checkpoint.path_for(tmp_path, 20), (20, 0, {}))
     assert (params[:7] == 20).all()
-    assert ["40.h5" in passed_over[0], "30.h5" in passed_over[1]] == [True, True]
+    assert ["40.h5" in skipped[0], "30.h5" in skipped[1]] == [True, True]
     spoil(tmp_path, 10, 20)
     assert read_newest()[0] is None
 

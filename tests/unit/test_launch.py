@@ -11,7 +11,7 @@ import pytest
 from mpitrain.comm.mpi import check_launcher
 from mpitrain.errors import ConfigError, LaunchError
 from mpitrain.launcher.command_line import LaunchSpec, LocalMachine, compose
-from mpitrain.launcher.hosts import Host, assign_ranks, interface_of, is_here, parse_hosts, read_hostfile
+from mpitrain.launcher.hosts import Host, assign_ranks, interface_of, is_local, parse_hosts, read_hostfile
 from mpitrain.launcher.mpi_flavors import Launcher, recognize
 from mpitrain.launcher.supervisor import Options, check_restarts, make_launch_spec
 from mpitrain.plan.config import RunConfig
@@ -192,8 +192,8 @@ def test_there_must_be_room() -> None:
 
 
 def test_this_host_is_known() -> None:
-    assert is_here("localhost") and is_here("127.0.0.1")
-    assert not is_here("198.51.100.1")
+    assert is_local("localhost") and is_local("127.0.0.1")
+    assert not is_local("198.51.100.1")
     assert interface_of("127.0.0.0/8") == interface_of("lo") == "lo"
     for network in ("198.51.100.0/24", "nothing"):
         with pytest.raises(LaunchError, match=network):

@@ -62,7 +62,7 @@ class Store:
         ConfigError: On every rank: there are several nodes and no server.
     """
 
-    def __init__(self, cluster: Cluster, plan: Plan, fill: InitialState, say: Callable[[str], None]) -> None:
+    def __init__(self, cluster: Cluster, plan: Plan, initial_state: InitialState, say: Callable[[str], None]) -> None:
         self.plan, self.cluster = plan, cluster
         self.nodes = _nodes(cluster, plan, say)
         self.holders = cluster.servers or [0]
@@ -79,7 +79,7 @@ class Store:
         self.partials: Array | None = None
         self._allocate()
         leads = bool(self.shards) and self.nodes.comm.rank == 0
-        self.step, self.data_cursor, _ = fill(self.vectors if leads else None, self._first_leader())
+        self.step, self.data_cursor, _ = initial_state(self.vectors if leads else None, self._first_leader())
         self._open(leads)
         self.rpc = self._open_transport(say)
         if self.rpc is not None:

@@ -25,13 +25,15 @@ def test_since_counts_what_came_between():
 
 def test_half_of_anothers_share_is_warned_of():
     none = [account(0)] * 3
-    assert worker_stats.unequal(none[:2], [account(100), account(51)]) == ""
-    warning = worker_stats.unequal(none, [account(100), account(80), account(25)])
+    assert worker_stats.uneven_speed_warning(none[:2], [account(100), account(51)]) == ""
+    warning = worker_stats.uneven_speed_warning(none, [account(100), account(80), account(25)])
     assert "worker 2" in warning
     assert "worker 0" in warning
-    assert worker_stats.unequal(none[:2], [account(20), account(1)]) == "", "too early to tell"
-    assert worker_stats.unequal([account(100), account(0)], [account(200), account(90)]) == "", "it was late at first"
-    assert worker_stats.unequal(none[:1], [account(1000)]) == ""
+    assert worker_stats.uneven_speed_warning(none[:2], [account(20), account(1)]) == "", "too early to tell"
+    assert worker_stats.uneven_speed_warning([account(100), account(0)], [account(200), account(90)]) == "", (
+        "it was late at first"
+    )
+    assert worker_stats.uneven_speed_warning(none[:1], [account(1000)]) == ""
 
 
 def test_table_names_every_worker():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint.sharded import Part, ShardedWriter, rows_of_part
+from mpitrain.checkpoint.sharded import Shard, ShardedWriter, rows_of_shard
 from mpitrain.core.layout import Array, Layout
 from mpitrain.errors import CheckpointError, DamagedCheckpoint
 
@@ -34,7 +34,7 @@ def write(
 ) -> Path:
     compression = "gzip" if gzip else "none"
     writers = [
-        ShardedWriter(folder, LAYOUT, 0, {"mode": "sync"}, compression, Part(index, count, token))  # type: ignore[arg-type]
+        ShardedWriter(folder, LAYOUT, 0, {"mode": "sync"}, compression, Shard(index, count, token))  # type: ignore[arg-type]
         for index in range(count)
     ]
     for writer in writers:
@@ -87,45 +87,45 @@ def test_h5dump_sees_whole_arrays(tmp_path: Path) -> None:
 def test_parts_are_of_equal_size(tmp_path: Path) -> None:
     arrays = {"a": (1000, 8), "b": (3, 4000), "c": (1, 4)}
     for count in (1, 2, 3, 7):
-        parts = [rows_of_part(arrays, Part(index, count, "")) for index in range(count)]
+        shards = [rows_of_shard(arrays, Shard(index, count, "")) for index in range(count)]
         for name, (rows, _) in arrays.items():
-            held = [part[name] for part in parts if name in part]
+            held = [shard[name] for shard in shards if name in shard]
             assert [lo for lo, _ in held] == [0, *(hi for _, hi in held[:-1])]
             assert held[-1][1] == rows
-        sizes = [sum((hi - lo) * arrays[name][1] for name, (lo, hi) in part.items()) for part in parts]
+        sizes = [sum((hi - lo) * arrays[name][1] for name, (lo, hi) in shard.items()) for shard in shards]
         assert max(sizes) - min(sizes) <= 4000 + 4000
 
 
 def test_a_damaged_part_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, state(), 2)
-    part = checkpoint.part_paths(path)[0]
-    data = bytearray(part.read_bytes())
+    shard = checkpoint.shard_paths(path)[0]
+    data = bytearray(shard.read_bytes())
     data[-10] ^= 1
-    part.write_bytes(data)
-    with pytest.raises(DamagedCheckpoint, match=part.name):
+    shard.write_bytes(data)
+    with pytest.raises(DamagedCheckpoint, match=shard.name):
         checkpoint.verify(path)
-    with pytest.raises(DamagedCheckpoint, match=part.name):
+    with pytest.raises(DamagedCheckpoint, match=shard.name):
         load(path)
 
 
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, state(), 2)
-    part = checkpoint.part_paths(path)[0]
-    part.unlink()
-    with pytest.raises(DamagedCheckpoint, match=f"{part.name} cannot be read"):
+    shard = checkpoint.shard_paths(path)[0]
+    shard.unlink()
+    with pytest.raises(DamagedCheckpoint, match=f"{shard.name} cannot be read"):
         load(path)
 
 
 def test_a_part_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a", state(), 2)
     other = write(tmp_path / "b", state(1), 2)
-    checkpoint.part_paths(other)[1].replace(checkpoint.part_paths(path)[1])
-    with pytest.raises(DamagedCheckpoint, match=checkpoint.part_paths(path)[1].name):
+    checkpoint.shard_paths(other)[1].replace(checkpoint.shard_paths(path)[1])
+    with pytest.raises(DamagedCheckpoint, match=checkpoint.shard_paths(path)[1].name):
         load(path)
 
 
 def test_parts_alone_are_no_checkpoint_and_go(tmp_path: Path) -> None:
-    writer = ShardedWriter(tmp_path, LAYOUT, 0, {}, "none", Part(0, 2, "0a"))
+    writer = ShardedWriter(tmp_path, LAYOUT, 0, {}, "none", Shard(0, 2, "0a"))
     writer.write(state(), 5, 10)
     assert not checkpoint.steps(tmp_path)
     with pytest.raises(OSError, match="2-of-2"):
@@ -133,14 +133,14 @@ def test_parts_alone_are_no_checkpoint_and_go(tmp_path: Path) -> None:
     assert not checkpoint.steps(tmp_path)
     whole = write(tmp_path, state(), 2, step=7)
     checkpoint.remove_unfinished(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([whole, *checkpoint.part_paths(whole)])
+    assert sorted(tmp_path.iterdir()) == sorted([whole, *checkpoint.shard_paths(whole)])
 
 
 def test_written_again_by_another_run_it_is_the_other_run_s(tmp_path: Path) -> None:
     write(tmp_path, state(1), 3, token="aa")
     path = write(tmp_path, state(2), 2, token="bb")
     assert same(load(path), state(2))
-    assert len(checkpoint.part_paths(path)) == 2
+    assert len(checkpoint.shard_paths(path)) == 2
 
 
 def test_parts_go_with_their_checkpoint(tmp_path: Path) -> None:
@@ -153,11 +153,11 @@ def test_parts_go_with_their_checkpoint(tmp_path: Path) -> None:
 
 def test_a_checkpoint_with_a_damaged_part_is_passed_over(tmp_path: Path) -> None:
     older, newer = write(tmp_path, state(), 2, step=1), write(tmp_path, state(), 2, step=2)
-    part = checkpoint.part_paths(newer)[1]
-    part.write_bytes(part.read_bytes()[:-1])
-    found, passed_over = checkpoint.first_intact([newer, older], checkpoint.verify)
+    shard = checkpoint.shard_paths(newer)[1]
+    shard.write_bytes(shard.read_bytes()[:-1])
+    found, skipped = checkpoint.first_intact([newer, older], checkpoint.verify)
     assert found == (older, None)
-    assert part.name in passed_over[0]
+    assert shard.name in skipped[0]
 
 
 def test_another_model_is_refused_by_name(tmp_path: Path) -> None:
