@@ -79,9 +79,9 @@ class Frame:
         """Yield offset and bytes, (n,) uint8, of all chunks after the first block that are not values, in order."""
         for start, stop in gaps(self.places.values(), self.block, self.size):
             at = start
-            for piece in pieces(self.memory.fileno(), start, stop):
-                yield at, piece
-                at += len(piece)
+            for chunk in read_chunks(self.memory.fileno(), start, stop):
+                yield at, chunk
+                at += len(chunk)
 
 
 def make_frame(
@@ -178,14 +178,14 @@ def _in_order(
     """Yield all bytes after the first block in file order, in chunks, each with the digest that covers it."""
     memory, reached = frame.memory.fileno(), frame.block
     for name, (start, stop) in sorted(frame.places.items(), key=lambda item: item[1]):
-        yield from ((rest, piece) for piece in pieces(memory, reached, start))
+        yield from ((rest, chunk) for chunk in read_chunks(memory, reached, start))
         values = bytes_of(arrays[name])
         yield from ((digests[name], values[lo : lo + _PIECE]) for lo in range(0, len(values), _PIECE))
         reached = stop
-    yield from ((rest, piece) for piece in pieces(memory, reached, frame.size))
+    yield from ((rest, chunk) for chunk in read_chunks(memory, reached, frame.size))
 
 
-def pieces(descriptor: int, start: int, stop: int) -> Iterator[Array]:
+def read_chunks(descriptor: int, start: int, stop: int) -> Iterator[Array]:
     """Yield the bytes [start, stop) of a file in chunks, shape (n,) uint8; bytes after its end are 0, as in HDF5."""
     for lo in range(start, stop, _PIECE):
         count = min(_PIECE, stop - lo)

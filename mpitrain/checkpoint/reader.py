@@ -17,7 +17,7 @@ import numpy as np
 from ..core.h5 import h5py
 from ..core.layout import Array, Shape
 from ..errors import DamagedCheckpoint
-from .container import memory_file, pieces
+from .container import memory_file, read_chunks
 from .digest import Digest, bytes_of, digest_of
 from .manifest import HEAD, DamagedManifest, Manifest, Range, block_bytes
 
@@ -175,9 +175,9 @@ class Checkpoint:
         os.pwrite(descriptor, os.pread(self._descriptor, manifest.block, 0), 0)
         for start, stop in manifest.other_ranges():
             at = start
-            for piece in pieces(self._descriptor, start, stop):
-                digest.add(piece)
-                at += os.pwrite(descriptor, piece.data, at)
+            for chunk in read_chunks(self._descriptor, start, stop):
+                digest.add(chunk)
+                at += os.pwrite(descriptor, chunk.data, at)
         if str(digest) != manifest.rest:
             raise self._damaged("its structure (names, shapes, step, options) is damaged")
 

@@ -232,9 +232,9 @@ class SharedFileWriter:
         """Write everything after the first block except values; return its digest."""
         digest = Digest()
         os.ftruncate(self._descriptor, frame.size)
-        for at, piece in frame.rest():
-            digest.add(piece)
-            self._write_at(at, piece)
+        for at, chunk in frame.rest():
+            digest.add(chunk)
+            self._write_at(at, chunk)
         return str(digest)
 
     def _write_at(self, start: int, data: bytes | Array) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.kernels import sum_rows
 from ..core.layout import Array
-from ..core.ranges import aligned_part
+from ..core.ranges import aligned_range
 from .cluster import Cluster
 from .mpi import MPI, mpi_type
 from .phase_barrier import PhaseBarrier
@@ -53,14 +53,14 @@ class Hierarchy:
 
     def chunk(self, lo: int, hi: int) -> tuple[int, int]:
         """Return this rank's chunk of [lo, hi); empty if it has no inter-node communicator."""
-        return aligned_part(lo, hi, self.node.rank, self.n_chunks) if self.internode is not None else (lo, lo)
+        return aligned_range(lo, hi, self.node.rank, self.n_chunks) if self.internode is not None else (lo, lo)
 
     def owned_range(self, lo: int, hi: int, node: int | None = None) -> tuple[int, int]:
         """Return the range of [lo, hi) owned by this rank, or by ``node``'s rank with the same chunk."""
         start, stop = self.chunk(lo, hi)
         if self.internode is None:
             return start, stop
-        return aligned_part(start, stop, self.internode.rank if node is None else node, self.n_nodes)
+        return aligned_range(start, stop, self.internode.rank if node is None else node, self.n_nodes)
 
     def allgather(self, vector: Array, lo: int, hi: int) -> None:
         """Gather the owned ranges of a node-shared vector's [lo, hi) on every node. Collective over ``internode``."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .layout import ALIGN
 
 
-def aligned_part(start: int, stop: int, index: int, parts: int) -> tuple[int, int]:
+def aligned_range(start: int, stop: int, index: int, parts: int) -> tuple[int, int]:
     """Return the ``index``-th of ``parts`` nearly equal ranges of [start, stop), split at cache lines."""
     lines = -(-(stop - start) // ALIGN)
     lo = start + lines * index // parts * ALIGN

@@ -108,7 +108,7 @@ def _start_ranks(ranks: int | None, run_dir: Path, timeout_s: float) -> list[Fin
     from ..launcher.command_line import LaunchSpec, LocalMachine, compose
     from ..launcher.mpi_flavors import find_launcher
 
-    machine = LocalMachine.here()
+    machine = LocalMachine.detect()
     if ranks is None and not machine.allocated:
         ranks = 2
     try:

@@ -72,7 +72,7 @@ class LocalMachine:
     environ: Mapping[str, str]
 
     @classmethod
-    def here(cls) -> LocalMachine:
+    def detect(cls) -> LocalMachine:
         """Return the machine that this process runs on."""
         return cls(len(os.sched_getaffinity(0)), os.geteuid() == 0, os.environ)
 

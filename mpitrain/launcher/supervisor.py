@@ -74,7 +74,7 @@ def run(options: Options, name: str, config: RunConfig, arguments: Sequence[str]
     Raises:
         LaunchError: The ranks cannot be started as requested.
     """
-    machine = LocalMachine.here()
+    machine = LocalMachine.detect()
     launcher = find_launcher()
     spec = make_launch_spec(options, launcher, machine)
     if spec.ranks is not None:

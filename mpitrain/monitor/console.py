@@ -81,7 +81,7 @@ class Console:
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[values]}", markup=False),
             console=terminal,
-            refresh_per_second=5,
+            refresh_per_second=2,  # a refresh takes about a millisecond of the chief
         )
         self._task = self._progress.add_task("", total=train_steps, completed=step, values="")
         self._progress.start()

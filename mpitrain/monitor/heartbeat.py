@@ -45,7 +45,7 @@ class ProcessHost:
     pid_namespace: str
 
     @classmethod
-    def here(cls) -> ProcessHost:
+    def own(cls) -> ProcessHost:
         """Return the host of this process."""
         return cls(socket.gethostname(), _text("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid"))
 
@@ -87,7 +87,7 @@ class Heartbeat:
         self._folder, self._step, self._warned = folder, step, False
         pid = os.getpid()
         self._status = Status(
-            "running", step(), train_steps, ranks, 0, ProcessHost.here(), pid, pid_start(pid), time.time()
+            "running", step(), train_steps, ranks, 0, ProcessHost.own(), pid, pid_start(pid), time.time()
         )
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -142,10 +142,10 @@ def states(folders: Iterable[Path], watch_s: float = 3 * BEAT_S) -> dict[Path, S
     """Return the state of each run; takes ``watch_s`` seconds if any must be watched to find out."""
     found: dict[Path, State] = {}
     doubtful: dict[Path, int] = {}
-    here = ProcessHost.here()
+    own_host = ProcessHost.own()
     for folder in folders:
         status = read(folder)
-        state = "unknown" if status is None else classify(status, here, _age(folder), is_alive)
+        state = "unknown" if status is None else classify(status, own_host, _age(folder), is_alive)
         if state is None and status is not None:
             doubtful[folder] = status.heartbeat
         else:
@@ -159,7 +159,9 @@ def states(folders: Iterable[Path], watch_s: float = 3 * BEAT_S) -> dict[Path, S
     return found
 
 
-def classify(status: Status, here: ProcessHost, age_s: float | None, alive: Callable[[int, str], bool]) -> State | None:
+def classify(
+    status: Status, own_host: ProcessHost, age_s: float | None, alive: Callable[[int, str], bool]
+) -> State | None:
     """Return the state of a run whose file was written ``age_s`` seconds ago; None if it cannot be decided.
 
     Args:
@@ -169,12 +171,12 @@ def classify(status: Status, here: ProcessHost, age_s: float | None, alive: Call
     """
     if status.state != "running":
         return status.state
-    if status.host == here:
+    if status.host == own_host:
         return "running" if alive(status.pid, status.pid_start) else "died"
     if (
-        status.host.hostname == here.hostname
-        and status.host.boot_id != here.boot_id
-        and here.boot_id
+        status.host.hostname == own_host.hostname
+        and status.host.boot_id != own_host.boot_id
+        and own_host.boot_id
         and status.host.boot_id
     ):
         return "died"  # its machine was rebooted

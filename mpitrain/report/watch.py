@@ -96,7 +96,7 @@ class View:
             self._beat, self._beat_at = self._status.heartbeat, self.now()
         # The age is measured with the viewer's own clock, from when it saw the last heartbeat change.
         age = self.now() - self._beat_at
-        own_host = status.ProcessHost.here()
+        own_host = status.ProcessHost.own()
         state = status.classify(self._status, own_host, age, is_alive)
         self.state = "died" if state is None else state
 

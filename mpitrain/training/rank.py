@@ -321,7 +321,7 @@ def _describe_job(loop: Loop) -> str:
     of = f" of {plan.workers}" if plan.config.mode == "backup" and plan.gradients_per_step < plan.workers else ""
     return (
         f"{loop.layout.n_params:,} parameters, {len(loop.job.train):,} training examples, "
-        f"{plan.batch} x {plan.gradients_per_step}{of} a step{resumed}"
+        f"{plan.gradients_per_step}{of} x {plan.batch} examples per step{resumed}"
     )
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from mpitrain.core.kernels import sum_in_place
 from mpitrain.core.layout import ALIGN
-from mpitrain.core.ranges import aligned_part, buckets_of
+from mpitrain.core.ranges import aligned_range, buckets_of
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 64])
 @pytest.mark.parametrize(("start", "stop"), [(0, 0), (0, 1), (0, 16), (16, 1000), (32, 100_000)])
 def test_parts_cover_the_range_once(start: int, stop: int, parts: int) -> None:
-    ranges = [aligned_part(start, stop, index, parts) for index in range(parts)]
+    ranges = [aligned_range(start, stop, index, parts) for index in range(parts)]
     assert [x for lo, hi in ranges for x in range(lo, hi)] == list(range(start, stop))
     assert all(lo % ALIGN == 0 for lo, hi in ranges if lo < hi)
 

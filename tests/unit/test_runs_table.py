@@ -21,7 +21,7 @@ def table(capsys: pytest.CaptureFixture[str], *words: str | Path) -> dict[str, s
 
 
 def test_runs_at_any_depth_in_every_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    here, me = ProcessHost.here(), os.getpid()
+    here, me = ProcessHost.own(), os.getpid()
     for name, state, pid in (("a", "finished", 1), ("b/c", "running", me), ("d", "running", 1 << 22)):
         folder = make_run(tmp_path / name)
         write(folder, Status(state, 1000, 1000, "2 workers", 9, here, pid, pid_start(pid), 0.0))
@@ -45,7 +45,7 @@ def test_a_run_that_died_at_once_is_at_its_newest_checkpoint(
     for name, state in (("died", "running"), ("stopped", "stopped")):
         (tmp_path / name / "checkpoints").mkdir(parents=True)
         (tmp_path / name / "metrics.jsonl").touch()
-        write(tmp_path / name, Status(state, 0, 100, "1 worker", 1, ProcessHost.here(), 1 << 22, "", 0.0))  # type: ignore[arg-type]
+        write(tmp_path / name, Status(state, 0, 100, "1 worker", 1, ProcessHost.own(), 1 << 22, "", 0.0))  # type: ignore[arg-type]
         for checkpoint in ("step-0000000040", "step-0000000030", "step-0000000050-1f-0-of-2"):  # the last holds a part
             (tmp_path / name / "checkpoints" / f"{checkpoint}.h5").touch()
     rows = table(capsys, tmp_path)

@@ -73,7 +73,7 @@ def test_a_heartbeat_lives_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     step = 5
     heart = Heartbeat(tmp_path, "1 worker", 100, lambda: step)
     first = read(tmp_path)
-    assert first is not None and (first.state, first.step, first.host) == ("running", 5, ProcessHost.here())
+    assert first is not None and (first.state, first.step, first.host) == ("running", 5, ProcessHost.own())
     assert states([tmp_path]) == {tmp_path: "running"}
     step = 7
     deadline = time.monotonic() + 10

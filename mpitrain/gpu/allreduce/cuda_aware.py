@@ -12,7 +12,7 @@ import numpy as np
 from ...comm.hierarchy import Hierarchy
 from ...comm.mpi import MPI, mpi_type
 from ...core.layout import Array
-from ...core.ranges import Bucket, aligned_part
+from ...core.ranges import Bucket, aligned_range
 from .. import ops as launch
 from ..device import Gpu
 from .transport import TransportUnavailable, agree
@@ -31,7 +31,7 @@ class CudaAwareTransport:
         self._gpu, self._vector = gpu, vector
         self._type = mpi_type(vector.dtype)
         n, rank = self._comm.size, self._comm.rank
-        self._parts = [[aligned_part(lo, hi, worker, n) for worker in range(n)] for lo, hi in buckets]
+        self._parts = [[aligned_range(lo, hi, worker, n) for worker in range(n)] for lo, hi in buckets]
         with gpu.activate():
             self._in_order = gpu.copy_of(np.arange(n))
             self._received = [gpu.empty((n, _length(parts[rank])), vector.dtype) for parts in self._parts]

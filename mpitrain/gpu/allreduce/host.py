@@ -16,7 +16,7 @@ from ...comm.phase_barrier import PhaseBarrier
 from ...comm.shared_memory import SharedArrays, row_stride
 from ...core.kernels import sum_in_place, sum_rows
 from ...core.layout import Array
-from ...core.ranges import Bucket, aligned_part
+from ...core.ranges import Bucket, aligned_range
 from ..device import Gpu
 from ..stream import Stream
 
@@ -127,7 +127,7 @@ class HostTransport:
         hierarchy = self._hierarchy
         lo, hi = self._chunks[chunk]
         if hierarchy.n_nodes == 1:
-            lo, hi = aligned_part(lo, hi, hierarchy.node.rank, hierarchy.node.size)
+            lo, hi = aligned_range(lo, hi, hierarchy.node.rank, hierarchy.node.size)
             # The last step's sums have been copied by all ranks: otherwise not all would have copied this chunk.
             sum_rows(self._rows, self._in_order, lo, hi, 1.0, self._sums[lo:hi])
             self._summed.publish(self._phase + chunk + 1)
@@ -150,6 +150,6 @@ def _chunks(buckets: Sequence[Bucket], most: int) -> tuple[list[tuple[int, int]]
     last: list[int] = []
     for lo, hi in buckets:
         parts = -(-(hi - lo) // most)
-        chunks += filter(lambda ends: ends[0] < ends[1], (aligned_part(lo, hi, i, parts) for i in range(parts)))
+        chunks += filter(lambda ends: ends[0] < ends[1], (aligned_range(lo, hi, i, parts) for i in range(parts)))
         last.append(len(chunks))
     return chunks, last

@@ -14,7 +14,7 @@ import numpy as np
 from ...comm.hierarchy import Hierarchy
 from ...comm.phase_barrier import PhaseBarrier
 from ...core.layout import Array
-from ...core.ranges import Bucket, aligned_part
+from ...core.ranges import Bucket, aligned_range
 from ...errors import DeviceError
 from .. import ops as launch
 from ..device import Gpu
@@ -35,7 +35,7 @@ class IpcTransport:
         with gpu.activate():
             self._agree(hierarchy, self._open())
             self._in_order = gpu.copy_of(np.arange(node.size))
-            self._parts = [[aligned_part(lo, hi, rank, node.size) for rank in range(node.size)] for lo, hi in buckets]
+            self._parts = [[aligned_range(lo, hi, rank, node.size) for rank in range(node.size)] for lo, hi in buckets]
             longest = max(hi - lo for parts in self._parts for lo, hi in parts)
             self._rows = gpu.empty((node.size, longest), vector.dtype)
         self._barrier = PhaseBarrier(hierarchy.shared, hierarchy.cores)

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from ...core.layout import Array
-from ...core.ranges import aligned_part
+from ...core.ranges import aligned_range
 from ..base import StepResult, Wrap
 from .client import PsStrategy
 from .coordinator import DROPPED
@@ -116,7 +116,7 @@ class BackupOnOneNode(PsStrategy):
     def _update(self, place: int, order: Array, step: int) -> None:
         rows, updater = self._store.rows, self._updater
         assert rows is not None
-        lo, hi = aligned_part(0, self._plan.layout.size, place, len(order))
+        lo, hi = aligned_range(0, self._plan.layout.size, place, len(order))
         if not updater.needs_sums:
             updater.update(lo, hi, rows, step, order=order)
             return
