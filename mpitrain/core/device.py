@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .layout import Array, Shape
+from .renamed import Renamed
 
 
 class ConvolutionShape(NamedTuple):
@@ -75,6 +76,7 @@ class Cpu:
     compute_dtype: np.dtype[Any] | None = None
     kernels: Any = None
     convolutions: Any = None
+    apart, narrow, form = Renamed("is_gpu"), Renamed("compute_dtype"), Renamed("dispatch")
     # A block of windows is written and then read by products. Measured with 1 MiB of L2: smaller blocks have visible
     # call overhead, larger ones are not faster.
     block_bytes: int = 1 << 20

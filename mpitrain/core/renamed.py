@@ -1,4 +1,4 @@
-"""Names of version 0.1 that job files may still use; each use emits a ``DeprecationWarning``."""
+"""Names of version 0.1 that job files may still use; each use emits a ``FutureWarning``, shown by default."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ def class_option(cls: type, new: str, old: str) -> bool:
     """Return a boolean that the class itself sets under its current or former name; False if it sets neither."""
     own = vars(cls)
     if old in own and not isinstance(own[old], Renamed):
-        warn(f"{cls.__name__}.{old}", new)
+        warn(f"{cls.__name__}.{old}", new, stacklevel=4)
         return bool(own[old])
     return bool(own.get(new, False))
 
 
-def warn(old: str, new: str) -> None:
-    """Warn about a former name."""
-    warnings.warn(f"{old} is now called {new}", DeprecationWarning, stacklevel=3)
+def warn(old: str, new: str, stacklevel: int = 3) -> None:
+    """Warn about a former name, at the line that uses it."""
+    text = f"{old} of version 0.1 is now called {new}; the former name will be removed"
+    warnings.warn(text, FutureWarning, stacklevel=stacklevel)

@@ -18,6 +18,7 @@ from cupy.cuda import runtime
 from cupy_backends.cuda.libs import cublas
 
 from ..core.layout import Array, Shape
+from ..core.renamed import Renamed
 from ..errors import DeviceError
 from . import ops as launch
 from .cpu_fallback import CpuFallback
@@ -65,6 +66,7 @@ class Gpu:
     is_gpu: bool = True
     xp: Any = cupy
     kernels: Any = launch
+    apart, narrow, form = Renamed("is_gpu"), Renamed("compute_dtype"), Renamed("dispatch")
     block_bytes: int = _WINDOW_BYTES
     say: Callable[[str], None] = staticmethod(lambda line: None)
 

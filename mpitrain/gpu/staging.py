@@ -23,6 +23,7 @@ class StagingBuffer:
         index: Index among the buffers for batches of the same size.
         examples, labels, position: Host arrays.
         device_arrays: The same three arrays on the GPU.
+        nbytes: Bytes on the GPU.
     """
 
     def __init__(self, gpu: Gpu, index: int, count: int, split: Split) -> None:
@@ -30,8 +31,9 @@ class StagingBuffer:
         parts += [((count, *split.label_shape), split.label_dtype), ((count, *split.shape), split.dtype)]
         nbytes = sum(_room(*part) for part in parts)
         self.index = index
-        self.activate, self._device_block = pinned((nbytes,), np.uint8), gpu.empty((nbytes,), np.uint8)
-        self.position, self.labels, self.examples = _cut(self.activate, parts)
+        self.nbytes = nbytes
+        self._host_block, self._device_block = pinned((nbytes,), np.uint8), gpu.empty((nbytes,), np.uint8)
+        self.position, self.labels, self.examples = _cut(self._host_block, parts)
         position, labels, examples = _cut(self._device_block, parts)
         self.device_arrays = examples, labels, position
         self._copied: Any = None
@@ -41,7 +43,7 @@ class StagingBuffer:
     def copy_to_device(self, copying: Stream, computing: Stream) -> None:
         """Copy the batch once the GPU no longer uses the previous one; later computations wait for the copy."""
         copying.wait_event(self._used)
-        copying.copy_to_device(self.activate, self._device_block)
+        copying.copy_to_device(self._host_block, self._device_block)
         self._copied = copying.record(self._copied)
         computing.wait_event(self._copied)
 
@@ -87,7 +89,7 @@ class BatchStager:
     @property
     def nbytes(self) -> int:
         """Bytes of GPU memory in use."""
-        return sum(buffer.activate.nbytes for buffers in self._buffers.values() for buffer in buffers)
+        return sum(buffer.nbytes for buffers in self._buffers.values() for buffer in buffers)
 
     def _next(self, count: int) -> StagingBuffer:
         buffers = self._buffers.get(count)

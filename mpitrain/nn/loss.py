@@ -9,7 +9,7 @@ import numpy as np
 from ..core.device import CPU, Device
 from ..core.kernels import kernel, reduction
 from ..core.layout import Array, Shape
-from ..core.renamed import class_option
+from ..core.renamed import Renamed, class_option
 from ..errors import JobError
 
 
@@ -29,6 +29,7 @@ class Loss:
     device: Device = CPU
     scale: Array | None = None
     supports_amp = False
+    mixed = Renamed("supports_amp")
 
     def __init_subclass__(cls) -> None:
         """Reset ``supports_amp`` in classes that override a method; they must declare support themselves."""

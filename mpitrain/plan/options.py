@@ -28,6 +28,8 @@ PATH = click.Path(path_type=Path)
 
 def option(*names: str, help: str, **attributes: Any) -> click.Option:
     """Return the option with these names; ``attributes`` are those of ``click.Option``."""
+    if not attributes.get("is_flag"):
+        attributes.setdefault("default", () if attributes.get("multiple") else None)
     return click.Option(list(names), help=help, **attributes)
 
 

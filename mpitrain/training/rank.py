@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,8 @@ def run_rank(parse: Callable[[], TrainRequest]) -> NoReturn:
     rank_status = _register_rank()
     try:
         cluster = Cluster()
+        if cluster.rank:
+            warnings.simplefilter("ignore", FutureWarning)  # rank 0 shows those that the job file causes
         with cluster.agree("reading the command line and the job file"):
             request = parse()
         if _train(cluster, request, rank_status):

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
+from mpitrain.cli.main import main
 from mpitrain.comm.mpi import is_foreign_launcher
 from mpitrain.errors import ConfigError
 from mpitrain.launcher.allocation import allocated_ranks
@@ -24,6 +25,8 @@ from mpitrain.launcher.batch.submit import submit_options
 from mpitrain.launcher.batch.sweep import Point, combinations
 from mpitrain.launcher.hosts import Host, assign_ranks, read_hostfile
 from mpitrain.plan.options import CommaSeparated, options_of
+
+from ..support.launch import JOBS
 
 HOSTILE = ["a b", "it's", 'a"b', "$(touch pwned)", "`touch pwned`", "a'; touch pwned #", "a\nb", "a\\b", "*", "-x", "ü"]
 HOSTILE += ["a\n'\\b\x7fé"]
@@ -446,3 +449,31 @@ def test_a_refusal_is_one_line_with_a_mend() -> None:
 )
 def test_launchers_and_libraries(environ: dict[str, str], library: str, another: bool) -> None:
     assert is_foreign_launcher(environ, library) == another
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "command"),
+    [
+        ((), "#SBATCH --job-name=small", "-m mpitrain run "),
+        (("--launcher", "srun"), "#SBATCH --job-name=small", "srun --mpi="),
+        (("--ps-nodes", "1", "--mode", "async", "--ps", "1"), "#SBATCH --job-name=small", "srun --mpi="),
+        (("--sweep", "hidden_units=1,2"), "#SBATCH --job-name=small", "-m mpitrain run "),
+        (("--scheduler", "pbs"), "#PBS -N small", "-m mpitrain run -n 2 "),
+        (("--scheduler", "lsf"), '#BSUB -J "small"', "-m mpitrain run -n 2 "),
+    ],
+    ids=str,
+)
+def test_the_script_that_the_command_prints(
+    flags: tuple[str, ...], name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """The flags that are not given reach the script as absent, whatever click uses for them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ["submit", "--dry-run", "--nodes", "2", *flags]
+    job = str(JOBS / "small.py")
+    assert main([*words, job]) == 0
+    script = capsys.readouterr().out
+    assert name in script.splitlines()
+    assert command in script
+    assert "Sentinel" not in script
+    assert "None" not in script

@@ -29,20 +29,8 @@ _ADVICE = (
     ("dependency", "squeue lists the existing jobs"),
 )
 _FORGOTTEN = "no longer known to Slurm"
-_OVER = frozenset(
-    [
-        "COMPLETED",
-        "FAILED",
-        "CANCELLED",
-        "TIMEOUT",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "BOOT_FAIL",
-        "DEADLINE",
-        "PREEMPTED",
-        "REVOKED",
-    ]
-) | {_FORGOTTEN}
+_STATES = "COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL OUT_OF_MEMORY BOOT_FAIL DEADLINE PREEMPTED REVOKED"
+_OVER = frozenset([*_STATES.split(), _FORGOTTEN])
 _POLL_S = 1.0
 _ASK_S = 5.0  # between two queries, to limit the load on the controller
 
