@@ -1,6 +1,6 @@
 """Training on many MPI ranks: what a job file imports.
 
-Each name is imported when it is first used: the command line answers, and hears signals, before NumPy and Numba
+Each name is imported when it is first used: the command line answers, and handles signals, before NumPy and Numba
 are loaded.
 """
 

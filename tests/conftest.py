@@ -28,7 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = set(getattr(item, "fixturenames", ()))
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         with_mpi = folder in _MPI_FOLDERS and item.get_closest_marker("quick") is None
-        needs_more = fixtures & _FULL_FIXTURES or "mpich" in parameters.values()
+        needs_more = fixtures & _FULL_FIXTURES or any(
+            isinstance(value, str) and value == "mpich" for value in parameters.values()
+        )
         if with_mpi or needs_more or folder in _FULL_FOLDERS or "gpu" in (folder, inner):
             item.add_marker(pytest.mark.full)
         if "library" in fixtures:

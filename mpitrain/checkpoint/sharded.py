@@ -30,7 +30,7 @@ from .state import contents
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardSpec:
     """Identifies the shard that a node writes.
 
     Attributes:
@@ -52,7 +52,13 @@ class ShardedWriter:
     """
 
     def __init__(
-        self, folder: Path, layout: Layout, seed: int, about: Mapping[str, Any], compression: Compression, shard: Shard
+        self,
+        folder: Path,
+        layout: Layout,
+        seed: int,
+        about: Mapping[str, Any],
+        compression: Compression,
+        shard: ShardSpec,
     ) -> None:
         self._folder, self._layout, self._seed, self._about = folder, layout, seed, about
         self._compression, self._shard = compression, shard
@@ -111,7 +117,7 @@ class ShardedWriter:
         return self._path.with_name(f"{self._path.stem}-{shard.token}-{index + 1}-of-{shard.count}.h5")
 
 
-def rows_of_shard(arrays: Mapping[str, tuple[int, int]], shard: Shard) -> dict[str, tuple[int, int]]:
+def rows_of_shard(arrays: Mapping[str, tuple[int, int]], shard: ShardSpec) -> dict[str, tuple[int, int]]:
     """Return the rows of each array in a shard: those that begin in its share of all bytes, in array order.
 
     Args:

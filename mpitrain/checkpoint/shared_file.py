@@ -33,7 +33,7 @@ from .digest import Digest, bytes_of
 from .directory import path_for, shard_paths
 from .disk import flush_folder, make_folder
 from .manifest import Manifest, Range
-from .sharded import Shard, rows_of_shard
+from .sharded import ShardSpec, rows_of_shard
 from .state import contents
 
 _BLOCK_BYTES = 1 << 20  # per write: stays in the cache after its digest; longer writes block other nodes
@@ -171,7 +171,7 @@ class SharedFileWriter:
     def _share(self, node: int) -> dict[str, tuple[int, int]]:
         """Return the rows of each array that a node writes: first and last (exclusive). A scalar counts as one row."""
         sizes = {name: (_rows(array), array.nbytes // _rows(array)) for name, array in self._arrays.items()}
-        return rows_of_shard(sizes, Shard(node, self._group.size, ""))
+        return rows_of_shard(sizes, ShardSpec(node, self._group.size, ""))
 
     def _check_access(self) -> None:
         """Open the file, to find missing permissions before the collective open."""

@@ -107,7 +107,7 @@ def _checkpoints(path: Path) -> list[Path]:
     from .. import checkpoint
 
     if not path.exists():
-        raise CheckpointError(f"{path}: no such checkpoint or run directory")
+        raise CheckpointError(f"{path} does not exist; give a checkpoint or a run directory")
     if not path.is_dir():
         return [path]
     found = [*checkpoint.steps(path).values()] or [*checkpoint.steps(path / "checkpoints").values()]

@@ -53,8 +53,8 @@ class Codec:
             exact, back = self._exact[:count], self._back[:count]
             np.add(vector[part], residual[part], out=exact)
             with np.errstate(over="ignore"):
-                self._narrow(exact, out[part])
-            self._widen(out[part], back)
+                self._downcast(exact, out[part])
+            self._upcast(out[part], back)
             if _update_residual(exact, back, residual[part]):
                 largest = np.abs(exact[np.isfinite(exact)]).max()
                 raise ConfigError(
@@ -65,17 +65,17 @@ class Codec:
     def decode(self, wire: Array, out: Array) -> None:
         """Decode ``wire`` into ``out``, in the vectors' type; both have shape (n,)."""
         for part in _blocks(len(wire)):
-            self._widen(wire[part], out[part])
+            self._upcast(wire[part], out[part])
 
-    def _widen(self, wire: Array, out: Array) -> None:
+    def _upcast(self, wire: Array, out: Array) -> None:
         if not self._is_bfloat16:
             np.copyto(out, wire)
             return
         single = self._single[: len(wire)]
-        _widen_bfloat16(wire, single.view(np.uint32))
+        _upcast_bfloat16(wire, single.view(np.uint32))
         np.copyto(out, single)
 
-    def _narrow(self, exact: Array, out: Array) -> None:
+    def _downcast(self, exact: Array, out: Array) -> None:
         if self._is_bfloat16:
             single = self._single[: len(exact)]
             np.copyto(single, exact, casting="same_kind")
@@ -101,7 +101,7 @@ def _update_residual(exact: Array, back: Array, residual: Array) -> bool:
 
 
 @kernel
-def _widen_bfloat16(wire: Array, bits: Array) -> None:
+def _upcast_bfloat16(wire: Array, bits: Array) -> None:
     for i in range(bits.size):
         bits[i] = np.uint32(wire[i]) << np.uint32(16)
 

@@ -23,7 +23,9 @@ def find(folder: Path, names: Sequence[str]) -> list[Path]:
         DataError: A file is missing; the message names it and all required files.
     """
     if not folder.is_dir():
-        raise DataError(f"no folder {folder}; must contain {', '.join(names)}, each optionally with .gz")
+        raise DataError(
+            f"folder {folder} does not exist; give a folder with {', '.join(names)}, each optionally with .gz"
+        )
     return [_find(folder, name, names) for name in names]
 
 

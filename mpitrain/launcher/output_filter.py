@@ -99,9 +99,9 @@ class LauncherFilter:
             shown, self._line, self._passing = self._line, b"", True
             return shown
         line, self._line = self._line, b""
-        return self._judge(line)
+        return self._classify(line)
 
-    def _judge(self, line: bytes) -> bytes:
+    def _classify(self, line: bytes) -> bytes:
         if line.rstrip() in _RULES:
             if self._block is None:
                 self._block = [line]

@@ -25,20 +25,7 @@ from ..core.layout import Array
 
 TRACE = "trace.json"
 # ``step`` is the part of a step that no other kind covers.
-KINDS = (
-    "step",
-    "load",
-    "forward",
-    "backward",
-    "update",
-    "average",
-    "push",
-    "pull",
-    "wait",
-    "serve",
-    "save",
-    "validate",
-)
+KINDS = tuple("step load forward backward update average push pull wait serve save validate".split())
 _STEP, _WAIT = KINDS.index("step"), KINDS.index("wait")
 _SPANS_A_STEP = 32  # sets the array size; if steps have more spans, fewer steps are kept
 

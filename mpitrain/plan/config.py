@@ -101,10 +101,11 @@ class RunConfig:
     save_compression: Literal["none", "gzip"] = _option("none", "Compression of checkpoints.")
     save_background: bool = _option(True, "Write checkpoints in the background, from a copy of the state.")
     save_per_node: bool | None = _option(
-        None, "sync, local: each node writes its own shard of a checkpoint.  [default: if the state has 1 GiB or more]"
+        None,
+        "sync, local: each node writes a shard of the checkpoint.  [default: on several nodes, from 1 GiB of state]",
     )
     save_one_file: bool | None = _option(
-        None, "sync, local: all nodes write their shards into one shared file.  [default: if h5py has parallel HDF5]"
+        None, "sync, local: all nodes write their shards into one shared file.  [default: if HDF5 is parallel]"
     )
     time_limit: float | None = _option(
         None, "Save and exit before S seconds have passed; Slurm's limit (SLURM_JOB_END_TIME) always applies.", "S"
@@ -162,7 +163,7 @@ class RunConfig:
             given = flag("no_" + name if getattr(self, name) is False else name)
             if getattr(self, name) != RunConfig.__dataclass_fields__[name].default and self.mode not in modes:
                 raise ConfigError(
-                    f"{given} requires --mode {' or '.join(modes)}, but the mode is {self.mode}; "
+                    f"{given} requires --mode {', '.join(modes)}, but the mode is {self.mode}; "
                     f"remove {given} or change --mode"
                 )
         if self.ps_hosts is not None and len(self.ps_hosts) > self.ps:

@@ -14,7 +14,7 @@ class TrainingLoop(Protocol):
     Attributes:
         cluster: The ranks: ``cluster.chief`` is True on the worker that prints and writes files; ``cluster.workers`` is
             the workers' communicator.
-        step: Steps done; in the served modes by all workers combined.
+        step: Steps done; in the parameter-server modes by all workers combined.
         data_cursor: Examples that all workers combined have consumed from the stream of examples.
         train_steps: The step at which training ends.
         step_examples: Examples per step, over all gradients that the step uses.
@@ -76,8 +76,8 @@ class Hook:
     def after_step(self, loop: TrainingLoop) -> None:
         """Called after every step of this worker.
 
-        ``loop.step`` counts the steps done, in the served modes by all workers combined; ``loop.loss`` is the mean loss
-        of the last one.
+        ``loop.step`` counts the steps done, in the parameter-server modes by all workers combined; ``loop.loss`` is the
+        mean loss of the last one.
         """
 
     def end(self, loop: TrainingLoop) -> None:

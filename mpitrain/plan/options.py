@@ -39,7 +39,7 @@ class NearestChoice(click.Choice[str]):
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         message = super().get_invalid_choice_message(value, ctx)
         near = nearest(str(value), [str(choice) for choice in self.choices])
-        return f"{message} Did you mean {near}?" if near else message
+        return f"{message} Did you mean {near!r}?" if near else message
 
 
 class CommaSeparated(click.ParamType):  # type: ignore[type-arg, unused-ignore]

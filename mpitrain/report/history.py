@@ -142,7 +142,9 @@ def open_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise RecordError(f"{folder}: no such directory; give a run directory, such as runs/JOB-TIME")
     if not is_run(folder):
-        raise RecordError(f"{folder} is not a run directory: it contains neither {CONFIG} nor {METRICS}")
+        raise RecordError(
+            f"{folder} is not a run directory: it has neither {CONFIG} nor {METRICS}; mpitrain runs lists runs"
+        )
     return Run(folder, _read_config(folder / CONFIG))
 
 

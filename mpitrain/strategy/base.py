@@ -103,8 +103,8 @@ class Strategy(Protocol):
         """Pause all workers at a later step; chief only, and only without lockstep: ``next`` then returns PAUSE."""
 
     def pause_soon(self) -> None:
-        """Ask the workers to reach a step at which a checkpoint can be taken; chief only. ``paused`` tells when they
-        have, in lockstep; otherwise ``next`` does."""
+        """Ask the workers to reach a step at which a checkpoint can be taken; chief only. In lockstep
+        ``paused`` returns whether they have; otherwise ``next`` does."""
 
     def next(self) -> WorkItem | Turn:
         """Return what to do next; may block."""

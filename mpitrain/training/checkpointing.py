@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import checkpoint
 from ..checkpoint import shared_file
-from ..checkpoint.sharded import Shard, ShardedWriter
+from ..checkpoint.sharded import ShardedWriter, ShardSpec
 from ..checkpoint.shared_file import SharedFileWriter
 from ..checkpoint.writer import CheckpointWriter
 from ..comm.cluster import Cluster, Group
@@ -155,7 +155,7 @@ class ShardedCheckpointing:
         self._awaited = False  # shards are being written, or it is not yet known whether all were
         if leaders.member:
             self._hosts = leaders.gather(group.host)
-            config, shard = plan.config, Shard(leaders.rank, leaders.size, token)
+            config, shard = plan.config, ShardSpec(leaders.rank, leaders.size, token)
             self._writer: ShardedWriter | SharedFileWriter
             if in_one_file:
                 self._writer = SharedFileWriter(folder, plan.layout, config.seed, about, self._team)

@@ -45,8 +45,8 @@ class InitialStateLoader:
         Raises:
             CheckpointError: On every rank: all checkpoints are damaged, or the newest intact one does not fit.
         """
-        reached = self._resume(vectors) if self._resume_plan.resume else self._initialize(vectors)
-        found: Progress = self._cluster.comm.bcast(reached, root=root)
+        progress = self._resume(vectors) if self._resume_plan.resume else self._initialize(vectors)
+        found: Progress = self._cluster.comm.bcast(progress, root=root)
         return found
 
     def _resume(self, vectors: dict[str, Array] | None) -> Progress:
@@ -64,8 +64,8 @@ class InitialStateLoader:
             )
             none.on_all_ranks = True
             raise none
-        self.resumed, reached = found
-        return reached
+        self.resumed, progress = found
+        return progress
 
     def _read(self, path: Path, vectors: dict[str, Array] | None) -> Progress:
         """Fill the vectors from a checkpoint.
@@ -73,12 +73,12 @@ class InitialStateLoader:
         Raises:
             DamagedCheckpoint: On every rank: one of them found the checkpoint damaged.
         """
-        reached = Progress(0, 0, {})
+        progress = Progress(0, 0, {})
         with self._cluster.agree("reading a checkpoint"):
             if vectors is not None:
                 _clear(vectors)  # also removes values read from a damaged checkpoint
-                reached = checkpoint.read(path, self._plan.layout, vectors, self._plan.config.seed)
-        return reached
+                progress = checkpoint.read(path, self._plan.layout, vectors, self._plan.config.seed)
+        return progress
 
     def _initialize(self, vectors: dict[str, Array] | None) -> Progress:
         plan, init_from = self._plan, self._resume_plan.init_from

@@ -15,7 +15,7 @@ _PACKAGES = """
     mpitrain mpi4py numpy numba llvmlite h5py click docstring-parser rich threadpoolctl tomli-w tensorboardX
     cupy-cuda12x cupy-cuda13x nvidia-cublas nvidia-cublas-cu12 nvidia-cudnn-cu12 nvidia-cudnn-cu13
     nvidia-cudnn-frontend nvidia-nccl-cu12 nvidia-nccl-cu13
-""".split()  # noqa: SIM905
+""".split()
 
 
 def versions() -> dict[str, str]:

@@ -68,7 +68,7 @@ def test_what_does_not_verify_is_told_in_a_line(run_dir: Path, command: list[str
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["verify", "nowhere"], "nowhere: "),
+        (["verify", "nowhere"], "nowhere "),
         (["inspect", "."], "mpitrain: . "),
         (["export", "run", "--to", "onnx"], "'onnx' is not one of"),
         (["export", "run", "--to", "npz", "--dtype", "bfloat16"], "--to npz "),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint.sharded import Shard, ShardedWriter, rows_of_shard
+from mpitrain.checkpoint.sharded import ShardedWriter, ShardSpec, rows_of_shard
 from mpitrain.core.layout import Array, Layout
 from mpitrain.errors import CheckpointError, DamagedCheckpoint
 
@@ -34,7 +34,7 @@ def write(
 ) -> Path:
     compression = "gzip" if gzip else "none"
     writers = [
-        ShardedWriter(folder, LAYOUT, 0, {"mode": "sync"}, compression, Shard(index, count, token))  # type: ignore[arg-type]
+        ShardedWriter(folder, LAYOUT, 0, {"mode": "sync"}, compression, ShardSpec(index, count, token))  # type: ignore[arg-type]
         for index in range(count)
     ]
     for writer in writers:
@@ -87,7 +87,7 @@ def test_h5dump_sees_whole_arrays(tmp_path: Path) -> None:
 def test_parts_are_of_equal_size(tmp_path: Path) -> None:
     arrays = {"a": (1000, 8), "b": (3, 4000), "c": (1, 4)}
     for count in (1, 2, 3, 7):
-        shards = [rows_of_shard(arrays, Shard(index, count, "")) for index in range(count)]
+        shards = [rows_of_shard(arrays, ShardSpec(index, count, "")) for index in range(count)]
         for name, (rows, _) in arrays.items():
             held = [shard[name] for shard in shards if name in shard]
             assert [lo for lo, _ in held] == [0, *(hi for _, hi in held[:-1])]
@@ -125,7 +125,7 @@ def test_a_part_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_parts_alone_are_no_checkpoint_and_go(tmp_path: Path) -> None:
-    writer = ShardedWriter(tmp_path, LAYOUT, 0, {}, "none", Shard(0, 2, "0a"))
+    writer = ShardedWriter(tmp_path, LAYOUT, 0, {}, "none", ShardSpec(0, 2, "0a"))
     writer.write(state(), 5, 10)
     assert not checkpoint.steps(tmp_path)
     with pytest.raises(OSError, match="2-of-2"):

@@ -72,6 +72,8 @@ class Resources:
             seconds_of(self.time)
         if self.mem is not None and self.mem_per_cpu is not None:
             raise ConfigError("--mem and --mem-per-cpu are both given; remove one")
+        if self.gpus is not None and self.gpus_per_node is not None:
+            raise ConfigError("--gpus and --gpus-per-node are both given; remove one")
         if self.ps_nodes and self.array is not None:
             raise ConfigError("--ps-nodes (a heterogeneous job) cannot be combined with --array; remove one")
 
