@@ -72,7 +72,7 @@ def test_backup_takes_the_first_and_drops_the_rest():
     assert [turn[:2] for turn in turns] == [(0, 0), (1, 0), (2, 0)]
     places = [coordinator.admit(worker, turns[worker][0], 0, 1.0, 8) for worker in (2, 0, 1)]
     assert places == [0, 1, DROPPED]
-    assert coordinator.next(1)[:2] == (3, 1), "the dropped worker goes on with the next step"
+    assert coordinator.next(1)[:2] == (3, 1), "the dropped worker continues with the next step"
     assert [account.dropped for account in coordinator.state().worker_stats] == [0, 1, 0]
 
 

@@ -42,7 +42,7 @@ class Hosts:
         return ["ip", "netns", "exec", f"{self.prefix}1", *inside]
 
     def run(self, python: Path, ranks: list[int], *words: str | Path) -> list[str]:
-        """The command line of ``mpitrain run WORDS`` with so many ranks on each host."""
+        """The command line of ``mpitrain run WORDS`` with the given number of ranks per host."""
         hosts = ",".join(f"{self.net}.{i}:{n}" for i, n in enumerate(ranks, 1))
         start = [*self.on_first(), str(python), "-m", "mpitrain", "run", "--hosts", hosts]
         return [*start, "--remote-agent", str(AGENT), "--network", f"{self.net}.0/24", *map(str, words)]

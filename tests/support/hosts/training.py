@@ -26,7 +26,7 @@ class Hosts:
     def start(
         self, ranks: list[int], job: Path, *flags: str | Path, timeout: float = 90, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """``mpitrain train JOB FLAGS`` with so many ranks on each host, started from the first."""
+        """``mpitrain train JOB FLAGS`` with the given number of ranks per host, started from the first host."""
         words = [str(self.network.python), "-m", "mpitrain", "train", str(job), *map(str, flags)]
         environment = {**self.network.environment, **(env or {})}
         return run(self.network.launch(ranks, words), timeout=timeout, env=environment, cwd=ROOT)

@@ -14,7 +14,7 @@ from .cluster import Cluster
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job that was submitted, and what its user was told."""
+    """A submitted job and the output of the command that submitted it."""
 
     number: str
     run_dir: Path
