@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from .support.results import alone
 from .support.simulated_gpus import driver, library, simulated
 
 __all__ = ["alone", "driver", "library", "simulated"]
+
+# Child processes inherit an ignored SIGHUP, which nohup and some CI runners set; tests of signals need the default.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 # What a test needs that a machine with only Python and make does not have, by fixture.
