@@ -87,6 +87,13 @@ def peer(python: str, library: str, what: str, path: Path, side: int) -> float:
     return float(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
 
 
+def save(path: Path, layout: Layout, vectors: dict[str, np.ndarray]) -> None:
+    if hasattr(checkpoint, "Snapshot"):
+        checkpoint.write(path, layout, checkpoint.Snapshot(vectors, 5, 0), 0, {})
+    else:  # version 0.1, as a baseline
+        checkpoint.write(path, layout, vectors, 5, 0, 0, {})
+
+
 def one_round(
     folder: Path, layout: Layout, side: int, vectors: dict[str, np.ndarray], python: str | None
 ) -> dict[str, float]:
@@ -97,7 +104,7 @@ def one_round(
         path.unlink()
     os.sync()
     found["plain write"] = timed(lambda: plain_write(plain, vectors))
-    found["save"] = timed(lambda: checkpoint.write(ours, layout, vectors, 5, 0, 0, {}))
+    found["save"] = timed(lambda: save(ours, layout, vectors))
     forget(plain)
     found["plain read"] = timed(lambda: plain_read(plain, vectors))
     forget(ours)

@@ -77,12 +77,12 @@ def measure(mib: float, rounds: int) -> None:
             else:
                 for _ in range(5):
                     began = time.perf_counter()
-                    rpc.request(0, PUSH, [], grads)
+                    rpc.request(0, PUSH, vector=grads)
                     rpc.reply(0)
-                    rpc.request(0, PULL, [])
+                    rpc.request(0, PULL)
                     rpc.reply(0)
                     times[name].append(time.perf_counter() - began)
-                rpc.request(0, STOP, [])
+                rpc.request(0, STOP)
                 rpc.reply(0)
     if comm.rank == 1:
         # The time of a Put depends on its origin, so each rank reports its own.
@@ -125,7 +125,7 @@ def serve(rpc, params) -> None:
         for client, kind, _ in rpc.requests():
             if kind == PUSH:
                 rpc.mailbox(client)
-            rpc.respond(client, [], params if kind == PULL else None)
+            rpc.respond(client, vector=params if kind == PULL else None)
             if kind == STOP:
                 return
 

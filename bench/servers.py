@@ -28,8 +28,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     from mpitrain.plan.config import RunConfig
     from mpitrain.plan.placement import place
     from mpitrain.plan.plan import Plan
-    from mpitrain.plan.progress import Progress
-    from mpitrain.strategy.base import Turn
+    from mpitrain.plan.progress import ConsistentPoint, Progress
     from mpitrain.strategy.ps.server import Server
     from mpitrain.strategy.ps.store import Store
     from mpitrain.strategy.select import ps_strategy
@@ -50,6 +49,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
         workers=len(cluster.worker_ranks),
         batch=1,
         gradients_per_step=1,
+        validate_steps=len(cluster.worker_ranks),  # a pause after one step per worker, which touches all memory
     )
 
     def fill(vectors, root):
@@ -57,22 +57,19 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
             vectors["params"][:] = 0
         return Progress(0, 0, {})
 
-    store = Store(cluster, plan, fill, print)
+    store = Store(cluster, plan, fill)
     if cluster.is_server:
         Server(store).serve()
     else:
         strategy = ps_strategy(store)
         strategy.grads[:] = 1
-        strategy.pause_at(cluster.workers.size)  # warm up with one step per worker, which touches all memory
         began = 0.0
-        while (turn := strategy.take()) is not Turn.END:
-            if turn is Turn.PAUSE:
-                began = time.perf_counter()
-                strategy.pause_at(steps)
+        while (work := strategy.next()) is not None:
+            if isinstance(work, ConsistentPoint):
+                began = began or time.perf_counter()
                 continue
             strategy.begin(0.0)
             strategy.finish()
-        strategy.close()
         if cluster.chief:
             print((time.perf_counter() - began) / (steps - cluster.workers.size))
         cluster.comm.Ibarrier().Wait()

@@ -21,7 +21,7 @@ import numpy as np
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint import shared_file
-from mpitrain.checkpoint.sharded import Part, ShardedWriter
+from mpitrain.checkpoint.sharded import ShardedWriter, ShardSpec
 from mpitrain.comm.cluster import Cluster, Group
 from mpitrain.comm.mpi import MPI
 from mpitrain.comm.node_leaders import NodeLeaders
@@ -55,7 +55,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         folder = Path(cluster.comm.bcast(temporary, root=0))
         writers = {
-            "one shard per node": ShardedWriter(folder, layout, 0, {}, "none", Part(leaders.rank, leaders.size, "0a")),
+            "one shard per node": ShardedWriter(
+                folder, layout, 0, {}, "none", ShardSpec(leaders.rank, leaders.size, "0a")
+            ),
             "one shared file": shared_file.SharedFileWriter(folder, layout, 0, {}, leaders),
         }
         for _ in range(arguments.rounds):
@@ -65,7 +67,7 @@ def main() -> None:
                         path.unlink()
                 cluster.comm.Barrier()
                 began = time.perf_counter()
-                writer.write(vectors, 5, 0)
+                writer.write(checkpoint.Snapshot(vectors, 5, 0))
                 cluster.comm.Barrier()
                 if cluster.rank == 0:
                     writer.write_index()

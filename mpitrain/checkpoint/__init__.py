@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from .directory import Retention, first_intact, newest, path_for, remove_unfinished, shard_paths, steps, verify
 from .reader import Checkpoint
+from .snapshot import Snapshot
 from .state import Fit, load_matching, match_of, read, write
 
 __all__ = [
     "Checkpoint",
     "Fit",
     "Retention",
+    "Snapshot",
     "first_intact",
     "load_matching",
     "match_of",

@@ -26,6 +26,7 @@ from ..errors import DamagedCheckpoint
 from .container import Compression, write_container
 from .directory import path_for, shard_paths
 from .reader import Checkpoint
+from .snapshot import Snapshot
 from .state import contents
 
 
@@ -67,16 +68,14 @@ class ShardedWriter:
         self._shapes: dict[str, tuple[Shape, np.dtype[Any]]] = {}
         self._small: dict[str, Array] = {}
 
-    def write(
-        self, vectors: Mapping[str, Array], step: int, data_cursor: int, extra_state: Mapping[str, float] | None = None
-    ) -> None:
+    def write(self, snapshot: Snapshot) -> None:
         """Write this node's shard of a checkpoint; see ``state.write``. Local.
 
         Raises:
             OSError: The disk is full, or the directory cannot be written.
         """
-        arrays, attributes = contents(self._layout, vectors, step, data_cursor, extra_state, self._seed, self._about)
-        self._path, self._attributes = path_for(self._folder, step), attributes
+        arrays, attributes = contents(self._layout, snapshot, self._seed, self._about)
+        self._path, self._attributes = path_for(self._folder, snapshot.step), attributes
         # Arrays without rows are small, and are stored in the index.
         self._small = {name: array.copy() for name, array in arrays.items() if not array.shape or not array.size}
         cut = {name: array for name, array in arrays.items() if name not in self._small}

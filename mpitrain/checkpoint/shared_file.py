@@ -34,6 +34,7 @@ from .directory import path_for, shard_paths
 from .disk import flush_folder, make_folder
 from .manifest import Manifest, Range
 from .sharded import ShardSpec, rows_of_shard
+from .snapshot import Snapshot
 from .state import contents
 
 _BLOCK_BYTES = 1 << 20  # per write: stays in the cache after its digest; longer writes block other nodes
@@ -94,9 +95,7 @@ class SharedFileWriter:
         self._error: Exception | None = None
         self._all_ok = True
 
-    def write(
-        self, vectors: Mapping[str, Array], step: int, data_cursor: int, extra_state: Mapping[str, float] | None = None
-    ) -> None:
+    def write(self, snapshot: Snapshot) -> None:
         """Write a checkpoint without its manifest; see ``state.write``. Collective over the group.
 
         If it fails on some nodes, there is no checkpoint, and those nodes raise.
@@ -106,7 +105,7 @@ class SharedFileWriter:
         """
         digests: list[str] = []
         self._error, self._all_ok = None, True
-        self._phase(lambda: self._make_frame(vectors, step, data_cursor, extra_state))
+        self._phase(lambda: self._make_frame(snapshot))
         self._phase(self._check_access)
         self._phase(self._open)
         opened = self._all_ok
@@ -151,14 +150,12 @@ class SharedFileWriter:
             self._error = self._error or error
         self._all_ok = self._group.agree(int(self._error is not None))[0] == 0
 
-    def _make_frame(
-        self, vectors: Mapping[str, Array], step: int, data_cursor: int, extra_state: Mapping[str, float] | None
-    ) -> None:
+    def _make_frame(self, snapshot: Snapshot) -> None:
         """Lay out the file; on the first node, create it."""
-        arrays, attributes = contents(self._layout, vectors, step, data_cursor, extra_state, self._seed, self._about)
+        arrays, attributes = contents(self._layout, snapshot, self._seed, self._about)
         self._arrays = {name: array for name, array in arrays.items() if array.size}
         self._shares = [self._share(node) for node in range(self._group.size)]
-        self._path = path_for(self._folder, step)
+        self._path = path_for(self._folder, snapshot.step)
         self._partial = self._path.with_suffix(".partial")
         if self._group.rank == 0:
             make_folder(self._folder)

@@ -16,6 +16,7 @@ from ..errors import CheckpointError
 from ..plan.progress import Progress
 from .container import Compression, write_container
 from .reader import FORMAT, Checkpoint
+from .snapshot import Snapshot
 
 _EXTRA_STATE = "run/state"  # group whose attributes hold the extra state
 
@@ -23,13 +24,10 @@ _EXTRA_STATE = "run/state"  # group whose attributes hold the extra state
 def write(
     path: Path,
     layout: Layout,
-    vectors: Mapping[str, Array],
-    step: int,
-    data_cursor: int,
+    snapshot: Snapshot,
     seed: int,
     about: Mapping[str, Any],
     compression: Compression = "none",
-    extra_state: Mapping[str, float] | None = None,
 ) -> None:
     """Write a checkpoint durably; ``path`` is replaced atomically, or does not change.
 
@@ -38,35 +36,25 @@ def write(
     Args:
         path: The file to write.
         layout: The layout of the vectors.
-        vectors: Flat vectors, shape (layout.size,): ``params``, each slot, and ``average`` if there is one.
-            They must not change during the call.
-        step: Number of completed steps.
-        data_cursor: Number of examples taken from the endless stream.
+        snapshot: The state; its vectors must not change during the call.
         seed: The run's seed. With the data cursor it determines all randomness: the order of examples and dropout are
             functions of the two.
         about: Numbers, texts, and tables of these, to store: the options, the job's arguments, versions.
         compression: How to compress the values.
-        extra_state: Further state of the run; see ``strategy.base.Strategy``.
 
     Raises:
         OSError: The disk is full, or the directory cannot be written.
     """
-    write_container(path, *contents(layout, vectors, step, data_cursor, extra_state, seed, about), compression)
+    write_container(path, *contents(layout, snapshot, seed, about), compression)
 
 
 def contents(
-    layout: Layout,
-    vectors: Mapping[str, Array],
-    step: int,
-    data_cursor: int,
-    extra_state: Mapping[str, float] | None,
-    seed: int,
-    about: Mapping[str, Any],
+    layout: Layout, snapshot: Snapshot, seed: int, about: Mapping[str, Any]
 ) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
     """Return what ``write`` writes: arrays and attributes by path; the arrays are views of the vectors."""
     arrays: dict[str, Array] = {}
-    attributes: dict[str, dict[str, Any]] = {"/": _root(step, data_cursor, seed)}
-    for name, vector in vectors.items():
+    attributes: dict[str, dict[str, Any]] = {"/": _root(snapshot.step, snapshot.data_cursor, seed)}
+    for name, vector in snapshot.vectors.items():
         group = _group(name)
         attributes[group] = {}
         arrays |= {f"{group}/{entry}": view for entry, view in _kept(name, layout, vector).items()}
@@ -77,9 +65,9 @@ def contents(
             attributes[f"run/{name}"] = {key: _attribute(item) for key, item in value.items()}
         else:
             attributes["/"][name] = _attribute(value)
-    if extra_state:
-        attributes[_EXTRA_STATE] = dict(extra_state)
-    if "params" not in vectors:
+    if snapshot.extra_state:
+        attributes[_EXTRA_STATE] = dict(snapshot.extra_state)
+    if "params" not in snapshot.vectors:
         attributes = {name: values for name, values in attributes.items() if not name.startswith("params/")}
     return arrays, attributes
 

@@ -6,7 +6,7 @@ inter-node communicator, and each chunk into one owned range per node. Only the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from .cluster import Cluster
 from .mpi import MPI, mpi_type
 from .phase_barrier import PhaseBarrier
 from .shared_memory import SharedArrays, sharing_problem
+
+_log = logging.getLogger(__name__)
 
 
 class Hierarchy:
@@ -77,7 +79,7 @@ class Hierarchy:
             self.internode.Free()
 
 
-def hierarchy_of(cluster: Cluster, nbytes: int, share: bool, say: Callable[[str], None]) -> Hierarchy:
+def hierarchy_of(cluster: Cluster, nbytes: int, share: bool) -> Hierarchy:
     """Return the workers' hierarchy for about ``nbytes`` of vectors per node. Collective over the workers.
 
     If a node cannot share memory, or ``share`` is False, every rank counts as a separate node; the sums are the same,
@@ -88,7 +90,7 @@ def hierarchy_of(cluster: Cluster, nbytes: int, share: bool, say: Callable[[str]
         problem = next(filter(None, problems), "")
         if not problem:
             return Hierarchy(cluster.workers, cluster.training.node, cluster.cores)
-        say(f"ranks of a node cannot share memory and use messages instead: {problem}")
+        _log.info("ranks of a node cannot share memory and use messages instead: %s", problem)
     return Hierarchy(cluster.workers, cluster.self_comm, cluster.cores)
 
 

@@ -6,11 +6,13 @@ same way. A waiting rank polls its own memory and lets MPI progress. (Between no
 network, while a Get or Accumulate of many bytes reaches half of it or less.) ``MessageTransport`` sends the same by
 point-to-point messages, if windows are not available or make no progress.
 
-A header has a sequence number and a checksum in its last word, so that a partly written one is not accepted.
+A header has a sequence number, a kind, a *message* (a NumPy record of a dtype on which both ends agree) and a checksum
+in its last word, so that a partly written one is not accepted.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,8 +27,9 @@ from .backoff import Backoff
 from .compression import Codec
 from .mpi import MPI, mpi_type
 
-HEADER = 16  # words: sequence number, kind, arguments, checksum
-ARGUMENTS = HEADER - 3
+HEADER = 16  # words: sequence number, kind, message, checksum
+_MESSAGE = slice(2, HEADER - 1)
+EMPTY = np.zeros((), [])  # a message without fields
 
 Ranges = Sequence[tuple[int, int]]
 
@@ -79,19 +82,27 @@ class RpcTransport(Protocol):
     vector: Array
     rows: Array
 
-    def request(self, server: int, kind: int, arguments: Sequence[float], vector: Array | None = None) -> None:
+    def request(self, server: int, kind: int, message: Array = EMPTY, vector: Array | None = None) -> None:
         """Worker: send a request with the server's ranges of ``vector``, shape (size,); ``reply`` must follow.
 
         With ``Routes.precision`` the vector is rounded, and the rounding error is added to the next one.
 
-        Arguments are integers, or floats that are sent as their bits (see ``float_of``).
+        Args:
+            message: Shape (), a structured dtype of at most 104 bytes.
         """
 
-    def reply(self, server: int) -> list[int]:
-        """Worker: wait for the reply to the last request; its data is then in ``vector`` and ``rows``."""
+    def reply(self, server: int) -> Array:
+        """Worker: wait for the reply to the last request; its data is then in ``vector`` and ``rows``.
 
-    def requests(self) -> Iterator[tuple[int, int, list[int]]]:
-        """Server: yield the client's rank, kind and arguments of each request that has arrived. Lets MPI progress."""
+        Returns:
+            The bytes of the message, for ``unpack``.
+        """
+
+    def requests(self) -> Iterator[tuple[int, int, Array]]:
+        """Server: yield the client's rank, kind and message (for ``unpack``) of each request that has arrived.
+
+        Lets MPI progress.
+        """
 
     def is_receiving(self) -> bool:
         """Server: whether a request is announced but has not arrived, so that MPI should progress."""
@@ -100,7 +111,7 @@ class RpcTransport(Protocol):
         """Server: return the vector of a client's request: this server's ranges, concatenated."""
 
     def respond(
-        self, client: int, arguments: Sequence[float], vector: Array | None = None, rows: Array | None = None
+        self, client: int, message: Array = EMPTY, vector: Array | None = None, rows: Array | None = None
     ) -> None:
         """Server: reply, with this server's ranges of ``vector`` and with ``rows``."""
 
@@ -108,20 +119,16 @@ class RpcTransport(Protocol):
         """Free memory. Collective over the ranks."""
 
 
-def float_of(word: int) -> float:
-    """Return the float that was sent as an argument."""
-    return float(np.array([word], np.int64).view(np.float64)[0])
+def unpack(message: Array, dtype: np.dtype[Any]) -> Any:
+    """Return the record of this dtype that was sent as a message."""
+    return message.view(np.uint8)[: dtype.itemsize].view(dtype)[0] if dtype.itemsize else EMPTY[()]
 
 
-def _words(number: int, kind: int, arguments: Sequence[float]) -> Array:
+def _header(number: int, kind: int, message: Array) -> Array:
     words = np.zeros(HEADER, np.int64)
     words[0], words[1] = number, kind
-    floats = words.view(np.float64)
-    for i, value in enumerate(arguments, 2):
-        if isinstance(value, float):
-            floats[i] = value
-        else:
-            words[i] = value
+    if message.nbytes:
+        words[_MESSAGE].view(np.uint8)[: message.nbytes] = message.reshape(1).view(np.uint8)
     words[-1] = _sum_up(words)
     return words
 
@@ -234,7 +241,7 @@ class WindowTransport(_TransportBase):
             time.sleep(50e-6)
         return bool(self._comm.allreduce(ok, op=MPI.LAND))
 
-    def request(self, server: int, kind: int, arguments: Sequence[float], vector: Array | None = None) -> None:
+    def request(self, server: int, kind: int, message: Array = EMPTY, vector: Array | None = None) -> None:
         index = self._servers.index(server)
         slot = self._routes.clients[server].index(self._rank)
         self._numbers[index] += 1
@@ -246,23 +253,23 @@ class WindowTransport(_TransportBase):
                 self._put(sent[lo:hi], server, at)
                 at += (hi - lo) * itemsize
             self._win.Flush(server)  # before the header announces it
-        self._put_header(_words(int(self._numbers[index]), kind, arguments), server, slot)
+        self._put_header(_header(int(self._numbers[index]), kind, message), server, slot)
 
-    def reply(self, server: int) -> list[int]:
+    def reply(self, server: int) -> Array:
         index = self._servers.index(server)
         number = int(self._numbers[index])
         self._wait(lambda: _arrived(self._headers, index, number))
         self._win.Sync()
-        return self._headers[index, 2:-1].tolist()  # type: ignore[no-any-return]
+        return self._headers[index, _MESSAGE].copy()  # the next reply overwrites the header
 
-    def requests(self) -> Iterator[tuple[int, int, list[int]]]:
+    def requests(self) -> Iterator[tuple[int, int, Array]]:
         self._progress()
         for index, client in enumerate(self._clients):
             if _arrived(self._headers, index, self._numbers[index] + 1):
                 self._win.Sync()
                 self._numbers[index] += 1
-                words = self._headers[index].tolist()
-                yield client, words[1], words[2:-1]
+                words = self._headers[index].copy()
+                yield client, int(words[1]), words[_MESSAGE]
 
     def is_receiving(self) -> bool:
         return bool((self._announced > self._numbers).any())
@@ -271,7 +278,7 @@ class WindowTransport(_TransportBase):
         return self._as_read(self._mailboxes[self._clients.index(client)], client)
 
     def respond(
-        self, client: int, arguments: Sequence[float], vector: Array | None = None, rows: Array | None = None
+        self, client: int, message: Array = EMPTY, vector: Array | None = None, rows: Array | None = None
     ) -> None:
         index = self._clients.index(client)
         if vector is not None:
@@ -283,7 +290,7 @@ class WindowTransport(_TransportBase):
         if vector is not None or rows is not None:
             self._win.Flush(client)
         slot = self._routes.servers(client).index(self._rank)
-        self._put_header(_words(int(self._numbers[index]), 0, arguments), client, slot)
+        self._put_header(_header(int(self._numbers[index]), 0, message), client, slot)
 
     def free(self) -> None:
         self._win.Unlock_all()
@@ -324,12 +331,12 @@ class MessageTransport(_TransportBase):
         self._mailboxes = {client: np.zeros(capacity, self._sent_dtype) for client in self._clients}
         self._sending: list[tuple[MPI.Request, Array]] = []  # buffers must live until they are sent
 
-    def request(self, server: int, kind: int, arguments: Sequence[float], vector: Array | None = None) -> None:
-        self._send(_words(int(vector is not None), kind, arguments), server, _REQUEST)
+    def request(self, server: int, kind: int, message: Array = EMPTY, vector: Array | None = None) -> None:
+        self._send(_header(int(vector is not None), kind, message), server, _REQUEST)
         if vector is not None:
             self._send(self._compact(self._as_sent(vector, server), server), server, _VECTOR)
 
-    def reply(self, server: int) -> list[int]:
+    def reply(self, server: int) -> Array:
         self._wait(lambda: self._comm.Iprobe(server, _REPLY))
         words = np.empty(HEADER, np.int64)
         self._comm.Recv(words, server, _REPLY)
@@ -342,9 +349,9 @@ class MessageTransport(_TransportBase):
                 before += hi - lo
         if words[0] & 2:
             self._comm.Recv(self.rows, server, _ROWS)
-        return words[2:-1].tolist()  # type: ignore[no-any-return]
+        return words[_MESSAGE]
 
-    def requests(self) -> Iterator[tuple[int, int, list[int]]]:
+    def requests(self) -> Iterator[tuple[int, int, Array]]:
         status = MPI.Status()
         while self._clients and self._comm.Iprobe(MPI.ANY_SOURCE, _REQUEST, status):
             client = status.Get_source()
@@ -352,7 +359,7 @@ class MessageTransport(_TransportBase):
             self._comm.Recv(words, client, _REQUEST)
             if words[0]:
                 self._comm.Recv(self._mailboxes[client], client, _VECTOR)
-            yield client, int(words[1]), words[2:-1].tolist()
+            yield client, int(words[1]), words[_MESSAGE]
 
     def is_receiving(self) -> bool:
         return False
@@ -361,9 +368,9 @@ class MessageTransport(_TransportBase):
         return self._as_read(self._mailboxes[client], client)
 
     def respond(
-        self, client: int, arguments: Sequence[float], vector: Array | None = None, rows: Array | None = None
+        self, client: int, message: Array = EMPTY, vector: Array | None = None, rows: Array | None = None
     ) -> None:
-        self._send(_words((vector is not None) + 2 * (rows is not None), 0, arguments), client, _REPLY)
+        self._send(_header((vector is not None) + 2 * (rows is not None), 0, message), client, _REPLY)
         if vector is not None:
             self._send(self._compact(vector, self._rank), client, _VECTOR)
         if rows is not None:
@@ -381,11 +388,12 @@ class MessageTransport(_TransportBase):
         self._sending.append((self._comm.Isend(array, target, tag), array))
 
 
+_log = logging.getLogger(__name__)
 _abandoned: list[WindowTransport] = []
 
 
-def open_transport(routes: Routes, one_sided: bool, say: Callable[[str], None]) -> RpcTransport:
-    """Open windows if they work, else messages; report the reason with ``say``. Collective over the ranks."""
+def open_transport(routes: Routes, one_sided: bool) -> RpcTransport:
+    """Open windows if they work, else messages. Collective over the ranks."""
     if not one_sided:
         return MessageTransport(routes)
     rpc: WindowTransport | None = None
@@ -403,5 +411,5 @@ def open_transport(routes: Routes, one_sided: bool, say: Callable[[str], None]) 
         # Freeing the window would wait for ever for pending operations, so keep it and its memory.
         _abandoned.append(rpc)
         problems = ["RMA windows make no progress"]
-    say(f"servers on other nodes are reached by messages: {problems[0]}")
+    _log.info("servers on other nodes are reached by messages: %s", problems[0])
     return MessageTransport(routes)

@@ -6,6 +6,7 @@ is not writable, so that only the first run on a machine waits.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -19,6 +20,8 @@ from numba.extending import intrinsic
 from .layout import Array
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_log = logging.getLogger(__name__)
 
 _REORDER = {"reassoc", "contract", "arcp", "nsz"}
 
@@ -42,25 +45,21 @@ def reduction(function: F) -> F:
     return _compile(function, _REORDER)
 
 
-def on_first_compilation(say: Callable[[str], None]) -> None:
-    """Print a notice at the first compilation in this process, which takes seconds. Local.
-
-    Kernels loaded from the cache are not compiled.
-    """
-    event.register("numba:compile", _Listener(say))
-
-
 class _Listener(event.Listener):  # type: ignore[misc]
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say: Callable[[str], None] | None = say
+    """Logs the first compilation in this process, which takes long. Kernels loaded from the cache are not compiled."""
+
+    _logged = False
 
     def on_start(self, event: object) -> None:
-        say, self._say = self._say, None
-        if say is not None:
-            say("compiling kernels for this machine and model type; this takes a few seconds, once")
+        if not self._logged:
+            self._logged = True
+            _log.info("compiling kernels for this machine and model type; this takes up to a minute, once")
 
     def on_end(self, event: object) -> None:
         """Do nothing."""
+
+
+event.register("numba:compile", _Listener())
 
 
 def _compile(function: F, fastmath: bool | set[str]) -> F:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 
@@ -21,11 +24,21 @@ class Renamed:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         warn(self._old, self._new)
-        return getattr(owner if instance is None else instance, self._new)
+        return attrgetter(self._new)(owner if instance is None else instance)
 
     def __set__(self, instance: Any, value: Any) -> None:
         warn(self._old, self._new)
         setattr(instance, self._new, value)
+
+
+def logged(old: str) -> Callable[[Any, str], None]:
+    """Return a method that logs its argument: the former way to print a line."""
+
+    def log(self: Any, line: str) -> None:
+        warn(old, 'logging.getLogger("mpitrain").info')
+        logging.getLogger("mpitrain").info("%s", line)
+
+    return log
 
 
 def class_option(cls: type, new: str, old: str) -> bool:

@@ -36,9 +36,6 @@ class InMemory:
         _copy(self.examples.reshape(len(self.examples), -1), numbers, scale, examples.reshape(count, -1))
         np.take(self.labels, numbers, axis=0, out=labels, mode="clip")
 
-    def expect(self, numbers: Array) -> None:
-        """Do nothing: making a batch takes less time than waking a thread."""
-
     def close(self) -> None:
         """Do nothing."""
 
@@ -99,7 +96,11 @@ class Streaming:
 
 
 Storage = InMemory | Streaming
-Memory = Callable[[int], tuple[Array, Array]]
+Memory = Callable[[int], "tuple[Array, Array] | None"]
+
+
+def own_buffers(count: int) -> None:
+    """Return no memory for a batch: the loader uses its own."""
 
 
 class Loader:
@@ -109,14 +110,17 @@ class Loader:
         storage: Storage of the examples.
         seed: Determines the order of examples.
         dtype: Data type of the examples in a batch; None for the stored type, without scaling.
-        memory: Returns arrays for the next batch, given its size; by default the loader's own buffers.
+        memory: Returns arrays for the next batch, given its size; or None.
+        stride: Examples between two batches; the next one's file blocks are read in the background.
     """
 
-    def __init__(self, split: Split, storage: Storage, seed: int, dtype: Any, memory: Memory | None = None) -> None:
+    def __init__(
+        self, split: Split, storage: Storage, seed: int, dtype: Any, memory: Memory = own_buffers, stride: int = 0
+    ) -> None:
         self._split, self._storage, self._seed = split, storage, seed
         self._dtype: np.dtype[Any] = split.dtype if dtype is None else np.dtype(dtype)
         self._scale = 1.0 if dtype is None else split.scale
-        self._memory = self._next_buffers if memory is None else memory
+        self._memory, self._stride = memory, stride
         # Two sets of buffers, so that a batch stays valid while the next one is made.
         self._buffers: list[tuple[Array, Array]] = [(np.empty(0), np.empty(0))] * 2
         self._turn = 0
@@ -142,12 +146,11 @@ class Loader:
                 f"a batch of {count:,} examples is larger than {self._split.source}, which has {len(self._split):,}; "
                 "reduce the batch size"
             )
-        return self._take(self._order(position, count))
-
-    def expect(self, position: int, count: int) -> None:
-        """Announce the next batch, so that its file blocks are read in the background."""
+        made = self._take(self._order(position, count))
         if isinstance(self._storage, Streaming):
-            self._storage.expect(self._order(position, count))
+            # In the served modes the next position is a guess, which suffices to read the right part of a file.
+            self._storage.expect(self._order(position + self._stride, count))
+        return made
 
     def sequential(self, start: int, stop: int) -> tuple[Array, Array]:
         """Return the examples [start, stop) in the order of the split, in the form of ``batch``."""
@@ -161,7 +164,7 @@ class Loader:
         return order(position, count, len(self._split), self._seed, self._split.block)
 
     def _take(self, numbers: Array) -> tuple[Array, Array]:
-        examples, labels = self._memory(len(numbers))
+        examples, labels = self._memory(len(numbers)) or self._next_buffers(len(numbers))
         self._storage.take(numbers, self._scale, examples, labels)
         return examples, labels
 

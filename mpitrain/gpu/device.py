@@ -58,6 +58,8 @@ class Gpu:
 
     Attributes:
         say: Prints a line for the user.
+        loss_scale: Shape (1,), float64, on the device: factor of the loss's gradient; None for 1. Set before the model
+            is made.
 
     Raises:
         DeviceError: The memory cannot be allocated.
@@ -69,6 +71,7 @@ class Gpu:
     apart, narrow, form = Renamed("is_gpu"), Renamed("compute_dtype"), Renamed("dispatch")
     block_bytes: int = _WINDOW_BYTES
     say: Callable[[str], None] = staticmethod(lambda line: None)
+    loss_scale: Array | None = None
 
     def __init__(
         self, index: int, fraction: float, growth: bool = True, precision: str = "float32", is_soft: bool = True

@@ -19,9 +19,9 @@ class StepGraphs:
     must be read from memory.
 
     Args:
-        record: Enqueues the work and returns an array of results; calls its argument with i when child i of the model
-            has its gradients. Nothing is executed during recording.
-        cuts: Children after which the work is split.
+        record: Enqueues the work and returns an array of results; calls its argument with a number at points of
+            the work. Nothing is executed during recording.
+        cuts: Numbers of the points at which the work is split.
 
     Attributes:
         result: The array returned by ``record``; holds the results of the last replay.
@@ -55,16 +55,16 @@ class StepGraphs:
         self._graphs[0][0].launch(self._stream)
 
     def resume(self, on_cut: Callable[[int], None]) -> None:
-        """Launch the remaining graphs; calls ``on_cut(i)`` at each cut, after all earlier work has been launched."""
-        for (_, child), (graph, _) in zip(self._graphs, self._graphs[1:], strict=False):
-            assert child is not None
-            on_cut(child)
+        """Launch the remaining graphs; calls ``on_cut(number)`` at each cut, after all earlier work is launched."""
+        for (_, point), (graph, _) in zip(self._graphs, self._graphs[1:], strict=False):
+            assert point is not None
+            on_cut(point)
             graph.launch(self._stream)
 
     def _begin(self) -> None:
         self._stream.begin_capture()  # CuPy's relaxed mode; stricter modes forbid allocations
 
-    def _reached(self, child: int) -> None:
-        if child in self._cuts:
-            self._graphs.append((self._stream.end_capture(), child))
+    def _reached(self, point: int) -> None:
+        if point in self._cuts:
+            self._graphs.append((self._stream.end_capture(), point))
             self._begin()

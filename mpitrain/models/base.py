@@ -1,68 +1,143 @@
-"""The interface of models that compute loss and gradient of a batch on flat vectors."""
+"""The interface of models: flat parameters in, loss and flat gradient of a batch out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple, SupportsFloat
 
 from ..core.layout import Array
-from ..nn.layer import Context
+from ..core.ranges import split_batch
+
+# Called with ``start`` when ``grads[start:]`` is final; with decreasing values, finally 0.
+OnReady = Callable[[int], None]
+
+
+class Batch(NamedTuple):
+    """Examples to compute on.
+
+    Attributes:
+        examples, labels: Shape (batch, ...) each; as returned by ``Loader.batch``.
+        position: Index of the first example in the endless stream of examples.
+    """
+
+    examples: Array
+    labels: Array
+    position: int
+
+
+def part(batch: Batch, start: int, stop: int) -> Batch:
+    """Return the examples [start, stop) of a batch."""
+    return Batch(batch.examples[start:stop], batch.labels[start:stop], batch.position + start)
 
 
 class Model:
-    """Computes gradients. Every method is local, except for layers that communicate (see ``Context``).
+    """Computes losses and gradients. Every method is local, except for layers that communicate (see ``nn.Context``).
+
+    A subclass implements ``bind``, ``evaluate``, and ``compute_loss`` and ``compute_grads`` for one micro-batch.
+    ``forward`` and ``backward`` accumulate gradients over the micro-batches of a batch.
+
+    Args:
+        micro_batches: Number of parts of a batch whose gradients are computed one after the other, to save memory.
 
     Attributes:
-        accepts_raw: Whether ``forward`` takes examples as stored, neither converted nor scaled.
-        memory: Returns preferred buffers for the next batch, given its size; None if the model has no preference.
+        accepts_raw: Whether batches hold examples as stored, neither converted nor scaled.
     """
 
     accepts_raw = False
-    memory: Callable[[int], tuple[Array, Array]] | None = None
+
+    def __init__(self, micro_batches: int = 1) -> None:
+        self._micro_batches = micro_batches
+        self._accumulated: Any = None
 
     def bind(self, params: Array, grads: Array) -> None:
         """Compute with ``params`` and write to ``grads``, shape (layout.size,) each, from now on."""
-        raise NotImplementedError
+        self.grads = grads
 
-    def refresh(self) -> None:
-        """Reload the parameters; must be called whenever they have changed."""
-
-    def forward(self, examples: Array, labels: Array, context: Context) -> Any:
-        """Return the loss of a batch, weighted by ``context.weight``; shapes as returned by ``Loader.batch``.
+    def forward(self, batch: Batch) -> SupportsFloat:
+        """Return this worker's share of the step's loss: the examples' losses, times ``plan.weight``, summed.
 
         Returns:
-            A number; or, on a GPU, an array that will hold it once the device gets there, valid until the next call.
-            See ``loss_value``.
+            A number; or, if the parameters are on a GPU, an array on it, valid until the next call. The conversion to
+            ``float`` waits for the device.
         """
+        self.load_params()
+        *first, last = split_batch(len(batch.labels), self._micro_batches)
+        total: Any = 0.0
+        for index, (start, stop) in enumerate(first):
+            loss = self.compute_loss(part(batch, start, stop))
+            self.compute_grads(lambda start: None)
+            with self.activate():
+                total = self.add_loss(total, loss)
+                self._accumulate(first=index == 0)
+        loss = self.compute_loss(part(batch, *last) if first else batch)
+        if not first:
+            return loss
+        with self.activate():
+            return self.add_loss(total, loss)  # type: ignore[no-any-return]
+
+    def backward(self, on_ready: OnReady) -> None:
+        """Compute the gradient of the last ``forward``; its parts may become final one after the other."""
+        if self._micro_batches == 1:
+            self.compute_grads(on_ready)
+            on_ready(0)
+            return
+        done = len(self.grads)
+
+        def add_accumulated(start: int) -> None:
+            nonlocal done
+            if start == done:
+                return
+            with self.activate():
+                self.grads[start:done] += self._accumulated[start:done]
+            done = start
+            on_ready(start)
+
+        self.compute_grads(add_accumulated)
+        add_accumulated(0)
+
+    def evaluate(self, batch: Batch) -> tuple[float, int | None]:
+        """Return the summed loss of a batch and the number of correct predictions; see ``nn.Loss.evaluate``."""
         raise NotImplementedError
 
-    def backward(self) -> None:
-        """Compute the gradient of the last ``forward``."""
+    @property
+    def extra_state(self) -> Mapping[str, float]:
+        """Numbers that a checkpoint stores in addition to the vectors, by name."""
+        return {}
+
+    def load_extra_state(self, state: Mapping[str, float]) -> None:
+        """Restore the numbers of ``extra_state``; ``state`` may contain others, or none."""
+
+    # For subclasses.
+
+    def load_params(self) -> None:
+        """Copy the bound parameters to where the model computes; called when they have changed."""
+
+    def compute_loss(self, batch: Batch) -> Any:
+        """Return the loss of a micro-batch; see ``forward``."""
         raise NotImplementedError
 
-    def loss_value(self, loss: Any) -> float:
-        """Return the result of ``forward`` as a number; waits for it."""
-        return float(loss)
-
-    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
-        """Return the summed loss of examples and the number predicted correctly; see ``Loss.evaluate``."""
+    def compute_grads(self, on_ready: OnReady) -> None:
+        """Write the gradient of the last ``compute_loss``; may call ``on_ready`` with values above 0."""
         raise NotImplementedError
 
-    def watch(self, on_ready: Callable[[int], None], cuts: Mapping[int, int]) -> None:
-        """Call ``on_ready(i)`` during ``backward`` when the model's children from the i-th on have their gradients.
+    def add_loss(self, total: Any, loss: Any) -> Any:
+        """Return the sum of losses of micro-batches."""
+        return total + float(loss)
 
-        Optional: all gradients are complete when ``backward`` returns.
+    def _accumulate(self, first: bool) -> None:
+        if self._accumulated is None:
+            self._accumulated = self.grads.copy()
+        elif first:
+            self._accumulated[...] = self.grads
+        else:
+            self._accumulated += self.grads
 
-        Args:
-            cuts: Children for which a call is worthwhile, and the first element of their gradients.
-        """
+    # Devices.
 
-    def scale_loss(self, scale: Array | None) -> None:
-        """Multiply the loss's gradient by a number on the device; see ``Loss.scale``."""
-
-    def trace(self) -> None:
-        """Make ``forward`` and ``backward`` wait for the device, so that their durations can be measured."""
+    def memory(self, count: int) -> tuple[Array, Array] | None:
+        """Return preferred memory for the next batch of ``count`` examples, and for its labels; None for any."""
+        return None
 
     def memory_use(self) -> dict[str, int]:
         """Return bytes of device memory by purpose, without parameters and vectors of the same size.

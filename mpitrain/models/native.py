@@ -2,43 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.device import Device
-from ..core.layout import Array, Layout
+from ..core.layout import Array
 from ..nn.container import Sequential
-from ..nn.layer import Context, Layer, bind, place
+from ..nn.layer import Context, Layer, SumOverWorkers, bind, place
 from ..nn.loss import Loss
-from .base import Model
+from ..plan.plan import Plan
+from .base import Batch, Model, OnReady
 
 
 class NativeModel(Model):
-    """A model that computes directly on the bound vectors, on one device."""
+    """A model that computes directly on the bound vectors, on one device.
 
-    def __init__(self, model: Layer, loss: Loss, layout: Layout, device: Device) -> None:
-        self._model, self._loss, self._layout = model, loss, layout
+    Args:
+        sum_over_workers: See ``nn.Context``.
+    """
+
+    def __init__(
+        self, model: Layer, loss: Loss, plan: Plan, device: Device, sum_over_workers: SumOverWorkers | None = None
+    ) -> None:
+        super().__init__(plan.config.accumulate_steps)
+        self._model, self._loss, self._layout = model, loss, plan.layout
+        self.context = Context(True, seed=plan.config.seed, weight=plan.weight, sum_over_workers=sum_over_workers)
+        self._starts = plan.layer_starts
         place(model, device)
         loss.device = device
         self._gradient: Any = None
+        self._on_ready: OnReady = lambda start: None
+        if isinstance(model, Sequential):
+            model.after_backward = self._layer_done
 
     def bind(self, params: Array, grads: Array) -> None:
+        super().bind(params, grads)
         bind(self._model, self._layout, params, grads)
 
-    def forward(self, examples: Array, labels: Array, context: Context) -> Any:
-        loss, gradient = self._loss(self._outputs(examples, context), labels, context.weight)
+    def compute_loss(self, batch: Batch) -> Any:
+        self.context.position = batch.position
+        loss, gradient = self._loss(self._outputs(batch.examples, self.context), batch.labels, self.context.weight)
         self._gradient = self._scaled(gradient)
         return loss
 
-    def backward(self) -> None:
+    def compute_grads(self, on_ready: OnReady) -> None:
+        self._on_ready, self._reported = on_ready, self._layout.size
         self._model.backward(self._gradient)
 
-    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
-        return self._loss.evaluate(self._outputs(examples, Context()), labels)
+    def evaluate(self, batch: Batch) -> tuple[float, int | None]:
+        return self._loss.evaluate(self._outputs(batch.examples, Context()), batch.labels)
 
-    def watch(self, on_ready: Callable[[int], None], cuts: Mapping[int, int]) -> None:
-        if isinstance(self._model, Sequential):
-            self._model.after_backward = on_ready
+    def _layer_done(self, child: int) -> None:
+        start = self._starts[child]
+        if 0 < start < self._reported:  # layers without parameters have the start of a later one
+            self._reported = start
+            self._on_ready(start)
 
     def _outputs(self, examples: Array, context: Context) -> Array:
         outputs = self._model.forward(examples, context)

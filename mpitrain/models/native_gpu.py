@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..core.layout import Array, Layout
+from ..core.layout import Array
 from ..data.split import Split
-from ..gpu import ops as launch
+from ..gpu import ops
 from ..gpu.device import Gpu
 from ..gpu.graphs import StepGraphs
 from ..gpu.staging import BatchStager, StagingBuffer
 from ..gpu.stream import Stream, pinned
-from ..nn.layer import Context, Layer, SumOverWorkers, walk
+from ..nn.layer import Layer, SumOverWorkers, walk
 from ..nn.loss import Loss
-from .base import Model
+from ..plan.plan import Plan
+from .base import Batch, Model, OnReady
 from .native import NativeModel
 
+_log = logging.getLogger(__name__)
 _WARM_UPS = 2  # steps before recording, which compile kernels and allocate memory
+
+
+class HostLoss:
+    """A loss that is being copied to the host; ``float`` waits for it.
+
+    Args:
+        value: Shape (1,), float64, pinned.
+        copied: The event of the copy.
+    """
+
+    def __init__(self, value: Array, copied: Any) -> None:
+        self._value, self._copied = value, copied
+
+    def __float__(self) -> float:
+        self._copied.synchronize()
+        return float(self._value[0])
 
 
 class NativeGpuModel(Model):
@@ -37,39 +55,44 @@ class NativeGpuModel(Model):
 
     Args:
         split: The training data.
-        say: Prints a line for the user.
+        sum_over_workers: See ``nn.Context``.
     """
 
     accepts_raw = True
 
     def __init__(
-        self, model: Layer, loss: Loss, layout: Layout, gpu: Gpu, split: Split, say: Callable[[str], None]
+        self,
+        model: Layer,
+        loss: Loss,
+        plan: Plan,
+        gpu: Gpu,
+        split: Split,
+        sum_over_workers: SumOverWorkers | None = None,
     ) -> None:
-        self._gpu, self._split, self._loss, self._say = gpu, split, loss, say
-        gpu.say = say
-        self._model, self._inner = model, NativeModel(model, loss, layout, gpu)
+        super().__init__(plan.config.accumulate_steps)
+        self._gpu, self._split, self._loss = gpu, split, loss
+        self._inner = NativeModel(model, loss, plan, gpu, self._summing(sum_over_workers))
+        loss.scale = gpu.loss_scale
+        self._model, self._borders = model, {start: layer for layer, start in plan.layer_borders.items()}
         self._stager = BatchStager(gpu, split)
         with gpu.activate():
             self._to_host_stream = Stream()
         self._copies: dict[Any, Array] = {}
-        self._on_ready: Callable[[int], None] = lambda child: None
-        self._cuts: Mapping[int, int] = {}
-        self._inner.watch(lambda child: self._reached(child), {})
-        self._recordable = all(_is_static(part) for part in _parts(model, loss))
+        self._on_ready: OnReady = lambda start: None
+        self._traced = plan.config.trace  # wait for the device, so that durations can be measured
+        self._recordable = not self._traced and all(_is_static(part) for part in _parts(model, loss))
         self._ran: Counter[int] = Counter()
         self._replays: dict[tuple[int, int], StepGraphs] = {}
         self._replay: StepGraphs | None = None
         self._staged: StagingBuffer | None = None
-        # The loss that is being copied to the host: the array on the GPU, its host copy, and the event of the copy.
-        self._device_loss: Any = None
         self._host_loss = pinned((1,), np.float64)
         self._loss_copied: Any = None
-        self._pending: list[tuple[int, Any]] = []  # children whose gradients are being copied, and the copies' events
-        self._synchronous = False
+        self._pending: list[tuple[int, Any]] = []  # starts of gradients being copied, and the copies' events
 
     def bind(self, params: Array, grads: Array) -> None:
         gpu = self._gpu
-        self._params, self._grads = params, grads
+        super().bind(params, grads)
+        self._params = params
         self._on_host = not gpu.owns(params)
         if not self._on_host:
             self._inner.bind(params, grads)
@@ -79,69 +102,60 @@ class NativeGpuModel(Model):
             gpu.pin(grads)
         with gpu.activate():
             self._inner.bind(self._copy("params", params), self._copy("grads", grads))
+        self.load_params()
 
-    def watch(self, on_ready: Callable[[int], None], cuts: Mapping[int, int]) -> None:
-        self._on_ready, self._cuts = on_ready, cuts
+    def memory(self, count: int) -> tuple[Array, Array] | None:
+        return self._stager.memory(count) if self._micro_batches == 1 else None
 
-    def scale_loss(self, scale: Array | None) -> None:
-        self._loss.scale = scale
-
-    def memory(self, count: int) -> tuple[Array, Array]:
-        return self._stager.memory(count)
-
-    def refresh(self) -> None:
+    def load_params(self) -> None:
         if self._on_host:
             with self._gpu.activate():
                 self._gpu.compute.copy_to_device(self._params, self._copy("params", self._params))
 
-    def forward(self, examples: Array, labels: Array, context: Context) -> Any:
+    def compute_loss(self, batch: Batch) -> Any:
         with self._gpu.activate():
-            self._staged = staged = self._stager.copy_to_device(examples, labels, context.position)
-            self._replay = self._replay_of(staged, len(examples), context)
+            self._staged = staged = self._stager.copy_to_device(*batch)
+            self._replay = self._replay_of(staged, len(batch.labels))
             if self._replay is None:
-                loss = self._begin(staged, context)
+                loss = self._begin(staged)
             else:
                 self._replay.start()
                 loss = self._replay.result
-            if self._on_host:
-                self._device_loss = loss
-                self._to_host_stream.wait_event(self._gpu.compute.record())
-                self._to_host_stream.copy_to_host(loss, self._host_loss)
-                self._loss_copied = self._to_host_stream.record(self._loss_copied)
-            if self._synchronous:
+            if self._traced:
                 self._gpu.compute.wait()
-            return loss
+            if not self._on_host:
+                return loss
+            self._to_host_stream.wait_event(self._gpu.compute.record())
+            self._to_host_stream.copy_to_host(loss, self._host_loss)
+            self._loss_copied = self._to_host_stream.record(self._loss_copied)
+            return HostLoss(self._host_loss, self._loss_copied)
 
-    def backward(self) -> None:
+    def compute_grads(self, on_ready: OnReady) -> None:
         assert self._staged is not None
+        self._on_ready = on_ready
         with self._gpu.activate():
-            self._complete_from = len(self._grads)
+            self._complete_from = len(self.grads)
             if self._replay is None:
-                self._inner.backward()
+                self._inner.compute_grads(self._pass_on)
             else:
                 self._replay.resume(self._pass_on)
             self._staged.used(self._gpu.compute)
             if self._on_host:
                 self._copy_gradients(0)
                 self._announce()
-            elif self._synchronous:
+            elif self._traced:
                 self._gpu.compute.wait()
 
-    def loss_value(self, loss: Any) -> float:
-        if loss is self._device_loss:
-            self._loss_copied.synchronize()
-            return float(self._host_loss[0])
-        with self._gpu.activate():
-            return float(self._gpu.numbers(loss))
+    def add_loss(self, total: Any, loss: Any) -> Any:
+        # A copy: the device's result is valid only until the next micro-batch.
+        return super().add_loss(total, loss) if self._on_host else total + loss
 
-    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
+    def evaluate(self, batch: Batch) -> tuple[float, int | None]:
         with self._gpu.activate():
-            found = self._inner.evaluate(self._sent("examples", examples), self._sent("labels", labels))
+            sent = Batch(self._sent("examples", batch.examples), self._sent("labels", batch.labels), 0)
+            found = self._inner.evaluate(sent)
             loss, correct = found if isinstance(found, tuple) else self._gpu.numbers(found)
             return float(self._gpu.numbers(loss)), None if correct is None else int(correct)
-
-    def trace(self) -> None:
-        self._synchronous, self._recordable = True, False
 
     def memory_use(self) -> dict[str, int]:
         with self._gpu.activate():
@@ -172,11 +186,10 @@ class NativeGpuModel(Model):
 
     # A step.
 
-    def _begin(self, staged: StagingBuffer, context: Context) -> Any:
+    def _begin(self, staged: StagingBuffer) -> Any:
         """Run the forward pass on a batch that is on the GPU."""
         stored, labels, position = staged.device_arrays
-        context = replace(context, position=position, sum_over_workers=self._summing(context.sum_over_workers))
-        loss: Any = self._inner.forward(self._examples(stored), labels, context)
+        loss: Any = self._inner.compute_loss(Batch(self._examples(stored), labels, position))
         if self._gpu.owns(loss) and loss.dtype == np.float64:
             return loss
         own = self._memory("loss", (1,), np.float64)  # a user-defined loss may return any type
@@ -194,65 +207,60 @@ class NativeGpuModel(Model):
         if key not in self._copies:
             self._copies[key] = self._gpu.copy_of(np.arange(count))
         x = self._memory("x", stored.shape, dtype)
-        launch.take(stored.reshape(count, -1), self._copies[key], scale, x.reshape(count, -1))
+        ops.take(stored.reshape(count, -1), self._copies[key], scale, x.reshape(count, -1))
         return x
 
-    def _reached(self, child: int) -> None:
-        """Handle the gradients of child ``child``, which are complete."""
-        if child in self._cuts:
-            self._pass_on(child)
-
-    def _pass_on(self, child: int) -> None:
+    def _pass_on(self, start: int) -> None:
+        """Handle ``grads[start:]``, which is complete; report it if it completes a bucket."""
+        if start not in self._borders:
+            return
         if self._on_host:
-            self._copy_gradients(self._cuts[child])
-            self._pending.append((child, self._to_host_stream.record()))
+            self._copy_gradients(start)
+            self._pending.append((start, self._to_host_stream.record()))
         else:
-            self._on_ready(child)
+            self._on_ready(start)
 
     def _copy_gradients(self, start: int) -> None:
         """Start copying ``grads[start:]`` to the host, except what has been copied already."""
         part = slice(start, self._complete_from)
         self._to_host_stream.wait_event(self._gpu.compute.record())
-        self._to_host_stream.copy_to_host(self._copy("grads", self._grads)[part], self._grads[part])
+        self._to_host_stream.copy_to_host(self._copy("grads", self.grads)[part], self.grads[part])
         self._complete_from = start
 
     def _announce(self) -> None:
         """Report gradients as they arrive on the host; return when all have arrived."""
         pending, self._pending = self._pending, []
-        for child, copied in pending:
+        for start, copied in pending:
             copied.synchronize()
-            self._on_ready(child)
+            self._on_ready(start)
         self._to_host_stream.wait()
 
     # Recording.
 
-    def _replay_of(self, staged: StagingBuffer, count: int, context: Context) -> StepGraphs | None:
+    def _replay_of(self, staged: StagingBuffer, count: int) -> StepGraphs | None:
         key = staged.index, count
         found = self._replays.get(key)
-        if found is None and self._recordable and context.training:
+        if found is None and self._recordable:
             self._ran[count] += 1
             if self._ran[count] > _WARM_UPS:
-                found = self._record(staged, context)
+                found = self._record(staged)
                 if found is not None:
                     self._replays[key] = found
         return found
 
-    def _record(self, staged: StagingBuffer, context: Context) -> StepGraphs | None:
+    def _record(self, staged: StagingBuffer) -> StepGraphs | None:
         def step(reached: Callable[[int], None]) -> Array:
-            self._inner.watch(reached, {})
-            loss = self._begin(staged, context)
-            self._inner.backward()
+            loss = self._begin(staged)
+            self._inner.compute_grads(reached)
             return loss
 
         try:
-            return StepGraphs(self._gpu, step, self._cuts)
+            return StepGraphs(self._gpu, step, self._borders)
         except Exception as error:
             self._recordable = False
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            self._say(f"steps cannot be replayed as CUDA graphs and are slower: {reason}")
+            _log.info("steps cannot be replayed as CUDA graphs and are slower: %s", reason)
             return None
-        finally:
-            self._inner.watch(lambda child: self._reached(child), {})
 
     # Device memory.
 

@@ -11,70 +11,71 @@ import copy
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ..core.device import Device
 from ..core.kernels import sum_rows
-from ..core.layout import Array, Layout
+from ..core.layout import Array
 from ..core.ranges import split_batch
 from ..errors import JobError
-from ..nn.layer import Context, Layer, SumOverWorkers
+from ..nn.layer import Layer, SumOverWorkers
 from ..nn.loss import Loss
 from ..plan.job import Job
-from .base import Model
+from ..plan.plan import Plan
+from .base import Batch, Model, OnReady, part
 
 T = TypeVar("T")
-# Make a model for one device from layers and a loss.
-MakeOne = Callable[[Layer, Loss, Any], Model]
+# Make a model for one device from layers, a loss, and the sum over the workers.
+MakeOne = Callable[[Layer, Loss, Any, "SumOverWorkers | None"], Model]
 
 
 class Towers(Model):
     """Copies of the model on several devices, one thread each; the first runs in the caller's thread."""
 
-    def __init__(self, make: MakeOne, job: Job, layout: Layout, dtype: Any, devices: Sequence[Device]) -> None:
+    def __init__(
+        self,
+        make: MakeOne,
+        job: Job,
+        plan: Plan,
+        devices: Sequence[Device],
+        sum_over_workers: SumOverWorkers | None = None,
+    ) -> None:
+        super().__init__(plan.config.accumulate_steps)
         copies = [_copied(job) for _ in devices[1:]]  # the first device uses the job's own, which hooks may refer to
-        pairs = zip([(job.model, job.loss), *copies], devices, strict=True)
-        self._towers = [make(model, loss, device) for (model, loss), device in pairs]
+        self._meeting = TowerAllreduce(len(devices))
+        self._towers = [
+            make(model, loss, device, self._meeting.summing(index, sum_over_workers))
+            for index, ((model, loss), device) in enumerate(zip([(job.model, job.loss), *copies], devices, strict=True))
+        ]
         self.accepts_raw = self._towers[0].accepts_raw
-        self._rows = np.zeros((len(devices), layout.size), dtype)
+        self._rows = np.zeros((len(devices), plan.layout.size), plan.dtype)
         self._order = np.arange(len(devices))
         self._threads = ThreadPoolExecutor(len(devices) - 1, "tower")
-        self._meeting = TowerAllreduce(len(devices))
-        self._grads = self._rows[0]
 
     def bind(self, params: Array, grads: Array) -> None:
-        self._grads = grads
+        super().bind(params, grads)
         for tower, row in zip(self._towers, self._rows, strict=True):
             tower.bind(params, row)
 
-    def refresh(self) -> None:
-        self._on_all(lambda index: self._towers[index].refresh())
+    def load_params(self) -> None:
+        self._on_all(lambda index: self._towers[index].load_params())
 
-    def evaluate(self, examples: Array, labels: Array) -> tuple[float, int | None]:
-        return self._towers[0].evaluate(examples, labels)
+    def evaluate(self, batch: Batch) -> tuple[float, int | None]:
+        return self._towers[0].evaluate(batch)
 
-    def forward(self, examples: Array, labels: Array, context: Context) -> Any:
-        losses = self._forward_all(examples, labels, context)
-        return sum(tower.loss_value(loss) for tower, loss in zip(self._towers, losses, strict=True))
+    def compute_loss(self, batch: Batch) -> Any:
+        return sum(float(loss) for loss in self._compute_losses(batch))
 
-    def _forward_all(self, examples: Array, labels: Array, context: Context) -> list[Any]:
-        """Return the result of each tower's ``forward`` for its part of a batch."""
-        parts = split_batch(len(examples), len(self._towers))
+    def _compute_losses(self, batch: Batch) -> list[Any]:
+        """Return the loss of each tower for its part of a batch."""
+        parts = split_batch(len(batch.labels), len(self._towers))
+        return self._on_all(lambda index: self._towers[index].compute_loss(part(batch, *parts[index])))
 
-        def of_tower(index: int) -> Any:
-            start, stop = parts[index]
-            own = replace(context, position=context.position + start)
-            own.sum_over_workers = self._meeting.summing(index, context.sum_over_workers)
-            return self._towers[index].forward(examples[start:stop], labels[start:stop], own)
-
-        return self._on_all(of_tower)
-
-    def backward(self) -> None:
-        self._on_all(lambda index: self._towers[index].backward())
-        sum_rows(self._rows, self._order, 0, self._rows.shape[1], 1.0, self._grads)
+    def compute_grads(self, on_ready: OnReady) -> None:
+        self._on_all(lambda index: self._towers[index].compute_grads(_ignore))
+        sum_rows(self._rows, self._order, 0, self._rows.shape[1], 1.0, self.grads)
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -132,6 +133,10 @@ class TowerAllreduce:
     def abort(self) -> None:
         """Raise an error in waiting towers, because one has failed and will not arrive."""
         self._barrier.abort()
+
+
+def _ignore(start: int) -> None:
+    """Do nothing: a gradient is complete when all towers' are summed."""
 
 
 def _copied(job: Job) -> tuple[Layer, Loss]:

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..core.layout import Array, Layout
-from ..gpu import ops as launch
-from ..nn.layer import Context
+from ..core.layout import Array
+from ..gpu import ops
+from ..nn.layer import SumOverWorkers
 from ..plan.job import Job
+from ..plan.plan import Plan
+from .base import Batch, OnReady
 from .towers import MakeOne, Towers
 
 
@@ -22,11 +24,27 @@ class GpuTowers(Towers):
     it and summed there. If they are in host memory, each tower exchanges data with the host.
     """
 
-    def __init__(self, make: MakeOne, job: Job, layout: Layout, dtype: Any, devices: Sequence[Any]) -> None:
-        super().__init__(make, job, layout, dtype, devices)
-        self._gpus, self._size, self._dtype = devices, layout.size, dtype
+    def __init__(
+        self,
+        make: MakeOne,
+        job: Job,
+        plan: Plan,
+        devices: Sequence[Any],
+        sum_over_workers: SumOverWorkers | None = None,
+    ) -> None:
+        scale = devices[0].loss_scale
+        scales = []  # of the loss, on the other GPUs
+        for gpu in devices[1:] if scale is not None else ():
+            with gpu.activate():
+                gpu.loss_scale = gpu.zeros(scale.shape, scale.dtype)
+                scales.append(gpu.loss_scale)
+        super().__init__(make, job, plan, devices, sum_over_workers)
+        self._gpus, self._size, self._dtype = devices, plan.layout.size, plan.dtype
         self._resident = False
-        self._sent: list[tuple[Array, list[Array]]] = []  # array on the first GPU, and its copies on the others
+        # Arrays on the first GPU, and their copies on the others: first the parameters.
+        self._sent: list[tuple[Array, list[Array]]] = [(self._rows, [])]
+        if scale is not None:
+            self._sent.append((scale, scales))
 
     def bind(self, params: Array, grads: Array) -> None:
         first = self._gpus[0]
@@ -34,7 +52,7 @@ class GpuTowers(Towers):
         if not self._resident:
             super().bind(params, grads)
             return
-        self._grads = grads
+        self.grads = grads
         if not first.owns(self._rows):
             self._allocate()
         self._sent = [(params, [own for own, _ in self._copies]), *self._sent[1:]]
@@ -42,9 +60,9 @@ class GpuTowers(Towers):
         for tower, (own_params, own_grads) in zip(self._towers[1:], self._copies, strict=True):
             tower.bind(own_params, own_grads)
 
-    def refresh(self) -> None:
+    def load_params(self) -> None:
         if not self._resident:
-            super().refresh()
+            super().load_params()
             return
         with self.activate():
             current = self._gpus[0].compute.record()
@@ -54,43 +72,28 @@ class GpuTowers(Towers):
                 for source, targets in self._sent:
                     gpu.compute.copy(source, targets[i])
 
-    def forward(self, examples: Array, labels: Array, context: Context) -> Any:
+    def compute_loss(self, batch: Batch) -> Any:
         if not self._resident:
-            return super().forward(examples, labels, context)
+            return super().compute_loss(batch)
         # Kept until the next step: freed memory may be reused and overwritten before it has been copied.
-        self._kept = losses = self._forward_all(examples, labels, context)
+        self._kept = losses = self._compute_losses(batch)
         with self.activate():
             self._gather([(loss.reshape(1), self._losses[i]) for i, loss in enumerate(losses)])
-            launch.sum_rows(self._losses, self._in_order, 0, 1, 1.0, self._loss)
+            ops.sum_rows(self._losses, self._in_order, 0, 1, 1.0, self._loss)
         return self._loss
 
-    def backward(self) -> None:
+    def compute_grads(self, on_ready: OnReady) -> None:
         if not self._resident:
-            super().backward()
+            super().compute_grads(on_ready)
             return
-        self._on_all(lambda index: self._towers[index].backward())
+        self._on_all(lambda index: self._towers[index].compute_grads(lambda start: None))
         with self.activate():
             others = enumerate(self._copies, start=1)
             self._gather([(None, None), *((grads, self._rows[i]) for i, (_, grads) in others)])
-            launch.sum_rows(self._rows, self._in_order, 0, self._size, 1.0, self._grads)
+            ops.sum_rows(self._rows, self._in_order, 0, self._size, 1.0, self.grads)
 
-    def loss_value(self, loss: Any) -> float:
-        return self._towers[0].loss_value(loss) if self._resident else super().loss_value(loss)
-
-    def scale_loss(self, scale: Array | None) -> None:
-        self._towers[0].scale_loss(scale)
-        if scale is None:
-            return
-        copies = []
-        for gpu, tower in zip(self._gpus[1:], self._towers[1:], strict=True):
-            with gpu.activate():
-                copies.append(gpu.zeros(scale.shape, scale.dtype))
-            tower.scale_loss(copies[-1])
-        self._sent.append((scale, copies))
-
-    def trace(self) -> None:
-        for tower in self._towers:
-            tower.trace()
+    def add_loss(self, total: Any, loss: Any) -> Any:
+        return self._towers[0].add_loss(total, loss) if self._resident else super().add_loss(total, loss)
 
     def memory_use(self) -> dict[str, int]:
         return self._towers[0].memory_use()

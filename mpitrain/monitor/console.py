@@ -101,15 +101,15 @@ class Console:
             shown = [form(values[name]) for name, form in _IN_BAR.items() if name in values]
             self._progress.update(self._task, completed=step, values="  ".join(shown))
         else:
-            self.say(f"step {step:,}  " + "  ".join(parts))
+            self.print(f"step {step:,}  " + "  ".join(parts))
 
-    def say(self, line: str) -> None:
-        """Print a line above the bar."""
+    def print(self, line: str, error: bool = False) -> None:
+        """Print a line above the bar; without a terminal to standard output, or to standard error if ``error``."""
         # On the bar's stream, because a launcher may not preserve the order of lines between two streams.
         if self._progress is not None:
             self._progress.console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
         else:
-            print(line, file=sys.stderr if self._columns else sys.stdout, flush=True)
+            print(line, file=sys.stderr if self._columns or error else sys.stdout, flush=True)
 
     def stop(self) -> None:
         """Close the bar, and leave it visible."""

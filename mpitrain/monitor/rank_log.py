@@ -1,4 +1,8 @@
-"""``logs/rank-N.log``: a rank's messages from ``logging`` and ``warnings``, with timestamps."""
+"""A rank's messages from ``logging`` and ``warnings``: in ``logs/rank-N.log`` with timestamps, and on the terminal.
+
+The chief prints what this package and the job file log at level INFO and above, and all warnings. Modules of this
+package use ``logging.getLogger(__name__)``; level DEBUG is for the file only.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import sys
 from pathlib import Path
 
 from ..errors import UserError
+from .console import Console
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 _TIME = "%Y-%m-%d %H:%M:%S"
@@ -22,23 +27,27 @@ class RankLog:
 
     Args:
         folder: The run directory.
-        printed: Whether messages of level WARNING and above are also printed. Otherwise only the chief prints, to avoid
-            repeating a warning for every rank; under ``mpitrain run``, which removes duplicates, all ranks do.
+        console: The chief's; None on other ranks.
+        warns: Whether a rank without console prints warnings. Without ``mpitrain run``, which removes duplicates, only
+            the chief should.
 
     Raises:
         OSError: The log cannot be written.
     """
 
-    def __init__(self, folder: Path, rank: int, printed: bool) -> None:
+    def __init__(self, folder: Path, rank: int, console: Console | None, warns: bool) -> None:
         path = path_for(folder, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
         self._handlers[0].setFormatter(logging.Formatter(_FORMAT, _TIME))
-        if printed:
-            self._handlers.append(_to_terminal())
+        if console is not None:
+            self._handlers.append(_ConsoleHandler(console))
+        elif warns:
+            self._handlers.append(_to_stderr())
         root = logging.getLogger()
         self._level = root.level
         root.setLevel(logging.INFO)
+        logging.getLogger("mpitrain").setLevel(logging.DEBUG)
         for handler in self._handlers:
             root.addHandler(handler)
         logging.captureWarnings(True)
@@ -64,15 +73,36 @@ class RankLog:
 
 
 class _Printed(logging.Formatter):
-    """Removes the line of source code at the end of a warning."""
+    """Names the level of warnings and errors, and removes the line of source code at the end of a warning."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
-        return text.splitlines()[0] if record.name == "py.warnings" and text else text
+        if record.levelno < logging.WARNING:
+            return text
+        return f"{record.levelname}: {text.splitlines()[0] if record.name == 'py.warnings' and text else text}"
 
 
-def _to_terminal() -> logging.Handler:
+class _ConsoleHandler(logging.Handler):
+    """Prints on the chief, above the progress bar."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.INFO)
+        self._console = console
+        self.setFormatter(_Printed())
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        package = record.name.split(".")[0]
+        return package == "mpitrain" or package.startswith("mpitrain_job_") or record.levelno >= logging.WARNING
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._console.print(self.format(record), error=record.levelno >= logging.WARNING)
+        except Exception:
+            self.handleError(record)
+
+
+def _to_stderr() -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)
     handler.setLevel(logging.WARNING)
-    handler.setFormatter(_Printed("%(levelname)s: %(message)s"))
+    handler.setFormatter(_Printed())
     return handler

@@ -1,7 +1,7 @@
 """Where a rank's time goes: time spans, recorded on every rank and written to one file for trace viewers.
 
-To record a method of an object, it is replaced by a wrapper that reads the clock before and after the call. Without
-``--trace`` nothing is replaced, and there is no overhead.
+Code marks its phases with ``span``, as a decorator or a context manager. Without ``--trace`` a span costs a fraction of
+a microsecond and records nothing.
 
 Totals cover the whole run. Individual spans are kept only for the last steps, in preallocated arrays. At the end the
 chief gathers them, converts them to its own clock, and writes the Trace Event Format (JSON), which Perfetto and
@@ -10,10 +10,11 @@ chrome://tracing can open.
 
 from __future__ import annotations
 
+import functools
 import json
+import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
@@ -29,7 +30,9 @@ KINDS = tuple("step load forward backward update average push pull wait serve sa
 _STEP, _WAIT = KINDS.index("step"), KINDS.index("wait")
 _SPANS_A_STEP = 32  # sets the array size; if steps have more spans, fewer steps are kept
 
-Result = TypeVar("Result")
+_BACKGROUND_STEPS = 100  # for which the track of a background thread keeps spans; it has few
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Track:
@@ -52,25 +55,18 @@ class Track:
         self._own_ns = [0] * len(KINDS)
         self._count = 0
         self._inner_ns = 0  # of spans inside the current one
+        self._open: list[tuple[int, int, int]] = []  # kind, begin, and ``_inner_ns`` of the enclosing span
         self.n_steps = 0
 
-    def wrap(self, owner: object, method: str, kind: str) -> None:
-        """Record every call of a method of this object from now on."""
-        setattr(owner, method, self.recorded(getattr(owner, method), kind))
+    def begin(self, kind: int) -> None:
+        """Begin a span; ``kind`` is an index into ``KINDS``."""
+        self._open.append((kind, self._now(), self._inner_ns))
+        self._inner_ns = 0
 
-    def recorded(self, call: Callable[..., Result], kind: str) -> Callable[..., Result]:
-        """Return a wrapper of ``call`` that records each call as a span."""
-        index, now, end = KINDS.index(kind), self._now, self._end
-
-        def recording(*args: Any, **kwargs: Any) -> Result:
-            outer_ns, self._inner_ns = self._inner_ns, 0
-            began = now()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                end(index, began, now() - began, outer_ns)
-
-        return recording
+    def end(self) -> None:
+        """End the innermost span."""
+        kind, began, outer_ns = self._open.pop()
+        self._end(kind, began, self._now() - began, outer_ns)
 
     def _end(self, index: int, began: int, took: int, outer_ns: int) -> None:
         """Record a span; ``outer_ns`` is the time of earlier spans inside the enclosing span."""
@@ -81,16 +77,6 @@ class Track:
         self._count += 1
         if index == _STEP:
             self.n_steps += 1
-
-    @contextmanager
-    def span(self, kind: str) -> Iterator[None]:
-        """Record the block as a span."""
-        outer_ns, self._inner_ns = self._inner_ns, 0
-        began = self._now()
-        try:
-            yield
-        finally:
-            self._end(KINDS.index(kind), began, self._now() - began, outer_ns)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -109,6 +95,80 @@ class Track:
         cut = len(steps) > 0 and (self._count > kept or len(steps) > self.keep_steps)
         whole = began >= steps[-self.keep_steps :][0] if cut else np.ones(kept, bool)
         return Spans(began[whole], took[whole], kind[whole], self.n_steps)
+
+
+class Recorder:
+    """The tracks of this process's threads.
+
+    Args:
+        keep_steps: Number of steps whose spans the training thread's track keeps.
+        clock: See ``Track``.
+
+    Attributes:
+        tracks: The training thread's first.
+    """
+
+    def __init__(self, keep_steps: int, clock: Callable[[], int] = perf_counter_ns) -> None:
+        self._by_thread, self._clock = threading.local(), clock
+        self._by_thread.track = Track("training", keep_steps, clock)
+        self.tracks: list[Track] = [self._by_thread.track]
+
+    @property
+    def track(self) -> Track:
+        """The track of the calling thread, which is named after it."""
+        found: Track | None = getattr(self._by_thread, "track", None)
+        if found is None:
+            name = threading.current_thread().name.split("_")[0]
+            found = self._by_thread.track = Track(name, _BACKGROUND_STEPS, self._clock)
+            self.tracks.append(found)
+        return found
+
+
+_recorder: Recorder | None = None
+
+
+def record(keep_steps: int, clock: Callable[[], int] = perf_counter_ns) -> Recorder:
+    """Record spans from now on; call it in the training thread. Local."""
+    global _recorder
+    _recorder = Recorder(keep_steps, clock)
+    return _recorder
+
+
+def stop_recording() -> None:
+    """Record no further spans. Local."""
+    global _recorder
+    _recorder = None
+
+
+class span:
+    """Records a block, or each call of a function, as a span of the calling thread: ``with span("wait"): ...``.
+
+    Args:
+        kind: One of ``KINDS``.
+    """
+
+    __slots__ = ("_kind",)
+
+    def __init__(self, kind: str) -> None:
+        self._kind = KINDS.index(kind)
+
+    def __enter__(self) -> None:
+        if _recorder is not None:
+            _recorder.track.begin(self._kind)
+
+    def __exit__(self, *error: object) -> None:
+        if _recorder is not None:
+            _recorder.track.end()
+
+    def __call__(self, function: Function) -> Function:
+        @functools.wraps(function)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if _recorder is None:
+                return function(*args, **kwargs)
+            with self:
+                return function(*args, **kwargs)
+
+        return recorded  # type: ignore[return-value]
 
 
 class Spans(NamedTuple):
@@ -176,11 +236,11 @@ def on_chiefs_clock(times: Array, before: Offset, after: Offset) -> Array:
     return times + first + np.rint(drift).astype(np.int64)
 
 
-def write(path: Path, ranks: Sequence[RankTrace], lockstep: bool) -> dict[str, Any]:
+def write(path: Path, ranks: Sequence[RankTrace], same_steps: bool) -> dict[str, Any]:
     """Write the trace of all ranks; return its summary, which the file also contains under ``mpitrain``.
 
     Args:
-        lockstep: Whether the workers wait for each other at every step, so that waits can be attributed to ranks.
+        same_steps: Whether all workers take the same steps, so that waits can be attributed to ranks.
 
     Raises:
         OSError: The file cannot be written.
@@ -192,7 +252,7 @@ def write(path: Path, ranks: Sequence[RankTrace], lockstep: bool) -> dict[str, A
     }
     origin = min((int(spans.began.min()) for spans in aligned.values() if len(spans.began)), default=0)
     training = {rank: spans for (rank, thread), spans in aligned.items() if thread == 0 and spans.n_steps}
-    summary = summarize(ranks, training, waited_for(training) if lockstep else {})
+    summary = summarize(ranks, training, waited_for(training) if same_steps else {})
     partial = path.with_suffix(".partial")
     with partial.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit": "ms",\n"mpitrain": ' + json.dumps(summary) + ',\n"traceEvents": [\n')
@@ -209,7 +269,7 @@ def summarize(ranks: Sequence[RankTrace], aligned: dict[int, Spans], waited: dic
 
     Args:
         aligned: The workers' training spans, on one clock.
-        waited: The result of ``waited_for``; empty without lockstep.
+        waited: The result of ``waited_for``; empty if they take different steps.
     """
     return {
         "ranks": [

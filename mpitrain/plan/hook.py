@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ..core.layout import Array, Layout
+from ..core.layout import Array
+from .progress import ConsistentPoint
 
 
 class TrainingLoop(Protocol):
@@ -14,14 +15,14 @@ class TrainingLoop(Protocol):
     Attributes:
         cluster: The ranks: ``cluster.chief`` is True on the worker that prints and writes files; ``cluster.workers`` is
             the workers' communicator.
+        plan: How the job is trained: ``plan.layout`` has the names and ranges of the flat vectors,
+            ``plan.step_examples`` is the number of examples per step, over all gradients that the step uses.
         step: Steps done; in the parameter-server modes by all workers combined.
         data_cursor: Examples that all workers combined have consumed from the stream of examples.
         train_steps: The step at which training ends.
-        step_examples: Examples per step, over all gradients that the step uses.
         loss: Mean loss of the last step, as known to this worker; NaN before the first step.
         skipped: Whether the last gradient was not applied (non-finite loss, or it arrived too late).
         learning_rate: Learning rate of the last step.
-        layout: Names and ranges of the flat vectors.
         params: Shape (layout.size,): the parameters used by the model.
         grads: Shape (layout.size,): this worker's last gradient.
         validation: Metrics of the last validation, by name.
@@ -30,21 +31,19 @@ class TrainingLoop(Protocol):
     @property
     def cluster(self) -> Any: ...
     @property
+    def plan(self) -> Any: ...
+    @property
     def step(self) -> int: ...
     @property
     def data_cursor(self) -> int: ...
     @property
     def train_steps(self) -> int: ...
     @property
-    def step_examples(self) -> int: ...
-    @property
     def loss(self) -> float: ...
     @property
     def skipped(self) -> bool: ...
     @property
     def learning_rate(self) -> float: ...
-    @property
-    def layout(self) -> Layout: ...
     @property
     def params(self) -> Array: ...
     @property
@@ -58,16 +57,13 @@ class TrainingLoop(Protocol):
     def report(self, step: int, values: dict[str, float]) -> None:
         """Print values of ``step`` and append them to ``metrics.jsonl``. Local; no effect except on the chief."""
 
-    def say(self, line: str) -> None:
-        """Print a line. Local; no effect except on the chief."""
-
 
 class Hook:
     """Base class of hooks; the training loop calls its methods on every worker.
 
     In ``sync`` and ``local`` all workers are then at the same step, so a method may communicate over
     ``loop.cluster.workers``. In ``async``, ``ssp`` and ``backup`` each worker runs at its own pace, so ``after_step``
-    must not communicate. Only the chief should print or write files.
+    must not communicate. Only the chief should write files. Messages of Python's ``logging`` are printed by the chief.
     """
 
     def begin(self, loop: TrainingLoop) -> None:
@@ -78,6 +74,13 @@ class Hook:
 
         ``loop.step`` counts the steps done, in the parameter-server modes by all workers combined; ``loop.loss`` is the
         mean loss of the last one.
+        """
+
+    def at_consistent_point(self, loop: TrainingLoop, point: ConsistentPoint) -> None:
+        """Called on all workers while they hold the same complete parameters; may communicate in every mode.
+
+        In ``sync`` after every step, in ``local`` after each averaging, in ``async``, ``ssp`` and ``backup`` whenever
+        the workers pause to validate or save; in every mode at the end of training (``point.last``).
         """
 
     def end(self, loop: TrainingLoop) -> None:

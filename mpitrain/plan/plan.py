@@ -34,6 +34,7 @@ class Plan:
         workers: Number of ranks that compute gradients.
         batch: Examples per worker and gradient.
         gradients_per_step: Gradients that one update uses.
+        validate_steps: Steps between two validations; 0 for never.
     """
 
     config: RunConfig
@@ -46,6 +47,7 @@ class Plan:
     workers: int
     batch: int
     gradients_per_step: int
+    validate_steps: int = 0
 
     @property
     def train_steps(self) -> int:
@@ -61,6 +63,11 @@ class Plan:
     def vectors(self) -> list[str]:
         """Names of the vectors that training changes: ``params``, the slots, and ``average`` if there is one."""
         return ["params", *self.optimizer.slots, *(["average"] if self.moving_average is not None else [])]
+
+    def next_pause(self, step: int) -> int:
+        """Return the first step after ``step`` at which workers pause to validate or save in the served modes."""
+        periods = [every for every in (self.validate_steps, self.config.save_steps) if every]
+        return min([self.train_steps, *((step // every + 1) * every for every in periods)])
 
     @property
     def nbytes(self) -> int:
@@ -82,6 +89,12 @@ class Plan:
     def buckets(self) -> list[Bucket]:
         """Buckets in which gradients are averaged, last first."""
         return buckets_of(self.layer_starts, self.layout.size, self.config.bucket_bytes // self.dtype.itemsize)
+
+    @property
+    def layer_borders(self) -> dict[int, int]:
+        """For each layer whose completion in backward completes a bucket: its index, and the bucket's first element."""
+        latest = {start: layer for layer, start in enumerate(self.layer_starts)}
+        return {latest[bucket.lo]: bucket.lo for bucket in self.buckets if bucket.lo > 0}
 
     @property
     def weight(self) -> float:
@@ -121,6 +134,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
         workers=workers,
         batch=config.batch_size,
         gradients_per_step=gradients_per_step,
+        validate_steps=0 if job.validation is None else config.validate_steps,
     )
 
 

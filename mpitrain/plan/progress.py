@@ -1,4 +1,4 @@
-"""The progress of a run, which a checkpoint records in addition to its vectors."""
+"""The progress of training: how far it has come, and what a worker does next."""
 
 from __future__ import annotations
 
@@ -9,17 +9,45 @@ from ..core.layout import Array
 
 
 class Progress(NamedTuple):
-    """The point at which training starts or resumes.
+    """How far training has come.
 
     Attributes:
-        step: Steps done.
-        data_cursor: Examples consumed from the endless stream.
-        extra_state: See ``Strategy``. It is the state of the resumed run, whose precision or mode may differ.
+        step: Number of completed steps; of all workers together in the served modes.
+        data_cursor: Number of examples taken from the endless stream.
+        extra_state: On a resume: further numbers of the resumed run, whose precision or mode may differ.
     """
 
     step: int
     data_cursor: int
-    extra_state: Mapping[str, float]
+    extra_state: Mapping[str, float] = {}
+
+
+class WorkItem(NamedTuple):
+    """A batch to compute a gradient of.
+
+    Attributes:
+        step: The 0-based step that the gradient is for.
+        position: Index of its first example in the endless stream of examples.
+    """
+
+    step: int
+    position: int
+
+
+class ConsistentPoint(NamedTuple):
+    """All workers hold the same complete parameters, and none computes. The same on all workers.
+
+    Attributes:
+        step: Number of completed steps.
+        data_cursor: Number of examples taken from the endless stream.
+        requested: Whether the chief has requested it by ``Strategy.request_pause``.
+        last: Whether training ends here.
+    """
+
+    step: int
+    data_cursor: int
+    requested: bool
+    last: bool
 
 
 # Called with a node's vectors by name on one rank of the node, None on the others, and the rank that knows the initial

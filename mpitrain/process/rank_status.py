@@ -83,7 +83,7 @@ class RankStatusFile:
             with self._path.open("r+b") as file:
                 self._page = mmap.mmap(file.fileno(), _SIZE)
         except (OSError, ValueError) as error:  # some file systems do not support memory maps
-            _log.info("%s: %s", self._path, error)
+            _log.debug("%s: %s", self._path, error)
 
     def set_step(self, step: int) -> None:
         """Record that ``step`` steps are done."""
@@ -168,7 +168,7 @@ def _rewrite(path: Path, status: RankStatus) -> None:
             file.seek(_STEP_DIGITS)
             file.write(_line(status)[_STEP_DIGITS:])
     except OSError as error:
-        _log.info("%s: %s", path, error)
+        _log.debug("%s: %s", path, error)
 
 
 def _line(status: RankStatus) -> bytes:

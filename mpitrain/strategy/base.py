@@ -1,38 +1,16 @@
-"""The interface between the training loop and every mode: work items, parameters, gradients, and the end of a step."""
+"""The interface between the training loop and every mode: work items, consistent points, parameters and gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, SupportsFloat
 
 import numpy as np
 
+from ..checkpoint.snapshot import Snapshot
 from ..core.layout import Array
 from ..errors import NonFiniteLoss
 from ..monitor.worker_stats import WorkerStats
-
-# Called with an object, a method name and a kind of span: records every call of the method. See ``monitor.trace``.
-Wrap = Callable[[object, str, str], None]
-
-
-class WorkItem(NamedTuple):
-    """A batch to compute a gradient of.
-
-    Attributes:
-        step: The 0-based step that the gradient is for.
-        position: Index of its first example in the endless stream of examples.
-    """
-
-    step: int
-    position: int
-
-
-class Turn(Enum):
-    """What ``Strategy.next`` returns if there is no work item."""
-
-    PAUSE = "all workers are paused at the requested step, and wait for the chief"
-    END = "training is over"
+from ..plan.progress import ConsistentPoint, Progress, WorkItem
 
 
 class StepResult(NamedTuple):
@@ -47,101 +25,90 @@ class StepResult(NamedTuple):
     updated: bool
 
 
-class Totals(NamedTuple):
+class Stats(NamedTuple):
     """Totals over all workers since this run began.
 
     Attributes:
+        step: Number of completed steps that they cover, including those before a resume.
         loss: Sum of the losses of steps.
         steps: Number of steps in that sum.
         skipped: Number of steps skipped because their loss was not finite.
-        worker_stats: Statistics of each worker; empty if all workers take the same steps.
+        workers: Statistics of each worker; empty if all workers take the same steps.
     """
 
+    step: int
     loss: float
     steps: int
     skipped: int
-    worker_stats: list[WorkerStats]
+    workers: list[WorkerStats]
 
 
 class Strategy(Protocol):
-    """Updates the parameters with this rank's gradients.
+    """Turns this worker's gradient of a step into the parameters of the next one.
+
+    Constructed with ``(cluster, plan, devices, initial_state)``, collectively over the workers; in the served modes
+    over all ranks. ``bulk_synchronous.BulkSynchronous`` is a base class for modes in which all workers take the same
+    steps.
 
     Attributes:
-        params: Shape (layout.size,): the parameters that the model computes with; read-only.
-        grads: Shape (layout.size,): written by the model's backward pass.
-        has_average: Whether there are moving averages of the parameters.
-        vectors: The names of the vectors in a checkpoint: ``params``, the optimizer's slots and ``average``.
-        lockstep: Whether all workers are at the same step whenever ``finish`` returns.
-        paused: In lockstep: whether this is the step requested by ``pause_soon``; the same on all workers.
-        step: Number of completed steps.
-        data_cursor: Number of examples taken from the endless stream.
-        on_device: Whether ``params`` and ``grads`` lie on this worker's device, and ``begin`` takes the loss as the
-            replica's ``forward`` returns it.
-        loss_scale: Factor for the loss's gradient, on the device; None for 1.
+        params: Shape (layout.size,): the parameters that the model computes with; read-only. On the worker's device or
+            in host memory.
+        grads: Shape (layout.size,): written by the model's backward pass; where ``params`` is.
     """
 
-    on_device: bool
-    loss_scale: Array | None
     params: Array
     grads: Array
-    has_average: bool
-    vectors: list[str]
-    lockstep: bool
-    paused: bool
-    step: int
-    data_cursor: int
 
     @property
-    def settled(self) -> bool:
-        """Whether the workers have the same parameters after this step."""
-
-    @property
-    def extra_state(self) -> Mapping[str, float]:
-        """Further state for a checkpoint, by name; in lockstep the same on all workers. Local, after ``gather``."""
-
-    def pause_at(self, step: int) -> None:
-        """Pause all workers at a later step; chief only, and only without lockstep: ``next`` then returns PAUSE."""
-
-    def pause_soon(self) -> None:
-        """Ask the workers to reach a step at which a checkpoint can be taken; chief only. In lockstep
-        ``paused`` returns whether they have; otherwise ``next`` does."""
-
-    def next(self) -> WorkItem | Turn:
-        """Return what to do next; may block."""
-
-    def begin(self, loss: Any) -> None:
-        """Set this rank's share of the step's loss; call before ``ready``. Local."""
-
-    def ready(self, start: int) -> None:
-        """Declare ``grads[start:]`` final; called with decreasing ``start``, finally 0. Local."""
-
-    def finish(self) -> None:
-        """Submit the gradient. Collective over the workers in lockstep, else local."""
+    def progress(self) -> Progress:
+        """How far training has come. Local."""
 
     @property
     def result(self) -> StepResult:
-        """The result of the last step; waits for it if it is still being computed."""
+        """The result of the last step; waits for it if it is still being computed. Local."""
 
-    def stop(self) -> None:
+    def next(self) -> WorkItem | ConsistentPoint | None:
+        """Return what to do next; None at the end, after the last ``ConsistentPoint``. May wait for other workers."""
+
+    def begin(self, loss: SupportsFloat) -> None:
+        """Set this worker's share of the step's loss, as the model's ``forward`` returns it. Local."""
+
+    def ready(self, start: int) -> None:
+        """Declare ``grads[start:]`` final; called with decreasing ``start``, finally 0. Local.
+
+        The strategy may change parameters from now on, but only if it knows that the loss is finite.
+
+        Raises:
+            NonFiniteLoss: The loss is not finite and ``--nan`` is ``stop``; here or in ``finish``.
+        """
+
+    def finish(self) -> None:
+        """Submit the gradient. Collective over the workers if they take the same steps, else local."""
+
+    def request_pause(self) -> None:
+        """Request a ``ConsistentPoint`` as soon as possible. Local; chief only."""
+
+    def request_stop(self) -> None:
         """Ask all workers to stop soon. Local; one rank is enough."""
 
+    def vector(self, name: str) -> Array:
+        """Return one of ``plan.vectors``, complete, where ``params`` is; valid until the next call or step.
+
+        Collective over the workers, at a ``ConsistentPoint``.
+        """
+
+    def snapshot(self) -> Snapshot:
+        """Return the state for a checkpoint. Collective over the workers, at a ``ConsistentPoint``.
+
+        The vectors are complete on the ranks that write: the chief, and if all workers take the same steps the first
+        rank of each node. The strategy changes none of them before ``Snapshot.release`` is called.
+        """
+
+    def stats(self) -> Stats:
+        """Return the totals of all workers; on the chief. Local."""
+
     def close(self) -> None:
-        """Reach the final parameters, the same on all workers. Collective over the workers."""
-
-    def gather(self, name: str) -> Array:
-        """Return one of ``vectors``, complete. Collective over the workers in lockstep, else local."""
-
-    def on_device_copy(self, name: str) -> Array:
-        """Like ``gather``, but return the vector on this worker's device if the parameters live there."""
-
-    def totals(self) -> Totals:
-        """Return the totals of all workers; on the chief."""
-
-    def trace(self, wrap: Wrap) -> None:
-        """Record the calls that communicate, wait or update. Local; call before training."""
-
-    def free(self) -> None:
-        """Free memory. Collective over all ranks."""
+        """Free memory. Collective over the ranks that constructed it."""
 
 
 def non_finite_error(losses: Array, step: int, on_all_ranks: bool = False) -> NonFiniteLoss:
@@ -160,3 +127,10 @@ def non_finite_error(losses: Array, step: int, on_all_ranks: bool = False) -> No
     )
     error.on_all_ranks = on_all_ranks
     return error
+
+
+def own_loss_error(loss: float, worker: int, workers: int, step: int) -> NonFiniteLoss:
+    """Return the error of a worker that knows only its own loss, which is not finite."""
+    losses = np.zeros(workers)
+    losses[worker] = loss
+    return non_finite_error(losses, step)

@@ -1,98 +1,123 @@
-"""The common part of ``sync`` and ``local``: all workers take the same steps, each with its own batch."""
+"""The common part of modes in which all workers take the same steps, each with its own batch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any, SupportsFloat
 
+from ..checkpoint.snapshot import Snapshot
 from ..core.layout import Array
 from ..plan.plan import Plan
-from .base import StepResult, Totals, Turn, WorkItem
+from ..plan.progress import ConsistentPoint, Progress, WorkItem
+from .base import Stats, StepResult
 
-STOP = 1  # flag: a rank was asked to stop
-PAUSE = 2  # flag: the chief was asked for a pause
+STOP = 1  # flag: a worker was asked to stop
+PAUSE = 2  # flag: the chief has requested a consistent point
 
 
 class BulkSynchronous:
-    """Counts steps and examples; subclasses add the rest of ``base.Strategy``.
+    """Counts steps and examples; subclasses do the rest of ``base.Strategy``.
+
+    A subclass sets ``params`` and ``grads``, and implements ``finish``, ``vector`` and ``close``. ``finish`` averages
+    and updates, calls ``_count``, and calls ``_reach`` after each step at whose end all workers hold the same
+    parameters. The sum of all workers' gradients is the gradient of the step's mean loss.
 
     Args:
         rank: Index of this worker among the workers.
         step, data_cursor: Where training begins.
     """
 
-    lockstep = True
-    on_device = False
-    loss_scale: Array | None = None
+    params: Array
+    grads: Array
 
     def __init__(self, plan: Plan, rank: int, step: int, data_cursor: int) -> None:
-        self._first, self._examples = rank * plan.batch, plan.step_examples
-        self._train_steps = plan.train_steps
-        self.step, self.data_cursor = step, data_cursor
-        self._flags = 0  # of this rank
-        self._stopping = False  # like ``paused``, agreed on by all workers
-        self.paused = False
-        self._loss, self._counted, self._skipped = 0.0, 0, 0
+        self._plan = plan
+        self._step, self._cursor, self._offset = step, data_cursor, rank * plan.batch
+        self._flags = 0  # of this worker
+        self._loss: Any = math.nan  # this worker's share of the step's loss
+        self._point: ConsistentPoint | None = None  # reached, and not yet returned by ``next``
+        self._ended = False
+        self._snapshot: Snapshot | None = None  # whose vectors must not change
         self._result = StepResult(math.nan, True)
+        self._stats = Stats(step, 0.0, 0, 0, [])
+        if step >= plan.train_steps:
+            self._reach(0)
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(self._step, self._cursor)
 
     @property
     def result(self) -> StepResult:
         return self._result
 
-    @property
-    def settled(self) -> bool:
-        return True
+    def next(self) -> WorkItem | ConsistentPoint | None:
+        if self._point is not None:
+            point, self._point = self._point, None
+            return point
+        return None if self._ended else WorkItem(self._step, self._cursor + self._offset)
 
-    @property
-    def extra_state(self) -> Mapping[str, float]:
-        return {}
+    def begin(self, loss: SupportsFloat) -> None:
+        self._loss = loss
 
-    def pause_at(self, step: int) -> None:
-        """Do nothing: no worker continues before all have finished the step."""
+    def ready(self, start: int) -> None:
+        """Do nothing: the gradient is used as a whole."""
 
-    def pause_soon(self) -> None:
-        self._flags |= PAUSE
-
-    def next(self) -> WorkItem | Turn:
-        self.paused = False
-        if self._stopping or self.step >= self._train_steps:
-            return Turn.END
-        return WorkItem(self.step, self.data_cursor + self._first)
-
-    def stop(self) -> None:
-        self._flags |= STOP
-
-    def close(self) -> None:
-        """Do nothing: all workers have the same parameters."""
-
-    def gather(self, name: str) -> Array:
+    def finish(self) -> None:
         raise NotImplementedError
 
-    def on_device_copy(self, name: str) -> Array:
-        return self.gather(name)
+    def request_pause(self) -> None:
+        self._flags |= PAUSE
 
-    def totals(self) -> Totals:
-        return Totals(self._loss, self._counted, self._skipped, [])
+    def request_stop(self) -> None:
+        self._flags |= STOP
 
-    def _hear(self, flags: int) -> None:
-        """Handle the union of all workers' flags."""
-        self._stopping, self.paused = bool(flags & STOP), bool(flags & PAUSE)
-        if self.paused:
-            self._flags &= ~PAUSE
+    def vector(self, name: str) -> Array:
+        raise NotImplementedError
+
+    def snapshot(self) -> Snapshot:
+        self._await_release()
+        vectors = {name: self.vector(name) for name in self._plan.vectors}
+        self._snapshot = Snapshot(vectors, self._step, self._cursor, self._extra_state())
+        return self._snapshot
+
+    def stats(self) -> Stats:
+        return self._stats
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def _extra_state(self) -> Mapping[str, float]:
+        return {}
+
+    def _await_release(self) -> None:
+        """Wait until the vectors of the last snapshot may change; quick if nothing is being saved."""
+        if self._snapshot is not None:
+            self._snapshot.wait()
+            self._snapshot = None
 
     def _count(self, loss: float, updated: bool) -> None:
-        """Count one step."""
+        """Count one step whose result is known."""
         self._advance()
         self._tally(loss, updated)
 
     def _advance(self) -> None:
-        self.step += 1
-        self.data_cursor += self._examples
+        self._step += 1
+        self._cursor += self._plan.step_examples
 
     def _tally(self, loss: float, updated: bool) -> None:
         self._result = StepResult(loss, updated)
-        if updated:
-            self._loss += loss
-            self._counted += 1
-        else:
-            self._skipped += 1
+        self._add(self._stats.step + 1, loss if updated else 0.0, int(updated), int(not updated))
+
+    def _add(self, step: int, loss: float, steps: int, skipped: int) -> None:
+        """Add results up to ``step`` to the totals."""
+        before = self._stats
+        self._stats = Stats(step, before.loss + loss, before.steps + steps, before.skipped + skipped, [])
+
+    def _reach(self, flags: int) -> None:
+        """Make this step a consistent point; ``flags`` is the union of all workers' flags."""
+        self._ended = bool(flags & STOP) or self._step >= self._plan.train_steps
+        self._point = ConsistentPoint(self._step, self._cursor, bool(flags & PAUSE), self._ended)
+        if flags & PAUSE:
+            self._flags &= ~PAUSE

@@ -1,13 +1,14 @@
-"""Select a worker's strategy by ``--mode``."""
+"""Make a worker's strategy: one of the built-in modes, or a user's class (``--mode package.module:Class``)."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 
 from ..comm.cluster import Cluster
-from ..comm.hierarchy import Hierarchy, hierarchy_of
 from ..comm.mpi import MPI
 from ..core.device import CPU, Device
+from ..errors import ConfigError
 from ..plan.plan import Plan
 from ..plan.progress import InitialState
 from .base import Strategy
@@ -18,23 +19,31 @@ from .ps.store import Store
 from .sync import Sync
 from .sync_gpu import SyncGpu
 
+MakeStrategy = Callable[[Cluster, Plan, Sequence[Device], InitialState], Strategy]
 
-def bulk_synchronous_strategy(
-    cluster: Cluster, plan: Plan, devices: Sequence[Device], initial_state: InitialState, say: Callable[[str], None]
-) -> Strategy:
-    """Return the strategy for ``sync`` or ``local``. Collective over the workers.
+
+def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], initial_state: InitialState) -> Strategy:
+    """Return this worker's strategy. Collective over the workers; in the served modes over all ranks.
 
     Args:
         devices: The devices of this worker.
         initial_state: Sets the initial values of vectors.
+
+    Raises:
+        ConfigError: ``--mode`` names a class that cannot be imported.
     """
-    if plan.config.mode == "local":
-        return Local(_hierarchy(cluster, plan, say, 2 + cluster.training.node.size), plan, initial_state)
-    if trains_on_gpus(cluster, plan, devices):
-        by_host = plan.config.gpu_transport in ("auto", "host")
-        vectors = len(plan.vectors) + (cluster.training.node.size + 1 if by_host else 0)
-        return SyncGpu(_hierarchy(cluster, plan, say, vectors), plan, devices[0], initial_state, say)
-    return Sync(_hierarchy(cluster, plan, say, cluster.training.node.size + len(plan.vectors)), plan, initial_state)
+    mode = plan.config.mode
+    if plan.config.served:
+        return ps_strategy(Store(cluster, plan, initial_state), devices)
+    make: MakeStrategy
+    if mode == "sync":
+        make = SyncGpu if trains_on_gpus(cluster, plan, devices) else Sync
+    elif mode == "local":
+        make = Local
+    else:
+        with cluster.training.agree("importing the strategy"):
+            make = _imported(mode)
+    return make(cluster, plan, devices, initial_state)
 
 
 def trains_on_gpus(cluster: Cluster, plan: Plan, devices: Sequence[Device]) -> bool:
@@ -50,10 +59,15 @@ def ps_strategy(store: Store, devices: Sequence[Device] = (CPU,)) -> Strategy:
         devices: The devices of this worker.
     """
     if store.plan.config.mode != "backup":
-        return Async(store, early=devices[0].is_gpu)
+        return Async(store, devices)
     return BackupOnOneNode(store) if store.on_one_node else BackupWithServers(store)
 
 
-def _hierarchy(cluster: Cluster, plan: Plan, say: Callable[[str], None], vectors: int) -> Hierarchy:
-    nbytes = vectors * plan.nbytes
-    return hierarchy_of(cluster, nbytes, plan.config.shared_memory, say)
+def _imported(mode: str) -> MakeStrategy:
+    """Return the class that ``package.module:Class`` names."""
+    module, _, name = mode.partition(":")
+    try:
+        found: MakeStrategy = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"--mode {mode}: {error}; must name a class in a module that Python can import") from error
+    return found

@@ -19,36 +19,34 @@ and two runs on the same ranks give identical bits. The update is partitioned as
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..comm.hierarchy import Hierarchy, ReduceScatter
+from ..comm.cluster import Cluster
+from ..comm.hierarchy import ReduceScatter, hierarchy_of
 from ..comm.mpi import MPI
 from ..comm.shared_memory import row_stride
+from ..core.device import Device
 from ..core.kernels import sum_in_place
 from ..core.layout import Array
+from ..monitor.trace import span
 from ..plan.plan import Plan
 from ..plan.progress import InitialState
-from .base import Wrap, non_finite_error
+from .base import non_finite_error
 from .bulk_synchronous import BulkSynchronous
 
 
 class Sync(BulkSynchronous):
-    """Synchronous data parallel training; see ``base.Strategy`` for the methods.
+    """Synchronous data parallel training; see ``base.Strategy`` for the methods."""
 
-    Construction is collective over the workers.
-
-    Args:
-        hierarchy: The communication hierarchy of the workers; freed with this object.
-        initial_state: Sets the initial values of vectors.
-    """
-
-    def __init__(self, hierarchy: Hierarchy, plan: Plan, initial_state: InitialState) -> None:
-        self._hierarchy, self._barrier, self._nan = hierarchy, hierarchy.barrier, plan.config.nan
+    def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], initial_state: InitialState) -> None:
+        nbytes = (cluster.training.node.size + len(plan.vectors)) * plan.nbytes
+        self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, plan.config.shared_memory)
+        self._barrier, self._nan = hierarchy.barrier, plan.config.nan
         self._several_nodes = hierarchy.n_nodes > 1
-        size, dtype = plan.layout.size, plan.dtype
-        self._allocate(size, dtype, plan.vectors)
+        self._allocate(plan)
         step, data_cursor, _ = initial_state(self._vectors if hierarchy.node.rank == 0 else None, 0)
         super().__init__(plan, hierarchy.comm.rank, step, data_cursor)
         self._updater = plan.updater(self._vectors)
@@ -56,36 +54,29 @@ class Sync(BulkSynchronous):
         self._buckets = plan.buckets
         self._owned_ranges = [hierarchy.owned_range(bucket.lo, bucket.hi) for bucket in self._buckets]
         self._reduce_scatters = [
-            ReduceScatter(hierarchy, bucket.lo, bucket.hi, dtype)
+            ReduceScatter(hierarchy, bucket.lo, bucket.hi, plan.dtype)
             for bucket in self._buckets
             if self._several_nodes and hierarchy.internode is not None
         ]
         # Each step adds this many barrier phases: one per bucket, one for partial sums, one for the end.
         self._phase = 0
+        self._begun = False  # whether this step's loss is noted
         self._declared = self._handled = 0  # number of buckets in this step
         self._noted = np.zeros(2)
         self._all_noted = np.zeros((hierarchy.comm.size, 2))
         self._noting = MPI.REQUEST_NULL
 
-    def _allocate(self, size: int, dtype: Any, names: list[str]) -> None:
-        node, shared = self._hierarchy.node, self._hierarchy.shared
+    def _allocate(self, plan: Plan) -> None:
+        node, shared, size = self._hierarchy.node, self._hierarchy.shared, plan.layout.size
         stride = row_stride(size)
-        self._rows = shared.allocate((node.size, stride), dtype)
-        self.grads = self._rows[node.rank, :size]
-        self._vectors = {name: shared.allocate((stride,), dtype)[:size] for name in names}
-        self.vectors, self.has_average = names, "average" in names
-        self.params = self._vectors["params"]
+        self._rows = shared.allocate((node.size, stride), plan.dtype)
+        self._vectors = {name: shared.allocate((stride,), plan.dtype)[:size] for name in plan.vectors}
+        self.params, self.grads = self._vectors["params"], self._rows[node.rank, :size]
         self.grads[:] = 0  # gaps between parameters must stay zero
 
-    def begin(self, loss: float) -> None:
-        flags = self._flags
-        self._declared = self._handled = 0
-        self._barrier.note(loss, flags)
-        if self._several_nodes:
-            self._noted[:] = loss, flags
-            self._noting = self._hierarchy.comm.Iallgather(self._noted, self._all_noted)
-
     def ready(self, start: int) -> None:
+        if not self._begun:
+            self._begin_step()
         buckets = self._buckets
         while self._declared < len(buckets) and buckets[self._declared].lo >= start:
             self._declared += 1
@@ -93,10 +84,21 @@ class Sync(BulkSynchronous):
         if start > 0:  # otherwise ``finish`` follows, which waits
             self._work_ahead()
 
+    def _begin_step(self) -> None:
+        """Note the loss where the other workers read it, before they see a bucket of this worker."""
+        self._begun = True
+        self._await_release()  # no worker updates a bucket before it has this worker's gradient
+        loss = float(self._loss)
+        self._barrier.note(loss, self._flags)
+        if self._several_nodes:
+            self._noted[:] = loss, self._flags
+            self._noting = self._hierarchy.comm.Iallgather(self._noted, self._all_noted)
+
+    @span("average")
     def finish(self) -> None:
         last = self._phase + len(self._buckets)
         if self._several_nodes:
-            self._travel_rest()
+            self._reduce_rest()
         self._wait(last)
         losses, flags = self._collect_noted()
         loss = sum(losses.tolist())
@@ -104,44 +106,33 @@ class Sync(BulkSynchronous):
         for exchange in self._reduce_scatters:  # even if the run ends here: no operation may stay pending
             exchange.finish(self.grads)
         if not finite and self._nan == "stop":
-            raise non_finite_error(losses, self.step, on_all_ranks=True)
+            raise non_finite_error(losses, self._step, on_all_ranks=True)
         updated = finite or self._nan == "ignore"
         if updated:
             self._update_rest(last + 1)
             self._allgather_params()
         self._phase = last + 2
+        self._begun, self._declared, self._handled = False, 0, 0
         self._barrier.publish(self._phase)
         self._wait(self._phase)
-        self._hear(flags)
         self._count(loss, updated)
+        self._reach(flags)
 
-    def gather(self, name: str) -> Array:
+    def vector(self, name: str) -> Array:
         vector = self._vectors[name]
         for bucket in self._buckets:
             self._hierarchy.allgather(vector, bucket.lo, bucket.hi)
         self._hierarchy.node.Barrier()
         return vector
 
-    def trace(self, wrap: Wrap) -> None:
-        for method, kind in (
-            ("finish", "average"),
-            ("_travel", "average"),
-            ("_allgather_params", "average"),
-            ("_wait", "wait"),
-            ("_sum_partials", "wait"),
-            ("_update", "update"),
-            ("_update_by_sums", "update"),
-        ):
-            wrap(self, method, kind)
-
-    def free(self) -> None:
+    def close(self) -> None:
         self._hierarchy.free()
 
     def _work_ahead(self) -> None:
         """Process buckets that the whole node has declared, while backward computes earlier layers."""
         while self._handled < self._declared and self._barrier.reached(self._phase + self._handled + 1):
             if self._several_nodes:
-                self._travel(self._handled)
+                self._reduce(self._handled)
             elif self._updater.needs_sums or not np.isfinite(self._barrier.losses).all():
                 return  # left to ``finish``
             else:
@@ -149,6 +140,7 @@ class Sync(BulkSynchronous):
             self._handled += 1
         self._progress()
 
+    @span("wait")
     def _wait(self, phase: int) -> None:
         self._barrier.wait(phase, self._progress if self._several_nodes else None)
 
@@ -158,7 +150,8 @@ class Sync(BulkSynchronous):
         for exchange in self._reduce_scatters:
             exchange.progress()
 
-    def _travel(self, index: int) -> None:
+    @span("average")
+    def _reduce(self, index: int) -> None:
         """Sum this rank's chunk of a bucket over the node, and start to reduce it between nodes."""
         bucket = self._buckets[index]
         lo, hi = self._hierarchy.chunk(bucket.lo, bucket.hi)
@@ -167,16 +160,17 @@ class Sync(BulkSynchronous):
         if self._reduce_scatters:
             self._reduce_scatters[index].start(self.grads)
 
-    def _travel_rest(self) -> None:
+    def _reduce_rest(self) -> None:
         for index in range(self._handled, len(self._buckets)):
             self._wait(self._phase + index + 1)
-            self._travel(index)
+            self._reduce(index)
         self._handled = len(self._buckets)
 
+    @span("update")
     def _update(self, index: int, rows: Array) -> None:
         lo, hi = self._owned_ranges[index]
         if lo < hi:
-            self._updater.update(lo, hi, rows, self.step)
+            self._updater.update(lo, hi, rows, self._step)
 
     def _update_rest(self, sums_phase: int) -> None:
         # With several nodes, the sum over all ranks is in this rank's own row.
@@ -187,16 +181,18 @@ class Sync(BulkSynchronous):
         for index in range(0 if self._several_nodes else self._handled, len(self._buckets)):
             self._update(index, rows)
 
+    @span("update")
     def _update_by_sums(self, rows: Array, phase: int) -> None:
         """Update in two passes; norms of whole vectors or parameters are summed between them."""
         owned = [(lo, hi) for lo, hi in self._owned_ranges if lo < hi]
         mine: Any = 0.0
         for lo, hi in owned:
-            mine = mine + self._updater.prepare(lo, hi, rows, self.grads, self.step)
+            mine = mine + self._updater.prepare(lo, hi, rows, self.grads, self._step)
         sums = self._sum_partials(mine, phase)
         for lo, hi in owned:
-            self._updater.finish(lo, hi, self.grads, sums, self.step)
+            self._updater.finish(lo, hi, self.grads, sums, self._step)
 
+    @span("wait")
     def _sum_partials(self, mine: Any, phase: int) -> Array:
         """Return the sum of all owners' partial sums, in a fixed order."""
         hierarchy = self._hierarchy
@@ -211,6 +207,7 @@ class Sync(BulkSynchronous):
         summed: Array = by_node.sum(axis=0)
         return summed
 
+    @span("average")
     def _allgather_params(self) -> None:
         if self._several_nodes:
             for bucket in self._buckets:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from typing import Any
 
+from ..models.base import Model
 from ..monitor import worker_stats
+from ..monitor.console import Console
+from ..monitor.trace import span
 from ..monitor.worker_stats import WorkerStats
 from ..plan.hook import Hook
+from ..plan.progress import ConsistentPoint
 from ..process.rank_status import RankStatusFile
 from ..process.signals import Signals, TimeLimit
-from ..strategy.base import Totals
+from ..strategy.base import Stats, Strategy
+from .checkpointing import Checkpoints, finish_saving
+from .evaluation import Evaluator
+
+_log = logging.getLogger(__name__)
 
 
 class EveryNSteps:
@@ -36,134 +45,152 @@ class EveryNSteps:
         self._last = step
         return True
 
-    def next(self, step: int, end: int) -> int:
-        """Return the first multiple of N after ``step``, at most ``end``."""
-        return min(end, (step // self._every + 1) * self._every) if self._every else end
-
 
 class Log(Hook):
     """Reports loss, learning rate and speed every N steps, averaged over all workers since the last report.
 
-    The first step's time is excluded, because kernels are compiled in it on a machine's first run.
+    The first step's time is excluded, because kernels are compiled in it on a machine's first run. If workers exchange
+    results only at some steps, the report waits for the next one.
     """
 
-    def __init__(self, every: int) -> None:
-        self._when = EveryNSteps(every)
+    def __init__(self, every: int, strategy: Strategy) -> None:
+        self._every, self._strategy = every, strategy
 
     def begin(self, loop: Any) -> None:
-        self._when.start(loop.step)
+        self._reported_s = loop.training_s
+        self._reported_steps = loop.step
         self._timed = self._warned = False
         self._compared_from: list[WorkerStats] | None = None
-        self._start(loop)
+        if loop.cluster.chief:
+            self._before = self._strategy.stats()
 
     def after_step(self, loop: Any) -> None:
+        if not loop.cluster.chief:
+            return
         if not self._timed:
-            self._timed = True
-            self._timed_from = loop.step, _seconds(loop)
-        if loop.settled and self._when.due(loop.step):
-            totals = self._report(loop) if loop.cluster.chief else None
-            self._start(loop, totals)
+            self._timed, self._reported_steps, self._reported_s = True, loop.step, loop.training_s
+        self._report_if_due(loop)
 
     def end(self, loop: Any) -> None:
-        # In the asynchronous modes another worker may have taken the last step.
-        if self._when.due(loop.step) and loop.cluster.chief:
-            self._report(loop)
+        # In the served modes another worker may have taken the last step.
+        if loop.cluster.chief:
+            self._report_if_due(loop)
 
-    def _report(self, loop: Any) -> Totals:
-        totals, before = loop.totals(), self._totals
-        steps, seconds = loop.step - self._timed_from[0], _seconds(loop) - self._timed_from[1]
-        counted = totals.steps - before.steps
+    def _report_if_due(self, loop: Any) -> None:
+        if not self._every or loop.step // self._every <= self._before.step // self._every:
+            return
+        stats = self._strategy.stats()
+        if stats.step // self._every > self._before.step // self._every:
+            self._report(loop, stats)
+
+    def _report(self, loop: Any, stats: Stats) -> None:
+        before, self._before = self._before, stats
+        steps, seconds = stats.step - self._reported_steps, loop.training_s - self._reported_s
+        counted = stats.steps - before.steps
         values = {
-            "loss": (totals.loss - before.loss) / counted if counted else math.nan,
+            "loss": (stats.loss - before.loss) / counted if counted else math.nan,
             "learning_rate": loop.learning_rate,
         }
         if steps:
-            values |= {"examples_per_s": steps * loop.step_examples / seconds, "step_s": seconds / steps}
-        if totals.skipped > before.skipped:
-            values["skipped_steps"] = totals.skipped - before.skipped
-        loop.report(loop.step, values | worker_stats.since(before.worker_stats, totals.worker_stats, loop.plan.nbytes))
-        self._compare_shares(loop, totals.worker_stats)
-        return totals
+            values |= {"examples_per_s": steps * loop.plan.step_examples / seconds, "step_s": seconds / steps}
+        if stats.skipped > before.skipped:
+            values["skipped_steps"] = stats.skipped - before.skipped
+        loop.report(stats.step, values | worker_stats.since(before.workers, stats.workers, loop.plan.nbytes))
+        self._compare_shares(stats.workers)
+        self._reported_steps, self._reported_s = stats.step, loop.training_s
 
-    def _compare_shares(self, loop: Any, now: list[WorkerStats]) -> None:
+    def _compare_shares(self, now: list[WorkerStats]) -> None:
         """Warn once if a worker takes too small a share; the time before the first report does not count."""
         if self._compared_from is None:
             self._compared_from = now
         warning = worker_stats.uneven_speed_warning(self._compared_from, now)
         if warning and not self._warned:
             self._warned = True
-            loop.say(f"warning: {warning}")
-
-    def _start(self, loop: Any, totals: Totals | None = None) -> None:
-        self._timed_from = loop.step, _seconds(loop)
-        if loop.cluster.chief:
-            self._totals = totals or loop.totals()
-
-
-def _seconds(loop: Any) -> float:
-    """Return the time spent in steps. Validation and saving are excluded if workers stop for them, in lockstep."""
-    return loop.training_s if loop.lockstep else time.perf_counter()
+            _log.warning("%s", warning)
 
 
 class Validate(Hook):
-    """Measures loss and accuracy on the validation examples every N steps and at the end."""
+    """Measures loss and accuracy on the validation examples every N steps and at the end.
 
-    def __init__(self, every: int) -> None:
-        self._when = EveryNSteps(every)
+    Args:
+        evaluator: None if there are no validation examples.
+    """
 
-    def begin(self, loop: Any) -> None:
-        self._when.start(loop.step)
-
-    def after_step(self, loop: Any) -> None:
-        if loop.settled and self._when.due(loop.step):
-            loop.validate_now()
-        loop.report_validation()
-
-    def end(self, loop: Any) -> None:
-        loop.validate_at_end()
-
-
-class Save(Hook):
-    """Writes a checkpoint every N steps, every S seconds, and at the end."""
-
-    def __init__(self, every: int, every_s: float) -> None:
-        self._when, self._every_s = EveryNSteps(every), every_s
+    def __init__(self, every: int, evaluator: Evaluator | None) -> None:
+        self._when, self._evaluator = EveryNSteps(every), evaluator
         self._done_at = -1
 
     def begin(self, loop: Any) -> None:
         self._when.start(loop.step)
+
+    def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
+        due = self._when.due(point.step) or point.last
+        if self._evaluator is None or not due or self._done_at == point.step:
+            return
+        self._done_at = point.step
+        loop.validation = self._evaluator.evaluate()
+        loop.report(point.step, loop.validation)
+
+
+class Save(Hook):
+    """Writes a checkpoint every N steps, every S seconds, and at the end.
+
+    Args:
+        strategy: Returns the state, after requested pauses.
+        model: Its extra state is saved, too.
+        saved: Whether the step at which training begins need not be saved.
+    """
+
+    def __init__(
+        self, every: int, every_s: float, strategy: Strategy, model: Model, checkpoints: Checkpoints, saved: bool
+    ) -> None:
+        self._when, self._every_s, self._checkpoints = EveryNSteps(every), every_s, checkpoints
+        self._strategy, self._model = strategy, model
+        self._done_at = strategy.progress.step if saved else -1
         self._done_s, self._requested = time.monotonic(), False
-        if loop.saved:
-            self._done_at = loop.step
-        loop.pause_at(self._when.next(loop.step, loop.train_steps))
+
+    def begin(self, loop: Any) -> None:
+        self._when.start(loop.step)
+        self._done_s = time.monotonic()
 
     def after_step(self, loop: Any) -> None:
-        self._look_at_clock(loop)
-        if loop.lockstep and loop.settled and (self._when.due(loop.step) or loop.paused):
-            self._save(loop)
-        loop.saving.tell()
+        self._checkpoints.progress()
+        # The chief's clock counts for all.
+        if self._every_s and loop.cluster.chief and not self._requested:
+            self._requested = time.monotonic() - self._done_s >= self._every_s
+            if self._requested:
+                self._strategy.request_pause()
 
-    def paused(self, loop: Any) -> None:
-        """Save; called on the chief when all workers are paused at the step requested by ``begin`` or this method."""
-        self._save(loop)
-        loop.pause_at(self._when.next(loop.step, loop.train_steps))
+    def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
+        due = self._when.due(point.step) or point.requested or point.last
+        if due and self._done_at != point.step:
+            with span("save"):
+                snapshot = self._strategy.snapshot()
+                snapshot.extra_state = {**snapshot.extra_state, **self._model.extra_state}
+                self._checkpoints.save(snapshot)
+            self._done_at = point.step
+        if due:
+            self._done_s, self._requested = time.monotonic(), False
 
     def end(self, loop: Any) -> None:
-        if self._done_at != loop.step:
-            self._save(loop)
-        loop.saving.finish()
+        finish_saving(self._checkpoints, loop.cluster.training)
 
-    def _save(self, loop: Any) -> None:
-        self._done_at = loop.step
-        self._done_s, self._requested = time.monotonic(), False
-        loop.saving.save()
 
-    def _look_at_clock(self, loop: Any) -> None:
-        """Request a pause when a save is due by time; on the chief, whose clock counts for all."""
-        due = self._every_s > 0 and time.monotonic() - self._done_s >= self._every_s
-        if due and loop.cluster.chief and not self._requested:
-            self._requested = True
-            loop.pause_soon()
+class ShowProgress(Hook):
+    """Shows the chief's progress bar."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def begin(self, loop: Any) -> None:
+        self._console.start(loop.step, loop.train_steps)
+
+    def after_step(self, loop: Any) -> None:
+        self._console.advance(loop.step)
+
+    def end(self, loop: Any) -> None:
+        self._console.advance(loop.step)
+        self._console.stop()
 
 
 class Stop(Hook):
@@ -172,13 +199,14 @@ class Stop(Hook):
     Args:
         signals: The signals of this rank.
         limit: The time limit; only the chief's clock counts.
+        checkpoints: Leaves time for saving as long as the longest save took.
 
     Attributes:
-        asked: Whether this worker has requested the stop.
+        requested: Whether this worker has requested the stop.
     """
 
-    def __init__(self, signals: Signals, limit: TimeLimit) -> None:
-        self._signals, self._limit = signals, limit
+    def __init__(self, signals: Signals, limit: TimeLimit, checkpoints: Checkpoints) -> None:
+        self._signals, self._limit, self._checkpoints = signals, limit, checkpoints
         self.requested = False
 
     def begin(self, loop: Any) -> None:
@@ -190,12 +218,12 @@ class Stop(Hook):
         if self.requested:
             return
         why = self._signals.received
-        if why is None and loop.cluster.chief and self._limit.reached(now, step_s, loop.saving.longest_s):
+        if why is None and loop.cluster.chief and self._limit.reached(now, step_s, self._checkpoints.longest_s):
             why = "the time limit is near"
         if why is not None:
             self.requested = True
             # Launchers send SIGTERM when another rank has died, and may leave no time to save.
-            loop.say(f"stopping after step {loop.step:,}{'' if why == 'SIGTERM' else ' to save'}: {why}")
+            _log.info("stopping after step %s%s: %s", f"{loop.step:,}", "" if why == "SIGTERM" else " to save", why)
             loop.stop()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from .. import checkpoint
@@ -22,6 +23,7 @@ class InitialStateLoader:
 
     Attributes:
         resumed: The checkpoint that training resumes from, or None; set by the call.
+        extra_state: That of the resumed run; set by the call.
         saved: Whether that checkpoint is the run's own and need not be saved again.
         skipped: One line for each newer checkpoint that was skipped, with the reason.
     """
@@ -29,6 +31,7 @@ class InitialStateLoader:
     def __init__(self, cluster: Cluster, plan: Plan, model: Layer, resume_plan: ResumePlan) -> None:
         self._cluster, self._plan, self._model, self._resume_plan = cluster, plan, model, resume_plan
         self.resumed: Path | None = None
+        self.extra_state: Mapping[str, float] = {}
         self.skipped: list[str] = []
 
     @property
@@ -47,6 +50,7 @@ class InitialStateLoader:
         """
         progress = self._resume(vectors) if self._resume_plan.resume else self._initialize(vectors)
         found: Progress = self._cluster.comm.bcast(progress, root=root)
+        self.extra_state = found.extra_state
         return found
 
     def _resume(self, vectors: dict[str, Array] | None) -> Progress:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shlex
 import signal
@@ -13,22 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import tomli_w
 from threadpoolctl import threadpool_limits
 
 from ..checkpoint.resume import ResumePlan, plan_resume
 from ..comm.cluster import Cluster, OtherRankFailed, report_crash
-from ..comm.mpi import library_name
+from ..comm.mpi import MPI, library_name
+from ..comm.shared_dataset import SharedDataset
 from ..core.device import Device
-from ..core.kernels import on_first_compilation
-from ..errors import UserError
+from ..core.layout import Array
+from ..data import Loader, Split
+from ..data.loader import Memory, own_buffers
+from ..errors import CheckpointError, NonFiniteLoss, UserError
 from ..gpu.discovery import choose_devices
+from ..models.base import Model
 from ..models.select import make_model
 from ..monitor import worker_stats
 from ..monitor.console import Console, describe, terminal_columns
 from ..monitor.format import format_table
 from ..monitor.metrics import MetricsFile
 from ..plan.config import RunConfig, plain
+from ..plan.hook import Hook
 from ..plan.job import Job
 from ..plan.placement import ranges_of
 from ..plan.plan import Plan, make_plan
@@ -38,16 +46,21 @@ from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.reaper import become_reaper
 from ..process.run_directory import cannot_write, new_run_dir
 from ..process.signals import STOPPED_EARLY, Signals, TimeLimit, ask_slurm, end_of_time
+from ..strategy.base import Strategy
 from ..strategy.ps.server import Server
 from ..strategy.ps.store import Store
-from ..strategy.select import bulk_synchronous_strategy, ps_strategy, trains_on_gpus
-from .hooks import ReportStep, Stop
+from ..strategy.select import make_strategy, trains_on_gpus
+from ..strategy.sync_gpu import SyncGpu
+from .checkpointing import finish_saving, make_checkpoints
+from .evaluation import Evaluator
+from .hooks import Log, ReportStep, Save, ShowProgress, Stop, Validate
 from .initial_state import InitialStateLoader
 from .loop import Loop, RunFiles
 from .placement_report import placement_report
 from .telemetry import Telemetry
 from .versions import versions
 
+_log = logging.getLogger(__name__)
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
@@ -146,25 +159,23 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     rank_status.set_ready()
     telemetry = None
     try:
-        telemetry = Telemetry(cluster, config, files.folder, files.metrics)
+        telemetry = Telemetry(cluster, config, files.folder, files.console, files.metrics)
         resident = trains_on_gpus(cluster, plan, devices)
         table = _write_ranks(cluster, files, " ".join(device.name for device in devices))
-        if files.console is not None:
+        if cluster.chief:
             if config.log_device_placement:
-                files.console.say(f"{table}\n{placement_report(job.model, plan, devices, resident)}")
-            files.console.say(_headline(cluster, request.name, config, threads, devices))
-            on_first_compilation(files.console.say)
+                _log.info("%s\n%s", table, placement_report(job.model, plan, devices, resident))
+            _log.info("%s", _headline(cluster, request.name, config, threads, devices))
             for note in [*notes, *resume_plan.notes, *_notes_on_data(job)]:
-                files.console.say(note)
+                _log.info("%s", note)
         if cluster.is_server:
-            _serve(cluster, job, plan, telemetry, resume_plan)
+            _serve(cluster, job, plan, resume_plan)
             stopped = False
         else:
             # Only the chief's clock counts, so only the chief queries Slurm.
             end = end_of_time(plan.config.time_limit, ask=ask_slurm) if cluster.chief else None
-            limit = TimeLimit(end, time.time())
-            stop = Stop(signals, limit)
-            stopped = _work(cluster, job, plan, devices, files, telemetry, resume_plan, stop, rank_status)
+            run = _Run(cluster, job, plan, files, telemetry, resume_plan)
+            stopped = run.work(devices, signals, TimeLimit(end, time.time()), rank_status)
         telemetry.write_trace()
     finally:
         if files.console is not None and files.metrics is not None:
@@ -175,69 +186,117 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     return cluster.any(stopped)
 
 
-def _serve(cluster: Cluster, job: Job, plan: Plan, telemetry: Telemetry, resume_plan: ResumePlan) -> None:
+def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan) -> None:
     """Run a parameter server."""
-    store = Store(cluster, plan, InitialStateLoader(cluster, plan, job.model, resume_plan), lambda line: None)
-    server = Server(store)
-    if telemetry.track is not None:
-        server.trace(telemetry.track.wrap)
-    server.serve()  # ends when the workers report that they have saved, also after a signal
+    store = Store(cluster, plan, InitialStateLoader(cluster, plan, job.model, resume_plan))
+    Server(store).serve()  # ends when the workers report that they have saved, also after a signal
     store.free()
 
 
-def _work(
-    cluster: Cluster,
-    job: Job,
-    plan: Plan,
-    devices: Sequence[Device],
-    files: RunFiles,
-    telemetry: Telemetry,
-    resume_plan: ResumePlan,
-    stop: Stop,
-    rank_status: RankStatusFile,
-) -> bool:
-    """Run a worker; return whether it was asked to stop before the last step, as far as this worker knows."""
-    console = files.console
-    say = (lambda line: None) if console is None else console.say
-    initial_state = InitialStateLoader(cluster, plan, job.model, resume_plan)
-    if plan.config.served:
-        strategy = ps_strategy(Store(cluster, plan, initial_state, say), devices)
-    else:
-        strategy = bulk_synchronous_strategy(cluster, plan, devices, initial_state, say)
-    for why in initial_state.skipped:
-        say(f"skipped checkpoint: {why}")
-    with cluster.training.agree("copying the model to its devices"):
-        model = make_model(job, plan.layout, plan.dtype, devices, say)
-    loop = Loop(cluster, job, plan, strategy, model, files, initial_state, [stop, ReportStep(rank_status)])
-    telemetry.attach(loop)
-    say(_describe_job(loop))
-    began, first = time.perf_counter(), loop.step
-    loop.run()
-    seconds = time.perf_counter() - began
-    _account(loop, say, seconds)
-    # In the asynchronous modes another worker may have requested the stop first.
-    stopped = cluster.training.any(stop.requested) and loop.step < loop.train_steps
-    say(_summary(loop, loop.step - first, seconds, stopped))
-    _end_servers(cluster)
-    loop.free()
-    return stopped
+@dataclass
+class _Run:
+    """What a worker needs to train."""
 
+    cluster: Cluster
+    job: Job
+    plan: Plan
+    files: RunFiles
+    telemetry: Telemetry
+    resume_plan: ResumePlan
 
-def _account(loop: Loop, say: Callable[[str], None], seconds: float) -> None:
-    """Print what each worker and server did, in the asynchronous modes; chief only."""
-    found = loop.totals().worker_stats if loop.cluster.chief else []
-    if not found:
-        return
-    plan, cluster = loop.plan, loop.cluster
-    loop.report_record(worker_stats.as_json(found, plan.batch, plan.nbytes, seconds))
-    hosts = cluster.host_of
-    say(worker_stats.table(found, [hosts[rank] for rank in cluster.worker_ranks], plan.batch, plan.nbytes, seconds))
-    if cluster.servers:
-        held = [
-            sum(hi - lo for lo, hi in ranges_of(plan.placements, server, plan.layout)) * plan.dtype.itemsize
-            for server in range(plan.n_servers)
+    def work(self, devices: Sequence[Device], signals: Signals, limit: TimeLimit, rank_status: RankStatusFile) -> bool:
+        """Train; return whether the run was asked to stop before the last step, as far as this worker knows."""
+        cluster, job, plan, files = self.cluster, self.job, self.plan, self.files
+        initial_state = InitialStateLoader(cluster, plan, job.model, self.resume_plan)
+        strategy = make_strategy(cluster, plan, devices, initial_state)
+        for why in initial_state.skipped:
+            _log.info("skipped checkpoint: %s", why)
+        with cluster.training.agree("copying the model to its devices"):
+            model = make_model(job, plan, devices, _sum_over(cluster.workers))
+        model.load_extra_state(initial_state.extra_state)
+        dataset = SharedDataset(cluster.training, plan.config.shared_memory)
+        dtype = None if model.accepts_raw else plan.dtype
+        loader = self._loader(dataset, job.train, dtype, model.memory)
+        validation = None if job.validation is None else self._loader(dataset, job.validation, plan.dtype)
+        evaluator = None if validation is None else Evaluator(cluster, plan, strategy, model, validation)
+        checkpoints = make_checkpoints(cluster, plan, files.checkpoints, files.record)
+        stop, config = Stop(signals, limit, checkpoints), plan.config
+        hooks: list[Hook] = [
+            Log(config.log_steps, strategy),
+            Validate(config.validate_steps, evaluator),
+            Save(config.save_steps, config.save_secs, strategy, model, checkpoints, initial_state.saved),
+            stop,
+            ReportStep(rank_status),
+            *job.hooks,
+            *self.telemetry.hooks(),
+            *([] if files.console is None else [ShowProgress(files.console)]),
         ]
-        say(worker_stats.server_table([hosts[rank] for rank in cluster.servers], held, found))
+        loop = Loop(cluster, plan, strategy, model, loader, files, hooks)
+        self.telemetry.attach(loop, resumed=initial_state.resumed is not None)
+        _log.info("%s", _describe_job(loop, len(job.train), initial_state.resumed))
+        began, first = time.perf_counter(), loop.step
+        try:
+            loop.run()
+        except NonFiniteLoss as error:
+            if error.on_all_ranks:  # all ranks end regularly, so a sharded save in progress must be finished
+                with contextlib.suppress(CheckpointError):  # already reported
+                    finish_saving(checkpoints, cluster.training)
+            raise
+        seconds = time.perf_counter() - began
+        if cluster.chief:
+            self._account(strategy, model, loop.step, seconds)
+        # In the served modes another worker may have requested the stop first.
+        stopped = cluster.training.any(stop.requested) and loop.step < plan.train_steps
+        _log.info("%s", _summary(loop, files.folder, loop.step - first, seconds, stopped))
+        _end_servers(cluster)
+        model.close()
+        loader.close()
+        if validation is not None:
+            validation.close()
+        strategy.close()
+        dataset.free()
+        return stopped
+
+    def _loader(self, dataset: SharedDataset, split: Split, dtype: Any, memory: Memory = own_buffers) -> Loader:
+        """Return the batches of a split; in the stored type if ``dtype`` is None. Collective over the workers."""
+        plan = self.plan
+        return Loader(split, dataset.load(split), plan.config.seed, dtype, memory, plan.step_examples)
+
+    def _account(self, strategy: Strategy, model: Model, step: int, seconds: float) -> None:
+        """Record the use of device memory, and in the served modes what each worker and server did; chief only."""
+        plan, cluster, metrics = self.plan, self.cluster, self.files.metrics
+        assert metrics is not None
+        memory = model.memory_use()
+        if memory and isinstance(strategy, SyncGpu):
+            memory = {"parameters, slots, gradient": (len(plan.vectors) + 1) * plan.nbytes, **memory}
+        if memory:
+            metrics.write(step, seconds, {"device_memory": memory})
+        found = strategy.stats().workers
+        if not found:
+            return
+        metrics.write(step, seconds, worker_stats.as_json(found, plan.batch, plan.nbytes, seconds))
+        hosts = cluster.host_of
+        names = [hosts[rank] for rank in cluster.worker_ranks]
+        _log.info("%s", worker_stats.table(found, names, plan.batch, plan.nbytes, seconds))
+        if cluster.servers:
+            held = [
+                sum(hi - lo for lo, hi in ranges_of(plan.placements, server, plan.layout)) * plan.dtype.itemsize
+                for server in range(plan.n_servers)
+            ]
+            _log.info("%s", worker_stats.server_table([hosts[rank] for rank in cluster.servers], held, found))
+
+
+def _sum_over(workers: MPI.Intracomm) -> Callable[[Array], None] | None:
+    """Return a sum over the workers whose order does not depend on the MPI library; None for one worker."""
+    if workers.size == 1:
+        return None
+
+    def sum_over_workers(array: Array) -> None:
+        everyone = np.empty((workers.size, *array.shape), array.dtype)
+        workers.Allgather(np.ascontiguousarray(array), everyone)
+        np.sum(everyone, axis=0, out=array)
+
+    return sum_over_workers
 
 
 def _end_servers(cluster: Cluster) -> None:
@@ -318,28 +377,27 @@ def _headline(cluster: Cluster, name: str, config: RunConfig, threads: int, devi
     )
 
 
-def _describe_job(loop: Loop) -> str:
-    resumed = f"; resumed from {loop.resumed} at step {loop.step:,}" if loop.resumed else ""
+def _describe_job(loop: Loop, examples: int, resumed: Path | None) -> str:
     plan = loop.plan
     of = f" of {plan.workers}" if plan.config.mode == "backup" and plan.gradients_per_step < plan.workers else ""
     return (
-        f"{loop.layout.n_params:,} parameters, {len(loop.job.train):,} training examples, "
-        f"{plan.gradients_per_step}{of} x {plan.batch} examples per step{resumed}"
+        f"{plan.layout.n_params:,} parameters, {examples:,} training examples, "
+        f"{plan.gradients_per_step}{of} x {plan.batch} examples per step"
+        + (f"; resumed from {resumed} at step {loop.step:,}" if resumed else "")
     )
 
 
-def _summary(loop: Loop, steps: int, seconds: float, stopped: bool) -> str:
+def _summary(loop: Loop, folder: Path, steps: int, seconds: float, stopped: bool) -> str:
     lines = []
     if not steps:
         lines.append(f"nothing to train: already at step {loop.step:,} of {loop.train_steps:,}")
     else:
-        rate = steps * loop.step_examples / seconds
+        rate = steps * loop.plan.step_examples / seconds
         took = f"{steps:,} step{'s' * (steps != 1)} in {seconds:.1f} s"
         lines.append(f"{took}: {rate:,.0f} examples/s, including validation and saving")
     measured = "  ".join(describe(name, value) for name, value in loop.validation.items())
     if measured:
         lines.append(f"at step {loop.step:,}: {measured}")
-    folder = loop.files.folder
     if stopped:
         lines.append(
             f"stopped early at step {loop.step:,} of {loop.train_steps:,}; "

@@ -13,6 +13,7 @@ from ..comm.cluster import Cluster
 from ..core.layout import Array, Layout
 from ..errors import LaunchError
 from ..monitor import trace
+from ..monitor.console import Console
 from ..monitor.heartbeat import Heartbeat, State
 from ..monitor.metrics import MetricsFile
 from ..monitor.rank_log import RankLog
@@ -20,13 +21,11 @@ from ..monitor.tensorboard import Events, available
 from ..plan.config import RunConfig
 from ..plan.hook import Hook
 from ..process.rank_status import RUN_DIR_VARIABLE
-from ..strategy.base import Wrap
 from ..version import __version__
 from .hooks import EveryNSteps
 from .loop import Loop
 
-_log = logging.getLogger("mpitrain")
-_BACKGROUND_STEPS = 100  # for which a track keeps spans; background threads have few
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,59 +46,62 @@ class Telemetry:
 
     Construction is collective over all ranks.
 
-    Attributes:
-        track: Records the time of the training thread; None without ``--trace``.
+    Args:
+        console: The chief's; None on other ranks.
+        metrics: The chief's; None on other ranks.
 
     Raises:
         LaunchError: On every rank: a file in the run directory cannot be written.
     """
 
-    def __init__(self, cluster: Cluster, config: RunConfig, folder: Path, metrics: MetricsFile | None) -> None:
+    def __init__(
+        self, cluster: Cluster, config: RunConfig, folder: Path, console: Console | None, metrics: MetricsFile | None
+    ) -> None:
         self._cluster, self._folder, self._config = cluster, folder, config
         self._chief: ChiefFiles | None = None
         self._loop: Loop | None = None
         with cluster.agree("opening the logs"):
             try:
-                self._log = RankLog(folder, cluster.rank, cluster.chief or RUN_DIR_VARIABLE in os.environ)
+                self._log = RankLog(folder, cluster.rank, console, warns=RUN_DIR_VARIABLE in os.environ)
                 if metrics is not None:
                     self._chief = self._open(metrics)
             except OSError as error:
                 raise LaunchError(f"{folder} cannot be written: {error.strerror}; pass another --run-dir") from error
-        _log.info("%s, %s %d, process %d, mpitrain %s", *self._who(), os.getpid(), __version__)
-        self.track = trace.Track("training", config.trace_steps) if config.trace else None
-        self._tracks = [] if self.track is None else [self.track]
+        _log.debug("%s, %s %d, process %d, mpitrain %s", *self._who(), os.getpid(), __version__)
+        self._recorder = trace.record(config.trace_steps) if config.trace else None
         self._clock = self._measure_clock()
 
-    def attach(self, loop: Loop) -> None:
+    def attach(self, loop: Loop, resumed: bool) -> None:
         """Record a worker's training from now on; call before it begins. Local."""
         self._loop = loop
-        if self.track is not None:
-            loop.trace(self.track.wrap, self._record_thread)
         chief = self._chief
         if chief is None:
             return
-        if loop.resumed is not None:
+        if resumed:
             chief.metrics.write(loop.step, 0.0, {"resumed": loop.step})
         if chief.events is not None:
             chief.events.begin(loop.step)
             chief.metrics.also = chief.events.scalars
-            if self._config.histogram_steps:
-                loop.add_hook(Histograms(self._config.histogram_steps, chief.events))
+
+    def hooks(self) -> list[Hook]:
+        """Return the hooks that record what the options request."""
+        if self._chief is None or self._chief.events is None or not self._config.histogram_steps:
+            return []
+        return [Histograms(self._config.histogram_steps, self._chief.events)]
 
     def write_trace(self) -> None:
         """Gather the ranks' traces and write them. Collective over all ranks."""
-        if self.track is None:
+        if self._recorder is None:
             return
+        trace.stop_recording()
         cluster = self._cluster
         role = f"{cluster.role} {cluster.task_index}"
         clocks = (self._clock, self._measure_clock())
-        mine = trace.RankTrace.of(cluster.rank, role, cluster.host, self._tracks, clocks)
+        mine = trace.RankTrace.of(cluster.rank, role, cluster.host, self._recorder.tracks, clocks)
         everyone = cluster.comm.gather(mine, root=cluster.chief_rank)
         if everyone is not None:
             try:
-                trace.write(
-                    self._folder / trace.TRACE, everyone, lockstep=self._loop is not None and self._loop.lockstep
-                )
+                trace.write(self._folder / trace.TRACE, everyone, same_steps=not self._config.served)
             except OSError as error:  # not fatal: training has finished
                 _log.warning("%s cannot be written: %s", self._folder / trace.TRACE, error.strerror)
 
@@ -129,17 +131,12 @@ class Telemetry:
     def _step(self) -> int:
         return 0 if self._loop is None else self._loop.step
 
-    def _record_thread(self, name: str) -> Wrap:
-        """Return the wrapper that records a background thread."""
-        self._tracks.append(trace.Track(name, _BACKGROUND_STEPS))
-        return self._tracks[-1].wrap
-
     def _who(self) -> tuple[str, str, int]:
         return self._cluster.rank_description, self._cluster.role, self._cluster.task_index
 
     def _measure_clock(self) -> trace.Offset:
         """Measure the clock offset. Collective over all ranks if tracing is on."""
-        return trace.Offset(*clock.measure(self._cluster.comm)) if self.track is not None else trace.Offset(0, 0, 0)
+        return trace.Offset(*clock.measure(self._cluster.comm)) if self._recorder is not None else trace.Offset(0, 0, 0)
 
 
 class Histograms(Hook):
@@ -153,8 +150,8 @@ class Histograms(Hook):
 
     def after_step(self, loop: Any) -> None:
         if self._when.due(loop.step):
-            self._events.histograms(loop.step, "parameters", _trained(loop.layout, loop.params, states=True))
-            self._events.histograms(loop.step, "gradients", _trained(loop.layout, loop.grads, states=False))
+            self._events.histograms(loop.step, "parameters", _trained(loop.plan.layout, loop.params, states=True))
+            self._events.histograms(loop.step, "gradients", _trained(loop.plan.layout, loop.grads, states=False))
 
 
 def _trained(layout: Layout, vector: Array, states: bool) -> dict[str, Array]:

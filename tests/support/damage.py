@@ -39,7 +39,8 @@ def state(seed: int) -> dict[str, np.ndarray]:
 def save(folder: Path, step: int, compression: Compression = "none") -> Path:
     path = checkpoint.path_for(folder, step)
     about = {"mode": "sync", "config": {"batch_size": 12}}
-    checkpoint.write(path, LAYOUT, state(step), step, 10 * step, 0, about, compression, {"loss_scale": step + 0.5})
+    snapshot = checkpoint.Snapshot(state(step), step, 10 * step, {"loss_scale": step + 0.5})
+    checkpoint.write(path, LAYOUT, snapshot, 0, about, compression)
     return path
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tomli_w
 
-from mpitrain.monitor.trace import Offset, RankTrace, Track, write
+from mpitrain.monitor.trace import KINDS, Offset, RankTrace, Track, write
 
 NO_OFFSET = (Offset(0, 0, 0), Offset(1, 0, 0))
 
@@ -59,7 +61,7 @@ def make_run(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if traced:
         traces = [RankTrace.of(i, f"worker {i}", "node1", [_track(rng, mode, i)], NO_OFFSET) for i in range(ranks)]
-        write(folder / "trace.json", traces, lockstep=mode == "sync")
+        write(folder / "trace.json", traces, same_steps=mode == "sync")
     return folder
 
 
@@ -73,14 +75,22 @@ class Clock:
         return self.now
 
 
+@contextmanager
+def spanning(track: Track, kind: str) -> Iterator[None]:
+    """Record the block as a span of ``track``."""
+    track.begin(KINDS.index(kind))
+    yield
+    track.end()
+
+
 def _track(rng: np.random.Generator, mode: str, rank: int) -> Track:
     clock = Clock()
     track = Track("training", 50, clock)
     kinds = ["load", "forward", "backward", *(["average", "update", "wait"] if mode == "sync" else ["push", "pull"])]
     for _ in range(60):
-        with track.span("step"):
+        with spanning(track, "step"):
             for kind in kinds:
-                with track.span(kind):
+                with spanning(track, kind):
                     clock.now += int(100_000 * (0.2 + rng.random()) * (1.5 if kind == "wait" and rank == 0 else 1))
             clock.now += 20_000
         clock.now += 5_000

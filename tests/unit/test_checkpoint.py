@@ -40,7 +40,7 @@ def vectors(layout: Layout = LAYOUT) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("numbers", [None, {"loss_scale": 4096.0, "loss_scale_steps": 3.0}])
 def test_what_is_written_is_read(tmp_path: Path, numbers: dict[str, float] | None) -> None:
     path, written = checkpoint.path_for(tmp_path / "new", 12), vectors()
-    checkpoint.write(path, LAYOUT, written, 12, 345, 7, {"mode": "sync"}, extra_state=numbers)
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(written, 12, 345, numbers), 7, {"mode": "sync"})
     read = {name: np.zeros(LAYOUT.size) for name in written}
     assert checkpoint.read(path, LAYOUT, read, 7) == (12, 345, numbers or {})
     for name in written:
@@ -53,7 +53,7 @@ def test_what_is_written_is_read(tmp_path: Path, numbers: dict[str, float] | Non
 def test_the_newest_is_of_the_highest_step(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path) is None
     for step in (9, 100, 20):
-        checkpoint.write(checkpoint.path_for(tmp_path, step), LAYOUT, vectors(), step, 0, 0, {})
+        checkpoint.write(checkpoint.path_for(tmp_path, step), LAYOUT, checkpoint.Snapshot(vectors(), step, 0), 0, {})
     assert checkpoint.newest(tmp_path) == checkpoint.path_for(tmp_path, 100)
 
 
@@ -70,7 +70,7 @@ def test_the_newest_is_of_the_highest_step(tmp_path: Path) -> None:
 )
 def test_another_model_is_named(tmp_path: Path, other, told: list[str]) -> None:
     path = tmp_path / "step-1.h5"
-    checkpoint.write(path, LAYOUT, {"params": vectors()["params"]}, 1, 0, 0, {})
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot({"params": vectors()["params"]}, 1, 0), 0, {})
     layout = Layout.pack(other)
     with pytest.raises(CheckpointError) as caught:
         checkpoint.read(path, layout, {"params": np.zeros(layout.size)}, 0)
@@ -79,14 +79,14 @@ def test_another_model_is_named(tmp_path: Path, other, told: list[str]) -> None:
 
 def test_another_optimizer_is_named(tmp_path: Path) -> None:
     path = tmp_path / "step-1.h5"
-    checkpoint.write(path, LAYOUT, {"params": vectors()["params"]}, 1, 0, 0, {})
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot({"params": vectors()["params"]}, 1, 0), 0, {})
     with pytest.raises(CheckpointError, match=r" params, .* optimizer/velocity"):
         checkpoint.read(path, LAYOUT, {"velocity": np.zeros(LAYOUT.size)}, 0)
 
 
 def test_another_seed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "step-1.h5"
-    checkpoint.write(path, LAYOUT, vectors(), 1, 0, 5, {})
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(vectors(), 1, 0), 5, {})
     with pytest.raises(CheckpointError, match="--seed 5"):
         checkpoint.read(path, LAYOUT, vectors(), 6)
 
@@ -94,7 +94,7 @@ def test_another_seed_is_refused(tmp_path: Path) -> None:
 def test_what_has_other_contents_is_named(tmp_path: Path) -> None:
     path = tmp_path / "step-1.h5"
     for damage in ("group", "text", "attribute"):
-        checkpoint.write(path, LAYOUT, vectors(), 1, 0, 0, {})
+        checkpoint.write(path, LAYOUT, checkpoint.Snapshot(vectors(), 1, 0), 0, {})
         with h5py.File(path, "a") as file:
             if damage == "attribute":
                 file.attrs["step"] = "abc"
@@ -132,7 +132,7 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
 
 def test_a_file_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
     path = checkpoint.path_for(tmp_path, 10)
-    checkpoint.write(path, LAYOUT, vectors(), 10, 0, 0, {})
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(vectors(), 10, 0), 0, {})
     path = path.rename(checkpoint.path_for(tmp_path, 11))
     with pytest.raises(DamagedCheckpoint, match=r"step-0000000011\.h5 .*step 10"):
         checkpoint.verify(path)
@@ -144,7 +144,7 @@ def test_every_shape_and_type_is_kept(tmp_path: Path, compression: Compression) 
     layout = Layout.pack([("scalar", (), "param"), ("empty", (0, 3), "param"), ("größe", (2, 1, 3), "param")])
     for dtype in ("float32", "float64"):
         written = {"params": np.arange(layout.size, dtype=dtype)}
-        checkpoint.write(tmp_path / "a.h5", layout, written, 1, 0, 0, {}, compression)
+        checkpoint.write(tmp_path / "a.h5", layout, checkpoint.Snapshot(written, 1, 0), 0, {}, compression)
         read = {"params": np.zeros(layout.size, dtype)}
         checkpoint.read(tmp_path / "a.h5", layout, read, 0)
         for name, view in layout.views(read["params"]).items():
@@ -154,7 +154,7 @@ def test_every_shape_and_type_is_kept(tmp_path: Path, compression: Compression) 
 
 
 def test_values_are_converted_where_the_type_is_another(tmp_path: Path) -> None:
-    checkpoint.write(tmp_path / "a.h5", LAYOUT, vectors(), 1, 0, 0, {})
+    checkpoint.write(tmp_path / "a.h5", LAYOUT, checkpoint.Snapshot(vectors(), 1, 0), 0, {})
     read = {name: np.zeros(LAYOUT.size, np.float32) for name in vectors()}
     checkpoint.read(tmp_path / "a.h5", LAYOUT, read, 0)
     np.testing.assert_array_equal(read["params"], vectors()["params"].astype(np.float32))
@@ -164,7 +164,7 @@ def test_values_are_converted_where_the_type_is_another(tmp_path: Path) -> None:
 def test_sizes_around_those_of_pieces(tmp_path: Path, size: int) -> None:
     layout = Layout.pack([("a", (size,), "param"), ("b", (3,), "param")])
     written = {"params": np.arange(layout.size, dtype=np.float32)}
-    checkpoint.write(tmp_path / "a.h5", layout, written, 1, 0, 0, {})
+    checkpoint.write(tmp_path / "a.h5", layout, checkpoint.Snapshot(written, 1, 0), 0, {})
     read = {"params": np.zeros(layout.size, np.float32)}
     checkpoint.read(tmp_path / "a.h5", layout, read, 0)
     for name, view in layout.views(read["params"]).items():
@@ -175,7 +175,7 @@ def test_sizes_around_those_of_pieces(tmp_path: Path, size: int) -> None:
 def test_other_readers_of_hdf5_read_it(tmp_path: Path, compression: Compression) -> None:
     path, written = tmp_path / "step-0000000012.h5", vectors()
     about = {"mode": "sync", "config": {"batch_size": 12, "rates": [0.1, 0.2]}}
-    checkpoint.write(path, LAYOUT, written, 12, 345, 7, about, compression)
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(written, 12, 345), 7, about, compression)
     with h5py.File(path) as file:
         for name, group in (("params", "params"), ("square", "optimizer/square"), ("average", "averages")):
             for entry, dataset in file[group].items():
@@ -188,7 +188,7 @@ def test_other_readers_of_hdf5_read_it(tmp_path: Path, compression: Compression)
 @pytest.mark.full
 def test_h5dump_reads_it(tmp_path: Path) -> None:
     path, written = tmp_path / "step-0000000012.h5", vectors()
-    checkpoint.write(path, LAYOUT, written, 12, 345, 7, {}, "none")
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(written, 12, 345), 7, {}, "none")
     if shutil.which("h5dump") is None:
         missing("h5dump, of Debian's package hdf5-tools")
     dumped = run(["h5dump", "-d", "/params/a.bias", "-m", "%.17g", "-w", "0", str(path)])
@@ -201,14 +201,14 @@ def test_gzip_makes_it_smaller(tmp_path: Path) -> None:
     layout = Layout.pack([("a", (100_000,), "param")])
     for compression in ("none", "gzip"):
         path = tmp_path / f"{compression}.h5"
-        checkpoint.write(path, layout, {"params": np.ones(layout.size)}, 1, 0, 0, {}, compression)
+        checkpoint.write(path, layout, checkpoint.Snapshot({"params": np.ones(layout.size)}, 1, 0), 0, {}, compression)
         checkpoint.verify(path)
     assert (tmp_path / "gzip.h5").stat().st_size < (tmp_path / "none.h5").stat().st_size / 10
 
 
 def test_what_fits_is_taken_and_the_rest_named(tmp_path: Path) -> None:
     path, there = tmp_path / "a.h5", vectors()["params"]
-    checkpoint.write(path, LAYOUT, {"params": there}, 1, 0, 0, {})
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot({"params": there}, 1, 0), 0, {})
     layout = Layout.pack([("a.weight", (3, 2), "param"), ("a.bias", (4,), "param"), ("head", (2,), "param")])
     params = np.ones(layout.size)
     fit = checkpoint.load_matching(path, layout, params)
@@ -226,7 +226,7 @@ def test_what_fits_is_taken_and_the_rest_named(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "step-1.h5"
-    checkpoint.write(path, LAYOUT, vectors(), 1, 0, 0, {})
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(vectors(), 1, 0), 0, {})
     before = path.read_bytes()
 
     def full(descriptor: int) -> None:
@@ -234,7 +234,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(os, "fsync", full)  # stands in for a disk that is full
     with pytest.raises(OSError, match="No space"):
-        checkpoint.write(path, LAYOUT, vectors(), 1, 99, 0, {})
+        checkpoint.write(path, LAYOUT, checkpoint.Snapshot(vectors(), 1, 99), 0, {})
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
@@ -260,10 +260,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_leaves_what_was_there(small_disk: Path, compression: Compression) -> None:
     layout = Layout.pack([("a", (100_000,), "param")])
     state = {"params": np.random.default_rng(0).standard_normal(layout.size, np.float32)}
+
+    def save(step: int) -> None:
+        snapshot = checkpoint.Snapshot(state, step, 0)
+        checkpoint.write(checkpoint.path_for(small_disk, step), layout, snapshot, 0, {}, compression)
+
     for step in (1, 2):  # of 400 kB each
-        checkpoint.write(checkpoint.path_for(small_disk, step), layout, state, step, 0, 0, {}, compression)
+        save(step)
     with pytest.raises(OSError, match="No space left") as caught:
-        checkpoint.write(checkpoint.path_for(small_disk, 3), layout, state, 3, 0, 0, {}, compression)
+        save(3)
     assert caught.value.errno == errno.ENOSPC
     assert [*checkpoint.steps(small_disk)] == [2, 1]
     assert len([*small_disk.iterdir()]) == 2
@@ -273,7 +278,7 @@ def test_a_full_disk_leaves_what_was_there(small_disk: Path, compression: Compre
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")  # in the place of the folder: root may write everywhere
     with pytest.raises(FileExistsError):
-        checkpoint.write(tmp_path / "file" / "step-1.h5", LAYOUT, vectors(), 1, 0, 0, {})
+        checkpoint.write(tmp_path / "file" / "step-1.h5", LAYOUT, checkpoint.Snapshot(vectors(), 1, 0), 0, {})
 
 
 def test_a_seal_of_what_several_nodes_wrote() -> None:

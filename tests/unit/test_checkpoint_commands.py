@@ -27,7 +27,7 @@ def save(
         for view in LAYOUT.views(vector).values():
             view[...] = rng.standard_normal(view.shape) * scale
     about = {"mode": "sync", "workers": 2, "config": {"batch_size": 12, "hidden": [3, 4]}}
-    checkpoint.write(path, LAYOUT, vectors, step, 345, 7, about, extra_state=numbers)
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(vectors, step, 345, numbers), 7, about)
     return LAYOUT.views(vectors["params"])
 
 
@@ -122,7 +122,7 @@ def test_diff_tells_where_two_differ(run_dir: Path, capsys: pytest.CaptureFixtur
                     view[...] = opened.read(f"{group}/{name}")
     LAYOUT.views(vectors["params"])["a.weight"][1, 1] += 0.5
     about = {"mode": "sync", "workers": 3, "config": {"batch_size": 12, "hidden": [3, 4]}}
-    checkpoint.write(b, LAYOUT, vectors, 5, 345, 7, about)
+    checkpoint.write(b, LAYOUT, checkpoint.Snapshot(vectors, 5, 345), 7, about)
     assert main(["diff", str(a), str(b)]) == 1
     workers, weight = capsys.readouterr().out.splitlines()
     assert workers == "/workers: 2 | 3"

@@ -17,7 +17,8 @@ LAYOUT = Layout.pack([("a", (7,), "param")])
 def save(folder: Path, *steps: int) -> None:
     for step in steps:
         params = np.full(LAYOUT.size, step, np.float32)
-        checkpoint.write(checkpoint.path_for(folder, step), LAYOUT, {"params": params}, step, 0, 0, {})
+        snapshot = checkpoint.Snapshot({"params": params}, step, 0)
+        checkpoint.write(checkpoint.path_for(folder, step), LAYOUT, snapshot, 0, {})
 
 
 def spoil(folder: Path, *steps: int) -> None:

@@ -38,7 +38,7 @@ def write(
         for index in range(count)
     ]
     for writer in writers:
-        writer.write(vectors, step, 2 * step, NUMBERS)
+        writer.write(checkpoint.Snapshot(vectors, step, 2 * step, NUMBERS))
     writers[0].write_index()
     return checkpoint.path_for(folder, step)
 
@@ -126,7 +126,7 @@ def test_a_part_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_parts_alone_are_no_checkpoint_and_go(tmp_path: Path) -> None:
     writer = ShardedWriter(tmp_path, LAYOUT, 0, {}, "none", ShardSpec(0, 2, "0a"))
-    writer.write(state(), 5, 10)
+    writer.write(checkpoint.Snapshot(state(), 5, 10))
     assert not checkpoint.steps(tmp_path)
     with pytest.raises(OSError, match="2-of-2"):
         writer.write_index()  # the other part is not there

@@ -1,10 +1,9 @@
-"""Saving beside the training: a save is of the moment it was asked for, and one that fails stops nobody."""
+"""Background saving: a checkpoint has the state of the step that requested it, and a failure stops nothing."""
 
 from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -12,58 +11,78 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
+from mpitrain.checkpoint import Snapshot
 from mpitrain.checkpoint.writer import CheckpointWriter, Write
-from mpitrain.core.layout import Array, Layout
-
-Numbers = Mapping[str, float] | None
+from mpitrain.core.layout import Layout
 
 LAYOUT = Layout.pack([("a", (1000,), "param")])
 
 
-def make(
-    folder: Path, background: bool, told: list[str] | None = None, keep: int = 0, write: Write | None = None
-) -> CheckpointWriter:
-    say = ([] if told is None else told).append
-    return CheckpointWriter(folder, write or partial(write_to, folder), checkpoint.Retention(keep), background, say)
+def make(folder: Path, background: bool, keep: int = 0, write: Write | None = None) -> CheckpointWriter:
+    return CheckpointWriter(folder, write or partial(write_to, folder), checkpoint.Retention(keep), background)
 
 
-def write_to(folder: Path, vectors: Mapping[str, Array], step: int, position: int, numbers: Numbers) -> None:
-    checkpoint.write(checkpoint.path_for(folder, step), LAYOUT, vectors, step, position, 0, {}, extra_state=numbers)
+def write_to(folder: Path, snapshot: Snapshot) -> None:
+    checkpoint.write(checkpoint.path_for(folder, snapshot.step), LAYOUT, snapshot, 0, {})
 
 
-def held(folder: Path, step: int, numbers: Mapping[str, float]) -> float:
+def snapshot_of(step: int, value: float = 0.0) -> Snapshot:
+    return Snapshot({"params": np.full(LAYOUT.size, value)}, step, 2 * step)
+
+
+def read_value(folder: Path, step: int, extra_state: dict[str, float]) -> float:
     params = np.zeros(LAYOUT.size)
-    reached = checkpoint.read(checkpoint.path_for(folder, step), LAYOUT, {"params": params}, 0)
-    assert reached == (step, 2 * step, numbers)
+    progress = checkpoint.read(checkpoint.path_for(folder, step), LAYOUT, {"params": params}, 0)
+    assert progress == (step, 2 * step, extra_state)
     assert (params[:1000] == params[0]).all()
     return float(params[0])
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_save_is_of_its_moment(tmp_path: Path, background: bool) -> None:
+def test_a_checkpoint_has_the_state_of_its_step(tmp_path: Path, background: bool) -> None:
     writer, params = make(tmp_path, background), np.zeros(LAYOUT.size)
     for step in range(1, 30):
         params[:] = step
-        writer.save({"params": params}, step, 2 * step, {"loss_scale": step + 0.5})
-        writer.wait_for_copy()
-        params[:] = -1  # training goes on
+        snapshot = Snapshot({"params": params}, step, 2 * step, {"loss_scale": step + 0.5})
+        writer.save(snapshot)
+        snapshot.wait()
+        params[:] = -1  # training continues
     writer.close()
-    assert [held(tmp_path, step, {"loss_scale": step + 0.5}) for step in range(1, 30)] == [*range(1, 30)]
+    assert [read_value(tmp_path, step, {"loss_scale": step + 0.5}) for step in range(1, 30)] == [*range(1, 30)]
     assert writer.longest_s > 0
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("private", [False, True])
+def test_a_snapshot_is_released(tmp_path: Path, background: bool, private: bool) -> None:
+    """Even if its checkpoint cannot be written; a private one is not copied."""
+    seen = []
+
+    def fail(snapshot: Snapshot) -> None:
+        seen.append(snapshot.vectors["params"])
+        raise OSError(errno.EIO, "Input/output error")
+
+    writer, params = make(tmp_path, background, write=fail), np.zeros(LAYOUT.size)
+    snapshot = Snapshot({"params": params}, 1, 2, private=private)
+    writer.save(snapshot)
+    snapshot.wait()
+    writer.close()
+    assert writer.failure is not None
+    assert (seen[0] is params) == (private or not background)
 
 
 def test_two_saves_never_overlap(tmp_path: Path) -> None:
     writing, most = [0], [0]
 
-    def watched(vectors: Mapping[str, Array], step: int, position: int, numbers: Numbers) -> None:
+    def watched(snapshot: Snapshot) -> None:
         writing[0] += 1
         most[0] = max(most[0], writing[0])
-        write_to(tmp_path, vectors, step, position, numbers)
+        write_to(tmp_path, snapshot)
         writing[0] -= 1
 
     writer = make(tmp_path, True, write=watched)
     for step in range(1, 20):
-        writer.save({"params": np.zeros(LAYOUT.size)}, step, 2 * step)
+        writer.save(snapshot_of(step))
     writer.close()
     assert most == [1]
     assert len(checkpoint.steps(tmp_path)) == 19
@@ -72,45 +91,46 @@ def test_two_saves_never_overlap(tmp_path: Path) -> None:
 def test_saving_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     may_write = threading.Event()
 
-    def slow(vectors: Mapping[str, Array], step: int, position: int, numbers: Numbers) -> None:
+    def slow(snapshot: Snapshot) -> None:
         assert may_write.wait(timeout=30)
-        write_to(tmp_path, vectors, step, position, numbers)
+        write_to(tmp_path, snapshot)
 
-    writer = make(tmp_path, True, write=slow)
-    writer.save({"params": np.ones(LAYOUT.size)}, 1, 2)
-    writer.wait_for_copy()  # returns, though nothing can be written yet
+    writer, snapshot = make(tmp_path, True, write=slow), snapshot_of(1, value=1.0)
+    writer.save(snapshot)
+    snapshot.wait()  # returns although nothing can be written yet
     assert not checkpoint.steps(tmp_path)
     may_write.set()
     writer.close()
-    assert held(tmp_path, 1, {}) == 1
+    assert read_value(tmp_path, 1, {}) == 1
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_failed_save_is_told_and_the_next_may_succeed(tmp_path: Path, background: bool) -> None:
-    def full_at_two(vectors: Mapping[str, Array], step: int, position: int, numbers: Numbers) -> None:
-        if step == 2:
+def test_a_failed_save_is_logged_and_the_next_may_succeed(
+    tmp_path: Path, background: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full_at_two(snapshot: Snapshot) -> None:
+        if snapshot.step == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_to(tmp_path, vectors, step, position, numbers)
+        write_to(tmp_path, snapshot)
 
-    told: list[str] = []
-    writer, state = make(tmp_path, background, told, write=full_at_two), {"params": np.ones(LAYOUT.size)}
-    writer.save(state, 1, 2)
+    writer = make(tmp_path, background, write=full_at_two)
+    writer.save(snapshot_of(1))
     writer.finish()
-    writer.save(state, 2, 4)
+    writer.save(snapshot_of(2))
     writer.finish()
-    assert len(told) == 1
-    assert " step 2 " in told[0] and "No space left on device" in told[0]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert " step 2 " in caplog.text and "No space left on device" in caplog.text
     assert writer.failure is not None
     assert [*checkpoint.steps(tmp_path)] == [1]
-    writer.save(state, 3, 6)
+    writer.save(snapshot_of(3))
     writer.close()
     assert writer.failure is None
     assert [*checkpoint.steps(tmp_path)] == [3, 1]
 
 
-def test_old_ones_go(tmp_path: Path) -> None:
+def test_old_checkpoints_are_removed(tmp_path: Path) -> None:
     writer = make(tmp_path, True, keep=2)
     for step in range(1, 6):
-        writer.save({"params": np.zeros(LAYOUT.size)}, step, 2 * step)
+        writer.save(snapshot_of(step))
     writer.close()
     assert [*checkpoint.steps(tmp_path)] == [5, 4]

@@ -1,115 +1,153 @@
-"""Tickets, gates and bounds, by one process that plays all workers."""
+"""The step coordinator: work items, pauses and bounds, in one process that acts as all workers."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 
-from mpitrain.strategy.ps.coordinator import DROPPED, END, PAUSE, WAIT, CoordinatorRules, StepCoordinator, unpack_state
+from mpitrain.strategy.ps.coordinator import (
+    DROPPED,
+    END,
+    PAUSE,
+    WAIT,
+    CoordinatorMemory,
+    CoordinatorRules,
+    unpack_state,
+)
 
 
 class OwnMemory:
-    """In place of memory that ranks share: one process plays them all."""
+    """Replaces memory that ranks share."""
 
-    def allocate(self, shape, dtype):
+    def allocate(self, shape: Any, dtype: Any) -> np.ndarray:
         return np.zeros(shape, dtype)
 
 
-def ledger_of(rules, step=0, end=10, gate=10):
-    coordinator = StepCoordinator(OwnMemory(), rules)
-    coordinator.open(step, end)
-    coordinator.set_pause_step(gate)
-    return coordinator
+def make(rules: CoordinatorRules, step: int = 0, end: int = 10, pause_step: int = 10) -> CoordinatorMemory:
+    memory = CoordinatorMemory(OwnMemory(), rules)  # type: ignore[arg-type]
+    memory.open(step, end, pause_step)
+    return memory
 
 
-def test_items_are_given_once_and_end():
-    coordinator = ledger_of(CoordinatorRules(2), step=3)
-    items = [coordinator.next(i % 2)[0] for i in range(9)]
-    assert items == [3, 4, 5, 6, 7, 8, 9, END, END]
+def test_items_are_assigned_once_until_the_end() -> None:
+    memory = make(CoordinatorRules(2), step=3)
+    assert [memory.next(i % 2).item for i in range(9)] == [3, 4, 5, 6, 7, 8, 9, END, END]
 
 
-def test_a_gate_holds_everyone_until_it_is_moved():
-    coordinator = ledger_of(CoordinatorRules(2), gate=2)
-    assert [coordinator.next(0)[0], coordinator.next(1)[0], coordinator.next(0, chief=True)[0]] == [0, 1, WAIT]
-    coordinator.finish(0, 0.5, 0, 8)
-    assert coordinator.next(0, chief=True)[0] == WAIT, "worker 1 has not finished"
-    assert coordinator.finish(1, 0.25, 1, 8) == 2
-    assert coordinator.next(1)[0] == WAIT
-    assert coordinator.next(0, chief=True)[0] == PAUSE
-    coordinator.set_pause_step(10)
-    assert coordinator.next(1)[0] == 2
+def test_all_workers_pause_once_at_the_pause_step() -> None:
+    memory = make(CoordinatorRules(2), pause_step=2)
+    assert [memory.next(0).item, memory.next(1).item, memory.next(0).item] == [0, 1, WAIT]
+    memory.finish(0, 0.5, 0, 8)
+    assert memory.next(0).item == WAIT, "worker 1 has not finished"
+    assert memory.finish(1, 0.25, 1, 8) == 2
+    assert [memory.next(worker).item for worker in (1, 0, 1, 0)] == [PAUSE, PAUSE, WAIT, WAIT]
+    memory.set_pause_step(10)
+    assert memory.next(1).item == 2
+
+
+def test_a_requested_pause_comes_as_soon_as_possible() -> None:
+    memory = make(CoordinatorRules(2), pause_step=8)
+    memory.next(0)
+    memory.request_pause()
+    assert memory.next(1).item == WAIT
+    memory.finish(0, 0.5, 0, 8)
+    assert [memory.next(worker)[::3] for worker in (0, 1)] == [(PAUSE, True), (PAUSE, True)]
+    memory.set_pause_step(2)
+    for worker in (0, 1):
+        if (item := memory.next(worker).item) >= 0:
+            memory.finish(worker, 0.5, 0, 8)
+        assert item == 1 or worker == 1
+    assert memory.next(0)[::3] == (PAUSE, False), "the next pause is a regular one"
+
+
+def test_a_request_during_a_pause_leads_to_another_one() -> None:
+    memory = make(CoordinatorRules(1), step=4, pause_step=4)
+    assert memory.next(0)[::3] == (PAUSE, False)
+    memory.request_pause()
+    memory.set_pause_step(8)
+    assert memory.next(0).item == 4
+    memory.finish(0, 0.5, 0, 8)
+    assert memory.next(0)[::3] == (PAUSE, True)
+    memory.set_pause_step(8)
+    assert memory.next(0).item == 5
+
+
+def test_a_stop_during_a_pause_comes_after_it_for_all_workers() -> None:
+    memory = make(CoordinatorRules(2), step=4, pause_step=4)
+    assert memory.next(0).item == PAUSE
+    memory.stop()
+    assert memory.next(1).item == PAUSE, "both workers must see the same"
+    assert [memory.next(worker).item for worker in (0, 1)] == [END, END]
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
-def test_ssp_holds_who_is_too_far_ahead(bound):
-    coordinator = ledger_of(CoordinatorRules(2, bound=bound), end=100, gate=100)
-    assert coordinator.next(1)[0] == 0
+def test_ssp_stops_a_worker_that_is_too_far_ahead(bound: int) -> None:
+    memory = make(CoordinatorRules(2, bound=bound), end=100, pause_step=100)
+    assert memory.next(1).item == 0
     leads = []
-    while True:
-        ticket, _, ahead = coordinator.next(0)
-        if ticket == WAIT:
-            break
-        leads.append(ahead)
-        coordinator.finish(0, 0.0, ahead, 0)
+    while (assignment := memory.next(0)).item != WAIT:
+        leads.append(assignment.lead)
+        memory.finish(0, 0.0, assignment.lead, 0)
     assert leads == list(range(bound + 1))
-    coordinator.finish(1, 0.0, 0, 0)
-    assert coordinator.next(0)[0] != WAIT, "the slow one has come one step further"
+    memory.finish(1, 0.0, 0, 0)
+    assert memory.next(0).item != WAIT, "the slow worker has finished another step"
 
 
-def test_who_has_ended_holds_nobody_up():
-    coordinator = ledger_of(CoordinatorRules(2, bound=0), end=3, gate=3)
+def test_no_worker_waits_for_one_that_has_ended() -> None:
+    memory = make(CoordinatorRules(2, bound=0), end=3, pause_step=3)
     for _ in range(3):
-        assert coordinator.next(0)[0] != WAIT
-        coordinator.finish(0, 0.0, 0, 0)
-        coordinator.next(1)
-        coordinator.finish(1, 0.0, 0, 0)
-    assert coordinator.next(0)[0] == coordinator.next(1)[0] == END
+        assert memory.next(0).item != WAIT
+        memory.finish(0, 0.0, 0, 0)
+        memory.next(1)
+        memory.finish(1, 0.0, 0, 0)
+    assert memory.next(0).item == memory.next(1).item == END
 
 
-def test_backup_takes_the_first_and_drops_the_rest():
-    coordinator = ledger_of(CoordinatorRules(3, gradients_per_step=2))
-    turns = [coordinator.next(worker) for worker in range(3)]
-    assert [turn[:2] for turn in turns] == [(0, 0), (1, 0), (2, 0)]
-    places = [coordinator.admit(worker, turns[worker][0], 0, 1.0, 8) for worker in (2, 0, 1)]
+def test_backup_uses_the_first_gradients_and_drops_the_rest() -> None:
+    memory = make(CoordinatorRules(3, gradients_per_step=2))
+    assignments = [memory.next(worker) for worker in range(3)]
+    assert [assignment[:2] for assignment in assignments] == [(0, 0), (1, 0), (2, 0)]
+    places = [memory.admit(worker, assignments[worker].item, 0, 1.0, 8) for worker in (2, 0, 1)]
     assert places == [0, 1, DROPPED]
-    assert coordinator.next(1)[:2] == (3, 1), "the dropped worker continues with the next step"
-    assert [account.dropped for account in coordinator.state().worker_stats] == [0, 1, 0]
+    assert memory.next(1)[:2] == (3, 1), "the dropped worker continues with the next step"
+    assert [stats.dropped for stats in memory.state().worker_stats] == [0, 1, 0]
 
 
-def test_stopping_finishes_what_is_under_way():
-    coordinator = ledger_of(CoordinatorRules(2))
-    coordinator.next(0)
-    coordinator.stop()
-    assert coordinator.next(1)[0] == END
-    backup = ledger_of(CoordinatorRules(2, gradients_per_step=2))
+def test_a_stop_completes_begun_steps() -> None:
+    memory = make(CoordinatorRules(2))
+    memory.next(0)
+    memory.stop()
+    assert memory.next(1).item == END
+    backup = make(CoordinatorRules(2, gradients_per_step=2))
     backup.next(0)
     backup.stop()
-    assert backup.next(1)[:2] == (1, 0), "the step under way needs its second gradient"
+    assert backup.next(1)[:2] == (1, 0), "the begun step needs its second gradient"
 
 
-def test_state_survives_being_sent():
-    coordinator = ledger_of(CoordinatorRules(2))
+def test_the_state_can_be_sent() -> None:
+    memory = make(CoordinatorRules(2))
     for worker, staleness in ((0, 0), (1, 40), (1, 2)):
-        coordinator.next(worker)
-        coordinator.finish(worker, 0.5, staleness, 2)
-    coordinator.next(0)
-    coordinator.finish(0, float("nan"), 0, 1, skipped=True)
-    state = coordinator.state()
-    numbers, rows = coordinator.raw_state()
-    assert unpack_state(numbers, rows) == state
+        memory.next(worker)
+        memory.finish(worker, 0.5, staleness, 2)
+    memory.next(0)
+    memory.finish(0, float("nan"), 0, 1, skipped=True)
+    state = memory.state()
+    assert unpack_state(*memory.raw_state()) == state
     assert (state.done, state.begun, state.items, state.loss, state.skipped) == (4, 4, 4, 1.5, 1)
     first, second = state.worker_stats
     assert (first.steps, first.reads, second.steps, second.staleness_sum, second.staleness_max) == (1, 3, 2, 42, 40)
     assert (second.histogram[2], second.histogram[-1], sum(second.histogram)) == (1, 1, 2)
 
 
-def test_a_pause_in_backup_comes_after_the_step_under_way():
-    coordinator = ledger_of(CoordinatorRules(3, gradients_per_step=2), end=100, gate=100)
-    turns = [coordinator.next(worker) for worker in range(3)]
-    coordinator.set_pause_step(0)  # as the chief does that wants a pause soon
-    assert coordinator.next(0, chief=True)[0] != PAUSE, "gradients of step 0 may still be taken"
+def test_a_pause_in_backup_follows_the_begun_step() -> None:
+    memory = make(CoordinatorRules(3, gradients_per_step=2), end=100, pause_step=100)
+    assignments = [memory.next(worker) for worker in range(3)]
+    memory.request_pause()
+    assert memory.next(0).item != PAUSE, "step 0 may still use gradients"
     for worker in (1, 2):
-        assert coordinator.admit(worker, turns[worker][0], 0, 1.0, 8) >= 0
-    coordinator.step_done(1.0, skipped=False)
-    assert coordinator.next(1)[0] == WAIT
-    assert coordinator.next(0, chief=True)[0] == PAUSE
+        assert memory.admit(worker, assignments[worker].item, 0, 1.0, 8) >= 0
+    assert memory.next(1).item == WAIT, "the servers have not applied the step"
+    memory.step_done(1.0, skipped=False)
+    assert [memory.next(worker).item for worker in range(3)] == [PAUSE] * 3

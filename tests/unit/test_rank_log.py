@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.monitor.console import Console
 from mpitrain.monitor.rank_log import RankLog, path_for
 
 
 def test_log_and_warnings_with_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = RankLog(tmp_path, 3, printed=False)
+    log = RankLog(tmp_path, 3, None, warns=False)
     logging.getLogger("some.package").info("told %d", 7)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -29,17 +30,32 @@ def test_log_and_warnings_with_the_time(tmp_path: Path, capsys: pytest.CaptureFi
     assert "look out" not in capsys.readouterr().err
 
 
-def test_only_the_chief_prints_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = RankLog(tmp_path, 0, printed=True)
+def test_another_rank_prints_only_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = RankLog(tmp_path, 1, None, warns=True)
     logging.getLogger("x").warning("beware")
-    logging.getLogger("x").info("by the way")
+    logging.getLogger("mpitrain.x").info("by the way")
     log.close()
-    assert capsys.readouterr().err == "WARNING: beware\n"
+    assert capsys.readouterr() == ("", "WARNING: beware\n")
+
+
+def test_the_chief_prints_the_messages_of_the_package_and_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = RankLog(tmp_path, 0, Console(0), warns=False)
+    for name in ("mpitrain.training.rank", "mpitrain_job_mnist", "mpi4py", "mpitrainer.unrelated"):
+        logging.getLogger(name).info("info of %s", name)
+        logging.getLogger(name).debug("debug of %s", name)
+    logging.getLogger("x").warning("beware")
+    log.close()
+    assert capsys.readouterr() == ("info of mpitrain.training.rank\ninfo of mpitrain_job_mnist\n", "WARNING: beware\n")
+    logged = path_for(tmp_path, 0).read_text()
+    assert "debug of mpitrain.training.rank" in logged and "info of mpi4py" in logged
+    assert "debug of mpi4py" not in logged
 
 
 def test_a_resumed_run_adds_to_its_logs(tmp_path: Path) -> None:
     for line in ("first", "second"):
-        log = RankLog(tmp_path, 0, printed=False)
+        log = RankLog(tmp_path, 0, None, warns=False)
         logging.getLogger("x").info(line)
         log.close()
     assert [line.split()[-1] for line in path_for(tmp_path, 0).read_text().splitlines()] == ["first", "second"]

@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     """Two checkpoints."""
     for step in (5, 10):
         path = checkpoint.path_for(tmp_path, step)
-        checkpoint.write(path, LAYOUT, {"params": np.zeros(LAYOUT.size)}, step, 0, 0, {})
+        checkpoint.write(path, LAYOUT, checkpoint.Snapshot({"params": np.zeros(LAYOUT.size)}, step, 0), 0, {})
     return tmp_path
 
 

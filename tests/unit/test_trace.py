@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,23 @@ import pytest
 
 from mpitrain.comm.clock_sync import best_offset
 from mpitrain.errors import RecordError
-from mpitrain.monitor.trace import KINDS, Offset, RankTrace, Spans, Track, on_chiefs_clock, waited_for, write
+from mpitrain.monitor.trace import (
+    KINDS,
+    Offset,
+    RankTrace,
+    Recorder,
+    Spans,
+    Track,
+    on_chiefs_clock,
+    record,
+    span,
+    stop_recording,
+    waited_for,
+    write,
+)
 from mpitrain.report.time_shares import GROUPS, read_shares
 
-from ..support.run_directories import NO_OFFSET, Clock
+from ..support.run_directories import NO_OFFSET, Clock, spanning
 
 
 class Model:
@@ -22,26 +37,34 @@ class Model:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
 
+    @span("forward")
     def forward(self, took: int) -> int:
         self.clock.now += took
         return 2 * took
 
+    @span("backward")
     def backward(self, took: int, inner: int) -> None:
         self.clock.now += took
         self.forward(inner)
 
+    @span("load")
     def fail(self) -> None:
         self.clock.now += 7
         raise ValueError("no")
 
 
-def test_own_times_add_up_to_the_time_that_passed() -> None:
+@pytest.fixture
+def recorded() -> Iterator[tuple[Clock, Recorder]]:
     clock = Clock()
-    track, model = Track("training", 10, clock), Model(clock)
-    track.wrap(model, "forward", "forward")
-    track.wrap(model, "backward", "backward")
+    yield clock, record(10, clock)
+    stop_recording()
+
+
+def test_own_times_add_up_to_the_elapsed_time(recorded: tuple[Clock, Recorder]) -> None:
+    clock, recorder = recorded
+    model, track = Model(clock), recorder.track
     for _ in range(3):
-        with track.span("step"):
+        with span("step"):
             assert model.forward(100) == 200
             model.backward(40, inner=2)
             clock.now += 5
@@ -50,21 +73,31 @@ def test_own_times_add_up_to_the_time_that_passed() -> None:
     assert track.n_steps == 3
 
 
-def test_other_objects_of_the_class_are_left_alone() -> None:
-    clock = Clock()
-    track, model, other = Track("training", 10, clock), Model(clock), Model(clock)
-    track.wrap(model, "forward", "forward")
-    other.forward(10)
-    assert track.seconds == {}
+def test_each_thread_has_a_track(recorded: tuple[Clock, Recorder]) -> None:
+    clock, recorder = recorded
+    model = Model(clock)
+    model.forward(1)
+    with ThreadPoolExecutor(1, "saving") as thread:
+        thread.submit(model.forward, 2).result()
+    assert {track.name: track.seconds for track in recorder.tracks} == {
+        "training": {"forward": 1e-9},
+        "saving": {"forward": 2e-9},
+    }
 
 
-def test_an_exception_passes_and_is_counted() -> None:
+def test_nothing_is_recorded_without_a_recorder() -> None:
     clock = Clock()
-    track, model = Track("training", 10, clock), Model(clock)
-    track.wrap(model, "fail", "load")
-    with pytest.raises(ValueError, match="no"), track.span("step"):
-        model.fail()
-    assert track.seconds == {"load": 7e-9}
+    recorder = record(10, clock)
+    stop_recording()
+    assert Model(clock).forward(10) == 20
+    assert recorder.track.seconds == {}
+
+
+def test_an_exception_is_raised_and_its_span_is_recorded(recorded: tuple[Clock, Recorder]) -> None:
+    clock, recorder = recorded
+    with pytest.raises(ValueError, match="no"), span("step"):
+        Model(clock).fail()
+    assert recorder.track.seconds == {"load": 7e-9}
 
 
 @pytest.mark.parametrize(("keep", "steps"), [(5, 3), (5, 5), (5, 200), (1, 100)])
@@ -72,9 +105,9 @@ def test_the_last_steps_are_kept_whole_and_sums_cover_all(keep: int, steps: int)
     clock = Clock()
     track = Track("training", keep, clock)
     for _ in range(steps):
-        with track.span("step"):
+        with spanning(track, "step"):
             for _ in range(9):
-                with track.span("load"):
+                with spanning(track, "load"):
                     clock.now += 1
         clock.now += 3
     spans = track.spans()
@@ -89,9 +122,9 @@ def test_steps_with_more_spans_than_there_is_room_for_are_whole_or_left_out() ->
     clock = Clock()
     track = Track("training", 3, clock)
     for _ in range(10):
-        with track.span("step"):
+        with spanning(track, "step"):
             for _ in range(40):
-                with track.span("load"):
+                with spanning(track, "load"):
                     clock.now += 1
     spans = track.spans()
     steps = (spans.kind == KINDS.index("step")).sum()
@@ -154,16 +187,16 @@ def make_trace(path: Path) -> None:
         clock.now = 10**9 + 10**6 * rank  # clocks of three machines
         track, saving = Track("training", 10, clock), Track("saving", 10, clock)
         for _ in range(4):
-            with track.span("step"):
-                with track.span("forward"):
+            with spanning(track, "step"):
+                with spanning(track, "forward"):
                     clock.now += 1000
-                with track.span("wait"):
+                with spanning(track, "wait"):
                     clock.now += 500
-        with saving.span("save"):
+        with spanning(saving, "save"):
             clock.now += 100
         clocks = (Offset(0, -(10**6) * rank, 10), Offset(10**10, -(10**6) * rank, 10))
         ranks.append(RankTrace.of(rank, f"worker {rank}", 'node "1"', [track, saving], clocks))
-    write(path, ranks, lockstep=True)
+    write(path, ranks, same_steps=True)
 
 
 def test_the_file_is_trace_event_format(tmp_path: Path) -> None:
@@ -209,7 +242,9 @@ def test_every_kind_is_in_one_group() -> None:
 
 
 def test_a_trace_of_nothing_is_a_trace(tmp_path: Path) -> None:
-    write(tmp_path / "trace.json", [RankTrace.of(0, "worker 0", "n", [Track("training", 1)], NO_OFFSET)], lockstep=True)
+    write(
+        tmp_path / "trace.json", [RankTrace.of(0, "worker 0", "n", [Track("training", 1)], NO_OFFSET)], same_steps=True
+    )
     shares = read_shares(tmp_path)
     assert shares is not None
     assert shares.fraction("compute") == 0

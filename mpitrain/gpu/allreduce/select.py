@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from .ipc import IpcTransport
 from .nccl import NcclTransport
 from .transport import GpuTransport, TransportUnavailable
 
+_log = logging.getLogger(__name__)
 _ROUNDS = 5  # the fastest one counts; the first ones compile, connect and allocate memory
 
 
@@ -27,13 +29,7 @@ TRANSPORTS: dict[str, type[GpuTransport]] = {
 
 
 def select_transport(
-    hierarchy: Hierarchy,
-    gpu: Gpu,
-    vector: Array,
-    buckets: Sequence[Bucket],
-    requested: str,
-    previous: str,
-    say: Callable[[str], None],
+    hierarchy: Hierarchy, gpu: Gpu, vector: Array, buckets: Sequence[Bucket], requested: str, previous: str
 ) -> GpuTransport:
     """Return the requested transport; for ``auto`` the fastest one for this vector. Collective over the workers.
 
@@ -51,7 +47,7 @@ def select_transport(
         except TransportUnavailable:
             pass  # on every worker: the machine has changed, so measure again
         else:
-            say(f"GPU transport: {previous}, the same as in the resumed run")
+            _log.info("GPU transport: %s, the same as in the resumed run", previous)
             return transport
     transports, problems = {}, {}
     for name in TRANSPORTS if requested == "auto" else [requested]:
@@ -66,7 +62,7 @@ def select_transport(
     if len(transports) == 1:
         name = next(iter(transports))
         reasons = "; ".join(f"{other}: {problem}" for other, problem in problems.items())
-        say(f"GPU transport: {name}" + (f" ({reasons})" if reasons else ""))
+        _log.info("GPU transport: %s%s", name, f" ({reasons})" if reasons else "")
         return transports[name]
     times = {name: _time(hierarchy, gpu, transport, len(buckets)) for name, transport in transports.items()}
     chosen = min(times, key=lambda name: times[name])
@@ -74,7 +70,7 @@ def select_transport(
         if name != chosen:
             transport.free()
     others = ", ".join(f"{name} {_format(seconds)}" for name, seconds in times.items() if name != chosen)
-    say(f"GPU transport: {chosen} {_format(times[chosen])} per sum ({others})")
+    _log.info("GPU transport: %s %s per sum (%s)", chosen, _format(times[chosen]), others)
     return transports[chosen]
 
 

@@ -8,13 +8,12 @@ and is dropped. Otherwise servers collect the gradients and update (``Collector`
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from ...core.layout import Array
 from ...core.ranges import aligned_range
-from ..base import StepResult, Wrap
+from ...monitor.trace import span
+from ..base import StepResult
 from .client import PsStrategy
 from .coordinator import DROPPED
 from .store import Store
@@ -34,37 +33,23 @@ class BackupWithServers(PsStrategy):
     def _least_version(self, step: int) -> int:
         return step
 
+    @span("push")
     def finish(self) -> None:
-        loss = self._step_loss
-        step, item = self._work.step, self._item
-        if self._coordinator is not None:
-            place = self._coordinator.admit(self._worker, item, step, loss, self._reads_since())
-        else:
-            assert self._remote_coordinator is not None
-            place = self._remote_coordinator.admit(item, step, loss, self._reads_since())
+        loss, step = self._take_loss(), self._work.step
+        place = self._coordinator.admit(self._item, step, loss, self._reads_since())
         own = loss * self._plan.gradients_per_step  # an estimate from this worker's examples
-        if place == DROPPED:
-            self.result = StepResult(own, False)
-            return
-        self._push_to_shards(step, item, loss)
-        self.result = StepResult(own, math.isfinite(loss) or self._nan == "ignore")
+        if place != DROPPED:
+            self._push(step, loss)
+        self.result = StepResult(own, place != DROPPED and self._applied(loss))
 
-    def _push_to_shards(self, step: int, item: int, loss: float) -> None:
+    @span("wait")
+    def _push(self, step: int, loss: float) -> None:
         """Send the gradient to all servers, and wait until they have applied the step."""
-        for _, far in self._remote:
-            far.post_collect(self.grads, item, step, loss)
-        row = self._store.nodes.comm.rank
-        for _, shard in self._local:
-            shard.collect(row, item, step, loss)
-        for _, far in self._remote:
-            far.wait()
-        for _, shard in self._local:
-            self._store.waiting.until(lambda spins, shard=shard: shard.version > step)  # type: ignore[misc]
-        self.step = step + 1
-
-    def trace(self, wrap: Wrap) -> None:
-        super().trace(wrap)
-        wrap(self, "_push_to_shards", "wait")
+        for s in self._order:
+            self._shards[s].post_collect(self.grads, self._item, step, loss)
+        for s in self._order:
+            self._shards[s].wait_collected(step)
+        self._step = step + 1
 
 
 class BackupOnOneNode(PsStrategy):
@@ -72,9 +57,12 @@ class BackupOnOneNode(PsStrategy):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self._updater = self._plan.updater(store.vectors)
-        local = [rank for rank in range(store.cluster.size) if store.nodes.same(rank, store.cluster.rank)]
-        self._row_of = np.array([local.index(rank) for rank in store.cluster.worker_ranks])
+        cluster = store.cluster
+        assert store.coordinator is not None and store.rows is not None and store.partials is not None
+        self._shared, self._rows, self._partials = store.coordinator, store.rows, store.partials
+        self._updater = store.plan.updater(store.vectors)
+        local = [rank for rank in range(cluster.size) if store.nodes.same(rank, cluster.rank)]
+        self._row_of = np.array([local.index(rank) for rank in cluster.worker_ranks])
 
     def _memory(self) -> tuple[Array, Array]:
         assert self._store.rows is not None
@@ -86,42 +74,35 @@ class BackupOnOneNode(PsStrategy):
         """Count a read; the parameters are read in place."""
         self._reads += 1
 
-    def gather(self, name: str) -> Array:
-        assert self._coordinator is not None
-        with self._coordinator.frozen():
-            return self._store.vectors[name].copy()
+    def vector(self, name: str) -> Array:
+        return self._store.vectors[name].copy()
 
-    def trace(self, wrap: Wrap) -> None:
-        super().trace(wrap)
-        wrap(self, "_update", "update")
-        for method in ("wait_for_gradients", "wait_for_sums", "close_step"):
-            wrap(self._coordinator, method, "wait")
-
+    @span("push")
     def finish(self) -> None:
-        step, coordinator, waiting = self._work.step, self._coordinator, self._store.waiting
-        assert coordinator is not None
-        place = coordinator.admit(self._worker, self._item, step, self._step_loss, self._reads_since())
+        loss, step, shared, waiting = self._take_loss(), self._work.step, self._shared, self._store.waiting
+        place = self._coordinator.admit(self._item, step, loss, self._reads_since())
         if place == DROPPED:
-            self.result = StepResult(self._step_loss * self._plan.gradients_per_step, False)
+            self.result = StepResult(loss * self._plan.gradients_per_step, False)
             return
-        coordinator.wait_for_gradients(waiting)
-        workers, loss = coordinator.admitted()
-        updated = math.isfinite(loss) or self._nan == "ignore"
+        with span("wait"):
+            shared.wait_for_gradients(waiting)
+        workers, loss = shared.admitted()
+        updated = self._applied(loss)
         if updated:
             self._update(place, self._row_of[workers], step)
-        coordinator.close_step(step, loss, not updated, waiting)
-        self.step = step + 1
+        with span("wait"):
+            shared.close_step(step, loss, not updated, waiting)
+        self._step = step + 1
         self.result = StepResult(loss, updated)
 
+    @span("update")
     def _update(self, place: int, order: Array, step: int) -> None:
-        rows, updater = self._store.rows, self._updater
-        assert rows is not None
+        rows, updater = self._rows, self._updater
         lo, hi = aligned_range(0, self._plan.layout.size, place, len(order))
         if not updater.needs_sums:
             updater.update(lo, hi, rows, step, order=order)
             return
-        partials = self._store.partials
-        assert partials is not None and self._coordinator is not None
-        partials[place] = updater.prepare(lo, hi, rows, self.grads, step, order=order)
-        self._coordinator.wait_for_sums(self._store.waiting)
-        updater.finish(lo, hi, self.grads, partials[: len(order)].sum(axis=0), step)
+        self._partials[place] = updater.prepare(lo, hi, rows, self.grads, step, order=order)
+        with span("wait"):
+            self._shared.wait_for_sums(self._store.waiting)
+        updater.finish(lo, hi, self.grads, self._partials[: len(order)].sum(axis=0), step)

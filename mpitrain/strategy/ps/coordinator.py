@@ -1,19 +1,20 @@
-"""The step coordinator: work items, pause steps, steps and worker statistics of the asynchronous modes.
+"""The step coordinator: work items, pauses, steps and worker statistics of the served modes.
 
 A *work item* is one batch for one worker; its number determines the examples. One counter assigns the numbers, so an
 epoch contains each example once, however fast each worker is. No work item is assigned at or beyond the *pause step*
-until that is moved: when all assigned items are finished, the parameters are those of exactly that step.
+until that is moved. When all assigned items are finished, the parameters are those of exactly that step; then every
+worker is told to pause, once.
 
-The state is in shared memory on the node of the first server, changed under one lock. The operations of every step are
-compiled, and take a fraction of a microsecond. Workers on other nodes send requests to that server.
+The state is in shared memory on the node of the first server (``CoordinatorMemory``), changed under one lock. The
+operations of every step are compiled, and take a fraction of a microsecond. Workers use it as a ``StepCoordinator``:
+in place (``LocalCoordinator``), or by requests to that server (``remote.RemoteCoordinator``).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,19 +27,29 @@ from ...monitor.worker_stats import WorkerStats
 
 END = -1  # no work item: training is over
 WAIT = -2  # no work item yet
-PAUSE = -3  # no work item yet: all workers are paused, and the chief must move the pause step
+PAUSE = -3  # no work item yet: all assigned ones are finished, and all workers pause
 DROPPED = -1  # instead of a place in the step: the step already has its gradients
 
 BINS = 32  # of the staleness histogram; the last one also counts all higher values
 
 _LOCK = 0
 _NEXT, _DONE, _PAUSE_STEP, _END, _STEP, _ARRIVED, _SUMMED, _UPDATED, _LOSS, _SKIPPED = range(WORDS, WORDS + 10)
+# The step at which workers are told to pause, or -1; whether the chief has requested that pause, or the next one.
+_POINT, _POINT_REQUESTED, _REQUESTED = range(WORDS + 10, WORDS + 13)
 _HEAD = 2 * WORDS
-# Offsets in a worker's row.
-_CLOCK, _STEPS, _DROPPED, _STALE_SUM, _STALE_MAX, _READS = range(6)
+# Offsets in a worker's row; the last one is the step at which it was told to pause.
+_CLOCK, _STEPS, _DROPPED, _STALE_SUM, _STALE_MAX, _READS, _PAUSED = range(7)
 _HISTOGRAM = WORDS
 _ROW = _HISTOGRAM + BINS
 _ENDED = 1 << 62  # the clock of a worker that has ended: no worker waits for it
+_ROW_DTYPE = np.dtype(
+    {
+        "names": ["steps", "dropped", "staleness_sum", "staleness_max", "reads", "histogram"],
+        "formats": ["i8"] * 5 + [("i8", (BINS,))],
+        "offsets": [8 * at for at in (_STEPS, _DROPPED, _STALE_SUM, _STALE_MAX, _READS, _HISTOGRAM)],
+        "itemsize": 8 * _ROW,
+    }
+)
 # Offsets in a place of the step that is being collected.
 _WORKER, _ITEM, _SHARE = range(3)
 _PLACE = 4
@@ -58,6 +69,22 @@ class CoordinatorRules(NamedTuple):
     bound: int = -1
     gradients_per_step: int = 0
     on_one_node: bool = False
+
+
+class Assignment(NamedTuple):
+    """What a worker does next.
+
+    Attributes:
+        item: Number of the work item; ``WAIT``, ``PAUSE`` or ``END`` if there is none.
+        step: The step that the item is for.
+        lead: How many steps the worker is ahead of the slowest.
+        requested: Whether the chief has requested this pause.
+    """
+
+    item: int
+    step: int
+    lead: int
+    requested: bool
 
 
 class CoordinatorState(NamedTuple):
@@ -80,6 +107,36 @@ class CoordinatorState(NamedTuple):
     worker_stats: list[WorkerStats]
 
 
+# A ``CoordinatorState`` without the statistics, as a message.
+STATE = np.dtype([("done", "i8"), ("begun", "i8"), ("items", "i8"), ("loss", "f8"), ("skipped", "i8")])
+STATS_WORDS = _ROW
+
+
+class StepCoordinator(Protocol):
+    """The step coordinator as one worker uses it. Local, or one request to the first server."""
+
+    def next(self) -> Assignment:
+        """Return a work item, a pause, or the end; waits until there is one of them."""
+
+    def finish(self, loss: float, staleness: int, reads: int, skipped: bool) -> int:
+        """Count a gradient that was applied by all shards, or skipped; return the number of steps done."""
+
+    def admit(self, item: int, step: int, loss: float, reads: int) -> int:
+        """backup: return this gradient's place among those of its step; ``DROPPED`` if it comes too late."""
+
+    def set_pause_step(self, step: int) -> None:
+        """Assign work items only for steps before ``step``; begun steps are still completed."""
+
+    def request_pause(self) -> None:
+        """Assign no further work items, except those that a begun step needs, until the pause step is moved."""
+
+    def stop(self) -> None:
+        """End training as soon as the begun steps are completed."""
+
+    def state(self) -> CoordinatorState:
+        """Return the progress of training, and the statistics of each worker since this run began."""
+
+
 @kernel
 def _counted(words: Array, gradients_per_step: int) -> int:
     return words[_STEP] if gradients_per_step else words[_NEXT]  # type: ignore[no-any-return]
@@ -96,21 +153,28 @@ def _slowest(words: Array, workers: int) -> int:
 @kernel
 def _next_item(
     words: Array, worker: int, workers: int, bound: int, gradients_per_step: int, on_one_node: bool
-) -> tuple[int, int, int]:
-    """Return a work item, its step, and the worker's lead over the slowest worker; the item may be END or WAIT."""
+) -> tuple[int, int, int, bool]:
+    """Return the fields of an ``Assignment``."""
     lock(words, _LOCK)
-    counted, row = _counted(words, gradients_per_step), _HEAD + worker * _ROW
+    counted, row, pause_step = _counted(words, gradients_per_step), _HEAD + worker * _ROW, words[_PAUSE_STEP]
     item, lead = WAIT, 0
-    if counted >= words[_END]:
+    if words[_DONE] == pause_step and pause_step < words[_END] and words[_POINT] != pause_step:
+        words[_POINT], words[_POINT_REQUESTED] = pause_step, words[_REQUESTED]
+    # Once a worker has been told to pause, all are, even if training ends at this step.
+    if words[_POINT] == pause_step and words[row + _PAUSED] != pause_step:
+        words[row + _PAUSED] = pause_step
+        item = PAUSE
+    elif counted >= words[_END]:
         words[row + _CLOCK] = _ENDED
         item = END
-    elif counted < words[_PAUSE_STEP] and not (on_one_node and words[_ARRIVED] == gradients_per_step):
+    elif counted < pause_step and not (on_one_node and words[_ARRIVED] == gradients_per_step):
         lead = words[row + _CLOCK] - _slowest(words, workers)
         if bound < 0 or lead <= bound:
             item = words[_NEXT]
             words[_NEXT] += 1
+    requested = words[_POINT_REQUESTED] != 0
     release(words, _LOCK)
-    return item, counted, lead
+    return item, counted, lead, requested
 
 
 @kernel
@@ -207,8 +271,8 @@ def _at_least(words: Array, at: int, value: int, spins: int) -> bool:
     return False
 
 
-class StepCoordinator:
-    """Assigns work items and counts steps. Every method is local, and any rank of the node may call it.
+class CoordinatorMemory:
+    """The state of the step coordinator in shared memory. Every method is local, and any rank of the node may call it.
 
     Construction is collective over the node. One rank calls ``open`` before any other method.
 
@@ -221,33 +285,25 @@ class StepCoordinator:
         self.rules = rules
         self._words = shared.allocate((_HEAD + rules.workers * (_ROW + _PLACE),), np.int64)
 
-    def open(self, step: int, end: int) -> None:
-        """Begin at ``step``, end at ``end``, with the pause step at the beginning; called by one rank."""
+    def open(self, step: int, end: int, pause_step: int) -> None:
+        """Begin at ``step``, end at ``end``, and pause first at ``pause_step``; called by one rank."""
         words = self._words
         words[:] = 0
-        words[_STEP], words[_DONE], words[_PAUSE_STEP], words[_END] = step, step, step, end
+        words[_STEP], words[_DONE], words[_PAUSE_STEP], words[_END], words[_POINT] = step, step, pause_step, end, -1
         words[_NEXT] = step if not self.rules.gradients_per_step else 0
+        words[_HEAD : _HEAD + self.rules.workers * _ROW].reshape(-1, _ROW)[:, _PAUSED] = -1
 
-    def next(self, worker: int, chief: bool = False) -> tuple[int, int, int]:
-        """Return a work item for a worker: its number, its step, and the worker's lead over the slowest in steps.
-
-        The number is ``WAIT`` if there is none yet, ``PAUSE`` if the chief must move the pause step first, and ``END``
-        if there will be none.
-        """
-        rules = self.rules
-        item, step, ahead = _next_item(
-            self._words, worker, rules.workers, rules.bound, rules.gradients_per_step, rules.on_one_node
-        )
-        if chief and item == WAIT and self._paused():
-            item = PAUSE
-        return item, step, ahead
+    def next(self, worker: int) -> Assignment:
+        """Return a work item for a worker; ``WAIT`` if there is none yet."""
+        r = self.rules
+        return Assignment(*_next_item(self._words, worker, r.workers, r.bound, r.gradients_per_step, r.on_one_node))
 
     def finish(self, worker: int, loss: float, staleness: int, reads: int, skipped: bool = False) -> int:
-        """Count a gradient that was applied by all shards, or skipped; return the number of steps done."""
+        """See ``StepCoordinator``."""
         return _finish(self._words, worker, loss, staleness, reads, skipped)
 
     def admit(self, worker: int, item: int, step: int, loss: float, reads: int) -> int:
-        """backup: return this gradient's place among those of its step; ``DROPPED`` if it comes too late."""
+        """See ``StepCoordinator``."""
         r = self.rules
         return _admit(self._words, worker, item, step, loss, reads, r.workers, r.gradients_per_step, r.on_one_node)
 
@@ -274,28 +330,26 @@ class StepCoordinator:
         _close_step_on_one_node(words, step, self.rules.gradients_per_step, loss, skipped)
         waiting.until(lambda spins: _at_least(words, _STEP, step + 1, spins))
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """backup, on one node: prevent updates of the parameters."""
-        while True:
-            with self._locked():
-                if self._words[_ARRIVED] != self.rules.gradients_per_step:  # otherwise an update is in progress
-                    yield
-                    return
-            os.sched_yield()
-
     def step_done(self, loss: float, skipped: bool) -> None:
         """backup, with servers: count a step; called by the first server when it has applied the step."""
         with self._locked():
             _close(self._words, loss, skipped)
 
     def set_pause_step(self, step: int) -> None:
-        """Assign work items only for steps before ``step``; begun steps are still completed."""
+        """See ``StepCoordinator``."""
+        words = self._words
         with self._locked():
-            self._words[_PAUSE_STEP] = max(step, self._begun())
+            missed = words[_REQUESTED] and not words[_POINT_REQUESTED]  # requested too late for the last pause
+            words[_PAUSE_STEP] = max(words[_POINT] + 1 if missed else step, self._begun())
+            words[_REQUESTED] = missed
+
+    def request_pause(self) -> None:
+        """See ``StepCoordinator``."""
+        with self._locked():
+            self._words[_PAUSE_STEP], self._words[_REQUESTED] = min(self._words[_PAUSE_STEP], self._begun()), 1
 
     def stop(self) -> None:
-        """Assign no further work items, except those that a begun step needs."""
+        """See ``StepCoordinator``."""
         with self._locked():
             self._words[_END] = min(self._words[_END], self._begun())
 
@@ -303,22 +357,16 @@ class StepCoordinator:
         """Return the step after the last one that work items were assigned for."""
         return _counted(self._words, self.rules.gradients_per_step) + (1 if self.rules.gradients_per_step else 0)
 
-    def _paused(self) -> bool:
-        """Return whether all assigned items are finished, and the next step is not before the pause step."""
-        with self._locked():
-            words = self._words
-            return bool(words[_DONE] == words[_PAUSE_STEP] and words[_PAUSE_STEP] < words[_END])
-
     def state(self) -> CoordinatorState:
         """Return the progress of training."""
         return unpack_state(*self.raw_state())
 
     def raw_state(self) -> tuple[Array, Array]:
-        """Return a ``CoordinatorState`` for sending: its numbers and the words of its worker statistics, both int64."""
+        """Return a ``CoordinatorState`` for sending: a ``STATE``, and the words of the worker statistics, int64."""
         count, words = self.rules.workers, self._words
         with self._locked():
-            begun = _counted(words, self.rules.gradients_per_step)
-            numbers = np.array([words[_DONE], begun, words[_NEXT], words[_LOSS], words[_SKIPPED]], np.int64)
+            begun, loss = _counted(words, self.rules.gradients_per_step), words[_LOSS : _LOSS + 1].view(np.float64)[0]
+            numbers = np.array((words[_DONE], begun, words[_NEXT], loss, words[_SKIPPED]), STATE)
             return numbers, words[_HEAD : _HEAD + count * _ROW].copy()
 
     @contextmanager
@@ -330,21 +378,39 @@ class StepCoordinator:
             release(self._words, _LOCK)
 
 
-STATS_WORDS = _ROW
+class LocalCoordinator:
+    """The step coordinator of a worker on its node; see ``StepCoordinator``.
+
+    Args:
+        worker: Index of the worker.
+        waiting: How it waits for a work item.
+    """
+
+    def __init__(self, memory: CoordinatorMemory, worker: int, waiting: Backoff) -> None:
+        self._memory, self._worker, self._waiting = memory, worker, waiting
+        self.set_pause_step, self.request_pause, self.stop = memory.set_pause_step, memory.request_pause, memory.stop
+        self.state = memory.state
+
+    def next(self) -> Assignment:
+        found = self._memory.next(self._worker)
+        if found.item == WAIT:
+            self._waiting.until(self._poll)
+            found = self._polled
+        return found
+
+    def finish(self, loss: float, staleness: int, reads: int, skipped: bool) -> int:
+        return self._memory.finish(self._worker, loss, staleness, reads, skipped)
+
+    def admit(self, item: int, step: int, loss: float, reads: int) -> int:
+        return self._memory.admit(self._worker, item, step, loss, reads)
+
+    def _poll(self, spins: int) -> bool:
+        self._polled = self._memory.next(self._worker)
+        return self._polled.item != WAIT
 
 
 def unpack_state(numbers: Array, rows: Array) -> CoordinatorState:
-    """Return the state that ``StepCoordinator.raw_state`` has packed."""
-    done, begun, items, _, skipped = numbers.tolist()
-    worker_stats = [
-        WorkerStats(
-            steps=row[_STEPS],
-            dropped=row[_DROPPED],
-            staleness_sum=row[_STALE_SUM],
-            staleness_max=row[_STALE_MAX],
-            reads=row[_READS],
-            histogram=tuple(row[_HISTOGRAM:]),
-        )
-        for row in rows.reshape(-1, _ROW).tolist()
-    ]
-    return CoordinatorState(done, begun, items, float(numbers.view(np.float64)[3]), skipped, worker_stats)
+    """Return the state that ``CoordinatorMemory.raw_state`` has packed."""
+    done, begun, items, loss, skipped = numbers.tolist()
+    workers = [WorkerStats._make((*row[:-1], tuple(row[-1].tolist()))) for row in rows.view(_ROW_DTYPE).tolist()]
+    return CoordinatorState(done, begun, items, loss, skipped, workers)

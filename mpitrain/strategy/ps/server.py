@@ -15,11 +15,11 @@ import numpy as np
 
 from ...comm.backoff import LONG
 from ...comm.mpi import MPI
-from ...comm.rpc import float_of
+from ...comm.rpc import EMPTY, unpack
 from ...core.layout import Array
-from ..base import Wrap
-from .coordinator import WAIT
-from .remote import Kind
+from ...monitor.trace import span
+from .coordinator import WAIT, CoordinatorMemory
+from .messages import REQUEST, Kind, reply
 from .shard import Push
 from .store import Store
 
@@ -37,7 +37,6 @@ class Server:
         self._number = cluster.task_index
         self._shard = store.shards[self._number]
         self._worker_of = {rank: index for index, rank in enumerate(cluster.worker_ranks)}
-        self._chief = cluster.chief_rank
         self._names = store.plan.vectors
         self._coordinator = store.coordinator if self._number == 0 else None
         # Workers on this node that change the shard themselves.
@@ -50,14 +49,6 @@ class Server:
         if store.plan.config.mode == "backup" and not store.on_one_node:
             self._collector = Collector(store, self._number, cluster.training.comm)
 
-    def trace(self, wrap: Wrap) -> None:
-        """Record the calls in which this server works. Local."""
-        wrap(self, "_answer", "serve")
-        wrap(self._shard, "apply", "update")
-        wrap(self._store.waiting, "pause", "wait")
-        if self._collector is not None:
-            wrap(self._collector, "_apply", "update")
-
     def serve(self) -> None:
         """Answer requests until all ranks have entered the barrier ``Comm.Ibarrier``. Collective over all ranks."""
         barrier = self._comm.Ibarrier()
@@ -67,42 +58,48 @@ class Server:
         while not barrier.Test():
             idle += 1
             if rpc is not None:
-                for client, kind, arguments in rpc.requests():
+                for client, number, message in rpc.requests():
                     idle = 0
-                    self._answer(client, Kind(kind), arguments)
+                    kind = Kind(number)
+                    self._answer(client, kind, unpack(message, REQUEST[kind]).item())
             if self._collector is not None and self._collector.work():
                 idle = 0
             if self._later:
                 self._later = [respond for respond in self._later if not respond()]
             if idle and not (rpc is not None and rpc.is_receiving()):
-                waiting.pause(idle)
+                with span("wait"):
+                    waiting.pause(idle)
 
-    def _answer(self, client: int, kind: Kind, arguments: list[int]) -> None:
-        """Reply to a request, or defer the reply in ``_later``."""
-        respond = getattr(self, f"_{kind.name.lower()}")
-        respond(client, *arguments)
+    @span("serve")
+    def _answer(self, client: int, kind: Kind, fields: tuple[Any, ...]) -> None:
+        """Reply to a request with these fields, or defer the reply in ``_later``."""
+        getattr(self, f"_{kind.name.lower()}")(client, *fields)
 
-    def _reply(self, client: int, *arguments: float, vector: Array | None = None, rows: Array | None = None) -> None:
+    def _reply(
+        self, client: int, message: Array = EMPTY, vector: Array | None = None, rows: Array | None = None
+    ) -> None:
         assert self._store.rpc is not None
-        self._store.rpc.respond(client, arguments, vector, rows)
+        self._store.rpc.respond(client, message, vector, rows)
 
-    def _apply(self, client: int, version: int, clip: int, scaled: int, *_: int) -> None:
+    def _apply(self, client: int, version: int, clip: float, scaled: bool) -> None:
         assert self._store.rpc is not None
         grads = self._store.rpc.mailbox(client)
-        self._reply(client, self._shard.apply(grads, Push(version, float_of(clip), bool(scaled))))
+        with span("update"):
+            staleness = self._shard.apply(grads, Push(version, clip, scaled))
+        self._reply(client, reply(Kind.APPLY, staleness))
 
-    def _read(self, client: int, version: int, *_: int) -> None:
+    def _read(self, client: int, version: int) -> None:
         def respond() -> bool:
             if self._shard.version < version:
                 return False
             at, params = self._still("params")
-            self._reply(client, at, vector=params)
+            self._reply(client, reply(Kind.READ, at), vector=params)
             return True
 
         self._when_ready(respond)
 
-    def _vector(self, client: int, number: int, *_: int) -> None:
-        self._reply(client, vector=self._still(self._names[number])[1])
+    def _vector(self, client: int, index: int) -> None:
+        self._reply(client, vector=self._still(self._names[index])[1])
 
     def _still(self, name: str) -> tuple[int, Array]:
         """Return the version and one of the vectors, which does not change before it is sent."""
@@ -111,30 +108,29 @@ class Server:
         # A copy, so that workers on this node wait only for the copy, not for the network.
         return self._shard.read(self._staging, name), self._staging
 
-    def _next(self, client: int, *_: int) -> None:
+    def _next(self, client: int) -> None:
         worker, coordinator = self._worker_of[client], self._require_coordinator()
 
         def respond() -> bool:
-            item = coordinator.next(worker, chief=client == self._chief)
-            if item[0] == WAIT:
+            assignment = coordinator.next(worker)
+            if assignment.item == WAIT:
                 return False
-            self._reply(client, *item)
+            self._reply(client, reply(Kind.NEXT, *assignment))
             return True
 
         self._when_ready(respond)
 
-    def _finish(self, client: int, loss: int, staleness: int, reads: int, skipped: int, *_: int) -> None:
-        worker = self._worker_of[client]
-        done = self._require_coordinator().finish(worker, float_of(loss), staleness, reads, bool(skipped))
-        self._reply(client, done)
+    def _finish(self, client: int, loss: float, staleness: int, reads: int, skipped: bool) -> None:
+        done = self._require_coordinator().finish(self._worker_of[client], loss, staleness, reads, skipped)
+        self._reply(client, reply(Kind.FINISH, done))
 
-    def _admit(self, client: int, item: int, step: int, loss: int, reads: int, *_: int) -> None:
-        worker = self._worker_of[client]
-        self._reply(client, self._require_coordinator().admit(worker, item, step, float_of(loss), reads))
+    def _admit(self, client: int, item: int, step: int, loss: float, reads: int) -> None:
+        place = self._require_coordinator().admit(self._worker_of[client], item, step, loss, reads)
+        self._reply(client, reply(Kind.ADMIT, place))
 
-    def _collect(self, client: int, item: int, step: int, loss: int, *_: int) -> None:
+    def _collect(self, client: int, item: int, step: int, loss: float) -> None:
         assert self._collector is not None and self._store.rpc is not None
-        self._collector.add(item, step, float_of(loss), self._store.rpc.mailbox(client))
+        self._collector.add(item, step, loss, self._store.rpc.mailbox(client))
 
         def respond() -> bool:
             if self._shard.version <= step:
@@ -144,15 +140,19 @@ class Server:
 
         self._later.append(respond)
 
-    def _state(self, client: int, *_: int) -> None:
+    def _state(self, client: int) -> None:
         numbers, rows = self._require_coordinator().raw_state()
-        self._reply(client, *numbers.tolist(), rows=rows)
+        self._reply(client, numbers, rows=rows)
 
-    def _pause_step(self, client: int, step: int, *_: int) -> None:
+    def _pause_step(self, client: int, step: int) -> None:
         self._require_coordinator().set_pause_step(step)
         self._reply(client)
 
-    def _stop(self, client: int, *_: int) -> None:
+    def _request_pause(self, client: int) -> None:
+        self._require_coordinator().request_pause()
+        self._reply(client)
+
+    def _stop(self, client: int) -> None:
         self._require_coordinator().stop()
         self._reply(client)
 
@@ -160,7 +160,7 @@ class Server:
         if not respond():
             self._later.append(respond)
 
-    def _require_coordinator(self) -> Any:
+    def _require_coordinator(self) -> CoordinatorMemory:
         assert self._coordinator is not None, "only the first server has the step coordinator"
         return self._coordinator
 
@@ -199,6 +199,7 @@ class Collector:
         self._arrived = [one for one in self._arrived if one[1] != step]
         return True
 
+    @span("update")
     def _apply(self, gradients: list[Array], loss: float) -> None:
         skipped = self._skips and not math.isfinite(loss)
         if skipped:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ...comm.atomics import WORDS, acquire, load, release, store
 from ...comm.backoff import Backoff
 from ...comm.shared_memory import SharedArrays
 from ...core.layout import Array
+from ...monitor.trace import span
 from ...optim.updater import Updater
 
 Ranges = Sequence[tuple[int, int]]
@@ -39,6 +40,39 @@ class Push(NamedTuple):
     version: int
     clip: float = 1.0
     scaled: bool = False
+
+
+class ShardClient(Protocol):
+    """A shard as one worker uses it: locally, or by requests to its server.
+
+    Operations are posted first and waited for later, so that several servers work at once.
+
+    Attributes:
+        ranges: Its ranges of the vector.
+    """
+
+    ranges: Ranges
+
+    def post_read(self, least: int) -> None:
+        """Request the newest parameters, of at least version ``least``; ``wait_read`` must follow."""
+
+    def wait_read(self) -> int:
+        """Wait until they are in the worker's parameters; return their version."""
+
+    def read_vector(self, name: str, out: Array) -> None:
+        """Copy the ranges of one of the vectors to ``out``, shape (layout.size,)."""
+
+    def post_apply(self, grads: Array, push: Push) -> None:
+        """Have a gradient, shape (layout.size,), applied; ``wait_apply`` must follow."""
+
+    def wait_apply(self) -> int:
+        """Wait until it is applied; return its staleness."""
+
+    def post_collect(self, grads: Array, item: int, step: int, loss: float) -> None:
+        """backup: submit a gradient that has a place in its step; ``wait_collected`` must follow."""
+
+    def wait_collected(self, step: int) -> None:
+        """Wait until the step is applied."""
 
 
 class Shard:
@@ -193,3 +227,44 @@ class Shard:
             yield
         finally:
             release(self._words, _LOCK)
+
+
+class LocalShard:
+    """A shard on the worker's node; see ``ShardClient``.
+
+    Args:
+        params: The worker's parameters, shape (layout.size,).
+        row: Index of the worker's gradient among those of the node.
+        waiting: How to wait for a version.
+    """
+
+    def __init__(self, shard: Shard, params: Array, row: int, waiting: Backoff) -> None:
+        self._shard, self.ranges, self._params, self._row, self._waiting = shard, shard.ranges, params, row, waiting
+        self._version = self._staleness = 0
+
+    def post_read(self, least: int) -> None:
+        self._await_version(least)
+        self._version = self._shard.read(self._params)
+
+    def wait_read(self) -> int:
+        return self._version
+
+    def read_vector(self, name: str, out: Array) -> None:
+        self._shard.read(out, name)
+
+    @span("update")
+    def post_apply(self, grads: Array, push: Push) -> None:
+        self._staleness = self._shard.apply(grads, push)
+
+    def wait_apply(self) -> int:
+        return self._staleness
+
+    def post_collect(self, grads: Array, item: int, step: int, loss: float) -> None:
+        self._shard.collect(self._row, item, step, loss)
+
+    def wait_collected(self, step: int) -> None:
+        self._await_version(step + 1)
+
+    def _await_version(self, least: int) -> None:
+        if self._shard.version < least:
+            self._waiting.until(lambda spins: self._shard.version >= least)

@@ -1,4 +1,4 @@
-"""The parameters of the asynchronous modes, as one rank sees them: local and remote shards and the step coordinator.
+"""The parameters of the served modes, as one rank sees them: local and remote shards and the step coordinator.
 
 A node with servers holds the training vectors in memory shared by its ranks; a server's shard is its ranges of them.
 The step coordinator lies on the first server's node. Without servers, one node's shared memory holds everything.
@@ -6,7 +6,7 @@ The step coordinator lies on the first server's node. Without servers, one node'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,9 +21,11 @@ from ...errors import ConfigError
 from ...plan.placement import ranges_of
 from ...plan.plan import Plan
 from ...plan.progress import InitialState
-from .coordinator import STATS_WORDS, CoordinatorRules, StepCoordinator
-from .shard import Shard
+from .coordinator import STATS_WORDS, CoordinatorMemory, CoordinatorRules, LocalCoordinator, StepCoordinator
+from .remote import RemoteCoordinator, RemoteShard
+from .shard import LocalShard, Shard, ShardClient
 
+_log = logging.getLogger(__name__)
 STALENESS = 3
 
 
@@ -50,7 +52,7 @@ class Store:
         nodes: Which ranks share memory.
         holders: The rank that holds each shard: its server, or without servers the first rank of the node.
         shards: The shards on this node, by number.
-        coordinator: The step coordinator if it is on this node, else None.
+        coordinator: The step coordinator's memory if it is on this node, else None.
         vectors: This node's vectors, by name, if it holds shards.
         rows: backup: the gradients of this node's ranks, shape (ranks, size or more), if it holds shards.
         on_one_node: backup: whether all workers and shards share one node, so that workers update by themselves.
@@ -62,9 +64,9 @@ class Store:
         ConfigError: On every rank: there are several nodes and no server.
     """
 
-    def __init__(self, cluster: Cluster, plan: Plan, initial_state: InitialState, say: Callable[[str], None]) -> None:
+    def __init__(self, cluster: Cluster, plan: Plan, initial_state: InitialState) -> None:
         self.plan, self.cluster = plan, cluster
-        self.nodes = _nodes(cluster, plan, say)
+        self.nodes = _nodes(cluster, plan)
         self.holders = cluster.servers or [0]
         self._check_servers()
         self._shared = SharedArrays(self.nodes.comm)
@@ -81,14 +83,28 @@ class Store:
         leads = bool(self.shards) and self.nodes.comm.rank == 0
         self.step, self.data_cursor, _ = initial_state(self.vectors if leads else None, self._first_leader())
         self._open(leads)
-        self.rpc = self._open_transport(say)
+        self.rpc = self._open_transport()
         if self.rpc is not None:
             self.waiting.progress = cluster.comm.Iprobe
 
-    @property
-    def remote(self) -> list[int]:
-        """The numbers of the shards on other nodes."""
-        return [s for s, holder in enumerate(self.holders) if not self.nodes.same(holder, self.cluster.rank)]
+    def step_coordinator(self) -> StepCoordinator:
+        """Return the step coordinator for this worker."""
+        if self.coordinator is not None:
+            return LocalCoordinator(self.coordinator, self.cluster.task_index, self.waiting)
+        assert self.rpc is not None
+        return RemoteCoordinator(self.rpc, self.holders[0])
+
+    def shard_clients(self, params: Array) -> list[ShardClient]:
+        """Return all shards for this worker, whose parameters are ``params``; by number."""
+        row, names = self.nodes.comm.rank, self.plan.vectors
+        clients: list[ShardClient] = []
+        for s, holder in enumerate(self.holders):
+            if s in self.shards:
+                clients.append(LocalShard(self.shards[s], params, row, self.waiting))
+            else:
+                assert self.rpc is not None
+                clients.append(RemoteShard(self.rpc, holder, self.ranges[s], names))
+        return clients
 
     def free(self) -> None:
         """Free memory. Collective over all ranks."""
@@ -119,9 +135,9 @@ class Store:
             if plan.config.mode == "backup":
                 self.rows = shared.allocate((self.nodes.comm.size, stride), plan.dtype)
                 self.partials = shared.allocate((self.nodes.comm.size, updater.n_sums), np.float64)
-        self.coordinator: StepCoordinator | None = None
+        self.coordinator: CoordinatorMemory | None = None
         if self.nodes.same(self.holders[0], mine):
-            self.coordinator = StepCoordinator(shared, self._rules())
+            self.coordinator = CoordinatorMemory(shared, self._rules())
 
     def _rules(self) -> CoordinatorRules:
         config, workers = self.plan.config, self.plan.workers
@@ -142,15 +158,15 @@ class Store:
             for shard in self.shards.values():
                 shard.open(self.step)
             if self.coordinator is not None:
-                self.coordinator.open(self.step, self.plan.train_steps)
+                self.coordinator.open(self.step, self.plan.train_steps, self.plan.next_pause(self.step))
         self.cluster.comm.Barrier()
 
-    def _open_transport(self, say: Callable[[str], None]) -> RpcTransport | None:
+    def _open_transport(self) -> RpcTransport | None:
         cluster, nodes = self.cluster, self.nodes
         clients = {holder: [w for w in cluster.worker_ranks if not nodes.same(w, holder)] for holder in self.holders}
         if not any(clients.values()):
             if self.plan.push_precision is not None:
-                say("--push-precision has no effect: all workers share memory with all servers")
+                _log.info("--push-precision has no effect: all workers share memory with all servers")
             return None
         plan = self.plan
         routes = Routes(
@@ -162,10 +178,10 @@ class Store:
             n_rows=plan.workers * STATS_WORDS,
             precision=plan.push_precision,
         )
-        return open_transport(routes, plan.config.one_sided, say)
+        return open_transport(routes, plan.config.one_sided)
 
 
-def _nodes(cluster: Cluster, plan: Plan, say: Callable[[str], None]) -> Nodes:
+def _nodes(cluster: Cluster, plan: Plan) -> Nodes:
     """Return the nodes; each rank is its own node if memory cannot or must not be shared."""
     if plan.config.shared_memory:
         vectors = len(plan.vectors) + (cluster.node.size if plan.config.mode == "backup" else 0)
@@ -173,5 +189,5 @@ def _nodes(cluster: Cluster, plan: Plan, say: Callable[[str], None]) -> Nodes:
         problem = next(filter(None, cluster.comm.allgather(sharing_problem(cluster.node, nbytes))), "")
         if not problem:
             return Nodes(cluster.node, cluster.node_of)
-        say(f"ranks of a node cannot share memory and use messages instead: {problem}")
+        _log.info("ranks of a node cannot share memory and use messages instead: %s", problem)
     return Nodes(cluster.self_comm, list(range(cluster.size)))

@@ -48,6 +48,6 @@ def job(where: Literal["job", "forward", "hook", "end"] = "job") -> Job:
         optimizer=optim.adam(0.01),
         train=digits.train,
         batch_size=10,
-        train_steps=20,
+        train_steps=200,  # in async, each worker gets some of them
         hooks=[FailingHook(where)],
     )

@@ -6,6 +6,7 @@ Prints what the chief says, and which checkpoints there are. Nodes are stand-ins
 from __future__ import annotations
 
 import errno
+import logging
 import sys
 import time
 from pathlib import Path
@@ -18,37 +19,34 @@ from mpitrain.comm.cluster import Cluster, Group
 from mpitrain.comm.mpi import MPI
 from mpitrain.core.layout import Layout
 from mpitrain.plan.config import RunConfig
-from mpitrain.training.checkpointing import ShardedCheckpointing
+from mpitrain.training.checkpointing import ShardedCheckpoints, sharded_checkpoints
 
 cluster, folder, background = Cluster(), Path(sys.argv[1]), sys.argv[2] == "background"
 group = Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), f"node{cluster.rank}", cluster.rank_description)
 layout = Layout.pack([("a", (99, 3), "param")])
 plan = SimpleNamespace(config=RunConfig(save_background=background), layout=layout)
-said: list[str] = []
-parts = ShardedCheckpointing(group, plan, folder, {}, checkpoint.Retention(0), said.append)  # type: ignore[arg-type]
-assert parts.writer is not None
-write = parts.writer._write
+logging.basicConfig(stream=sys.stdout if cluster.chief else sys.stderr, format="%(message)s")
+checkpoints = sharded_checkpoints(group, plan, folder, {})  # type: ignore[arg-type]
+assert isinstance(checkpoints, ShardedCheckpoints)
+write = checkpoints._writer._write
 
 
-def fail_at_two(vectors, step, position, numbers):
-    if step == 2 and cluster.rank == 1:
+def fail_at_two(snapshot):
+    if snapshot.step == 2 and cluster.rank == 1:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
-    write(vectors, step, position, numbers)
+    write(snapshot)
 
 
-parts.writer._write = fail_at_two
+checkpoints._writer._write = fail_at_two
 for step in (1, 2, 3):
-    parts.finish()
-    parts.writer.save({"params": np.full(layout.size, step, np.float32)}, step, step)
-    parts.begun(step)
+    checkpoints.save(checkpoint.Snapshot({"params": np.full(layout.size, step, np.float32)}, step, step))
     for _ in range(100):  # steps of training
-        parts.progress()
+        checkpoints.progress()
         cluster.comm.Barrier()  # none may wait in ``progress`` for another, who waits here
         time.sleep(1e-3)
-parts.finish()
-parts.writer.close()
-assert parts.writer.failure is None
+checkpoints.close()
+assert checkpoints.failure is None
 if cluster.chief:
-    print(*said, [*checkpoint.steps(folder)], sep="\n")
+    print([*checkpoint.steps(folder)])
     for path in checkpoint.steps(folder).values():
         checkpoint.verify(path)

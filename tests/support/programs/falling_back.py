@@ -28,7 +28,8 @@ if cluster.rank == 0:
     for step in (1, 2, 3):
         numbers = {"loss_scale": step + 0.5}
         state = {name: np.full(layout.size, step, np.float32) for name in names}
-        checkpoint.write(checkpoint.path_for(folder, step), layout, state, step, 10 * step, 0, {}, extra_state=numbers)
+        snapshot = checkpoint.Snapshot(state, step, 10 * step, numbers)
+        checkpoint.write(checkpoint.path_for(folder, step), layout, snapshot, 0, {})
 cluster.comm.Barrier()
 read = checkpoint.read
 

@@ -1,4 +1,4 @@
-"""Run on every rank: shards, ledger and mail, driven without a model. Prints ``ok`` on the first worker.
+"""Run on every rank: shards, step coordinator and requests, without a model. Prints ``ok`` on the first worker.
 
     served.py WHAT MODE SERVERS STEPS SHARE ONE_SIDED
 
@@ -18,8 +18,7 @@ from mpitrain.optim import sgd
 from mpitrain.plan.config import RunConfig
 from mpitrain.plan.placement import place, ranges_of
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.progress import Progress
-from mpitrain.strategy.base import Turn
+from mpitrain.plan.progress import ConsistentPoint, Progress
 from mpitrain.strategy.ps.server import Server
 from mpitrain.strategy.ps.store import Store
 from mpitrain.strategy.select import ps_strategy
@@ -61,27 +60,27 @@ def fill(vectors, root):
     return Progress(0, 0, {})
 
 
-store = Store(cluster, plan, fill, print)
+store = Store(cluster, plan, fill)
 used = np.concatenate([np.arange(e.start, e.stop) for e in LAYOUT.entries])
 
 
 def train() -> None:
     strategy = ps_strategy(store)
-    strategy.pause_at(count)
     strategy.grads[used] = -1.0
     steps = 0
-    while True:
-        turn = strategy.next()
-        if turn is Turn.END:
-            break
+    while (work := strategy.next()) is not None:
+        if isinstance(work, ConsistentPoint):
+            assert work == (count, count * plan.gradients_per_step, False, True)
+            continue
         check_read(strategy.params)
         if what == "torn" and cluster.task_index == 0:
             for _ in range(20):  # reads between two pushes of its own
-                check_read(strategy.gather("params"))
+                strategy._read(0)
+                check_read(strategy.params)
         strategy.begin(0.0)
+        strategy.ready(0)
         strategy.finish()
         steps += 1
-    strategy.close()
     pushed = cluster.workers.allreduce(steps)
     assert pushed == count * plan.gradients_per_step, (pushed, count)
     assert (strategy.params[used] == pushed).all(), (strategy.params[used].min(), strategy.params[used].max(), pushed)

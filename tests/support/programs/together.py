@@ -9,6 +9,7 @@ stand-ins: all are on this host.
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import sys
@@ -21,7 +22,7 @@ from mpitrain.checkpoint.shared_file import SharedFileWriter
 from mpitrain.comm.cluster import Cluster, Group
 from mpitrain.comm.mpi import MPI
 from mpitrain.plan.config import RunConfig
-from mpitrain.training.checkpointing import ShardedCheckpointing
+from mpitrain.training.checkpointing import ShardedCheckpoints, sharded_checkpoints
 
 from ..saved_state import LAYOUT, numbers, state
 
@@ -45,29 +46,26 @@ def main() -> None:
     cluster, folder, background, how = Cluster(), Path(sys.argv[1]), sys.argv[2] == "background", sys.argv[3]
     group = Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), f"node{cluster.rank}", cluster.rank_description)
     plan = SimpleNamespace(config=RunConfig(save_background=background), layout=LAYOUT)
-    said: list[str] = []
-    parts = ShardedCheckpointing(group, plan, folder, {"mode": "sync"}, checkpoint.Retention(0), said.append)  # type: ignore[arg-type]
-    assert parts.writer is not None and isinstance(parts._writer, SharedFileWriter)
+    logging.basicConfig(stream=sys.stdout if cluster.chief else sys.stderr, format="%(message)s")
+    checkpoints = sharded_checkpoints(group, plan, folder, {"mode": "sync"})  # type: ignore[arg-type]
+    assert isinstance(checkpoints, ShardedCheckpoints) and isinstance(checkpoints._shards, SharedFileWriter)
     for step in (1, 2, 3):
-        parts.finish()
+        checkpoints._finish()
         if step == 2:
             refuse(cluster, folder, how)
         if step == 3:
             refuse(cluster, folder, "")
             (folder / "filler").unlink(missing_ok=True)
         cluster.comm.Barrier()
-        parts.writer.save(state(step), step, 2 * step, numbers(step))
-        parts.begun(step)
+        checkpoints.save(checkpoint.Snapshot(state(step), step, 2 * step, numbers(step)))
         for _ in range(30):  # steps of training
-            parts.progress()
+            checkpoints.progress()
             cluster.comm.Barrier()  # none may wait in ``progress`` for another, who waits here
             time.sleep(1e-3)
-    parts.finish()
-    parts.writer.close()
-    assert parts.writer.failure is None
-    parts.free()
+    checkpoints.close()
+    assert checkpoints.failure is None
     if cluster.chief:
-        print(*said, sorted(os.listdir(folder)), sep="\n")
+        print(sorted(os.listdir(folder)))
 
 
 if __name__ == "__main__":

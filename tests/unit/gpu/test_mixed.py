@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +13,7 @@ import pytest
 from mpitrain import nn
 from mpitrain.core.device import Cpu
 from mpitrain.gpu import ops as launch
+from mpitrain.models.base import Batch
 from mpitrain.models.native import NativeModel
 from mpitrain.nn.layer import place, walk
 
@@ -168,11 +170,14 @@ def test_a_loss_of_a_users_own_is_given_float32_and_its_gradient_is_scaled(devic
     for criterion in (nn.SoftmaxCrossEntropy(), Own()):
         model = nn.Sequential(nn.Dense(5, 6))
         layout, params, grads = bound(model, (5,), dtype=np.float32)
-        single = NativeModel(model, criterion, layout, Mixed("float16"))
+        plan = SimpleNamespace(
+            layout=layout, config=SimpleNamespace(accumulate_steps=1, seed=0), weight=0.25, layer_starts=[0]
+        )
+        single = NativeModel(model, criterion, plan, Mixed("float16"))
         single.bind(params, grads)
         criterion.scale = np.array([1024.0])
-        loss = single.forward(x, labels, nn.Context(weight=0.25))
-        single.backward()
+        loss = single.forward(Batch(x, labels, 0))
+        single.backward(lambda start: None)
         assert np.isfinite(loss)
         gradients.append(grads[np.isfinite(grads)])
     np.testing.assert_allclose(*gradients, rtol=1e-2, atol=1e-2 * np.abs(gradients[0]).max())

@@ -1,0 +1,45 @@
+"""The state of a run at one step, on its way from the strategy to the disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from ..core.layout import Array
+
+
+class Snapshot:
+    """What a checkpoint stores. Local.
+
+    Args:
+        vectors: Flat vectors, shape (layout.size,): ``params``, the optimizer's slots, and ``average`` if there is one.
+        step: Number of completed steps.
+        data_cursor: Number of examples taken from the endless stream.
+        extra_state: Further numbers of the run's state, by name.
+        private: Whether the vectors are copies that nobody else uses.
+
+    The vectors of a snapshot that is not private are in use by training; they do not change before ``release``.
+    """
+
+    def __init__(
+        self,
+        vectors: Mapping[str, Array],
+        step: int,
+        data_cursor: int,
+        extra_state: Mapping[str, float] | None = None,
+        private: bool = False,
+    ) -> None:
+        self.vectors, self.step, self.data_cursor = vectors, step, data_cursor
+        self.extra_state: Mapping[str, float] = extra_state or {}
+        self.private = private
+        self._released = threading.Event()
+        if private:
+            self._released.set()
+
+    def release(self) -> None:
+        """Declare that the vectors may change; from any thread."""
+        self._released.set()
+
+    def wait(self) -> None:
+        """Wait until the vectors may change."""
+        self._released.wait()
