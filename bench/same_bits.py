@@ -35,12 +35,7 @@ COMPARED = ("loss", "validation_loss", "validation_accuracy")
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has computed.
-
-    Attributes:
-        arrays: Type, shape and bytes of each dataset of the last checkpoint, by name.
-        losses: Values by step and name.
-    """
+    """What a run has computed: each dataset of the last checkpoint, by name; losses by step and name."""
 
     arrays: dict[str, Any]
     losses: dict[tuple[int, str], float]
@@ -87,7 +82,8 @@ def report(case: str, ours: Result, theirs: Result, after: int = 0) -> bool:
         if not (math.isclose(a, b, rel_tol=1e-12) if after else a == b):
             found.append(f"{at[1]} at step {at[0]}")
     same = f"same bits: {len(ours.arrays)} arrays, {len(losses[0])} losses"
-    print(f"{case:18} {'DIFFERENT: ' + ', '.join(found) if found else same}", flush=True)
+    text = f"DIFFERENT in {len(found)} arrays and losses: {', '.join(found[:3])}" if found else same
+    print(f"{case:18} {text}", flush=True)
     return not found
 
 
