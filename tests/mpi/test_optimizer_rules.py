@@ -85,8 +85,7 @@ def accuracy(run_dir: Path) -> float:
     return [line["validation_accuracy"] for line in lines if "validation_accuracy" in line][-1]
 
 
-@pytest.mark.quick
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.quick), "async", "ssp", "backup", "local"])
 def test_a_rule_trains(openmpi: Mpi, rules: Path, mode: str, tmp_path: Path) -> None:
     found = train(openmpi, 2, rules, tmp_path / "run", "--mode", mode, "--train-steps", "80")
     assert accuracy(tmp_path / "run") > 0.6
