@@ -143,7 +143,7 @@ def test_gpus_agree_with_processors(
 def test_steps_that_overflow_are_skipped_on_a_gpu(
     openmpi: Mpi, simulated: dict[str, str], rules: Path, tmp_path: Path
 ) -> None:
-    flags = ("--precision", "float16", "--rate", "2", "--clip-norm", "0", "--weight-decay", "0", "--train-steps", "20")
+    flags = ("--precision", "float16", "--rate", "8", "--clip-norm", "0", "--weight-decay", "0", "--train-steps", "20")
     found, scales = {}, {}
     for rule in ("heavy_ball", "momentum"):
         found[rule] = train(openmpi, 1, rules, tmp_path / rule, "--rule", rule, *flags, env=simulated)
