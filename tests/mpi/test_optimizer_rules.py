@@ -92,9 +92,10 @@ def test_a_rule_trains(openmpi: Mpi, rules: Path, mode: str, tmp_path: Path) -> 
     assert np.abs(found["optimizer/mean/dense1.weight"]).max() > 0 and "averages/dense1.weight" in found
 
 
-@pytest.mark.parametrize("rule", ["lion", "amsgrad"])
 @pytest.mark.parametrize(
-    ("n", "flags"), [(2, ("--mode", "sync")), (1, ("--mode", "async")), (2, ("--mode", "async", "--ps", "1"))], ids=str
+    ("rule", "n", "flags"),
+    [("lion", 2, ()), ("amsgrad", 1, ("--mode", "async")), ("amsgrad", 2, ("--mode", "async", "--ps", "1"))],
+    ids=str,
 )
 def test_a_run_resumes_to_the_same_bits(
     openmpi: Mpi, rules: Path, rule: str, n: int, flags: tuple[str, ...], tmp_path: Path
@@ -110,7 +111,7 @@ def test_the_result_does_not_depend_on_who_updates_what(openmpi: Mpi, rules: Pat
     """Two ranks that split every layer, and one alone with the joined batch."""
     flags = ("--rule", "amsgrad", "--dtype", "float64")
     alone = train(openmpi, 1, rules, tmp_path / "alone", *flags, "--batch-size", "12")
-    for name, more in {"whole": (), "cut": ("--bucket-bytes", "100"), "messages": ("--no-shared-memory",)}.items():
+    for name, more in {"cut": ("--bucket-bytes", "100"), "messages": ("--no-shared-memory",)}.items():
         assert_close(train(openmpi, 2, rules, tmp_path / name, *flags, "--batch-size", "6", *more), alone, 1e-9)
 
 
