@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,9 @@ from ..optim.average import moving_average
 from ..optim.optimizer import Optimizer
 from ..optim.updater import segments_of
 from . import ops as launch
-from .device import Gpu
+
+if TYPE_CHECKING:
+    from .device import Gpu
 
 
 class GpuUpdate:
@@ -38,8 +40,10 @@ class GpuUpdate:
         self._go, self._factor = state[launch.GO : launch.GO + 1], state[launch.FACTOR : launch.FACTOR + 1]
         params = vectors["params"]
         none = gpu.empty((0,), params.dtype)
-        self._params = params
-        self._slot0, self._slot1 = ([vectors[name] for name in optimizer.slots] + [none, none])[:2]
+        self._params, self._xp = params, gpu.xp
+        self._slots = {name: vectors[name] for name in optimizer.slots}
+        slot0, slot1 = [*self._slots.values(), none, none][:2]
+        self._vectors = params, slot0, slot1  # those of compiled rules
         self._average = vectors.get("average", none)
         found = segments_of(optimizer, layout, 0, layout.size)
         self._count = len(found.bounds)
@@ -50,6 +54,12 @@ class GpuUpdate:
         self._no_decay = gpu.copy_of(np.zeros(self._count))
         self._sums = gpu.copy_of(np.zeros((self._count, 2)))
         self._first = gpu.copy_of(np.zeros(1, np.int64))
+        self._scale, self._n_trained = gpu.empty((1,), params.dtype), layout.n_trained
+        decayed = np.zeros(self._n_trained if optimizer.l2 or optimizer.weight_decay else 0, params.dtype)
+        for (start, stop, trained), value in zip(found.bounds, found.decayed, strict=True):
+            if trained:
+                decayed[start:stop] = value
+        self._decayed_elements = gpu.copy_of(decayed)
 
     def __call__(self, grads: Array, step: int) -> None:
         """Apply ``grads``, shape (layout.size,), which is overwritten if the optimizer needs norms.
@@ -76,41 +86,39 @@ class GpuUpdate:
 
     def _measure(self, rows: Array, step: int) -> None:
         direction = self._optimizer.direction(step)
-        launch.measure_segments(
-            direction is not None,
-            self._optimizer.layerwise,
-            direction or (0.0, 0.0, 0.0, 0.0),
-            self._segments,
-            self._decay,
-            rows,
-            self._first,
-            rows[0],
-            self._params,
-            self._slot0,
-            self._slot1,
-            self._sums,
-            go=self._go,
-            factor=self._factor,
-        )
+        how = direction is not None, self._optimizer.layerwise, direction or (0.0, 0.0, 0.0, 0.0)
+        given = self._segments, self._decay, rows, self._first, rows[0]
+        launch.measure_segments(*how, *given, *self._vectors, self._sums, go=self._go, factor=self._factor)
 
     def _apply(self, rows: Array, rate: float, step: int, factor: Any) -> None:
         optimizer = self._optimizer
-        launch.update_segments(
-            optimizer.rule,
-            optimizer.constants(rate, step),
-            self._segments,
-            self._scales,
-            self._l2,
-            self._no_decay if optimizer.layerwise else self._decay,
-            rows,
-            self._first,
-            0,
-            self._params,
-            self._slot0,
-            self._slot1,
-            self._average,
-            0.0 if self._moving is None else 1.0 - self._moving.decay_at(step),
-            rate=rate,
-            go=self._go,
-            factor=factor,
-        )
+        follow = 0.0 if self._moving is None else 1.0 - self._moving.decay_at(step)
+        fused = optimizer.fused(rate, step)
+        if fused is None:
+            self._apply_rule(rows[0], rate, step, factor, follow)
+            return
+        decay = self._no_decay if optimizer.layerwise else self._decay
+        given = self._segments, self._scales, self._l2, decay, rows, self._first
+        more = {"rate": rate, "go": self._go, "factor": factor}
+        launch.update_segments(*fused, *given, 0, *self._vectors, self._average, follow, **more)
+
+    def _apply_rule(self, grads: Array, rate: float, step: int, factor: Any, follow: float) -> None:
+        """Do what ``update_segments`` does, with a rule that is not compiled: on copies, for a step may be skipped."""
+        optimizer, n, go = self._optimizer, self._n_trained, self._go != 0
+        self._scale[...] = self._scales[:1] if factor is None else self._scales[:1] * factor
+        params = self._params + grads  # this is all for state
+        trained, grads = params[:n], grads[:n] * self._scale
+        trained[...] = self._params[:n]
+        if optimizer.l2:
+            grads += optimizer.l2 * self._decayed_elements * trained
+        if optimizer.weight_decay:
+            trained *= 1 - rate * optimizer.weight_decay * self._decayed_elements
+        slots = {name: slot[:n].copy() for name, slot in self._slots.items()}
+        optimizer.update(trained, grads, slots, rate, step)
+        changed = [(self._params, params), *((self._slots[name][:n], slot) for name, slot in slots.items())]
+        if self._moving is not None:
+            average = params.copy()
+            average[:n] = self._average[:n] + follow * (trained - self._average[:n])
+            changed.append((self._average, average))
+        for vector, values in changed:
+            self._xp.copyto(vector, values, where=go)

@@ -1,4 +1,4 @@
-"""Optimizers as data: hyperparameters, slots and an update rule. ``Updater`` applies them to vectors.
+"""Optimizers: hyperparameters, slots and an update rule. ``Updater`` applies them to vectors.
 
 Optimizers are frozen dataclasses, so that they print as they were written. They have lower-case names because job files
 use them like functions: ``optim.adam(1e-3, clip_norm=1.0)``.
@@ -7,10 +7,11 @@ use them like functions: ``optim.adam(1e-3, clip_norm=1.0)``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,10 +21,29 @@ from . import rules
 from .rules import Constants
 from .schedule import Schedule, as_schedule, by_epoch
 
+Slots = dict[str, Array]
+
+
+def _number(default: float, below: float = math.inf) -> Any:
+    """Return a field for a number in [0, below)."""
+    return field(default=default, metadata={"below": below})
+
 
 @dataclass(frozen=True)
-class Optimizer:
-    """Base class of optimizers.
+class Optimizer(ABC):
+    """Base class of optimizers. A subclass defines hyperparameters, the names of its slots, and ``update``::
+
+        @dataclass(frozen=True)
+        class heavy_ball(Optimizer):
+            friction: float = 0.1
+            slots = ("velocity",)
+            def update(self, params, grads, slots, rate, step):
+                velocity = slots["velocity"]
+                velocity *= 1 - self.friction
+                velocity += grads
+                params -= rate * velocity
+
+    ``Updater`` does the rest: it sums and clips gradients, decays parameters and maintains moving averages.
 
     Attributes:
         learning_rate: A number, or a schedule: a function from the 0-based step to a number.
@@ -32,7 +52,7 @@ class Optimizer:
             addition to the gradient's step (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019).
         decay_names: Patterns (as of files) of the names of parameters to which ``l2`` or ``weight_decay`` apply.
         clip_norm: Maximum Euclidean norm of the whole gradient, which is scaled down if necessary.
-        slots: Names of the vectors that the rule keeps in addition to the parameters; initially zero.
+        slots: Names of the vectors that the rule keeps in addition to the parameters; any number, initially zero.
         layerwise: Whether the step of each parameter is scaled by a ratio of norms (LAMB, LARS).
 
     Raises:
@@ -40,8 +60,8 @@ class Optimizer:
     """
 
     learning_rate: float | Schedule
-    l2: float = field(default=0.0, kw_only=True)
-    weight_decay: float = field(default=0.0, kw_only=True)
+    l2: float = field(default=0.0, kw_only=True, metadata={"below": math.inf})
+    weight_decay: float = field(default=0.0, kw_only=True, metadata={"below": math.inf})
     decay_names: str | Sequence[str] = field(default="*.weight", kw_only=True)
     clip_norm: float | None = field(default=None, kw_only=True)
 
@@ -50,19 +70,16 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "learning_rate", as_schedule(self.learning_rate))
-        self._check("l2", 0, math.inf)
-        self._check("weight_decay", 0, math.inf)
+        for each in fields(self):
+            value, below = getattr(self, each.name), each.metadata.get("below")
+            if below is not None and not (isinstance(value, (int, float)) and 0 <= value < below):
+                raise JobError(f"{self.name}: {each.name} is {value!r}, must be a number in [0, {below})")
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             raise JobError(f"{self.name}: clip_norm is {self.clip_norm!r}, must be a number > 0 or None")
         if self.l2 and self.weight_decay:
             raise JobError(
                 f"{self.name}: l2={self.l2} and weight_decay={self.weight_decay} cannot be combined; remove one"
             )
-
-    def _check(self, what: str, low: float, high: float) -> None:
-        value = getattr(self, what)
-        if not isinstance(value, (int, float)) or not low <= value < high:
-            raise JobError(f"{self.name}: {what} is {value!r}, must be a number in [{low}, {high})")
 
     @property
     def name(self) -> str:
@@ -73,10 +90,63 @@ class Optimizer:
         """Whether a step depends on norms of whole parameters or of the whole gradient."""
         return self.layerwise or self.clip_norm is not None
 
-    @property
-    def rule(self) -> int:
-        """Number of the update rule in ``rules``."""
-        return rules.SGD
+    @abstractmethod
+    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
+        """Change ``params`` and the slots in place: the rule's definition.
+
+        The arrays are any part of the flat vectors. An element may depend only on the same element of the other arrays,
+        because ranks split the vectors. Arrays are NumPy's or, on a GPU, CuPy's: use operators and NumPy's element-wise
+        functions, such as ``np.sign``, and do not read values, for which a GPU would have to wait.
+
+        Args:
+            params: Shape (n,), float32 or float64, already decayed by ``weight_decay``.
+            grads: Like ``params``: the gradient, clipped and with the ``l2`` penalty; may be overwritten.
+            slots: Arrays like ``params``, by name, also to be changed in place.
+            rate: The learning rate at this step.
+            step: The 0-based step.
+        """
+
+    def fused(self, rate: float, step: int) -> tuple[int, Constants] | None:
+        """Return the number in ``rules`` of a compiled version of ``update``, and its constants; None without one."""
+        return None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        definer = [next(i for i, c in enumerate(cls.__mro__) if name in vars(c)) for name in ("update", "fused")]
+        if definer[0] < definer[1]:  # the inherited compiled version is one of another rule
+            cls.fused = Optimizer.fused  # type: ignore[method-assign]
+
+    def check(self) -> None:
+        """Check the rule, and try it on a few numbers unless it has a compiled version. Local.
+
+        Raises:
+            JobError: ``slots`` are not valid names, or ``update`` raises an exception, returns a value, or computes
+                something else if the vectors are split.
+        """
+        names, update = self.slots, f"{self.name}.update"
+        if not isinstance(names, tuple) or not all(isinstance(name, str) and name.isidentifier() for name in names):
+            raise JobError(f"{self.name}: slots is {names!r}, must be a tuple of names, such as ('mean',)")
+        if len({"params", "average", *names}) < 2 + len(names):
+            raise JobError(f"{self.name}: slots is {names!r}, must be different names, none of them params or average")
+        if self.fused(1.0, 0) is not None:
+            return
+        if self.layerwise:
+            raise JobError(f"{update}: the rule of a layerwise optimizer cannot be replaced; derive from Optimizer")
+        whole = np.random.default_rng(0).random((2 + len(names), 7), np.float32)
+        split = whole.copy()
+        run: Callable[..., object] = self.update
+        for params, grads, *slots in (whole, split[:, :3], split[:, 3:]):
+            given = dict(zip(names, slots, strict=True))
+            try:
+                with np.errstate(all="ignore"):
+                    returned = run(params, grads, given, 0.1, 0)
+            except Exception as error:
+                text = " ".join(str(error).split())
+                raise JobError(f"{update} failed: {type(error).__name__}: {text}") from error
+            if returned is not None or [*map(id, given.values())] != [*map(id, slots)]:
+                raise JobError(f"{update} must change params and the arrays of slots in place, and return nothing")
+        if not np.allclose(whole, split, equal_nan=True):
+            raise JobError(f"{update}: an element's new value must not depend on other elements, such as on a norm")
 
     def rate(self, step: int) -> float:
         """Return the learning rate at ``step``."""
@@ -93,10 +163,6 @@ class Optimizer:
         """Whether ``decay_names`` matches the parameter ``name``."""
         patterns = [self.decay_names] if isinstance(self.decay_names, str) else self.decay_names
         return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-    def constants(self, rate: float, step: int) -> Constants:
-        """Return the constants of ``rule`` at ``step``."""
-        return rate, 0.0, 0.0, 0.0
 
     def clip_factor(self, squared_norm: float) -> float:
         """Return the factor that clips a gradient of this squared norm; NaN or 0 * inf if it is not finite."""
@@ -134,6 +200,12 @@ class Optimizer:
 class sgd(Optimizer):
     """Stochastic gradient descent: params -= learning_rate * grads."""
 
+    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
+        params -= rate * grads
+
+    def fused(self, rate: float, step: int) -> tuple[int, Constants]:
+        return rules.SGD, (rate, 0.0, 0.0, 0.0)
+
 
 @dataclass(frozen=True)
 class momentum(Optimizer):
@@ -143,21 +215,19 @@ class momentum(Optimizer):
     importance of initialization and momentum in deep learning, 2013.
     """
 
-    momentum: float = 0.9
+    momentum: float = _number(0.9, below=1)
     nesterov: bool = False
 
     slots = ("velocity",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check("momentum", 0, 1)
+    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
+        velocity = slots["velocity"]
+        velocity *= self.momentum
+        velocity += grads
+        params -= rate * (grads + self.momentum * velocity if self.nesterov else velocity)
 
-    @property
-    def rule(self) -> int:
-        return rules.NESTEROV if self.nesterov else rules.MOMENTUM
-
-    def constants(self, rate: float, step: int) -> Constants:
-        return rate, self.momentum, 0.0, 0.0
+    def fused(self, rate: float, step: int) -> tuple[int, Constants]:
+        return rules.NESTEROV if self.nesterov else rules.MOMENTUM, (rate, self.momentum, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -175,23 +245,25 @@ class adam(Optimizer):
     algorithm.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    beta1: float = _number(0.9, below=1)
+    beta2: float = _number(0.999, below=1)
+    eps: float = _number(1e-8)
 
     slots = ("mean", "square")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check("beta1", 0, 1)
-        self._check("beta2", 0, 1)
-        self._check("eps", 0, math.inf)
+    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
+        mean, square = slots["mean"], slots["square"]
+        mean *= self.beta1
+        mean += (1 - self.beta1) * grads
+        square *= self.beta2
+        square += (1 - self.beta2) * (grads * grads)
+        rate, _, _, eps = self._constants(rate, step)
+        params -= rate * mean / (np.sqrt(square) + eps)
 
-    @property
-    def rule(self) -> int:
-        return rules.ADAM
+    def fused(self, rate: float, step: int) -> tuple[int, Constants]:
+        return rules.ADAM, self._constants(rate, step)
 
-    def constants(self, rate: float, step: int) -> Constants:
+    def _constants(self, rate: float, step: int) -> Constants:
         correction1 = 1 - self.beta1 ** (step + 1)
         correction2 = math.sqrt(1 - self.beta2 ** (step + 1))
         return rate * correction2 / correction1, self.beta1, self.beta2, self.eps * correction2
@@ -201,7 +273,7 @@ class adam(Optimizer):
 class adamw(adam):
     """Adam with decoupled weight decay. Loshchilov and Hutter, 2019, algorithm 2."""
 
-    weight_decay: float = field(default=0.01, kw_only=True)
+    weight_decay: float = field(default=0.01, kw_only=True, metadata={"below": math.inf})
 
 
 @dataclass(frozen=True)
@@ -211,20 +283,17 @@ class adagrad(Optimizer):
     Duchi, Hazan and Singer, Adaptive Subgradient Methods, 2011.
     """
 
-    eps: float = 1e-10
+    eps: float = _number(1e-10)
 
     slots = ("total",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check("eps", 0, math.inf)
+    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
+        total = slots["total"]
+        total += grads * grads
+        params -= rate * grads / (np.sqrt(total) + self.eps)
 
-    @property
-    def rule(self) -> int:
-        return rules.ADAGRAD
-
-    def constants(self, rate: float, step: int) -> Constants:
-        return rate, self.eps, 0.0, 0.0
+    def fused(self, rate: float, step: int) -> tuple[int, Constants]:
+        return rules.ADAGRAD, (rate, self.eps, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -234,22 +303,19 @@ class rmsprop(Optimizer):
     Tieleman and Hinton, COURSERA: Neural Networks for Machine Learning, lecture 6.5, 2012.
     """
 
-    decay: float = 0.99
-    eps: float = 1e-8
+    decay: float = _number(0.99, below=1)
+    eps: float = _number(1e-8)
 
     slots = ("square",)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check("decay", 0, 1)
-        self._check("eps", 0, math.inf)
+    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
+        square = slots["square"]
+        square *= self.decay
+        square += (1 - self.decay) * (grads * grads)
+        params -= rate * grads / (np.sqrt(square) + self.eps)
 
-    @property
-    def rule(self) -> int:
-        return rules.RMSPROP
-
-    def constants(self, rate: float, step: int) -> Constants:
-        return rate, self.decay, self.eps, 0.0
+    def fused(self, rate: float, step: int) -> tuple[int, Constants]:
+        return rules.RMSPROP, (rate, self.decay, self.eps, 0.0)
 
 
 @dataclass(frozen=True)
@@ -261,7 +327,7 @@ class lamb(adam):
     Large Batch Optimization for Deep Learning, 2020, algorithm 2.
     """
 
-    weight_decay: float = field(default=0.01, kw_only=True)
+    weight_decay: float = field(default=0.01, kw_only=True, metadata={"below": math.inf})
 
     layerwise = True
 
@@ -274,15 +340,11 @@ class lamb(adam):
                 f"lamb: clip_norm is {self.clip_norm}, but lamb's step length ignores the gradient's; remove clip_norm"
             )
 
-    @property
-    def rule(self) -> int:
-        return rules.SGD  # a step along the direction that was measured
-
-    def constants(self, rate: float, step: int) -> Constants:
-        return rate, 0.0, 0.0, 0.0
+    def fused(self, rate: float, step: int) -> tuple[int, Constants]:
+        return rules.SGD, (rate, 0.0, 0.0, 0.0)  # a step along the direction that was measured
 
     def direction(self, step: int) -> Constants:
-        return super().constants(1.0, step)
+        return self._constants(1.0, step)
 
     @property
     def trust_ratio(self) -> tuple[float, float, bool]:
@@ -290,7 +352,7 @@ class lamb(adam):
 
 
 @dataclass(frozen=True)
-class lars(Optimizer):
+class lars(momentum):
     """Momentum in which each parameter's step has the length learning_rate * trust * the parameter's norm.
 
     velocity = momentum * velocity + learning_rate * ratio * (grads + weight_decay * params), where ratio is
@@ -299,25 +361,15 @@ class lars(Optimizer):
     Training of Convolutional Networks, 2017, algorithm 1.
     """
 
-    momentum: float = 0.9
-    trust: float = 0.001
+    nesterov: bool = field(default=False, init=False, repr=False)
+    trust: float = _number(0.001)
 
-    slots = ("velocity",)
     layerwise = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("momentum", 0, 1)
-        self._check("trust", 0, math.inf)
         if self.l2:
             raise JobError(f"lars: l2 is {self.l2}, but lars uses weight_decay; remove l2")
-
-    @property
-    def rule(self) -> int:
-        return rules.MOMENTUM
-
-    def constants(self, rate: float, step: int) -> Constants:
-        return rate, self.momentum, 0.0, 0.0
 
     @property
     def trust_ratio(self) -> tuple[float, float, bool]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from ..core.device import CPU
+from ..core.kernels import sum_rows
 from ..core.layout import Array, Layout
 from . import rules
 from .average import moving_average
 from .optimizer import Optimizer
 
 _FIRST = np.zeros(1, np.int64)
+_PART = 8 * rules.BLOCK  # elements at a time of a rule without a kernel: gradient and temporaries stay in the L2 cache
 
 
 class Segments(NamedTuple):
@@ -52,7 +53,6 @@ def segments_of(optimizer: Optimizer, layout: Layout, lo: int, hi: int) -> Segme
     return Segments(np.array(bounds, np.int64).reshape(-1, 3), np.array(entries, np.int64), np.array(decayed))
 
 
-@dataclass
 class _Cut:
     """The segments of a range and the arguments of their update.
 
@@ -64,15 +64,11 @@ class _Cut:
         clip: Clip factor for which ``update`` has set ``scales``.
     """
 
-    segments: Array
-    entries: Array
-    decayed: Array
-    decay: Array
-    scales: Array
-    l2: Array
-    shrink: Array
-    sums: Array
-    clip: float = 1.0
+    def __init__(self, optimizer: Optimizer, segments: Segments) -> None:
+        self.segments, self.entries, self.decayed = segments
+        self.decay, self.l2 = optimizer.weight_decay * self.decayed, optimizer.l2 * self.decayed
+        count = len(self.segments)
+        self.scales, self.shrink, self.sums, self.clip = np.ones(count), np.zeros(count), np.zeros((count, 2)), 1.0
 
 
 class Updater:
@@ -109,11 +105,11 @@ class Updater:
         none = np.empty(0, params.dtype)
         self.optimizer = optimizer
         self.layout = layout
-        self._params = params
-        self._slot0, self._slot1 = ([slots[name] for name in optimizer.slots] + [none, none])[:2]
-        self._average = none if average is None else average
-        self._moving = moving
-        self._scratch = CPU.empty((rules.BLOCK,), params.dtype)
+        self._params, self._average, self._moving = params, none if average is None else average, moving
+        self._slots = {name: slots[name] for name in optimizer.slots}
+        slot0, slot1 = [*self._slots.values(), none, none][:2]
+        self._vectors = params, slot0, slot1  # those of compiled rules
+        self._scratch = CPU.empty((_PART,), params.dtype)
         self._rows_in_order = np.arange(1)
         self._cuts: dict[tuple[int, int], _Cut] = {}
 
@@ -173,23 +169,12 @@ class Updater:
             the parameters and of ``own``.
         """
         cut = self._cut(lo, hi)
-        direction = self.optimizer.direction(step)
-        rules.measure_segments(
-            direction is not None,
-            self.optimizer.layerwise,
-            direction or (0.0, 0.0, 0.0, 0.0),
-            cut.segments,
-            cut.decay,
-            rows,
-            self._in_order(len(rows)) if order is None else order,
-            own,
-            self._params,
-            self._slot0,
-            self._slot1,
-            cut.sums,
-            self._scratch,
-        )
-        if not self.optimizer.layerwise:
+        direction, layerwise = self.optimizer.direction(step), self.optimizer.layerwise
+        order = self._in_order(len(rows)) if order is None else order
+        how = direction is not None, layerwise, direction or (0.0, 0.0, 0.0, 0.0)
+        given = cut.segments, cut.decay, rows, order, own
+        rules.measure_segments(*how, *given, *self._vectors, cut.sums, self._scratch)
+        if not layerwise:
             return np.array([cut.sums[:, 1].sum()])
         sums = np.zeros((len(self.layout.entries), 2))
         sums[cut.entries] = cut.sums
@@ -228,23 +213,35 @@ class Updater:
         optimizer = self.optimizer
         if optimizer.weight_decay and not optimizer.layerwise:
             np.multiply(cut.decayed, rate * optimizer.weight_decay, out=cut.shrink)
-        rules.update_segments(
-            optimizer.rule,
-            optimizer.constants(rate, step),
-            cut.segments,
-            cut.scales,
-            cut.l2,
-            cut.shrink,
-            rows,
-            order,
-            origin,
-            self._params,
-            self._slot0,
-            self._slot1,
-            self._average,
-            0.0 if self._moving is None else 1.0 - self._moving.decay_at(step),
-            self._scratch,
-        )
+        follow = 0.0 if self._moving is None else 1.0 - self._moving.decay_at(step)
+        fused = optimizer.fused(rate, step)
+        if fused is None:
+            self._apply_rule(cut, rows, order, origin, rate, step, follow)
+            return
+        given = cut.segments, cut.scales, cut.l2, cut.shrink, rows, order
+        rules.update_segments(*fused, *given, origin, *self._vectors, self._average, follow, self._scratch)
+
+    def _apply_rule(
+        self, cut: _Cut, rows: Array, order: Array, origin: int, rate: float, step: int, follow: float
+    ) -> None:
+        """Do what ``rules.update_segments`` does, with a rule that is not compiled."""
+        for (lo, hi, trained), scale, l2, shrink in zip(cut.segments, cut.scales, cut.l2, cut.shrink, strict=True):
+            for start in range(lo, hi, _PART):
+                part = slice(start, min(start + _PART, hi))
+                params, average = self._params[part], self._average[part]
+                grads = self._scratch[: params.size]
+                sum_rows(rows, order, part.start - origin, part.stop - origin, scale, grads)
+                if not trained:
+                    params += grads
+                    average[:] = params[: average.size]
+                    continue
+                if l2:
+                    grads += float(l2) * params
+                if shrink:
+                    params *= 1 - float(shrink)
+                slots = {name: slot[part] for name, slot in self._slots.items()}
+                self.optimizer.update(params, grads, slots, rate, step)
+                average += follow * (params[: average.size] - average)
 
     def _in_order(self, rows: int) -> Array:
         """Return all row indices in order."""
@@ -256,19 +253,5 @@ class Updater:
         """Return the segments of [lo, hi), cached by range."""
         found = self._cuts.get((lo, hi))
         if found is None:
-            found = self._cuts[lo, hi] = self._make_cut(lo, hi)
+            found = self._cuts[lo, hi] = _Cut(self.optimizer, segments_of(self.optimizer, self.layout, lo, hi))
         return found
-
-    def _make_cut(self, lo: int, hi: int) -> _Cut:
-        bounds, entries, decayed = segments_of(self.optimizer, self.layout, lo, hi)
-        count = len(bounds)
-        return _Cut(
-            segments=bounds,
-            entries=entries,
-            decayed=decayed,
-            decay=self.optimizer.weight_decay * decayed,
-            scales=np.ones(count),
-            l2=self.optimizer.l2 * decayed,
-            shrink=np.zeros(count),
-            sums=np.zeros((count, 2)),
-        )

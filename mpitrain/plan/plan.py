@@ -122,6 +122,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     if layout.n_params == 0:
         raise JobError("the model has no trainable parameters; add a layer such as nn.Dense")
     job.loss.check(job.model.output_shape, job.train.classes)
+    job.optimizer.check()
     _check_mode(job, config, workers)
     return Plan(
         config=config,

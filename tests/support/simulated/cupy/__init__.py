@@ -180,6 +180,14 @@ def ascontiguousarray(array: ndarray) -> ndarray:
     return array if array.flags.c_contiguous else array.copy()
 
 
+def copyto(target: ndarray, source: ndarray, where: ndarray) -> None:
+    for array in (target, source, where):
+        assert isinstance(array, ndarray)
+        _is_here(array)
+    plain = [_plain(array) for array in (target, source, where)]
+    stream.submit(lambda: numpy.copyto(plain[0], plain[1], where=plain[2]))
+
+
 def _function(name: str) -> Any:
     plain = getattr(numpy, name)
 

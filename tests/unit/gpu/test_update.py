@@ -1,0 +1,68 @@
+"""``GpuUpdate`` against ``Updater``, with NumPy's arrays for CuPy's and emulated kernels."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpitrain import optim
+from mpitrain.gpu import ops as launch
+from mpitrain.gpu.update import GpuUpdate
+
+from ...support.kernel_cases import Device
+from ..test_optim_updater import LAYOUT, SIZE, Run, amsgrad, draw
+
+GPU: Any = SimpleNamespace(xp=np, empty=np.empty, copy_of=np.array)
+
+
+OPTIMIZERS = [
+    optim.sgd(0.1),
+    optim.adamw(0.01, clip_norm=0.5),
+    optim.lamb(0.01, weight_decay=0.1),
+    optim.lars(0.5, weight_decay=0.01, clip_norm=2.0),
+    amsgrad(0.1),
+    amsgrad(optim.exponential(0.1, 0.5, 3), clip_norm=0.5, weight_decay=0.1),
+    amsgrad(0.1, clip_norm=5.0, l2=0.1),
+    amsgrad(0.1, clip_norm=1e9, decay_names="*", weight_decay=0.1),
+]
+
+
+class GpuRun(Run):
+    """Vectors that ``GpuUpdate`` changes."""
+
+    def __init__(self, device: Device, optimizer: optim.Optimizer, moving: optim.moving_average | None) -> None:
+        super().__init__(optimizer, np.float64, moving)
+        launch.use(device.places[0])
+        self.state = np.ones(9)
+        vectors = {"params": self.params, **self.slots} | ({} if self.average is None else {"average": self.average})
+        self.apply = GpuUpdate(GPU, optimizer, LAYOUT, vectors, moving, self.state)
+
+
+@pytest.mark.parametrize("moving", [None, optim.moving_average(0.9)], ids=["", "average"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_steps_agree_with_those_of_the_processor(
+    device: Device, optimizer: optim.Optimizer, moving: optim.moving_average | None
+) -> None:
+    here, there = Run(optimizer, np.float64, moving), GpuRun(device, optimizer, moving)
+    trained = np.arange(SIZE) < LAYOUT.n_trained
+    for step in range(4):
+        scale, grads = 2.0**step, draw(step + 1)
+        there.state[launch.FACTOR] = 1 / scale
+        there.apply(np.where(trained, scale, 1.0) * grads, step)
+        here.step(grads[np.newaxis], step)
+        np.testing.assert_allclose(there.everything(), here.everything(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_a_step_that_is_called_off_changes_nothing(device: Device, optimizer: optim.Optimizer) -> None:
+    run = GpuRun(device, optimizer, optim.moving_average(0.9))
+    run.apply(draw(1), 0)
+    before = run.everything()
+    run.state[launch.GO] = 0
+    grads = draw(2)
+    grads[3] = np.nan
+    run.apply(grads, 1)
+    assert np.array_equal(run.everything(), before)
