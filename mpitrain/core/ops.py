@@ -37,36 +37,38 @@ def activate(x: Array, kind: str, slope: float, in_place: bool, buffer: Callable
         _relu_in_place(x.reshape(-1))
         return x, x
     y = buffer("activated", x.shape)
-    values, out = x.reshape(-1), y.reshape(-1)
     if kind == "gelu":
         phi = buffer("phi", x.shape)
-        _gelu(values, phi.reshape(-1), out)
+        _gelu(x.reshape(-1), phi.reshape(-1), y.reshape(-1))
         return y, (x, phi)
     if kind == "leaky_relu":
-        _leaky_relu(values, slope, out)
+        _leaky_relu(x.reshape(-1), slope, y.reshape(-1))
         return y, x
     if kind == "relu":
-        _relu(values, out)
+        _relu(x.reshape(-1), y.reshape(-1))
     elif kind == "tanh":
         np.tanh(x, out=y)
     else:
         np.abs(x, out=y)
         np.negative(y, out=y)
         np.exp(y, out=y)
-        _sigmoid(values, out)
+        _sigmoid(x.reshape(-1), y.reshape(-1))
     return y, y
 
 
 def activate_backward(kept: Any, kind: str, slope: float, dy: Array) -> None:
     """Replace ``dy`` with the gradient of x; ``kept`` is the second result of ``activate`` or ``add_bias``."""
-    out = dy.reshape(-1)
-    if kind == "gelu":
-        x, phi = kept
-        _gelu_backward(x.reshape(-1), phi.reshape(-1), out)
+    if kind == "relu":
+        _relu_backward(kept.reshape(-1), dy.reshape(-1))
     elif kind == "leaky_relu":
-        _leaky_relu_backward(kept.reshape(-1), slope, out)
-    elif kind != "none":
-        {"relu": _relu_backward, "tanh": _tanh_backward, "sigmoid": _sigmoid_backward}[kind](kept.reshape(-1), out)
+        _leaky_relu_backward(kept.reshape(-1), slope, dy.reshape(-1))
+    elif kind == "gelu":
+        x, phi = kept
+        _gelu_backward(x.reshape(-1), phi.reshape(-1), dy.reshape(-1))
+    elif kind == "tanh":
+        _tanh_backward(kept.reshape(-1), dy.reshape(-1))
+    elif kind == "sigmoid":
+        _sigmoid_backward(kept.reshape(-1), dy.reshape(-1))
 
 
 def add_bias(product: Array, bias: Array, kind: str, slope: float, buffer: Callable[..., Array]) -> tuple[Array, Any]:
@@ -74,7 +76,8 @@ def add_bias(product: Array, bias: Array, kind: str, slope: float, buffer: Calla
 
     Overwrites ``product``; otherwise like ``activate``.
     """
-    return activate(np.add(product, bias, out=product), kind, slope, True, buffer)
+    np.add(product, bias, out=product)
+    return activate(product, kind, slope, True, buffer)
 
 
 def add_bias_backward(kept: Any, kind: str, slope: float, dy: Array, bias_grad: Array) -> None:

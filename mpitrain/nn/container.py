@@ -120,11 +120,11 @@ class Residual(Sequential):
 def _join(before: Layer | None, layer: Layer) -> None:
     """Fuse an activation with the layer before it, if that layer adds a bias; undo what another container has fused."""
     if isinstance(layer, Biased):
-        layer.activation = None
+        layer.activation = Biased.activation
     elif isinstance(layer, Activation):
         layer.follows_bias = False
         if isinstance(before, Biased) and type(before) in _BIASED and before.has_bias and type(layer) in _ACTIVATIONS:
-            before.activation, layer.follows_bias = layer, True
+            before.activation, layer.follows_bias = (layer.kind, layer.slope), True
 
 
 def _has_params(layer: Layer) -> bool:
