@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from . import ops as cpu_ops
 from .layout import Array, Shape
 from .renamed import Renamed
 
@@ -38,24 +39,26 @@ class Device(Protocol):
         is_gpu: Whether it is a GPU, which has its own memory; see ``gpu.device.Gpu``.
         xp: The array module of the device: NumPy, or a module with the same interface.
         block_bytes: Preferred size of the blocks in which a convolution unfolds its windows.
-        compute_dtype: The 16-bit type of activations: float16, or uint16, which holds the bits of bfloat16. None if
-            activations have the parameters' type.
-        kernels: Kernels that exist on GPUs only, as functions; None on a CPU.
+        multiplies_bias: Whether a convolution multiplies its bias, as a row of the weight, instead of adding it.
+        compute_dtype: The 16-bit type of activations, float16 or bfloat16. None if activations have the parameters'
+            type.
+        ops: The operations on arrays of the device: ``core.ops``, or ``gpu.ops`` with equal signatures.
     """
 
     name: str
     is_gpu: bool
     xp: Any
     block_bytes: int
+    multiplies_bias: bool
     compute_dtype: np.dtype[Any] | None
-    kernels: Any
+    ops: Any
 
     @property
     def convolutions(self) -> Any:
         """Creates convolution plans (see ``gpu.cudnn``); None if the device has none."""
 
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the device's version of an element kernel (see ``core.kernels``): same arguments, same result."""
+        """Return a function that runs a kernel for arrays of the CPU on arrays of the device."""
 
     def empty(self, shape: Shape, dtype: Any) -> Array:
         """Return an uninitialized array on the device."""
@@ -74,12 +77,13 @@ class Cpu:
     is_gpu: bool = False
     xp: Any = np
     compute_dtype: np.dtype[Any] | None = None
-    kernels: Any = None
+    ops: Any = cpu_ops
     convolutions: Any = None
     apart, narrow, form = Renamed("is_gpu"), Renamed("compute_dtype"), Renamed("dispatch")
     # A block of windows is written and then read by products. Measured with 1 MiB of L2: smaller blocks have visible
     # call overhead, larger ones are not faster.
     block_bytes: int = 1 << 20
+    multiplies_bias: bool = True  # saves a pass over the outputs
 
     def __init__(self, index: int | None = None) -> None:
         self.name = "cpu" if index is None else f"cpu:{index}"

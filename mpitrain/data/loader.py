@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ..core.kernels import kernel, prefetch
+from ..core import ops
 from ..core.layout import Array
 from ..errors import DataError
 from .permutation import MIXED_BLOCKS, order
 from .split import Split, check_labels
 
-_ROWS_AHEAD = 4  # prefetch distance in rows; 2 to 16 perform alike
 _CACHED_BLOCKS = 2 * MIXED_BLOCKS + 1  # blocks of this batch and the next one, which may be in the next group
 
 
@@ -183,19 +182,4 @@ def _copy(stored: Array, numbers: Array, scale: float, out: Array) -> None:
     if out.dtype == stored.dtype and out.dtype.kind != "f":
         np.take(stored, numbers, axis=0, out=out, mode="clip")
     else:
-        _take(stored, numbers, scale, out)
-
-
-@kernel
-def _take(stored: Array, numbers: Array, scale: float, out: Array) -> None:
-    """Set out[i] = scale * stored[numbers[i]] row by row, converted to out's type."""
-    factor = out.dtype.type(scale)
-    line = max(1, 64 // stored.itemsize)
-    for i in range(numbers.size):
-        if i + _ROWS_AHEAD < numbers.size:  # rows are scattered; cache misses took half the time
-            ahead = stored[numbers[i + _ROWS_AHEAD]]
-            for j in range(0, ahead.size, line):
-                prefetch(ahead, j)  # type: ignore[call-arg]
-        source, target = stored[numbers[i]], out[i]
-        for j in range(target.size):
-            target[j] = factor * out.dtype.type(source[j])
+        ops.take(stored, numbers, scale, out)

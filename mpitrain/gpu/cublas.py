@@ -49,11 +49,11 @@ class Blas:
         """Bytes of the workspace."""
         return int(self._workspace.nbytes)
 
-    def gemm(self, a: Any, b: Any, out: Any, types: dict[str, int], compute: int) -> Array:
+    def gemm(self, a: Any, b: Any, out: Any, types: dict[Any, int], compute: int) -> Array:
         """Set ``out`` to ``a @ b`` and return it; all row-major, except that ``a`` and ``b`` may be column-major.
 
         Args:
-            types: cuBLAS's data type for each dtype character.
+            types: cuBLAS's data type for each dtype.
             compute: cuBLAS's compute type.
         """
         # cuBLAS is column-major, where row-major out is its transpose, so compute out.T = b.T @ a.T.
@@ -64,8 +64,8 @@ class Blas:
         # fmt: off
         _check(self._gemm(
             self._handle, left, right, n, m, k, one.ctypes.data,
-            b.data.ptr, types[b.dtype.char], left_stride, a.data.ptr, types[a.dtype.char], right_stride,
-            zero.ctypes.data, out.data.ptr, types[out.dtype.char], _row_stride(out), compute,
+            b.data.ptr, types[b.dtype], left_stride, a.data.ptr, types[a.dtype], right_stride,
+            zero.ctypes.data, out.data.ptr, types[out.dtype], _row_stride(out), compute,
             cublas.CUBLAS_GEMM_DEFAULT,
         ))
         # fmt: on

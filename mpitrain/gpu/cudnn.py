@@ -11,13 +11,18 @@ from typing import Any
 
 import cudnn
 import cupy
+import ml_dtypes
 import numpy as np
 
 from ..core.device import ConvolutionShape
 from ..core.layout import Array, Shape
 
 _WORKSPACE = 1 << 30  # bytes; algorithms that need more gain little
-_KINDS = {"f": cudnn.data_type.FLOAT, "e": cudnn.data_type.HALF, "H": cudnn.data_type.BFLOAT16}
+_KINDS = {
+    np.dtype(np.float32): cudnn.data_type.FLOAT,
+    np.dtype(np.float16): cudnn.data_type.HALF,
+    np.dtype(ml_dtypes.bfloat16): cudnn.data_type.BFLOAT16,
+}
 _NOTES = cudnn.numerical_note
 _DECLINES = (cudnn.cudnnGraphNotSupportedError, NotImplementedError, RuntimeError)
 
@@ -39,9 +44,9 @@ class ConvolutionPlans:
 
     def plan(self, shape: ConvolutionShape, dtype: np.dtype[Any], needs_dx: bool) -> ConvolutionPlan | None:
         """Return the plan for images of a type, or None if cuDNN has none."""
-        if dtype.char not in _KINDS:
+        if dtype not in _KINDS:
             return None
-        key = shape, dtype.char, needs_dx
+        key = shape, dtype, needs_dx
         if key not in self._plans:
             self._plans[key] = self._made(shape, dtype, needs_dx)
         return self._plans[key]
@@ -101,7 +106,7 @@ class ConvolutionPlan:
     """
 
     def __init__(self, owner: ConvolutionPlans, shape: ConvolutionShape, dtype: np.dtype[Any], needs_dx: bool) -> None:
-        self._owner, self._shape, self._kind = owner, shape, _KINDS[dtype.char]
+        self._owner, self._shape, self._kind = owner, shape, _KINDS[dtype]
         self._forward = self._make("conv_fprop", ("image", "weight"), self._kind)
         self._data = self._make("conv_dgrad", ("loss", "filter"), self._kind) if needs_dx else None
         self.grad_dtype, self._filters = self._of_filters(dtype)

@@ -1,6 +1,6 @@
 """A GPU as a device, through CuPy; imported only if there is a GPU.
 
-Matrix products use cuBLAS, element kernels are in ``gpu.ops``. Each thread has a current device: enter ``activate``
+Matrix products use cuBLAS, other operations are in ``gpu.ops``. Each thread has a current device: enter ``activate``
 before using a GPU.
 """
 
@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import cupy
+import ml_dtypes
 import numpy as np
 from cupy.cuda import runtime
 from cupy_backends.cuda.libs import cublas
@@ -20,7 +21,7 @@ from cupy_backends.cuda.libs import cublas
 from ..core.layout import Array, Shape
 from ..core.renamed import Renamed
 from ..errors import DeviceError
-from . import ops as launch
+from . import ops as gpu_ops
 from .cpu_fallback import CpuFallback
 from .cublas import Blas
 from .nvml import describe_processes, list_gpus
@@ -67,9 +68,10 @@ class Gpu:
 
     is_gpu: bool = True
     xp: Any = cupy
-    kernels: Any = launch
+    ops: Any = gpu_ops
     apart, narrow, form = Renamed("is_gpu"), Renamed("compute_dtype"), Renamed("dispatch")
     block_bytes: int = _WINDOW_BYTES
+    multiplies_bias: bool = False
     say: Callable[[str], None] = staticmethod(lambda line: None)
     loss_scale: Array | None = None
 
@@ -77,7 +79,7 @@ class Gpu:
         self, index: int, fraction: float, growth: bool = True, precision: str = "float32", is_soft: bool = True
     ) -> None:
         self.index, self._precision, self._is_soft = index, precision, is_soft
-        self._dispatched: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._fallbacks: dict[Callable[..., Any], CpuFallback] = {}
         self.compute_dtype = _COMPUTE_DTYPES.get(precision)
         self._device = cupy.cuda.Device(index)
         self.name = f"gpu:{index}"
@@ -90,7 +92,7 @@ class Gpu:
                 cupy.empty(int(pool.get_limit() * 0.98), np.uint8)  # the pool keeps freed memory
             self._blas = Blas(self.compute.raw.ptr)
         self._pinned: dict[int, Array] = {}  # by address
-        launch.use(_KERNELS)
+        gpu_ops.use(_KERNELS)
 
     def activate(self) -> AbstractContextManager[object]:
         """Return a context in which this thread computes on this GPU.
@@ -101,12 +103,9 @@ class Gpu:
         return _Activation(self)
 
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        dispatch = self._dispatched.get(kernel)
-        if dispatch is None:
-            own = kernel.__module__.startswith("mpitrain.")
-            dispatch = getattr(launch, kernel.__name__.removeprefix("_")) if own else None
-            self._dispatched[kernel] = dispatch = dispatch or CpuFallback(kernel, self.say, self._is_soft)
-        return dispatch
+        if kernel not in self._fallbacks:
+            self._fallbacks[kernel] = CpuFallback(kernel, self.say, self._is_soft)
+        return self._fallbacks[kernel]
 
     def empty(self, shape: Shape, dtype: Any) -> Array:
         made: Array = cupy.empty(shape, dtype)
@@ -232,6 +231,11 @@ class _Activation:
             raise failure from error
 
 
-# cuBLAS's matrix types; products of 16-bit matrices are summed in float32. uint16 holds the bits of bfloat16.
-_TYPES = {"f": runtime.CUDA_R_32F, "d": runtime.CUDA_R_64F, "e": runtime.CUDA_R_16F, "H": runtime.CUDA_R_16BF}
-_COMPUTE_DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}
+_COMPUTE_DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+# cuBLAS's matrix types; products of 16-bit matrices are summed in float32.
+_TYPES = {
+    np.dtype(np.float32): runtime.CUDA_R_32F,
+    np.dtype(np.float64): runtime.CUDA_R_64F,
+    _COMPUTE_DTYPES["float16"]: runtime.CUDA_R_16F,
+    _COMPUTE_DTYPES["bfloat16"]: runtime.CUDA_R_16BF,
+}

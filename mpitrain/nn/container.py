@@ -59,8 +59,7 @@ class Sequential(Layer):
             layer.needs_dx = needs_dx
             if isinstance(layer, ReLU):
                 layer.in_place = i > 0 and isinstance(self.layers[i - 1], FORGETS_OUTPUT)
-            if i > 0:
-                _join(self.layers[i - 1], layer)
+            _join(self.layers[i - 1] if i > 0 else None, layer)
             try:
                 shape = layer.build(shape)
             except JobError as error:
@@ -103,28 +102,29 @@ class Residual(Sequential):
     def forward(self, x: Array, ctx: Context) -> Array:
         x = self.cast_input(x, "x")
         made = self.cast_input(super().forward(x, ctx), "made")
-        return self._sum(x, made, self.activations("y", x.shape))
+        y = self.activations("y", x.shape)
+        self.ops.add(x, made, y)
+        return y
 
     def backward(self, dy: Array) -> Array | None:
         dy = self.cast_input(dy, "dy")
         around = self.activations("dx", dy.shape)
         around[...] = dy  # before the layers overwrite it
         dx = super().backward(dy)
-        return None if dx is None else self._sum(around, self.cast_input(dx, "slope"), around)
-
-    def _sum(self, a: Array, b: Array, out: Array) -> Array:
-        if self.device.kernels is None:
-            return self.device.xp.add(a, b, out=out)
-        self.device.kernels.add(a, b, out)
-        return out
+        if dx is None:
+            return None
+        self.ops.add(around, self.cast_input(dx, "slope"), around)
+        return around
 
 
-def _join(before: Layer, layer: Layer) -> None:
-    """Fuse an activation with the layer before it, if that layer adds a bias."""
-    if not (isinstance(before, Biased) and isinstance(layer, Activation)):
-        return
-    if type(before) in _BIASED and before.has_bias and type(layer) in _ACTIVATIONS:
-        before.activation, layer.follows_bias = layer, True
+def _join(before: Layer | None, layer: Layer) -> None:
+    """Fuse an activation with the layer before it, if that layer adds a bias; undo what another container has fused."""
+    if isinstance(layer, Biased):
+        layer.activation = Biased.activation
+    elif isinstance(layer, Activation):
+        layer.follows_bias = False
+        if isinstance(before, Biased) and type(before) in _BIASED and before.has_bias and type(layer) in _ACTIVATIONS:
+            before.activation, layer.follows_bias = (layer.kind, layer.slope), True
 
 
 def _has_params(layer: Layer) -> bool:

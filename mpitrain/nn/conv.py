@@ -84,15 +84,16 @@ class Conv2D(Biased):
             self._multiply(x, y)
         else:
             self._x = x
-            kernels = self.device.kernels
-            kernels.transpose(self.weight.reshape(-1, self.filters), self._turned.reshape(self.filters, -1))
+            self.ops.transpose(self.weight.reshape(-1, self.filters), self._turned.reshape(self.filters, -1))
             self._plan.forward(x, self._turned, y)
-        return self.add_bias(y.reshape(-1, self.filters)).reshape(y.shape) if self._adds_bias else y
+        if not self.has_bias:
+            return y
+        return self.finish(y.reshape(-1, self.filters), None if self._multiplies_bias else self.bias).reshape(y.shape)
 
     def backward(self, dy: Array) -> Array | None:
         dy = self.cast_input(dy, "dy")
-        if self._adds_bias:
-            self.add_bias_backward(dy.reshape(-1, self.filters))
+        if self.has_bias:
+            self.finish_backward(dy.reshape(-1, self.filters), None if self._multiplies_bias else self.bias_grad)
         dx = self.activations("dx", self._grid.images_shape(len(dy))) if self.needs_dx else None
         if self._plan is None:
             self._multiply_backward(dy, dx)
@@ -100,7 +101,7 @@ class Conv2D(Biased):
             grad = self.buffer("turned_grad", self._turned.shape, self._plan.grad_dtype)
             self._plan.filter_gradient(self._x, dy, grad)
             turned = grad.reshape(self.filters, -1)
-            self.device.kernels.transpose(turned, self.weight_grad.reshape(-1, self.filters))
+            self.ops.transpose(turned, self.weight_grad.reshape(-1, self.filters))
             if dx is not None:
                 self._plan.data_gradient(dy, self._turned, dx)
         return dx
@@ -158,7 +159,7 @@ class Conv2D(Biased):
         """Add the gradient of ``windows``, which overwrites them, to ``padded_grad``."""
         weight = self._weight[: self._grid.window_size]
         self.device.matmul(dy, weight.T, out=windows[:, : len(weight)])
-        self._grid.add(self.dispatch, windows, rows, padded_grad)
+        self._grid.add(self.ops, windows, rows, padded_grad)
 
     def _matrix(self) -> Array:
         """Return the weight, shape (window size, filters), with the bias as its last row if it is multiplied."""
@@ -190,12 +191,8 @@ class Conv2D(Biased):
         return self.device.block_bytes // (self.compute_dtype or self.dtype).itemsize
 
     @property
-    def _adds_bias(self) -> bool:
-        return self.has_bias and self.device.kernels is not None
-
-    @property
     def _multiplies_bias(self) -> bool:
-        return self.has_bias and self.device.kernels is None
+        return self.has_bias and self.device.multiplies_bias
 
     @property
     def _keeps_windows(self) -> bool:
@@ -211,7 +208,7 @@ class Conv2D(Biased):
         return self.activations("windows", (all_windows, columns))[span]
 
     def _lay_out(self, images: slice, rows: slice, windows: Array) -> None:
-        self._grid.copy(self.dispatch, self._padded[images], rows, windows)
+        self._grid.copy(self.ops, self._padded[images], rows, windows)
         if self._multiplies_bias:
             windows[:, -1] = 1
 

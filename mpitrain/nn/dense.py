@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from ..core.kernels import kernel
 from ..core.layout import Array, Shape
 from ..errors import JobError
 from .arguments import positive, wrong_shape
@@ -56,12 +53,12 @@ class Dense(Biased):
         self._weight = self.cast_param(self.weight, "weight")
         y = self.activations("y", (len(x), self.out_features))
         self.device.matmul(x, self._weight, out=y)
-        return self.add_bias(y) if self.has_bias else y
+        return self.finish(y, self.bias) if self.has_bias else y
 
     def backward(self, dy: Array) -> Array | None:
         dy = self.cast_input(dy, "dy")
         if self.has_bias:
-            dy = self.add_bias_backward(dy)
+            self.finish_backward(dy, self.bias_grad)
         self.device.matmul(self._x.T, dy, out=self.weight_grad)
         if not self.needs_dx:
             return None
@@ -102,30 +99,9 @@ class Embedding(Layer):
     def forward(self, x: Array, ctx: Context) -> Array:
         self._x = x
         y = self.activations("y", (*x.shape, self.features))
-        self.dispatch(_take_rows)(self.weight, x.reshape(-1), y.reshape(-1, self.features))
+        self.ops.take_rows(self.weight, x.reshape(-1), y.reshape(-1, self.features))
         return y
 
     def backward(self, dy: Array) -> None:
         dy = self.cast_input(dy, "dy")
-        self.dispatch(_add_rows)(dy.reshape(-1, self.features), self._x.reshape(-1), self.weight_grad)
-
-
-@kernel
-def _take_rows(weight: Array, rows: Array, y: Array) -> None:
-    for i in range(rows.size):
-        # Compare before conversion: NaN cannot be converted.
-        if rows[i] >= 0 and rows[i] < len(weight):
-            y[i] = weight[int(rows[i])]
-        else:
-            y[i] = np.nan
-
-
-@kernel
-def _add_rows(dy: Array, rows: Array, weight_grad: Array) -> None:
-    """Add in the order of the batch, so that the sum is bit-identical in every run."""
-    weight_grad[:] = 0
-    for i in range(rows.size):
-        if rows[i] >= 0 and rows[i] < len(weight_grad):
-            row = int(rows[i])
-            for j in range(dy.shape[1]):
-                weight_grad[row, j] += dy[i, j]
+        self.ops.add_rows(dy.reshape(-1, self.features), self._x.reshape(-1), self.weight_grad)

@@ -6,12 +6,10 @@ import math
 
 import numpy as np
 
-from ..core.kernels import kernel
 from ..core.layout import Array
 from .arguments import within
 from .layer import Context, Layer
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, SplitMix64's step
 _UINT64 = 2**64 - 1
 
 
@@ -58,40 +56,12 @@ class Dropout(Layer):
     def _mask(self, x: Array, y: Array) -> None:
         rows = (len(x), math.prod(x.shape[1:]))
         keep = 1 - self.rate
-        self.dispatch(_drop)(
+        self.ops.drop(
             x.reshape(rows),
             y.reshape(rows),
             np.uint64(self._ctx.seed & _UINT64),
             np.uint64(self.index),
-            self._ctx.position if self.device.is_gpu else np.uint64(self._ctx.position),
+            self._ctx.position,
             np.uint64(round(keep * 2**32)),
             1 / keep,
         )
-
-
-@kernel
-def _mix(z: np.uint64) -> np.uint64:
-    """Scramble 64 bits: the output function of SplitMix64.
-
-    Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014, figure 16.
-    """
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
-@kernel
-def _drop(
-    x: Array, y: Array, seed: np.uint64, layer: np.uint64, position: np.uint64, below: np.uint64, scale: float
-) -> None:
-    """``y = x * scale`` for elements whose 32 random bits are below ``below``, else 0.
-
-    Each example has its own SplitMix64 stream, whose start is a hash of (seed, layer, example).
-    """
-    factor, zero = x.dtype.type(scale), x.dtype.type(0)
-    stream = _mix(_mix(seed + _GAMMA) + layer + _GAMMA)
-    for i in range(x.shape[0]):
-        start = _mix(stream + position + np.uint64(i) + _GAMMA)
-        for j in range(x.shape[1]):
-            bits = _mix(start + np.uint64(j + 1) * _GAMMA) >> np.uint64(32)
-            y[i, j] = x[i, j] * factor if bits < below else zero

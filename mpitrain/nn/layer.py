@@ -104,8 +104,17 @@ class Layer:
         """
         raise NotImplementedError
 
+    @property
+    def ops(self) -> Any:
+        """The operations of this layer's device: ``core.ops`` or ``gpu.ops``."""
+        return self.device.ops
+
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the version of an element kernel for this layer's device."""
+        """Return a function that runs a user's own kernel for CPU arrays on arrays of this layer's device.
+
+        On a GPU it copies the arrays to the CPU and back, which is slow; code that uses ``device.xp`` instead of NumPy
+        runs on both.
+        """
         return self.device.dispatch(kernel)
 
     def children(self) -> list[tuple[str, Layer]]:
@@ -144,7 +153,7 @@ class Layer:
 
     def _cast(self, array: Array, tag: str, dtype: Any) -> Array:
         out = self.buffer(tag, array.shape, dtype)
-        self.device.kernels.cast(array, out)
+        self.ops.cast(array, out)
         return out
 
     @property

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-
-import numpy as np
+from typing import Any
 
 from ..core.device import CPU, Device
-from ..core.kernels import kernel, reduction
 from ..core.layout import Array, Shape
 from ..core.renamed import Renamed, class_option
 from ..errors import JobError
@@ -40,6 +38,11 @@ class Loss:
         self._gradients: dict[tuple[Shape, str], Array] = {}
 
     @property
+    def ops(self) -> Any:
+        """The operations of the device: ``core.ops`` or ``gpu.ops``."""
+        return self.device.ops
+
+    @property
     def buffer_bytes(self) -> int:
         """Bytes of gradient buffers."""
         return sum(gradient.nbytes for gradient in self._gradients.values())
@@ -69,11 +72,6 @@ class Loss:
         """
         raise NotImplementedError
 
-    @property
-    def _scaling(self) -> tuple[Array, ...]:
-        """Additional argument of the device's kernels."""
-        return () if self.scale is None else (self.scale,)
-
     def _gradient(self, outputs: Array) -> Array:
         key = outputs.shape, outputs.dtype.char
         found = self._gradients.get(key)
@@ -98,11 +96,11 @@ class SoftmaxCrossEntropy(Loss):
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         _check_classes(outputs, labels)
         gradient = self._gradient(outputs)
-        return self.device.dispatch(_softmax_gradient)(outputs, labels, weight, gradient, *self._scaling), gradient
+        return self.ops.softmax_gradient(outputs, labels, weight, gradient, self.scale), gradient
 
     def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
         _check_classes(outputs, labels)
-        return self.device.dispatch(_softmax_evaluate)(outputs, labels)
+        return self.ops.softmax_evaluate(outputs, labels)
 
 
 class SigmoidCrossEntropy(Loss):
@@ -117,12 +115,10 @@ class SigmoidCrossEntropy(Loss):
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         gradient = self._gradient(outputs)
         pair = _paired(self, outputs, labels)
-        return self.device.dispatch(_sigmoid_gradient)(
-            *pair, weight, gradient.reshape(pair[0].shape), *self._scaling
-        ), gradient
+        return self.ops.sigmoid_gradient(*pair, weight, gradient.reshape(pair[0].shape), self.scale), gradient
 
     def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
-        return self.device.dispatch(_sigmoid_evaluate)(*_paired(self, outputs, labels))
+        return self.ops.sigmoid_evaluate(*_paired(self, outputs, labels))
 
 
 class MeanSquaredError(Loss):
@@ -136,12 +132,10 @@ class MeanSquaredError(Loss):
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         gradient = self._gradient(outputs)
         pair = _paired(self, outputs, labels)
-        return self.device.dispatch(_square_gradient)(
-            *pair, weight, gradient.reshape(pair[0].shape), *self._scaling
-        ), gradient
+        return self.ops.square_gradient(*pair, weight, gradient.reshape(pair[0].shape), self.scale), gradient
 
     def evaluate(self, outputs: Array, labels: Array) -> tuple[float, int | None]:
-        return self.device.dispatch(_square_evaluate)(*_paired(self, outputs, labels)), None
+        return self.ops.square_evaluate(*_paired(self, outputs, labels)), None
 
 
 def _check_classes(outputs: Array, labels: Array) -> None:
@@ -161,123 +155,3 @@ def _paired(loss: Loss, outputs: Array, labels: Array) -> tuple[Array, Array]:
         )
     matrix = len(outputs), math.prod(outputs.shape[1:])
     return outputs.reshape(matrix), labels.reshape(matrix)
-
-
-@kernel
-def _softmax_gradient(outputs: Array, labels: Array, weight: float, gradient: Array) -> float:
-    scale = outputs.dtype.type(weight)
-    total = 0.0
-    for i in range(outputs.shape[0]):
-        label = labels[i]
-        if label < 0 or label >= outputs.shape[1]:
-            gradient[i] = np.nan
-            total += np.nan
-            continue
-        largest = _largest(outputs[i])
-        normalizer = nothing = outputs.dtype.type(0)
-        for j in range(outputs.shape[1]):
-            gradient[i, j] = math.exp(outputs[i, j] - largest)
-            normalizer += gradient[i, j]
-            nothing += 0 * outputs[i, j]  # NaN if an output is infinite
-        factor = scale / normalizer
-        for j in range(outputs.shape[1]):
-            gradient[i, j] *= factor
-        gradient[i, label] -= scale
-        total += math.log(normalizer) - (outputs[i, label] - largest) + nothing
-    return weight * total
-
-
-@kernel
-def _softmax_evaluate(outputs: Array, labels: Array) -> tuple[float, int]:
-    total, correct = 0.0, 0
-    for i in range(outputs.shape[0]):
-        label = labels[i]
-        if label < 0 or label >= outputs.shape[1]:
-            total += np.nan
-            continue
-        largest = _largest(outputs[i])
-        normalizer = nothing = outputs.dtype.type(0)
-        for j in range(outputs.shape[1]):
-            normalizer += math.exp(outputs[i, j] - largest)
-            nothing += 0 * outputs[i, j]
-        loss = math.log(normalizer) - (outputs[i, label] - largest) + nothing
-        total += loss
-        if not math.isnan(loss) and _first_largest(outputs[i]) == label:
-            correct += 1
-    return total, correct
-
-
-@reduction
-def _largest(row: Array) -> float:
-    largest = row[0]
-    for j in range(1, row.size):
-        largest = max(largest, row[j])
-    return largest
-
-
-@kernel
-def _first_largest(row: Array) -> int:
-    best = 0
-    for j in range(1, row.size):
-        if row[j] > row[best]:
-            best = j
-    return best
-
-
-@kernel
-def _sigmoid_gradient(outputs: Array, labels: Array, weight: float, gradient: Array) -> float:
-    share = outputs.dtype.type(weight / outputs.shape[1])
-    one = outputs.dtype.type(1)
-    total = 0.0
-    for i in range(outputs.shape[0]):
-        for j in range(outputs.shape[1]):
-            z, label = outputs[i, j], outputs.dtype.type(labels[i, j])
-            total += _sigmoid_loss(z, label)
-            tail = math.exp(-abs(z))  # the sign that cannot overflow
-            probability = (one if z >= 0 else tail) / (one + tail)
-            gradient[i, j] = (probability - label) * share
-    return weight / outputs.shape[1] * total
-
-
-@kernel
-def _sigmoid_evaluate(outputs: Array, labels: Array) -> tuple[float, int]:
-    total, correct = 0.0, 0
-    for i in range(outputs.shape[0]):
-        right = True
-        for j in range(outputs.shape[1]):
-            z, label = outputs[i, j], outputs.dtype.type(labels[i, j])
-            loss = _sigmoid_loss(z, label)
-            total += loss
-            right = right and not math.isnan(loss) and (z > 0) == (label > 0.5)
-        correct += 1 if right else 0
-    return total / outputs.shape[1], correct
-
-
-@kernel
-def _sigmoid_loss(z: float, label: float) -> float:
-    if not (label >= 0 and label <= 1):
-        return z * np.nan
-    nothing = 0 * z  # NaN if z is infinite
-    return max(z, 0 * label) - z * label + math.log1p(math.exp(-abs(z))) + nothing
-
-
-@reduction
-def _square_gradient(outputs: Array, labels: Array, weight: float, gradient: Array) -> float:
-    slope = outputs.dtype.type(2 * weight / outputs.shape[1])
-    total = 0.0
-    for i in range(outputs.shape[0]):
-        for j in range(outputs.shape[1]):
-            difference = outputs[i, j] - outputs.dtype.type(labels[i, j])
-            total += difference * difference + 0 * outputs[i, j]  # NaN if an output is infinite
-            gradient[i, j] = slope * difference
-    return weight / outputs.shape[1] * total
-
-
-@reduction
-def _square_evaluate(outputs: Array, labels: Array) -> float:
-    total = 0.0
-    for i in range(outputs.shape[0]):
-        for j in range(outputs.shape[1]):
-            difference = outputs[i, j] - outputs.dtype.type(labels[i, j])
-            total += difference * difference + 0 * outputs[i, j]
-    return total / outputs.shape[1]

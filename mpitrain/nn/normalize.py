@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from ..core.kernels import kernel, reduction
 from ..core.layout import Array, Shape
 from .arguments import positive, within, wrong_shape
 from .init import ones, zeros
@@ -67,16 +66,14 @@ class BatchNorm(Layer):
             self._center[...] = self.mean
             self._inverse[...] = 1 / self.device.xp.sqrt(self.variance + self.eps)
         y = self.activations("y", x.shape)
-        self.dispatch(_normalize)(
-            self._x, self._center, self._inverse, self.scale, self.shift, y.reshape(self._x.shape)
-        )
+        self.ops.normalize(self._x, self._center, self._inverse, self.scale, self.shift, y.reshape(self._x.shape))
         return y
 
     def backward(self, dy: Array) -> Array | None:
         dy = self.cast_input(dy, "dy")
         rows = dy.reshape(self._x.shape)
         sums = self.buffer("grad_sums", (2, self.features), np.float64)
-        self.dispatch(_gradient_sums)(self._x, self._center, self._inverse, rows, sums)
+        self.ops.gradient_sums(self._x, self._center, self._inverse, rows, sums)
         self.shift_grad[...], self.scale_grad[...] = sums
         if not self.needs_dx:
             return None
@@ -85,13 +82,13 @@ class BatchNorm(Layer):
             sums /= self._count
         else:
             sums[...] = 0  # running statistics do not depend on x
-        self.dispatch(_normalize_backward)(self._x, self._center, self._inverse, self.scale, sums, rows)
+        self.ops.normalize_backward(self._x, self._center, self._inverse, self.scale, sums, rows)
         return dy
 
     def _use_batch(self, ctx: Context, batch: int) -> None:
         """Compute the statistics of this batch, and set the increments of the running ones."""
         sums = self.buffer("sums", (2 * self.features + 1,), np.float64)
-        self.dispatch(_moment_sums)(self._x, sums)
+        self.ops.moment_sums(self._x, sums)
         self._sum_over_workers(sums, ctx)
         self._count = sums[-1:].copy()  # a copy, because dividing ``sums`` would change it
         sums /= self._count
@@ -142,17 +139,13 @@ class LayerNorm(Layer):
         y = self.activations("y", x.shape)
         self._normal = self.activations("normal", rows.shape)
         self._inverse = self.buffer("inverse", rows.shape[:1])
-        self.dispatch(_layer_norm)(
-            rows, self.eps, self.scale, self.shift, self._normal, self._inverse, y.reshape(rows.shape)
-        )
+        self.ops.layer_norm(rows, self.eps, self.scale, self.shift, self._normal, self._inverse, y.reshape(rows.shape))
         return y
 
     def backward(self, dy: Array) -> Array | None:
         dy = self.cast_input(dy, "dy")
         sums = self.buffer("grad_sums", (2, self.features), np.float64)
-        self.dispatch(_layer_norm_backward)(
-            self._normal, self._inverse, self.scale, dy.reshape(self._normal.shape), sums
-        )
+        self.ops.layer_norm_backward(self._normal, self._inverse, self.scale, dy.reshape(self._normal.shape), sums)
         self.shift_grad[...], self.scale_grad[...] = sums
         return dy if self.needs_dx else None
 
@@ -161,80 +154,3 @@ def _check_last(layer: Layer, shape: Shape, features: int) -> None:
     if not shape or shape[-1] != features:
         hint = f"set features={shape[-1]}" if shape else ""
         raise wrong_shape(layer, ("...", features), shape, hint)
-
-
-@kernel
-def _moment_sums(x: Array, sums: Array) -> None:
-    """``sums``, shape (2 * features + 1,): the columns' sums, the sums of their squares, and the number of rows."""
-    features = x.shape[1]
-    total, squares = sums[:features], sums[features : 2 * features]
-    sums[:] = 0
-    for i in range(x.shape[0]):
-        for j in range(features):
-            value = np.float64(x[i, j])
-            total[j] += value
-            squares[j] += value * value
-    sums[2 * features] = x.shape[0]
-
-
-@kernel
-def _normalize(x: Array, center: Array, inverse: Array, scale: Array, shift: Array, y: Array) -> None:
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            y[i, j] = (x[i, j] - center[j]) * inverse[j] * scale[j] + shift[j]
-
-
-@kernel
-def _gradient_sums(x: Array, center: Array, inverse: Array, dy: Array, sums: Array) -> None:
-    """``sums[0]`` is the columns' sums of dy, ``sums[1]`` the sums of dy times the normalized x."""
-    total, moment = sums[0], sums[1]
-    sums[:] = 0
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            total[j] += dy[i, j]
-            moment[j] += dy[i, j] * (x[i, j] - center[j]) * inverse[j]
-
-
-@kernel
-def _normalize_backward(x: Array, center: Array, inverse: Array, scale: Array, means: Array, dy: Array) -> None:
-    """Replace ``dy`` with the gradient of x, given the means of the sums of ``_gradient_sums``."""
-    typed = means.astype(dy.dtype)
-    total, moment = typed[0], typed[1]
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            normal = (x[i, j] - center[j]) * inverse[j]
-            dy[i, j] = scale[j] * inverse[j] * (dy[i, j] - total[j] - normal * moment[j])
-
-
-@reduction
-def _layer_norm(x: Array, eps: float, scale: Array, shift: Array, normal: Array, inverse: Array, y: Array) -> None:
-    features = x.dtype.type(x.shape[1])
-    for i in range(x.shape[0]):
-        mean = variance = x.dtype.type(0)
-        for j in range(x.shape[1]):
-            mean += x[i, j]
-        mean /= features
-        for j in range(x.shape[1]):
-            variance += (x[i, j] - mean) * (x[i, j] - mean)
-        inverse[i] = 1 / math.sqrt(variance / features + x.dtype.type(eps))
-        for j in range(x.shape[1]):
-            normal[i, j] = (x[i, j] - mean) * inverse[i]
-            y[i, j] = normal[i, j] * scale[j] + shift[j]
-
-
-@reduction
-def _layer_norm_backward(normal: Array, inverse: Array, scale: Array, dy: Array, sums: Array) -> None:
-    """Replace ``dy`` with the gradient of x; ``sums`` are the sums over rows of dy and of dy times ``normal``."""
-    features = dy.dtype.type(dy.shape[1])
-    total, moment = sums[0], sums[1]
-    sums[:] = 0
-    for i in range(dy.shape[0]):
-        mean = slope = dy.dtype.type(0)
-        for j in range(dy.shape[1]):
-            total[j] += dy[i, j]
-            moment[j] += dy[i, j] * normal[i, j]
-            mean += dy[i, j] * scale[j]
-            slope += dy[i, j] * scale[j] * normal[i, j]
-        mean, slope = mean / features, slope / features
-        for j in range(dy.shape[1]):
-            dy[i, j] = inverse[i] * (dy[i, j] * scale[j] - mean - normal[i, j] * slope)

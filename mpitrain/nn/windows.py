@@ -5,13 +5,11 @@ Chellapilla, Puri and Simard, High performance convolutional neural networks for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from ..core.kernels import kernel
 from ..core.layout import Array, Shape
 
-Dispatch = Callable[[Callable[..., Any]], Callable[..., Any]]
 Padding = Literal["same", "valid"] | int
 
 
@@ -83,20 +81,20 @@ class Grid(NamedTuple):
         start = (images.start * self.rows.windows + rows.start) * self.columns.windows
         return slice(start, start + (images.stop - images.start) * (rows.stop - rows.start) * self.columns.windows)
 
-    def copy(self, dispatch: Dispatch, padded: Array, rows: slice, matrix: Array) -> None:
+    def copy(self, ops: Any, padded: Array, rows: slice, matrix: Array) -> None:
         """Copy the windows of some rows of images to the rows of ``matrix``.
 
         Args:
-            dispatch: Returns the version of a kernel for the device of the arrays.
+            ops: The operations of the arrays' device.
             padded: Shape ``padded_shape(images)``.
             rows: Rows of windows, the same for every image.
             matrix: Shape (windows, at least window_size); values beyond a window are not changed.
         """
-        dispatch(_copy_windows)(padded, rows.start, *self._steps, self._by_place(matrix, rows))
+        ops.copy_windows(padded, rows.start, *self._steps, self._by_place(matrix, rows))
 
-    def add(self, dispatch: Dispatch, matrix: Array, rows: slice, padded: Array) -> None:
+    def add(self, ops: Any, matrix: Array, rows: slice, padded: Array) -> None:
         """Add windows to the elements that ``copy`` reads: its transpose."""
-        dispatch(_add_windows)(self._by_place(matrix, rows), rows.start, *self._steps, padded)
+        ops.add_windows(self._by_place(matrix, rows), rows.start, *self._steps, padded)
 
     @property
     def _steps(self) -> tuple[int, int, int, int]:
@@ -109,39 +107,3 @@ class Grid(NamedTuple):
 def _slices(length: int, step: int) -> Iterator[slice]:
     step = max(1, step)
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
-
-
-# The innermost loops run along one row of a window, whose channels are contiguous both in the image and in the matrix.
-# They index views that start there: Numba assumes that an index computed from several variables may be negative, and
-# would not vectorize the loop.
-
-
-@kernel
-def _copy_windows(x: Array, start: int, down: int, right: int, height: int, width: int, windows: Array) -> None:
-    """``windows[n, i, j]`` has its corner at ``x[n, (start + i) * down, j * right]``."""
-    channels = x.shape[3]
-    run = width * channels
-    lines = x.reshape((x.shape[0], x.shape[1], x.shape[2] * channels))
-    for n in range(windows.shape[0]):
-        for i in range(windows.shape[1]):
-            for k in range(height):
-                line = lines[n, (start + i) * down + k]
-                for j in range(windows.shape[2]):
-                    source, target = line[j * right * channels :], windows[n, i, j, k * run :]
-                    for c in range(run):
-                        target[c] = source[c]
-
-
-@kernel
-def _add_windows(windows: Array, start: int, down: int, right: int, height: int, width: int, x: Array) -> None:
-    channels = x.shape[3]
-    run = width * channels
-    lines = x.reshape((x.shape[0], x.shape[1], x.shape[2] * channels))
-    for n in range(windows.shape[0]):
-        for i in range(windows.shape[1]):
-            for k in range(height):
-                line = lines[n, (start + i) * down + k]
-                for j in range(windows.shape[2]):
-                    target, source = line[j * right * channels :], windows[n, i, j, k * run :]
-                    for c in range(run):
-                        target[c] += source[c]

@@ -18,7 +18,7 @@ _PARTS = 264  # blocks that share a sum over rows; each writes a part, and one m
 _TEAM_COLUMNS = 1024  # longer rows are handled by a whole block
 
 KINDS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64")
-_STORED = {"float32": "float", "float64": "double", "float16": "Float16", "uint16": "Bfloat16"}
+_STORED = {"float32": "float", "float64": "double", "float16": "Float16", "bfloat16": "Bfloat16"}
 
 
 class Kernels(Protocol):
@@ -116,14 +116,14 @@ def named(name: str, typed: Array) -> str:
     return f"{name}_{_STORED[typed.dtype.name]}"
 
 
-def kind(numbers: Array) -> np.int32:
+def numeric_kind(numbers: Array) -> np.int32:
     """Return the index of a numeric type, as in common.cuh; a bool is stored as a uint8."""
     return np.int32(KINDS.index("uint8" if numbers.dtype == np.bool_ else numbers.dtype.name))
 
 
-def or_null(vector: Array) -> Array | np.uint64:
-    """Return a null pointer for an empty vector, whose own pointer is unspecified."""
-    return vector if vector.size else np.uint64(0)
+def or_null(vector: Array | None) -> Array | np.uint64:
+    """Return a null pointer for None, and for an empty vector, whose own pointer is unspecified."""
+    return np.uint64(0) if vector is None or not vector.size else vector
 
 
 def int32(value: int) -> np.int32:

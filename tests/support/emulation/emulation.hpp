@@ -34,6 +34,7 @@ struct alignas(16) double2 {
 };
 
 struct Float16;  // of the kernels
+struct Bfloat16;
 
 namespace emulation {
 
@@ -71,6 +72,7 @@ std::string type_name() {
     if constexpr (std::is_pointer_v<T>) return "*" + type_name<std::remove_const_t<std::remove_pointer_t<T>>>();
     else if constexpr (std::is_void_v<T>) return "any";
     else if constexpr (std::is_same_v<T, Float16>) return "float16";
+    else if constexpr (std::is_same_v<T, Bfloat16>) return "bfloat16";
     else {
         const std::string kind = std::is_floating_point_v<T> ? "float" : std::is_signed_v<T> ? "int" : "uint";
         return kind + std::to_string(8 * sizeof(T));

@@ -6,7 +6,6 @@ Prints a line for each that agrees, with how it was computed.
 import itertools
 import sys
 
-import ml_dtypes
 import numpy as np
 
 from mpitrain import nn
@@ -31,21 +30,14 @@ def step(layer, x, dy, gpu=None):
         bind(layer, layout, *there)
         outputs = layer.forward(gpu.copy_of(x), nn.Context())
         made = [outputs, layer.backward(gpu.copy_of(dy)), there[1]]
-        return [widened(brought(gpu, array), gpu) for array in made]
+        return [brought(gpu, array) for array in made]
 
 
 def brought(gpu, there):
-    """An array of the GPU in this process."""
+    """An array of the GPU in this process, in float32."""
     host = np.empty(there.shape, there.dtype)
     gpu.download(there, host)
-    return host
-
-
-def widened(array, gpu):
-    """Activations in float32."""
-    if array.dtype == np.float32:
-        return array
-    return array.view(ml_dtypes.bfloat16 if array.dtype == np.uint16 else array.dtype).astype(np.float32)
+    return host.astype(np.float32)
 
 
 for precision in sys.argv[1:]:
