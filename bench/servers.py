@@ -34,7 +34,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     from mpitrain.strategy.select import ps_strategy
 
     layout = Layout.pack([("weight", (int(mib * (1 << 18)),), "param")])
-    config = RunConfig(mode="async", ps=servers, batch_size=1, train_steps=steps, shared_memory=share)
+    config = RunConfig.of(mode="async", ps=servers, batch_size=1, train_steps=steps, shared_memory=share)
     cluster = Cluster()
     cluster.assign(config)
     dtype = np.dtype(np.float32)

@@ -40,30 +40,30 @@ def plan_resume(config: RunConfig, checkpoints: Path, layout: Layout) -> ResumeP
     Raises:
         CheckpointError: There is no such checkpoint, or none of its parameters fits the model.
     """
-    auto = config.resume == "auto"
+    auto = config.run.resume == "auto"
     resume = tuple(checkpoint.steps(checkpoints).values()) if auto else _requested(config, checkpoints)
     saved = bool(resume) and resume[0].resolve().parent == checkpoints.resolve()
     begin = ResumePlan(resume, saved=saved, auto=auto)
-    if config.init_from is None:
+    if config.training.init_from is None:
         return begin
     if resume:
         from_where = f"its own checkpoints in {checkpoints}" if auto else str(resume[0])
         return begin._replace(notes=(f"--init-from has no effect: the run resumes from {from_where}",))
-    _check("--init-from", config.init_from)
-    fit = checkpoint.match_of(config.init_from, layout)
+    _check("--init-from", config.training.init_from)
+    fit = checkpoint.match_of(config.training.init_from, layout)
     rest = f"; {fit}" if fit.wrong else ""
-    note = f"{len(fit.fitting):,} of {len(layout.entries):,} parameters loaded from {config.init_from}{rest}"
-    return begin._replace(init_from=config.init_from, notes=(note,))
+    note = f"{len(fit.fitting):,} of {len(layout.entries):,} parameters loaded from {config.training.init_from}{rest}"
+    return begin._replace(init_from=config.training.init_from, notes=(note,))
 
 
 def _requested(config: RunConfig, checkpoints: Path) -> tuple[Path, ...]:
-    if config.resume != "never":
-        _check("--resume", Path(config.resume), "auto, never or ")
-        return (Path(config.resume),)
-    if config.keep and checkpoint.newest(checkpoints) is not None:
+    if config.run.resume != "never":
+        _check("--resume", Path(config.run.resume), "auto, never or ")
+        return (Path(config.run.resume),)
+    if config.saving.keep and checkpoint.newest(checkpoints) is not None:
         raise CheckpointError(
-            f"{checkpoints} contains checkpoints of another run, and --keep {config.keep} would remove this run's "
-            "checkpoints before those of higher steps; pass another --run-dir, or remove --keep or --resume never"
+            f"{checkpoints} contains checkpoints of another run, and --keep {config.saving.keep} would remove this "
+            "run's checkpoints before those of higher steps; pass another --run-dir, or remove --keep or --resume never"
         )
     return ()
 

@@ -104,7 +104,7 @@ class JobCommand(click.Command):
         assert function is not None
         arguments = {str(option.name): values[str(option.name)] for option in self._job}
         run = [str(option.name) for option in self._run if option is not _CONFIG]
-        config = RunConfig(**{name: values[name] for name in run})
+        config = RunConfig.of(**{name: values[name] for name in run})
         return TrainRequest(path.stem, arguments, config, lambda: make_job(path, function, arguments))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -151,7 +151,7 @@ def _placement(**values: Any) -> int:
     request = _train(**values)
     job = request.make()
     config = request.config.merged({"batch_size": 1, "train_steps": job.train_steps})
-    print(placement_table(make_plan(job, config, workers=2 + (config.backup_workers or 0))))
+    print(placement_table(make_plan(job, config, workers=2 + (config.parallel.backup_workers or 0))))
     return 0
 
 

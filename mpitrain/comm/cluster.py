@@ -168,7 +168,9 @@ class Cluster(Group):
         """
         try:
             config.check_ranks(self.size)
-            servers = server_ranks(self.node_of, self.host_of, config.ps, config.ps_placement, config.ps_hosts)
+            servers = server_ranks(
+                self.node_of, self.host_of, config.servers.ps, config.servers.ps_placement, config.servers.ps_hosts
+            )
         except UserError as error:
             error.on_all_ranks = True
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -9,19 +10,20 @@ import cupy
 
 from ..errors import DeviceError
 
+_log = logging.getLogger(__name__)
+
 
 class CpuFallback:
     """A kernel that copies its arrays from the GPU and back for every call: correct but slow.
 
     Args:
-        say: Prints a line for the user, once.
         is_soft: Whether the fallback is allowed.
 
     Raises:
         DeviceError: It is not allowed.
     """
 
-    def __init__(self, kernel: Callable[..., Any], say: Callable[[str], None], is_soft: bool) -> None:
+    def __init__(self, kernel: Callable[..., Any], is_soft: bool) -> None:
         name = kernel.__name__
         if not is_soft:
             raise DeviceError(
@@ -29,7 +31,9 @@ class CpuFallback:
                 "remove --no-soft-placement to run it on the CPU, or write the layer with device.xp"
             )
         self._kernel = kernel
-        say(f"the kernel {name} of {kernel.__module__} has no GPU implementation and runs on the CPU, which is slow")
+        _log.warning(
+            "the kernel %s of %s has no GPU implementation and runs on the CPU, which is slow", name, kernel.__module__
+        )
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the kernel and return its result; waits for the GPU."""

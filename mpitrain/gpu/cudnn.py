@@ -6,7 +6,7 @@ orders axes as (batch, channels, height, width); strides describe the layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from typing import Any
 
 import cudnn
@@ -17,6 +17,7 @@ import numpy as np
 from ..core.device import ConvolutionShape
 from ..core.layout import Array, Shape
 
+_log = logging.getLogger(__name__)
 _WORKSPACE = 1 << 30  # bytes; algorithms that need more gain little
 _KINDS = {
     np.dtype(np.float32): cudnn.data_type.FLOAT,
@@ -34,12 +35,11 @@ class ConvolutionPlans:
 
     Args:
         tf32: Whether float32 may be rounded to TF32 for tensor cores.
-        say: Prints a line for the user.
     """
 
-    def __init__(self, tf32: bool, say: Callable[[str], None]) -> None:
+    def __init__(self, tf32: bool) -> None:
         self._handle = cudnn.create_handle()
-        self._tf32, self._say = tf32, say
+        self._tf32 = tf32
         self._plans: dict[Any, ConvolutionPlan | None] = {}
 
     def plan(self, shape: ConvolutionShape, dtype: np.dtype[Any], needs_dx: bool) -> ConvolutionPlan | None:
@@ -56,9 +56,11 @@ class ConvolutionPlans:
             return ConvolutionPlan(self, shape, dtype, needs_dx)
         except _DECLINES as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self._say(
-                f"cuDNN has no plan for filters {shape.filters} on images {shape.images}; using matrix "
-                f"products instead: {reason}"
+            _log.info(
+                "cuDNN has no plan for filters %s on images %s; using matrix products instead: %s",
+                shape.filters,
+                shape.images,
+                reason,
             )
             return None
 

@@ -58,7 +58,6 @@ class Gpu:
         is_soft: Run kernels without a GPU implementation on the CPU.
 
     Attributes:
-        say: Prints a line for the user.
         loss_scale: Shape (1,), float64, on the device: factor of the loss's gradient; None for 1. Set before the model
             is made.
 
@@ -72,7 +71,6 @@ class Gpu:
     apart, narrow, form = Renamed("is_gpu"), Renamed("compute_dtype"), Renamed("dispatch")
     block_bytes: int = _WINDOW_BYTES
     multiplies_bias: bool = False
-    say: Callable[[str], None] = staticmethod(lambda line: None)
     loss_scale: Array | None = None
 
     def __init__(
@@ -104,7 +102,7 @@ class Gpu:
 
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         if kernel not in self._fallbacks:
-            self._fallbacks[kernel] = CpuFallback(kernel, self.say, self._is_soft)
+            self._fallbacks[kernel] = CpuFallback(kernel, self._is_soft)
         return self._fallbacks[kernel]
 
     def empty(self, shape: Shape, dtype: Any) -> Array:
@@ -130,7 +128,7 @@ class Gpu:
             from .cudnn import ConvolutionPlans
 
             with self.activate():
-                self._convolutions = ConvolutionPlans(self._precision == "tf32", lambda line: self.say(line))
+                self._convolutions = ConvolutionPlans(self._precision == "tf32")
         except Exception as error:  # a broken installation can raise anything
             reason = str(error).strip() or type(error).__name__
             return f"cuDNN's frontend is installed but failed: {reason.splitlines()[0]}"

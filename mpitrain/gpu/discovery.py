@@ -53,9 +53,10 @@ def choose_devices(cluster: Cluster, config: RunConfig) -> DeviceChoice:
     Raises:
         ConfigError: On every rank: GPUs are requested but not available.
     """
-    count = config.devices_per_rank
+    options = config.device
+    count = options.devices_per_rank
     cpus: list[Device] = [CPU] if count == 1 else [Cpu(index) for index in range(count)]
-    if config.device == "cpu":
+    if options.device == "cpu":
         return DeviceChoice([CPU] if cluster.is_server else cpus, [])
     mine = VisibleGpus(cluster.node_of[cluster.rank], cluster.host, *(([], "") if cluster.is_server else find_gpus()))
     everyone = cluster.comm.allgather(mine)
@@ -67,7 +68,7 @@ def choose_devices(cluster: Cluster, config: RunConfig) -> DeviceChoice:
         raise
     if cluster.is_server:
         return DeviceChoice([CPU], [])
-    shares = assign_gpus(workers, count, config.gpu_memory_fraction)
+    shares = assign_gpus(workers, count, options.gpu_memory_fraction)
     notes = describe(workers, shares)
     own = shares[cluster.task_index]
     if not own:
@@ -75,7 +76,7 @@ def choose_devices(cluster: Cluster, config: RunConfig) -> DeviceChoice:
     from .device import Gpu
 
     gpus: list[Device] = [
-        Gpu(share.index, share.fraction, config.gpu_memory_growth, config.precision, config.soft_placement)
+        Gpu(share.index, share.fraction, options.gpu_memory_growth, options.precision, options.soft_placement)
         for share in own
     ]
     return DeviceChoice(gpus, notes)
@@ -87,33 +88,34 @@ def check(workers: Sequence[VisibleGpus], config: RunConfig) -> None:
     Raises:
         ConfigError: No worker has one with ``--device gpu``, or a worker has none with ``--no-soft-placement``.
     """
+    options = config.device
     without = [index for index, worker in enumerate(workers) if not worker.gpus]
-    if len(without) == len(workers) and config.precision != "float32":
+    if len(without) == len(workers) and options.precision != "float32":
         raise ConfigError(
-            f"--precision {config.precision} requires GPUs, but no worker has one; remove it or use --precision float32"
+            f"--precision {options.precision} requires GPUs, but no worker has one; use --precision float32"
         )
-    if len(without) == len(workers) and config.gpu_transport != "auto":
+    if len(without) == len(workers) and options.gpu_transport != "auto":
         raise ConfigError(
-            f"--gpu-transport {config.gpu_transport} requires GPUs, but no worker has one; remove --gpu-transport"
+            f"--gpu-transport {options.gpu_transport} requires GPUs, but no worker has one; remove --gpu-transport"
         )
-    if without and (config.precision == "float16" or config.gpu_transport != "auto"):
-        first, by_precision = workers[without[0]], config.precision == "float16"
-        option = "--precision float16" if by_precision else f"--gpu-transport {config.gpu_transport}"
+    if without and (options.precision == "float16" or options.gpu_transport != "auto"):
+        first, by_precision = workers[without[0]], options.precision == "float16"
+        option = "--precision float16" if by_precision else f"--gpu-transport {options.gpu_transport}"
         raise ConfigError(
             f"{option} requires a GPU for every worker, but worker {without[0]} on {first.host} has none "
             f"({first.why}); {'use bfloat16' if by_precision else 'remove --gpu-transport'} or start fewer workers"
         )
-    if not without or (config.device == "auto" and config.soft_placement):
+    if not without or (options.device == "auto" and options.soft_placement):
         return
-    option = "--device gpu" if config.device == "gpu" else "--no-soft-placement"
+    option = "--device gpu" if options.device == "gpu" else "--no-soft-placement"
     where = f"worker {without[0]} on {workers[without[0]].host}"
     why = workers[without[0]].why
     if len(without) == len(workers):
         raise ConfigError(
             f"{option}: no worker has a GPU that CuPy can use ({where}: {why}); "
-            f"{'use --device auto or cpu' if config.device == 'gpu' else f'remove {option}'}, or run mpitrain doctor"
+            f"{'use --device auto or cpu' if options.device == 'gpu' else f'remove {option}'}, or run mpitrain doctor"
         )
-    if not config.soft_placement:
+    if not options.soft_placement:
         raise ConfigError(
             f"--no-soft-placement: {len(without)} of {len(workers)} workers have no GPU ({where}: {why}); "
             "remove --no-soft-placement to use the CPU for these workers"

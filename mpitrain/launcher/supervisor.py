@@ -84,7 +84,7 @@ def run(options: Options, name: str, config: RunConfig, arguments: Sequence[str]
         print(compose(launcher, spec, machine, arguments))
         return 0
     launch = Launch(name, config, list(arguments), options, machine, launcher, spec)
-    with _run_dir(name, config.run_dir) as launch.run_dir:
+    with _run_dir(name, config.run.run_dir) as launch.run_dir:
         interrupts = Interrupts()
         with interrupts.recorded():
             return _Supervisor(launch, interrupts).run()
@@ -196,7 +196,7 @@ class _Supervisor:
         self._spec = launch.spec
         self._began = time.monotonic()
         self._restarts = 0
-        self._found = set(_stamps(launch.run_dir)) if launch.config.resume != "auto" else set()
+        self._found = set(_stamps(launch.run_dir)) if launch.config.run.resume != "auto" else set()
 
     def run(self) -> int:
         """Train; return the exit status."""
@@ -260,15 +260,15 @@ class _Supervisor:
         if not self._restarts:
             return words
         newest = self._newest()
-        if config.resume != "auto" and newest is not None:
+        if config.run.resume != "auto" and newest is not None:
             words += ["--resume", str(newest)]
-        if config.time_limit is not None:
-            words += ["--time-limit", f"{max(1.0, config.time_limit - self._took()):.0f}"]
+        if config.run.time_limit is not None:
+            words += ["--time-limit", f"{max(1.0, config.run.time_limit - self._took()):.0f}"]
         return words
 
     def _again(self, outcome: Outcome, before: Outcome | None) -> bool:
         """Prepare another attempt and wait for the restart delay; return False if there is none."""
-        options, limit = self._launch_options.options, self._launch_options.config.time_limit
+        options, limit = self._launch_options.options, self._launch_options.config.run.time_limit
         if self._restarts >= options.max_restarts:
             if options.max_restarts:
                 _say(f"not restarting: --max-restarts {options.max_restarts} reached")

@@ -23,9 +23,11 @@ class NativeModel(Model):
     def __init__(
         self, model: Layer, loss: Loss, plan: Plan, device: Device, sum_over_workers: SumOverWorkers | None = None
     ) -> None:
-        super().__init__(plan.config.accumulate_steps)
+        super().__init__(plan.config.training.accumulate_steps)
         self._model, self._loss, self._layout = model, loss, plan.layout
-        self.context = Context(True, seed=plan.config.seed, weight=plan.weight, sum_over_workers=sum_over_workers)
+        self.context = Context(
+            True, seed=plan.config.training.seed, weight=plan.weight, sum_over_workers=sum_over_workers
+        )
         self._starts = plan.layer_starts
         place(model, device)
         loss.device = device

@@ -69,7 +69,7 @@ class NativeGpuModel(Model):
         split: Split,
         sum_over_workers: SumOverWorkers | None = None,
     ) -> None:
-        super().__init__(plan.config.accumulate_steps)
+        super().__init__(plan.config.training.accumulate_steps)
         self._gpu, self._split, self._loss = gpu, split, loss
         self._inner = NativeModel(model, loss, plan, gpu, self._summing(sum_over_workers))
         loss.scale = gpu.loss_scale
@@ -79,7 +79,7 @@ class NativeGpuModel(Model):
             self._to_host_stream = Stream()
         self._copies: dict[Any, Array] = {}
         self._on_ready: OnReady = lambda start: None
-        self._traced = plan.config.trace  # wait for the device, so that durations can be measured
+        self._traced = plan.config.output.trace  # wait for the device, so that durations can be measured
         self._recordable = not self._traced and all(_is_static(part) for part in _parts(model, loss))
         self._ran: Counter[int] = Counter()
         self._replays: dict[tuple[int, int], StepGraphs] = {}

@@ -42,7 +42,7 @@ class Towers(Model):
         devices: Sequence[Device],
         sum_over_workers: SumOverWorkers | None = None,
     ) -> None:
-        super().__init__(plan.config.accumulate_steps)
+        super().__init__(plan.config.training.accumulate_steps)
         copies = [_copied(job) for _ in devices[1:]]  # the first device uses the job's own, which hooks may refer to
         self._meeting = TowerAllreduce(len(devices))
         self._towers = [

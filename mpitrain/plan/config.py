@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import re
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Any, Literal
 
 from ..errors import ConfigError
 
-Mode = Literal["sync", "async", "ssp", "backup", "local"]
+MODES = ("sync", "async", "ssp", "backup", "local")
 Precision = Literal["float32", "bfloat16", "float16"]
 SERVED = ("async", "ssp", "backup")  # parameters live on servers, or in a node's shared memory
 
@@ -20,23 +23,13 @@ def _option(default: Any, help: str, metavar: str | None = None) -> Any:
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """Options of a training run. Options left at None are set by the job file.
+class ParallelConfig:
+    """How workers agree on the parameters."""
 
-    Raises:
-        ConfigError: An option is out of range; the message says what is valid.
-    """
-
-    mode: Mode = _option("sync", "How workers synchronize the parameters.")
-    ps: int = _option(
-        0, "async, ssp, backup: number of parameter servers; 0 keeps the parameters in the node's shared memory.", "K"
-    )
-    ps_placement: Literal["spread", "pack", "first"] = _option(
-        "spread", "Ranks that become servers: spread over nodes, packed on few nodes, or the first ranks."
-    )
-    ps_hosts: list[str] | None = _option(None, "Hosts whose ranks become servers.", "HOST,...")
-    placement: Literal["round_robin", "greedy", "partitioned"] = _option(
-        "partitioned", "How variables are distributed over the servers."
+    mode: str = _option(
+        "sync",
+        "How workers agree on the parameters; MODULE:CLASS is a strategy of your own.",
+        "sync|async|ssp|backup|local|MODULE:CLASS",
     )
     staleness: int | None = _option(
         None, "ssp: maximum number of steps a worker may be ahead of the slowest one.  [default: 3]", "S"
@@ -49,52 +42,77 @@ class RunConfig:
     elastic_rho: float | None = _option(
         None, "local: elastic averaging; move workers and a center towards each other by this fraction.", "RHO"
     )
+    shared_memory: bool = _option(True, "Average gradients in memory shared by the ranks of a node.")
+    bucket_bytes: int = _option(1 << 20, "Minimum size of a gradient bucket in bytes.", "BYTES")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Parameter servers, and what is sent to them."""
+
+    ps: int = _option(
+        0, "async, ssp, backup: number of parameter servers; 0 keeps the parameters in the node's shared memory.", "K"
+    )
+    ps_placement: Literal["spread", "pack", "first"] = _option(
+        "spread", "Ranks that become servers: spread over nodes, packed on few nodes, or the first ranks."
+    )
+    ps_hosts: list[str] | None = _option(None, "Hosts whose ranks become servers.", "HOST,...")
+    placement: Literal["round_robin", "greedy", "partitioned"] = _option(
+        "partitioned", "How variables are distributed over the servers."
+    )
     push_precision: Precision | None = _option(
         None, "Data type of gradients sent to servers on other nodes.  [default: that of --dtype]"
     )
     one_sided: bool = _option(
         True, "Use RMA windows to reach servers on other nodes; --no-one-sided uses point-to-point messages."
     )
-    log_device_placement: bool = _option(False, "Print the location of each rank, layer and vector.")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """What a step computes, and how many steps there are."""
+
     batch_size: int | None = _option(None, "Examples per worker and step.", "N")
     train_steps: int | None = _option(None, "Number of training steps.", "N")
     accumulate_steps: int = _option(1, "Split a worker's batch into this many micro-batches, to save memory.", "N")
     seed: int = _option(0, "Random seed for initialization, data order and dropout.", "N")
-    device: Literal["auto", "cpu", "gpu"] = _option("auto", "Device of the workers; auto: GPUs if there are any.")
-    soft_placement: bool = _option(True, "Workers without a GPU use the CPU if other workers have GPUs.")
-    gpu_memory_fraction: float | None = _option(
-        None, "Maximum fraction of a GPU's memory that a worker may use.  [default: an equal share]", "FRACTION"
+    dtype: Literal["float32", "float64"] = _option("float32", "Data type of parameters and arithmetic.")
+    nan: Literal["stop", "skip", "ignore"] = _option("stop", "Action on a non-finite loss.")
+    init_from: Path | None = _option(
+        None, "Initialize parameters from a checkpoint where they match, unless the run resumes from its own.", "PATH"
     )
+    validate_steps: int = _option(1000, "Validate every N steps; 0: only at the end.", "N")
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """What each rank computes on."""
+
+    device: Literal["auto", "cpu", "gpu"] = _option("auto", "Device of the workers; auto: GPUs if there are any.")
+    devices_per_rank: int = _option(1, "Split a rank's batch over this many devices.", "N")
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = _option(
         "float32",
         "GPU compute precision. tf32: matrix products round their inputs to TF32; bfloat16, float16: activations and "
         "a copy of the parameters are 16-bit. Parameters, gradients and sums stay float32.",
     )
-    gpu_transport: Literal["auto", "nccl", "ipc", "cuda-aware", "host"] = _option(
-        "auto", "sync: how workers exchange GPU gradients; auto: the fastest transport, measured at startup."
+    threads: int | None = _option(None, "BLAS threads per rank.  [default: cores / ranks of the node]", "N")
+    soft_placement: bool = _option(True, "Workers without a GPU use the CPU if other workers have GPUs.")
+    gpu_memory_fraction: float | None = _option(
+        None, "Maximum fraction of a GPU's memory that a worker may use.  [default: an equal share]", "FRACTION"
     )
     gpu_memory_growth: bool = _option(
         True, "Allocate GPU memory as needed; --no-gpu-memory-growth allocates the worker's share at startup."
     )
-    devices_per_rank: int = _option(1, "Split a rank's batch over this many devices.", "N")
-    dtype: Literal["float32", "float64"] = _option("float32", "Data type of parameters and arithmetic.")
-    run_dir: Path | None = _option(None, "Output directory.  [default: runs/JOB-TIME]", "DIR")
-    resume: str = _option(
-        "auto",
-        "auto: resume from the newest checkpoint in the run directory; never; or the path of a checkpoint.",
-        "auto|never|PATH",
+    gpu_transport: Literal["auto", "nccl", "ipc", "cuda-aware", "host"] = _option(
+        "auto", "sync: how workers exchange GPU gradients; auto: the fastest transport, measured at startup."
     )
-    log_steps: int = _option(100, "Report the loss every N steps; 0: never.", "N")
-    validate_steps: int = _option(1000, "Validate every N steps; 0: only at the end.", "N")
+
+
+@dataclass(frozen=True)
+class SavingConfig:
+    """When and how checkpoints are written."""
+
     save_steps: int = _option(0, "Save a checkpoint every N steps; 0: only at the end.", "N")
-    tensorboard: bool | None = _option(None, "Write TensorBoard event files.  [default: if tensorboardX is installed]")
-    histogram_steps: int = _option(
-        0, "Add histograms of parameters and gradients to TensorBoard every N steps; 0: never.", "N"
-    )
-    trace: bool = _option(False, "Record a timeline of each rank, for trace viewers and mpitrain report.")
-    trace_steps: int = _option(
-        1000, "Keep the individual spans of the last N steps in a trace; totals cover all steps.", "N"
-    )
     save_secs: float = _option(0.0, "Save a checkpoint every S seconds; 0: never.", "S")
     keep: int = _option(0, "Keep the newest N checkpoints, and always at least one complete one; 0: keep all.", "N")
     keep_every: int = _option(0, "With --keep: also keep the checkpoint of every M-th step.", "M")
@@ -107,68 +125,136 @@ class RunConfig:
     save_one_file: bool | None = _option(
         None, "sync, local: all nodes write their shards into one shared file.  [default: if HDF5 is parallel]"
     )
+
+
+@dataclass(frozen=True)
+class RunDirConfig:
+    """Where a run writes, and where it resumes and ends."""
+
+    run_dir: Path | None = _option(None, "Output directory.  [default: runs/JOB-TIME]", "DIR")
+    resume: str = _option(
+        "auto",
+        "auto: resume from the newest checkpoint in the run directory; never; or the path of a checkpoint.",
+        "auto|never|PATH",
+    )
     time_limit: float | None = _option(
         None, "Save and exit before S seconds have passed; Slurm's limit (SLURM_JOB_END_TIME) always applies.", "S"
     )
-    init_from: Path | None = _option(
-        None, "Initialize parameters from a checkpoint where they match, unless the run resumes from its own.", "PATH"
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """What a run prints and records."""
+
+    log_steps: int = _option(100, "Report the loss every N steps; 0: never.", "N")
+    tensorboard: bool | None = _option(None, "Write TensorBoard event files.  [default: if tensorboardX is installed]")
+    histogram_steps: int = _option(
+        0, "Add histograms of parameters and gradients to TensorBoard every N steps; 0: never.", "N"
     )
-    nan: Literal["stop", "skip", "ignore"] = _option("stop", "Action on a non-finite loss.")
-    threads: int | None = _option(None, "BLAS threads per rank.  [default: cores / ranks of the node]", "N")
-    shared_memory: bool = _option(True, "Average gradients in memory shared by the ranks of a node.")
-    bucket_bytes: int = _option(1 << 20, "Minimum size of a gradient bucket in bytes.", "BYTES")
+    trace: bool = _option(False, "Record a timeline of each rank, for trace viewers and mpitrain report.")
+    trace_steps: int = _option(
+        1000, "Keep the individual spans of the last N steps in a trace; totals cover all steps.", "N"
+    )
+    log_device_placement: bool = _option(False, "Print the location of each rank, layer and vector.")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Options of a training run, grouped. Flags and TOML keys are flat. Options left at None are set by the job file.
+
+    Raises:
+        ConfigError: An option is out of range; the message says what is valid.
+    """
+
+    parallel: ParallelConfig = ParallelConfig()
+    servers: ServerConfig = ServerConfig()
+    training: TrainingConfig = TrainingConfig()
+    device: DeviceConfig = DeviceConfig()
+    saving: SavingConfig = SavingConfig()
+    run: RunDirConfig = RunDirConfig()
+    output: OutputConfig = OutputConfig()
+
+    @classmethod
+    def of(cls, **options: Any) -> RunConfig:
+        """Return the configuration with these options, by their flat names; all others have their defaults."""
+        groups = {}
+        for name, group in typing.get_type_hints(cls).items():
+            given = {field.name for field in dataclasses.fields(group)} & set(options)
+            groups[name] = group(**{option: options.pop(option) for option in given})
+        if options:
+            raise TypeError(f"unknown options: {', '.join(sorted(options))}")
+        return cls(**groups)
+
+    def options(self) -> dict[str, Any]:
+        """Return all options by their flat names."""
+        groups = [getattr(self, group.name) for group in dataclasses.fields(self)]
+        return {name: value for group in groups for name, value in vars(group).items()}
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMUM.items():
-            value = getattr(self, name)
+            value = self.options()[name]
             if value is not None and value < minimum:
                 raise ConfigError(f"{flag(name)} is {value}: must be >= {minimum}")
-        if self.elastic_rho is not None and not 0 < self.elastic_rho < 1:
-            raise ConfigError(f"--elastic-rho is {self.elastic_rho}: must be > 0 and < 1")
-        if self.gpu_memory_fraction is not None and not 0 < self.gpu_memory_fraction <= 1:
-            raise ConfigError(f"--gpu-memory-fraction is {self.gpu_memory_fraction}: must be > 0 and <= 1")
-        if self.save_one_file and self.save_compression != "none":
-            raise ConfigError(
-                f"--save-compression {self.save_compression} cannot be combined with --save-one-file; remove one"
-            )
-        if self.precision != "float32" and (self.dtype != "float32" or self.device == "cpu"):
-            other = "--device cpu" if self.device == "cpu" else f"--dtype {self.dtype}"
-            raise ConfigError(
-                f"--precision {self.precision} requires GPUs and --dtype float32, but {other} is set; remove one"
-            )
-        if self.precision == "float16" and self.mode != "sync":
-            raise ConfigError(
-                f"--precision float16 scales the loss over all GPUs and requires --mode sync, but the mode is "
-                f"{self.mode}; use bfloat16 or change --mode"
-            )
-        if self.device == "cpu" and self.gpu_transport != "auto":
-            raise ConfigError(
-                f"--gpu-transport {self.gpu_transport} requires GPUs, but --device cpu is set; remove one"
-            )
-        if self.device == "cpu" and not self.soft_placement:
-            raise ConfigError("--no-soft-placement requires GPUs, but --device cpu is set; remove one")
-        if self.histogram_steps and self.tensorboard is False:
-            raise ConfigError(
-                f"--histogram-steps {self.histogram_steps} requires TensorBoard events; remove --no-tensorboard"
-            )
-        if self.keep_every and not self.keep:
-            raise ConfigError(
-                f"--keep-every {self.keep_every} requires --keep N; without --keep all checkpoints are kept"
-            )
         self._check_modes()
+        self._check_device()
+        rho, saving, output = self.parallel.elastic_rho, self.saving, self.output
+        if rho is not None and not 0 < rho < 1:
+            raise ConfigError(f"--elastic-rho is {rho}: must be > 0 and < 1")
+        if saving.save_one_file and saving.save_compression != "none":
+            raise ConfigError(
+                f"--save-compression {saving.save_compression} cannot be combined with --save-one-file; remove one"
+            )
+        if saving.keep_every and not saving.keep:
+            raise ConfigError(
+                f"--keep-every {saving.keep_every} requires --keep N; without --keep all checkpoints are kept"
+            )
+        if output.histogram_steps and output.tensorboard is False:
+            raise ConfigError(
+                f"--histogram-steps {output.histogram_steps} requires TensorBoard events; remove --no-tensorboard"
+            )
+
+    def _check_device(self) -> None:
+        device, dtype, mode = self.device, self.training.dtype, self.parallel.mode
+        fraction, on_cpu = device.gpu_memory_fraction, device.device == "cpu"
+        if fraction is not None and not 0 < fraction <= 1:
+            raise ConfigError(f"--gpu-memory-fraction is {fraction}: must be > 0 and <= 1")
+        if device.precision != "float32" and (dtype != "float32" or on_cpu):
+            other = "--device cpu" if on_cpu else f"--dtype {dtype}"
+            raise ConfigError(
+                f"--precision {device.precision} requires GPUs and --dtype float32, but {other} is set; remove one"
+            )
+        if device.precision == "float16" and mode != "sync":
+            raise ConfigError(
+                f"--precision float16 scales the loss over all GPUs and requires --mode sync, but the mode is {mode}; "
+                "use bfloat16 or change --mode"
+            )
+        if on_cpu and device.gpu_transport != "auto":
+            raise ConfigError(
+                f"--gpu-transport {device.gpu_transport} requires GPUs, but --device cpu is set; remove one"
+            )
+        if on_cpu and not device.soft_placement:
+            raise ConfigError("--no-soft-placement requires GPUs, but --device cpu is set; remove one")
 
     def _check_modes(self) -> None:
         """Reject options that have no effect in this mode; the user probably meant another mode."""
+        mode, hosts, ps = self.parallel.mode, self.servers.ps_hosts, self.servers.ps
+        if mode not in MODES and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", mode):
+            near = difflib.get_close_matches(mode, MODES, n=1)
+            raise ConfigError(
+                f"--mode is {mode!r}: must be {', '.join(MODES)}, or package.module:Class"
+                + (f"; did you mean {near[0]!r}?" if near else "")
+            )
         for name, modes in _MODES_OF.items():
-            given = flag("no_" + name if getattr(self, name) is False else name)
-            if getattr(self, name) != RunConfig.__dataclass_fields__[name].default and self.mode not in modes:
+            value = self.options()[name]
+            given = flag("no_" + name if value is False else name)
+            if value != FIELDS[name].default and mode not in modes:
                 raise ConfigError(
-                    f"{given} requires --mode {', '.join(modes)}, but the mode is {self.mode}; "
+                    f"{given} requires --mode {', '.join(modes)}, but the mode is {mode}; "
                     f"remove {given} or change --mode"
                 )
-        if self.ps_hosts is not None and len(self.ps_hosts) > self.ps:
+        if hosts is not None and len(hosts) > ps:
             raise ConfigError(
-                f"--ps-hosts names {len(self.ps_hosts)} hosts ({', '.join(self.ps_hosts)}) for --ps {self.ps}; "
+                f"--ps-hosts names {len(hosts)} hosts ({', '.join(hosts)}) for --ps {ps}; "
                 "name at most one host per server"
             )
 
@@ -178,47 +264,51 @@ class RunConfig:
         Raises:
             ConfigError: There is no worker, or not more workers than backup workers.
         """
-        workers = ranks - self.ps
+        parallel, ps = self.parallel, self.servers.ps
+        workers = ranks - ps
         if workers < 1:
             raise ConfigError(
-                f"--ps {self.ps} leaves no worker of {ranks} rank{'s' * (ranks != 1)}: "
-                f"start at least {self.ps + 1} ranks or reduce --ps"
+                f"--ps {ps} leaves no worker of {ranks} rank{'s' * (ranks != 1)}: "
+                f"start at least {ps + 1} ranks or reduce --ps"
             )
-        if self.served and not self.ps and not self.shared_memory and ranks > 1:
+        if self.served and not ps and not parallel.shared_memory and ranks > 1:
             raise ConfigError(
-                f"--no-shared-memory: {ranks} ranks have no place for the parameters of --mode {self.mode}; "
+                f"--no-shared-memory: {ranks} ranks have no place for the parameters of --mode {parallel.mode}; "
                 "set --ps 1 or more, or remove --no-shared-memory"
             )
-        if self.mode == "backup" and self.backup_workers is not None and self.backup_workers >= workers:
+        if parallel.mode == "backup" and parallel.backup_workers is not None and parallel.backup_workers >= workers:
             raise ConfigError(
-                f"--backup-workers is {self.backup_workers} with {workers} worker{'s' * (workers != 1)}: "
+                f"--backup-workers is {parallel.backup_workers} with {workers} worker{'s' * (workers != 1)}: "
                 f"must be <= {workers - 1}"
             )
 
     def gradients_per_step(self, workers: int) -> int:
         """Return the number of gradients that one update uses, given the number of workers."""
-        if self.mode in ("async", "ssp"):
+        mode, backup_workers = self.parallel.mode, self.parallel.backup_workers
+        if mode in ("async", "ssp"):
             return 1
-        if self.mode != "backup":
+        if mode != "backup":
             return workers
-        spare = min(1, workers - 1) if self.backup_workers is None else self.backup_workers
-        return workers - spare
+        return workers - (min(1, workers - 1) if backup_workers is None else backup_workers)
 
     @property
     def served(self) -> bool:
         """Whether parameters live on servers and workers run at their own pace."""
-        return self.mode in SERVED
+        return self.parallel.mode in SERVED
 
     def merged(self, defaults: Mapping[str, Any]) -> RunConfig:
         """Return a copy in which ``defaults`` replace options that are None."""
-        known = {f.name for f in dataclasses.fields(self)}
-        missing = {n: v for n, v in defaults.items() if n in known and getattr(self, n) is None}
-        return dataclasses.replace(self, **missing)
+        options = self.options()
+        return self.of(**options | {n: v for n, v in defaults.items() if n in options and options[n] is None})
 
     def as_toml(self) -> dict[str, Any]:
         """Return the options as TOML values: paths as text, None left out."""
-        return plain(dataclasses.asdict(self))
+        return plain(self.options())
 
+
+GROUPS: list[type] = list(typing.get_type_hints(RunConfig).values())
+# The fields of all groups, by the flat names of the options.
+FIELDS = {each.name: each for group in GROUPS for each in dataclasses.fields(group)}
 
 _MINIMUM = {
     "batch_size": 1,
@@ -243,7 +333,7 @@ _MINIMUM = {
     "local_steps": 1,
 }
 
-_MODES_OF: dict[str, tuple[Mode, ...]] = {
+_MODES_OF: dict[str, tuple[str, ...]] = {
     "ps": ("async", "ssp", "backup"),
     "ps_hosts": ("async", "ssp", "backup"),
     "ps_placement": ("async", "ssp", "backup"),

@@ -16,7 +16,7 @@ import docstring_parser
 
 from ..core.toml import read_toml
 from ..errors import ConfigError, JobError
-from .config import RunConfig, flag
+from .config import FIELDS, GROUPS, flag
 
 if typing.TYPE_CHECKING:
     from .job import JobFunction
@@ -60,8 +60,8 @@ def nearest(given: str, valid: list[str]) -> str:
 
 
 def run_options(**defaults: Any) -> list[click.Option]:
-    """Return an option for each field of ``RunConfig``; ``defaults`` override the fields' own."""
-    return options_of(RunConfig, **defaults)
+    """Return an option for each field of ``RunConfig``'s groups; ``defaults`` override the fields' own."""
+    return [option for group in GROUPS for option in options_of(group, **defaults)]
 
 
 def options_of(kind: type, **defaults: Any) -> list[click.Option]:
@@ -84,7 +84,7 @@ def job_options(path: Path, function: JobFunction) -> list[click.Option]:
         hints = typing.get_type_hints(function)
     except Exception as error:
         raise JobError(f"the annotations of 'job' in {path} cannot be read: {error}") from error
-    reserved = {*(f.name for f in dataclasses.fields(RunConfig)), *_RESERVED}
+    reserved = {*FIELDS, *_RESERVED}
     options = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name in reserved:

@@ -51,8 +51,8 @@ class Plan:
 
     @property
     def train_steps(self) -> int:
-        assert self.config.train_steps is not None
-        return self.config.train_steps
+        assert self.config.training.train_steps is not None
+        return self.config.training.train_steps
 
     @property
     def step_examples(self) -> int:
@@ -66,7 +66,7 @@ class Plan:
 
     def next_pause(self, step: int) -> int:
         """Return the first step after ``step`` at which workers pause to validate or save in the served modes."""
-        periods = [every for every in (self.validate_steps, self.config.save_steps) if every]
+        periods = [every for every in (self.validate_steps, self.config.saving.save_steps) if every]
         return min([self.train_steps, *((step // every + 1) * every for every in periods)])
 
     @property
@@ -77,18 +77,18 @@ class Plan:
     @property
     def push_precision(self) -> Precision | None:
         """Narrower type of gradients sent to servers on other nodes; None if they are sent unchanged."""
-        requested = self.config.push_precision
-        return None if requested == self.config.dtype else requested
+        requested = self.config.servers.push_precision
+        return None if requested == self.config.training.dtype else requested
 
     @property
     def n_servers(self) -> int:
         """Number of servers; 1 if the parameters are in the node's shared memory."""
-        return max(1, self.config.ps)
+        return max(1, self.config.servers.ps)
 
     @property
     def buckets(self) -> list[Bucket]:
         """Buckets in which gradients are averaged, last first."""
-        return buckets_of(self.layer_starts, self.layout.size, self.config.bucket_bytes // self.dtype.itemsize)
+        return buckets_of(self.layer_starts, self.layout.size, self.config.parallel.bucket_bytes // self.dtype.itemsize)
 
     @property
     def layer_borders(self) -> dict[int, int]:
@@ -99,7 +99,7 @@ class Plan:
     @property
     def weight(self) -> float:
         """Weight of one example's loss in a gradient."""
-        return 1.0 / (self.batch if self.config.mode == "local" else self.step_examples)
+        return 1.0 / (self.batch if self.config.parallel.mode == "local" else self.step_examples)
 
     def updater(self, vectors: Mapping[str, Array]) -> Updater:
         """Return the optimizer bound to vectors of shape (layout.size,)."""
@@ -113,10 +113,10 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     Raises:
         JobError, DataError, ConfigError: They are not compatible.
     """
-    assert config.batch_size is not None
+    assert config.training.batch_size is not None
     gradients_per_step = config.gradients_per_step(workers)
-    dtype = np.dtype(config.dtype)
-    _check_batch(config.batch_size * gradients_per_step, gradients_per_step, job)
+    dtype = np.dtype(config.training.dtype)
+    _check_batch(config.training.batch_size * gradients_per_step, gradients_per_step, job)
     _check_devices(config)
     layout = layout_of(job.model, job.train.shape, dtype)
     if layout.n_params == 0:
@@ -128,14 +128,14 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
         config=config,
         layout=layout,
         dtype=dtype,
-        optimizer=job.optimizer.for_epochs(len(job.train) / (config.batch_size * gradients_per_step)),
+        optimizer=job.optimizer.for_epochs(len(job.train) / (config.training.batch_size * gradients_per_step)),
         moving_average=job.moving_average,
         layer_starts=_starts(job.model, layout),
-        placements=place(layout, max(1, config.ps), config.placement, dtype.itemsize, job.pins),
+        placements=place(layout, max(1, config.servers.ps), config.servers.placement, dtype.itemsize, job.pins),
         workers=workers,
-        batch=config.batch_size,
+        batch=config.training.batch_size,
         gradients_per_step=gradients_per_step,
-        validate_steps=0 if job.validation is None else config.validate_steps,
+        validate_steps=0 if job.validation is None else config.training.validate_steps,
     )
 
 
@@ -151,18 +151,18 @@ def _check_batch(step_examples: int, gradients_per_step: int, job: Job) -> None:
 
 def _check_devices(config: RunConfig) -> None:
     """Check that every micro-batch has an example for every device of a rank."""
-    assert config.batch_size is not None
-    if config.accumulate_steps > config.batch_size:
+    batch, parts, devices = config.training.batch_size, config.training.accumulate_steps, config.device.devices_per_rank
+    assert batch is not None
+    if parts > batch:
         raise ConfigError(
-            f"--accumulate-steps {config.accumulate_steps} exceeds a worker's batch of {config.batch_size} examples: "
-            f"must be <= {config.batch_size}"
+            f"--accumulate-steps {parts} exceeds a worker's batch of {batch} examples: must be <= {batch}"
         )
-    least = min(stop - start for start, stop in split_batch(config.batch_size, config.accumulate_steps))
-    if config.devices_per_rank > least:
+    least = min(stop - start for start, stop in split_batch(batch, parts))
+    if devices > least:
         examples = f"{least} example{'s' * (least != 1)}"
-        source = "batch" if config.accumulate_steps == 1 else "micro-batch (--accumulate-steps)"
+        source = "batch" if parts == 1 else "micro-batch (--accumulate-steps)"
         raise ConfigError(
-            f"--devices-per-rank {config.devices_per_rank} exceeds the {examples} of a worker's {source}; "
+            f"--devices-per-rank {devices} exceeds the {examples} of a worker's {source}; "
             "increase --batch-size or use fewer devices"
         )
 
@@ -174,12 +174,12 @@ def _check_mode(job: Job, config: RunConfig, workers: int) -> None:
     optimizer = job.optimizer
     if workers > 1 and any(isinstance(layer, BatchNorm) and layer.sync for _, layer in walk(job.model)):
         raise ConfigError(
-            f"the model uses BatchNorm statistics of all workers, but in --mode {config.mode} workers are not "
+            f"the model uses BatchNorm statistics of all workers, but in --mode {config.parallel.mode} workers are not "
             "synchronized; use BatchNorm(sync=False) or --mode sync"
         )
-    if not optimizer.layerwise or config.ps < 2 or config.mode == "backup":
+    if not optimizer.layerwise or config.servers.ps < 2 or config.parallel.mode == "backup":
         return
-    if config.placement == "partitioned":
+    if config.servers.placement == "partitioned":
         raise ConfigError(
             f"{optimizer.name} needs whole variables on one server, but --placement partitioned splits them; "
             "use --placement greedy or round_robin"
@@ -187,7 +187,7 @@ def _check_mode(job: Job, config: RunConfig, workers: int) -> None:
     if optimizer.clip_norm is not None:
         raise ConfigError(
             f"{optimizer.name} with clip_norm needs the whole gradient on one server: "
-            f"--ps is {config.ps}; use --ps 1 or remove clip_norm"
+            f"--ps is {config.servers.ps}; use --ps 1 or remove clip_norm"
         )
 
 

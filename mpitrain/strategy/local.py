@@ -39,10 +39,10 @@ class Local(BulkSynchronous):
 
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], initial_state: InitialState) -> None:
         size, nbytes = plan.layout.size, (2 + cluster.training.node.size) * plan.nbytes
-        self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, plan.config.shared_memory)
-        self._nan = plan.config.nan
-        self._every = plan.config.local_steps or LOCAL_STEPS
-        self._rho = plan.config.elastic_rho
+        self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, plan.config.parallel.shared_memory)
+        self._nan = plan.config.training.nan
+        self._every = plan.config.parallel.local_steps or LOCAL_STEPS
+        self._rho = plan.config.parallel.elastic_rho
         self._own: dict[str, Array] = {name: np.zeros(size, plan.dtype) for name in plan.vectors}
         self.params, self.grads = self._own["params"], np.zeros(size, plan.dtype)
         step, data_cursor, _ = initial_state(self._own, 0)

@@ -32,7 +32,7 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], initi
     Raises:
         ConfigError: ``--mode`` names a class that cannot be imported.
     """
-    mode = plan.config.mode
+    mode = plan.config.parallel.mode
     if plan.config.served:
         return ps_strategy(Store(cluster, plan, initial_state), devices)
     make: MakeStrategy
@@ -48,7 +48,7 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], initi
 
 def trains_on_gpus(cluster: Cluster, plan: Plan, devices: Sequence[Device]) -> bool:
     """Return whether vectors live on every worker's device. Collective over the workers, or over the servers."""
-    mine = plan.config.mode == "sync" and devices[0].is_gpu
+    mine = plan.config.parallel.mode == "sync" and devices[0].is_gpu
     return cluster.workers.allreduce(mine, op=MPI.LAND)
 
 
@@ -58,7 +58,7 @@ def ps_strategy(store: Store, devices: Sequence[Device] = (CPU,)) -> Strategy:
     Args:
         devices: The devices of this worker.
     """
-    if store.plan.config.mode != "backup":
+    if store.plan.config.parallel.mode != "backup":
         return Async(store, devices)
     return BackupOnOneNode(store) if store.on_one_node else BackupWithServers(store)
 

@@ -43,8 +43,8 @@ class Sync(BulkSynchronous):
 
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], initial_state: InitialState) -> None:
         nbytes = (cluster.training.node.size + len(plan.vectors)) * plan.nbytes
-        self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, plan.config.shared_memory)
-        self._barrier, self._nan = hierarchy.barrier, plan.config.nan
+        self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, plan.config.parallel.shared_memory)
+        self._barrier, self._nan = hierarchy.barrier, plan.config.training.nan
         self._several_nodes = hierarchy.n_nodes > 1
         self._allocate(plan)
         step, data_cursor, _ = initial_state(self._vectors if hierarchy.node.rank == 0 else None, 0)

@@ -60,9 +60,9 @@ class SyncGpu(BulkSynchronous):
         from ..gpu.update import GpuUpdate
 
         config, device = plan.config, devices[0]
-        by_host = config.gpu_transport in ("auto", "host")
+        by_host = config.device.gpu_transport in ("auto", "host")
         vectors = len(plan.vectors) + (cluster.training.node.size + 1 if by_host else 0)
-        self._hierarchy = hierarchy = hierarchy_of(cluster, vectors * plan.nbytes, config.shared_memory)
+        self._hierarchy = hierarchy = hierarchy_of(cluster, vectors * plan.nbytes, config.parallel.shared_memory)
         self._device, self._ops = device, ops
         size, dtype = plan.layout.size, plan.dtype
         self._host = {name: hierarchy.shared.allocate((size,), dtype) for name in plan.vectors}
@@ -71,7 +71,7 @@ class SyncGpu(BulkSynchronous):
         with device.activate():
             self._on_device = {name: device.copy_of(self._host[name]) for name in plan.vectors}
             self._sent = device.zeros((size + 1,), dtype)  # gaps between parameters must stay zero
-            self._scaler = GradScaler(device, config.precision == "float16", config.nan, extra_state)
+            self._scaler = GradScaler(device, config.device.precision == "float16", config.training.nan, extra_state)
             device.loss_scale = self._scaler.scale
             self._gpu_update = GpuUpdate(
                 device, plan.optimizer, plan.layout, self._on_device, plan.moving_average, self._scaler.state
@@ -82,7 +82,7 @@ class SyncGpu(BulkSynchronous):
         if hierarchy.comm.size > 1:
             before = next((name.removeprefix(_TRANSPORT) for name in extra_state if name.startswith(_TRANSPORT)), "")
             self._transport = select_transport(
-                hierarchy, device, self._sent, self._buckets, config.gpu_transport, before
+                hierarchy, device, self._sent, self._buckets, config.device.gpu_transport, before
             )
         self._started = 0  # number of buckets in this step
         self._pending: deque[_PendingStep] = deque()
@@ -163,7 +163,7 @@ class SyncGpu(BulkSynchronous):
 
     def _wait_if_traced(self) -> None:
         """Wait for the device, so that durations can be measured."""
-        if self._plan.config.trace:
+        if self._plan.config.output.trace:
             self._device.compute.wait()
 
     def _record_result(self) -> None:
@@ -209,7 +209,7 @@ class SyncGpu(BulkSynchronous):
             NonFiniteLoss: A loss is not finite and ``--nan`` is ``stop``.
         """
         self._collect_results(lag)
-        if self._bad is None or self._plan.config.nan != "stop" or self._bad[0] >= self._step - lag:
+        if self._bad is None or self._plan.config.training.nan != "stop" or self._bad[0] >= self._step - lag:
             return
         step, own = self._bad
         raise non_finite_error(np.array(self._hierarchy.comm.allgather(own)), step, on_all_ranks=True)

@@ -139,7 +139,7 @@ def make_checkpoints(
         record: Tables of options, arguments and versions, stored with every checkpoint.
     """
     config = plan.config
-    about = {"mode": config.mode, "workers": plan.workers, "servers": config.ps, **record}
+    about = {"mode": config.parallel.mode, "workers": plan.workers, "servers": config.servers.ps, **record}
     if cluster.chief:
         checkpoint.remove_unfinished(folder)
     if _is_sharded(cluster, plan):
@@ -149,10 +149,10 @@ def make_checkpoints(
 
     def write(snapshot: Snapshot) -> None:
         path = checkpoint.path_for(folder, snapshot.step)
-        checkpoint.write(path, plan.layout, snapshot, config.seed, about, config.save_compression)
+        checkpoint.write(path, plan.layout, snapshot, config.training.seed, about, config.saving.save_compression)
 
-    retention = checkpoint.Retention(config.keep, config.keep_every)
-    return WrittenCheckpoints(CheckpointWriter(folder, write, retention, config.save_background))
+    retention = checkpoint.Retention(config.saving.keep, config.saving.keep_every)
+    return WrittenCheckpoints(CheckpointWriter(folder, write, retention, config.saving.save_background))
 
 
 def sharded_checkpoints(group: Group, plan: Plan, folder: Path, about: Mapping[str, Any]) -> Checkpoints:
@@ -169,11 +169,11 @@ def sharded_checkpoints(group: Group, plan: Plan, folder: Path, about: Mapping[s
     config, shard = plan.config, ShardSpec(leaders.rank, leaders.size, token)
     shards: ShardedWriter | SharedFileWriter
     if in_one_file:
-        shards = SharedFileWriter(folder, plan.layout, config.seed, about, team)
+        shards = SharedFileWriter(folder, plan.layout, config.training.seed, about, team)
     else:
-        shards = ShardedWriter(folder, plan.layout, config.seed, about, config.save_compression, shard)
-    retention = checkpoint.Retention(config.keep, config.keep_every)
-    writer = CheckpointWriter(folder, shards.write, retention, config.save_background, is_sharded=True)
+        shards = ShardedWriter(folder, plan.layout, config.training.seed, about, config.saving.save_compression, shard)
+    retention = checkpoint.Retention(config.saving.keep, config.saving.keep_every)
+    writer = CheckpointWriter(folder, shards.write, retention, config.saving.save_background, is_sharded=True)
     return ShardedCheckpoints(leaders, leaders.gather(group.host), shards, writer)
 
 
@@ -192,8 +192,8 @@ def finish_saving(checkpoints: Checkpoints, group: Group) -> None:
 def _is_sharded(cluster: Cluster, plan: Plan) -> bool:
     if plan.config.served or cluster.n_nodes == 1:
         return False
-    if plan.config.save_per_node is not None:
-        return plan.config.save_per_node
+    if plan.config.saving.save_per_node is not None:
+        return plan.config.saving.save_per_node
     return plan.nbytes * len(plan.vectors) >= LARGE_BYTES
 
 
@@ -203,7 +203,7 @@ def _use_shared_file(group: Group, leaders: NodeLeaders, config: RunConfig) -> b
     Raises:
         ConfigError: On every rank: ``--save-one-file`` is given, but not supported.
     """
-    if config.save_one_file is False or config.save_compression != "none":
+    if config.saving.save_one_file is False or config.saving.save_compression != "none":
         return False
     lacking: list[str] = []
     if leaders.member:
@@ -211,13 +211,13 @@ def _use_shared_file(group: Group, leaders: NodeLeaders, config: RunConfig) -> b
         lacking = [why for why in leaders.gather(lacks and f"{lacks} (on {group.host})") if why]
     lacking = group.comm.bcast(lacking, root=0)
     with group.agree("preparing to save"):
-        if lacking and config.save_one_file:
+        if lacking and config.saving.save_one_file:
             raise ConfigError(f"--save-one-file: {lacking[0]}; remove it to write one file per node")
     return not lacking
 
 
 def _lacks(leaders: NodeLeaders, config: RunConfig) -> str:
     """Return why this rank cannot write a shared file; empty if it can."""
-    if config.save_background and not leaders.in_threads:
+    if config.saving.save_background and not leaders.in_threads:
         return "this MPI does not support calls from a background thread; add --no-save-background"
     return shared_file.lacks()

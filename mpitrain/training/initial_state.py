@@ -81,7 +81,7 @@ class InitialStateLoader:
         with self._cluster.agree("reading a checkpoint"):
             if vectors is not None:
                 _clear(vectors)  # also removes values read from a damaged checkpoint
-                progress = checkpoint.read(path, self._plan.layout, vectors, self._plan.config.seed)
+                progress = checkpoint.read(path, self._plan.layout, vectors, self._plan.config.training.seed)
         return progress
 
     def _initialize(self, vectors: dict[str, Array] | None) -> Progress:
@@ -89,7 +89,7 @@ class InitialStateLoader:
         with self._cluster.agree("initializing"):
             if vectors is not None:
                 _clear(vectors)
-                initialize(self._model, plan.layout, vectors["params"], plan.config.seed)
+                initialize(self._model, plan.layout, vectors["params"], plan.config.training.seed)
                 if init_from is not None:
                     checkpoint.load_matching(init_from, plan.layout, vectors["params"])
                 if "average" in vectors:

@@ -57,9 +57,9 @@ def _holder(plan: Plan, resident: bool) -> str:
     config = plan.config
     if resident:
         return _ON_DEVICES
-    if config.served and config.ps:
-        return f"{config.ps} server{'s' * (config.ps > 1)}"
-    return "each node" if config.mode != "local" and config.shared_memory else "every worker"
+    if config.served and config.servers.ps:
+        return f"{config.servers.ps} server{'s' * (config.servers.ps > 1)}"
+    return "each node" if config.parallel.mode != "local" and config.parallel.shared_memory else "every worker"
 
 
 def _shapes(layer: Layer) -> str:

@@ -140,7 +140,7 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     if RUN_DIR_VARIABLE in os.environ:
         set_output_prefix(None if cluster.chief else cluster.rank)
     devices, notes = choose_devices(cluster, config)
-    threads = _limit_threads(cluster, config.threads, len(devices))
+    threads = _limit_threads(cluster, config.device.threads, len(devices))
     with cluster.agree("making the job"):
         job = request.make()
         config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
@@ -150,7 +150,7 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     files, resume_plan = RunFiles(Path(), None, None), ResumePlan()
     with cluster.agree("opening the run directory"):
         if cluster.chief:
-            folder = config.run_dir or _launcher_run_dir() or new_run_dir(request.name)
+            folder = config.run.run_dir or _launcher_run_dir() or new_run_dir(request.name)
             resume_plan = plan_resume(config, folder / "checkpoints", plan.layout)
             files = _open_files(folder, request, config)
     resume_plan, files.folder = cluster.comm.bcast((resume_plan, files.folder), root=cluster.chief_rank)
@@ -163,7 +163,7 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
         resident = trains_on_gpus(cluster, plan, devices)
         table = _write_ranks(cluster, files, " ".join(device.name for device in devices))
         if cluster.chief:
-            if config.log_device_placement:
+            if config.output.log_device_placement:
                 _log.info("%s\n%s", table, placement_report(job.model, plan, devices, resident))
             _log.info("%s", _headline(cluster, request.name, config, threads, devices))
             for note in [*notes, *resume_plan.notes, *_notes_on_data(job)]:
@@ -173,7 +173,7 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
             stopped = False
         else:
             # Only the chief's clock counts, so only the chief queries Slurm.
-            end = end_of_time(plan.config.time_limit, ask=ask_slurm) if cluster.chief else None
+            end = end_of_time(plan.config.run.time_limit, ask=ask_slurm) if cluster.chief else None
             run = _Run(cluster, job, plan, files, telemetry, resume_plan)
             stopped = run.work(devices, signals, TimeLimit(end, time.time()), rank_status)
         telemetry.write_trace()
@@ -214,7 +214,7 @@ class _Run:
         with cluster.training.agree("copying the model to its devices"):
             model = make_model(job, plan, devices, _sum_over(cluster.workers))
         model.load_extra_state(initial_state.extra_state)
-        dataset = SharedDataset(cluster.training, plan.config.shared_memory)
+        dataset = SharedDataset(cluster.training, plan.config.parallel.shared_memory)
         dtype = None if model.accepts_raw else plan.dtype
         loader = self._loader(dataset, job.train, dtype, model.memory)
         validation = None if job.validation is None else self._loader(dataset, job.validation, plan.dtype)
@@ -222,9 +222,9 @@ class _Run:
         checkpoints = make_checkpoints(cluster, plan, files.checkpoints, files.record)
         stop, config = Stop(signals, limit, checkpoints), plan.config
         hooks: list[Hook] = [
-            Log(config.log_steps, strategy),
-            Validate(config.validate_steps, evaluator),
-            Save(config.save_steps, config.save_secs, strategy, model, checkpoints, initial_state.saved),
+            Log(config.output.log_steps, strategy),
+            Validate(config.training.validate_steps, evaluator),
+            Save(config.saving.save_steps, config.saving.save_secs, strategy, model, checkpoints, initial_state.saved),
             stop,
             ReportStep(rank_status),
             *job.hooks,
@@ -260,7 +260,7 @@ class _Run:
     def _loader(self, dataset: SharedDataset, split: Split, dtype: Any, memory: Memory = own_buffers) -> Loader:
         """Return the batches of a split; in the stored type if ``dtype`` is None. Collective over the workers."""
         plan = self.plan
-        return Loader(split, dataset.load(split), plan.config.seed, dtype, memory, plan.step_examples)
+        return Loader(split, dataset.load(split), plan.config.training.seed, dtype, memory, plan.step_examples)
 
     def _account(self, strategy: Strategy, model: Model, step: int, seconds: float) -> None:
         """Record the use of device memory, and in the served modes what each worker and server did; chief only."""
@@ -371,15 +371,17 @@ def _headline(cluster: Cluster, name: str, config: RunConfig, threads: int, devi
     nodes = f"{cluster.n_nodes} node{'s' * (cluster.n_nodes != 1)}"
     return (
         f"{name}: {workers} worker{'s' * (workers != 1)}{serving} on {nodes}, "
-        f"{config.mode}, {config.dtype}, {threads} thread{'s' * (threads != 1)} each, {library_name()}"
+        f"{config.parallel.mode}, {config.training.dtype}, {threads} thread{'s' * (threads != 1)} each, "
+        f"{library_name()}"
         + ("; on GPUs" if devices[0].is_gpu else "")
-        + (f" in {config.precision}" if devices[0].is_gpu and config.precision != "float32" else "")
+        + (f" in {config.device.precision}" if devices[0].is_gpu and config.device.precision != "float32" else "")
     )
 
 
 def _describe_job(loop: Loop, examples: int, resumed: Path | None) -> str:
     plan = loop.plan
-    of = f" of {plan.workers}" if plan.config.mode == "backup" and plan.gradients_per_step < plan.workers else ""
+    backup = plan.config.parallel.mode == "backup" and plan.gradients_per_step < plan.workers
+    of = f" of {plan.workers}" if backup else ""
     return (
         f"{plan.layout.n_params:,} parameters, {examples:,} training examples, "
         f"{plan.gradients_per_step}{of} x {plan.batch} examples per step"

@@ -68,7 +68,7 @@ class Telemetry:
             except OSError as error:
                 raise LaunchError(f"{folder} cannot be written: {error.strerror}; pass another --run-dir") from error
         _log.debug("%s, %s %d, process %d, mpitrain %s", *self._who(), os.getpid(), __version__)
-        self._recorder = trace.record(config.trace_steps) if config.trace else None
+        self._recorder = trace.record(config.output.trace_steps) if config.output.trace else None
         self._clock = self._measure_clock()
 
     def attach(self, loop: Loop, resumed: bool) -> None:
@@ -85,9 +85,9 @@ class Telemetry:
 
     def hooks(self) -> list[Hook]:
         """Return the hooks that record what the options request."""
-        if self._chief is None or self._chief.events is None or not self._config.histogram_steps:
+        if self._chief is None or self._chief.events is None or not self._config.output.histogram_steps:
             return []
-        return [Histograms(self._config.histogram_steps, self._chief.events)]
+        return [Histograms(self._config.output.histogram_steps, self._chief.events)]
 
     def write_trace(self) -> None:
         """Gather the ranks' traces and write them. Collective over all ranks."""
@@ -119,13 +119,13 @@ class Telemetry:
         self._log.close()
 
     def _open(self, metrics: MetricsFile) -> ChiefFiles:
-        requested = self._config.tensorboard or self._config.histogram_steps > 0
-        wanted = requested or (self._config.tensorboard is None and available())
+        requested = self._config.output.tensorboard or self._config.output.histogram_steps > 0
+        wanted = requested or (self._config.output.tensorboard is None and available())
         events = Events(self._folder / "tensorboard") if wanted else None
         workers, servers = len(self._cluster.worker_ranks), len(self._cluster.servers)
         ranks = f"{workers} worker{'s' * (workers != 1)}"
         ranks += f" + {servers} server{'s' * (servers != 1)}" if servers else ""
-        heart = Heartbeat(self._folder, ranks, self._config.train_steps or 0, self._step)
+        heart = Heartbeat(self._folder, ranks, self._config.training.train_steps or 0, self._step)
         return ChiefFiles(metrics, heart, events)
 
     def _step(self) -> int:

@@ -32,7 +32,7 @@ from mpitrain.plan.config import RunConfig
 )
 def test_contradictions(options, message):
     with pytest.raises(ConfigError, match=message):
-        RunConfig(**options)
+        RunConfig.of(**options)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_contradictions(options, message):
 )
 def test_too_few_ranks_for_the_roles(options, ranks, message):
     with pytest.raises(ConfigError, match=message):
-        RunConfig(**options).check_ranks(ranks)
+        RunConfig.of(**options).check_ranks(ranks)
 
 
 @pytest.mark.parametrize(
@@ -63,4 +63,4 @@ def test_too_few_ranks_for_the_roles(options, ranks, message):
     ],
 )
 def test_gradients_that_an_update_takes(options, workers, taken):
-    assert RunConfig(**options).gradients_per_step(workers) == taken
+    assert RunConfig.of(**options).gradients_per_step(workers) == taken

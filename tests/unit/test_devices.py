@@ -88,7 +88,7 @@ def test_where_all_are_alike_there_is_nothing_to_tell(gpus: list[str]) -> None:
 )
 def test_what_is_refused(device, soft: bool, workers: list[VisibleGpus], told: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
-        check(workers, RunConfig(device=device, soft_placement=soft))
+        check(workers, RunConfig.of(device=device, soft_placement=soft))
     assert all(part in str(error.value) for part in told)
 
 
@@ -102,9 +102,9 @@ def test_what_is_refused(device, soft: bool, workers: list[VisibleGpus], told: l
 )
 def test_options_of_gpus_want_some(options: dict[str, str], workers: list[VisibleGpus], told: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
-        check(workers, RunConfig(**options))
+        check(workers, RunConfig.of(**options))
     assert all(part in str(error.value) for part in told)
-    check(node(0, ["a"], ["a"]), RunConfig(**options))
+    check(node(0, ["a"], ["a"]), RunConfig.of(**options))
 
 
 @pytest.mark.parametrize(
@@ -117,4 +117,4 @@ def test_options_of_gpus_want_some(options: dict[str, str], workers: list[Visibl
     ],
 )
 def test_what_is_not(device, soft: bool, workers: list[VisibleGpus]) -> None:
-    check(workers, RunConfig(device=device, soft_placement=soft))
+    check(workers, RunConfig.of(device=device, soft_placement=soft))

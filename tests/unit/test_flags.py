@@ -105,4 +105,4 @@ def test_config_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["batch_size", "accumulate_steps", "threads"])
 def test_options_out_of_range_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="--" + name.replace("_", "-")):
-        RunConfig(**{name: 0})
+        RunConfig.of(**{name: 0})

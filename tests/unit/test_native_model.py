@@ -60,7 +60,7 @@ def job(*layers: Layer) -> Job:
 
 
 def plan_of(job: Job, accumulate_steps: int = 1) -> Plan:
-    config = RunConfig(
+    config = RunConfig.of(
         batch_size=BATCH, train_steps=1, seed=3, dtype="float64", accumulate_steps=accumulate_steps, bucket_bytes=0
     )
     return make_plan(job, config, 1)

@@ -32,7 +32,7 @@ def spoil(path: Path) -> None:
 def begin(
     folder: Path, layout: Layout = LAYOUT, **options: object
 ) -> tuple[tuple[Path, ...], Path | None, tuple[str, ...]]:
-    found = plan_resume(RunConfig(**options), folder, layout)  # type: ignore[arg-type]
+    found = plan_resume(RunConfig.of(**options), folder, layout)  # type: ignore[arg-type]
     assert found.saved == (found.resume != () and found.resume[0].parent == folder)
     assert found.auto == (options.get("resume", "auto") == "auto")
     return found[:3]

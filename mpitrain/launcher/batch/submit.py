@@ -115,7 +115,7 @@ def make_batch(own: Mapping[str, Any], request: SubmitRequest, folder: Path, pyt
         name,
         resources,
         folder,
-        folder / (request.config.run_dir or _new_run_dir(folder, request.job_name)),
+        folder / (request.config.run.run_dir or _new_run_dir(folder, request.job_name)),
         python,
         request.arguments,
         points,
@@ -133,12 +133,12 @@ def _check_roles(resources: Resources, request: SubmitRequest, launcher: str | N
         config.check_ranks(resources.ranks)
         return
     if not config.served:
-        raise ConfigError(f"--ps-nodes requires --mode async, ssp or backup, not {config.mode}")
-    dataclasses.replace(config, ps=resources.servers).check_ranks(resources.ranks)
-    if config.ps not in (0, resources.servers):
+        raise ConfigError(f"--ps-nodes requires --mode async, ssp or backup, not {config.parallel.mode}")
+    RunConfig.of(**config.options() | {"ps": resources.servers}).check_ranks(resources.ranks)
+    ps = config.servers.ps
+    if ps not in (0, resources.servers):
         raise ConfigError(
-            f"--ps {config.ps} differs from the {resources.servers} servers of --ps-nodes and --ps-tasks-per-node; "
-            "remove --ps"
+            f"--ps {ps} differs from the {resources.servers} servers of --ps-nodes and --ps-tasks-per-node; remove --ps"
         )
     if launcher == "mpirun":
         raise ConfigError("--launcher mpirun does not support --ps-nodes (a heterogeneous job); remove it to use srun")

@@ -50,7 +50,7 @@ class Async(PsStrategy):
         loss = self._take_loss()
         updated = self._applied(loss)
         staleness = self._push() if updated else 0
-        if self._plan.config.mode == "ssp":
+        if self._plan.config.parallel.mode == "ssp":
             staleness = self._lead
         self._step = self._coordinator.finish(loss, staleness, self._reads_since(), not updated)
         self.result = StepResult(loss, updated)
@@ -66,7 +66,7 @@ class Async(PsStrategy):
         """Send the gradient to the shards whose ranges start at ``start`` or later, unless they have it."""
         for s in self._order:
             if s not in self._posted and _complete_from(start, self._shards[s].ranges):
-                push = Push(self._versions[s], clip, self._plan.config.staleness_scaling)
+                push = Push(self._versions[s], clip, self._plan.config.parallel.staleness_scaling)
                 self._shards[s].post_apply(self.grads, push)
                 self._posted.add(s)
 

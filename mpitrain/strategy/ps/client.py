@@ -45,7 +45,7 @@ class PsStrategy:
         self._versions = [0] * len(self._shards)
         self._item, self._lead, self._work = 0, 0, WorkItem(0, 0)
         self._loss: Any = math.nan
-        self._paused = self._ended = False
+        self._paused, self._ended = True, False  # at the beginning, workers wait for each other as after a pause
         self._reads = 0  # not yet reported
         self.result = StepResult(math.nan, True)
 
@@ -116,7 +116,7 @@ class PsStrategy:
 
     def _cursor_of(self, item: int) -> int:
         """Return the index of the first example of a work item."""
-        first = 0 if self._plan.config.mode == "backup" else self._begin_step
+        first = 0 if self._plan.config.parallel.mode == "backup" else self._begin_step
         return self._begin_cursor + (item - first) * self._plan.batch
 
     # Parameters.
@@ -164,13 +164,13 @@ class PsStrategy:
             NonFiniteLoss: It is not finite and ``--nan`` is ``stop``.
         """
         loss = self._loss = float(self._loss)
-        if not math.isfinite(loss) and self._plan.config.nan == "stop":
+        if not math.isfinite(loss) and self._plan.config.training.nan == "stop":
             raise own_loss_error(loss, self._worker, self._plan.workers, self._work.step)
         return loss
 
     def _applied(self, loss: float) -> bool:
         """Return whether a gradient with this loss is applied."""
-        return math.isfinite(loss) or self._plan.config.nan == "ignore"
+        return math.isfinite(loss) or self._plan.config.training.nan == "ignore"
 
     def _reads_since(self) -> int:
         """Return the number of reads since the last call."""

@@ -40,13 +40,13 @@ class Server:
         self._names = store.plan.vectors
         self._coordinator = store.coordinator if self._number == 0 else None
         # Workers on this node that change the shard themselves.
-        self._neighbours = store.plan.config.mode != "backup" and any(
+        self._neighbours = store.plan.config.parallel.mode != "backup" and any(
             store.nodes.same(cluster.rank, worker) for worker in cluster.worker_ranks
         )
         self._staging = np.zeros(store.plan.layout.size if self._neighbours else 0, store.plan.dtype)
         self._later: list[Callable[[], bool]] = []  # deferred answers
         self._collector = None
-        if store.plan.config.mode == "backup" and not store.on_one_node:
+        if store.plan.config.parallel.mode == "backup" and not store.on_one_node:
             self._collector = Collector(store, self._number, cluster.training.comm)
 
     def serve(self) -> None:
@@ -176,7 +176,7 @@ class Collector:
     def __init__(self, store: Store, number: int, servers: MPI.Intracomm) -> None:
         self._store, self._shard, self._servers = store, store.shards[number], servers
         self._coordinator = store.coordinator if number == 0 else None
-        self._gradients_per_step, self._skips = store.plan.gradients_per_step, store.plan.config.nan == "skip"
+        self._gradients_per_step, self._skips = store.plan.gradients_per_step, store.plan.config.training.nan == "skip"
         self._sum = np.zeros(store.plan.layout.size, store.plan.dtype)
         self._arrived: list[tuple[int, int, float, Array]] = []  # work item, step, loss, gradient
 

@@ -72,8 +72,8 @@ class Store:
         self._shared = SharedArrays(self.nodes.comm)
         local_workers = sum(self.nodes.same(w, cluster.rank) for w in cluster.worker_ranks)
         self.waiting = Backoff(oversubscribed=local_workers > cluster.cores)
-        every = [*cluster.worker_ranks, *self.holders]
-        self.on_one_node = plan.config.mode == "backup" and all(self.nodes.same(rank, every[0]) for rank in every)
+        every, mode = [*cluster.worker_ranks, *self.holders], plan.config.parallel.mode
+        self.on_one_node = mode == "backup" and all(self.nodes.same(rank, every[0]) for rank in every)
         self.ranges = [ranges_of(plan.placements, s, plan.layout) for s in range(plan.n_servers)]
         self.vectors: dict[str, Array] = {}
         self.shards: dict[int, Shard] = {}
@@ -116,8 +116,8 @@ class Store:
         if self.cluster.servers or len(set(self.nodes.of)) == 1:
             return
         error = ConfigError(
-            f"--mode {self.plan.config.mode} without servers requires all ranks to share memory, but these ranks form "
-            f"{len(set(self.nodes.of))} groups that share none (several hosts, or --no-shared-memory); "
+            f"--mode {self.plan.config.parallel.mode} without servers requires all ranks to share memory, but these "
+            f"ranks form {len(set(self.nodes.of))} groups that share none (several hosts, or --no-shared-memory); "
             "pass --ps 1 or more"
         )
         error.on_all_ranks = True
@@ -132,7 +132,7 @@ class Store:
             updater = plan.updater(self.vectors)
             for s in local:
                 self.shards[s] = Shard(shared, self.ranges[s], updater, self.vectors, self.waiting)
-            if plan.config.mode == "backup":
+            if plan.config.parallel.mode == "backup":
                 self.rows = shared.allocate((self.nodes.comm.size, stride), plan.dtype)
                 self.partials = shared.allocate((self.nodes.comm.size, updater.n_sums), np.float64)
         self.coordinator: CoordinatorMemory | None = None
@@ -140,13 +140,13 @@ class Store:
             self.coordinator = CoordinatorMemory(shared, self._rules())
 
     def _rules(self) -> CoordinatorRules:
-        config, workers = self.plan.config, self.plan.workers
-        if config.mode == "backup":
+        options, workers = self.plan.config.parallel, self.plan.workers
+        if options.mode == "backup":
             return CoordinatorRules(
                 workers, gradients_per_step=self.plan.gradients_per_step, on_one_node=self.on_one_node
             )
-        if config.mode == "ssp":
-            return CoordinatorRules(workers, bound=STALENESS if config.staleness is None else config.staleness)
+        if options.mode == "ssp":
+            return CoordinatorRules(workers, bound=STALENESS if options.staleness is None else options.staleness)
         return CoordinatorRules(workers)
 
     def _first_leader(self) -> int:
@@ -178,13 +178,13 @@ class Store:
             n_rows=plan.workers * STATS_WORDS,
             precision=plan.push_precision,
         )
-        return open_transport(routes, plan.config.one_sided)
+        return open_transport(routes, plan.config.servers.one_sided)
 
 
 def _nodes(cluster: Cluster, plan: Plan) -> Nodes:
     """Return the nodes; each rank is its own node if memory cannot or must not be shared."""
-    if plan.config.shared_memory:
-        vectors = len(plan.vectors) + (cluster.node.size if plan.config.mode == "backup" else 0)
+    if plan.config.parallel.shared_memory:
+        vectors = len(plan.vectors) + (cluster.node.size if plan.config.parallel.mode == "backup" else 0)
         nbytes = vectors * plan.nbytes
         problem = next(filter(None, cluster.comm.allgather(sharing_problem(cluster.node, nbytes))), "")
         if not problem:

@@ -4,6 +4,7 @@ Prints a line for each that agrees, with how it was computed.
 """
 
 import itertools
+import logging
 import sys
 
 import numpy as np
@@ -42,7 +43,7 @@ def brought(gpu, there):
 
 for precision in sys.argv[1:]:
     gpu = Gpu(0, 0.5, precision=precision)
-    gpu.say = print
+    logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
     cases = itertools.product([(1, 1), (3, 3), (2, 4)], [1, (2, 3)], ["same", "valid", 2], [True, False])
     for kernel, stride, padding, bias in cases:
         rng = np.random.default_rng(0)

@@ -24,7 +24,7 @@ from mpitrain.training.checkpointing import ShardedCheckpoints, sharded_checkpoi
 cluster, folder, background = Cluster(), Path(sys.argv[1]), sys.argv[2] == "background"
 group = Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), f"node{cluster.rank}", cluster.rank_description)
 layout = Layout.pack([("a", (99, 3), "param")])
-plan = SimpleNamespace(config=RunConfig(save_background=background), layout=layout)
+plan = SimpleNamespace(config=RunConfig.of(save_background=background), layout=layout)
 logging.basicConfig(stream=sys.stdout if cluster.chief else sys.stderr, format="%(message)s")
 checkpoints = sharded_checkpoints(group, plan, folder, {})  # type: ignore[arg-type]
 assert isinstance(checkpoints, ShardedCheckpoints)

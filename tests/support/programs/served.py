@@ -26,7 +26,7 @@ from mpitrain.strategy.select import ps_strategy
 what, mode, servers, count, share, one_sided = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7])
 
 LAYOUT = Layout.pack([("a", (301,), "param"), ("b", (7, 3), "param"), ("c", (64,), "param")])
-config = RunConfig(
+config = RunConfig.of(
     mode=mode,
     ps=servers,
     batch_size=1,

@@ -16,6 +16,7 @@ from mpitrain.gpu import ops as launch
 from mpitrain.models.base import Batch
 from mpitrain.models.native import NativeModel
 from mpitrain.nn.layer import place, walk
+from mpitrain.plan.config import RunConfig
 
 from ...support.gradients import bound
 from ...support.kernel_cases import Device
@@ -164,9 +165,7 @@ def test_a_loss_of_a_users_own_is_given_float32_and_its_gradient_is_scaled(devic
     for criterion in (nn.SoftmaxCrossEntropy(), Own()):
         model = nn.Sequential(nn.Dense(5, 6))
         layout, params, grads = bound(model, (5,), dtype=np.float32)
-        plan = SimpleNamespace(
-            layout=layout, config=SimpleNamespace(accumulate_steps=1, seed=0), weight=0.25, layer_starts=[0]
-        )
+        plan = SimpleNamespace(layout=layout, config=RunConfig(), weight=0.25, layer_starts=[0])
         single = NativeModel(model, criterion, plan, Mixed("float16"))
         single.bind(params, grads)
         criterion.scale = np.array([1024.0])
