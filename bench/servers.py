@@ -41,14 +41,11 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     plan = Plan(
         config=config,
         layout=layout,
-        dtype=dtype,
         optimizer=sgd(0.1),
         moving_average=None,
         layer_starts=[0],
         placements=place(layout, servers, "partitioned", dtype.itemsize),
         workers=len(cluster.worker_ranks),
-        batch=1,
-        gradients_per_step=1,
         validate_steps=len(cluster.worker_ranks),  # a pause after one step per worker, which touches all memory
     )
 

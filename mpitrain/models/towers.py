@@ -28,25 +28,19 @@ from .base import Batch, Model, OnReady, part
 
 T = TypeVar("T")
 # Make a model for one device from layers, a loss, and the sum over the workers.
-MakeOne = Callable[[Layer, Loss, Any, "SumOverWorkers | None"], Model]
+SumOver = SumOverWorkers | None
+MakeOne = Callable[[Layer, Loss, Any, SumOver], Model]
 
 
 class Towers(Model):
     """Copies of the model on several devices, one thread each; the first runs in the caller's thread."""
 
-    def __init__(
-        self,
-        make: MakeOne,
-        job: Job,
-        plan: Plan,
-        devices: Sequence[Device],
-        sum_over_workers: SumOverWorkers | None = None,
-    ) -> None:
+    def __init__(self, make: MakeOne, job: Job, plan: Plan, devices: Sequence[Device], sum_over: SumOver) -> None:
         super().__init__(plan.config.training.accumulate_steps)
         copies = [_copied(job) for _ in devices[1:]]  # the first device uses the job's own, which hooks may refer to
         self._meeting = TowerAllreduce(len(devices))
         self._towers = [
-            make(model, loss, device, self._meeting.summing(index, sum_over_workers))
+            make(model, loss, device, self._meeting.summing(index, sum_over))
             for index, ((model, loss), device) in enumerate(zip([(job.model, job.loss), *copies], devices, strict=True))
         ]
         self.accepts_raw = self._towers[0].accepts_raw

@@ -10,11 +10,10 @@ import numpy as np
 
 from ..core.layout import Array
 from ..gpu import ops
-from ..nn.layer import SumOverWorkers
 from ..plan.job import Job
 from ..plan.plan import Plan
 from .base import Batch, OnReady
-from .towers import MakeOne, Towers
+from .towers import MakeOne, SumOver, Towers
 
 
 class GpuTowers(Towers):
@@ -24,21 +23,14 @@ class GpuTowers(Towers):
     it and summed there. If they are in host memory, each tower exchanges data with the host.
     """
 
-    def __init__(
-        self,
-        make: MakeOne,
-        job: Job,
-        plan: Plan,
-        devices: Sequence[Any],
-        sum_over_workers: SumOverWorkers | None = None,
-    ) -> None:
+    def __init__(self, make: MakeOne, job: Job, plan: Plan, devices: Sequence[Any], sum_over: SumOver) -> None:
         scale = devices[0].loss_scale
         scales = []  # of the loss, on the other GPUs
         for gpu in devices[1:] if scale is not None else ():
             with gpu.activate():
                 gpu.loss_scale = gpu.zeros(scale.shape, scale.dtype)
                 scales.append(gpu.loss_scale)
-        super().__init__(make, job, plan, devices, sum_over_workers)
+        super().__init__(make, job, plan, devices, sum_over)
         self._gpus, self._size, self._dtype = devices, plan.layout.size, plan.dtype
         self._resident = False
         # Arrays on the first GPU, and their copies on the others: first the parameters.

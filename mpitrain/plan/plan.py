@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,35 +27,45 @@ class Plan:
     Attributes:
         config: The run's options; those that the job sets are no longer None.
         layout: Layout of the flat vectors.
-        dtype: Data type of their elements.
         optimizer: The optimizer, its schedule bound to the length of an epoch.
         moving_average: How averages of the parameters follow them, or None.
         layer_starts: First element of each layer of the model; gradients become ready at these boundaries.
         placements: The server of each range of the vector.
         workers: Number of ranks that compute gradients.
-        batch: Examples per worker and gradient.
-        gradients_per_step: Gradients that one update uses.
         validate_steps: Steps between two validations; 0 for never.
     """
 
     config: RunConfig
     layout: Layout
-    dtype: np.dtype[Any]
     optimizer: Optimizer
     moving_average: moving_average | None
     layer_starts: list[int]
     placements: list[Placement]
     workers: int
-    batch: int
-    gradients_per_step: int
     validate_steps: int = 0
 
-    @property
+    @cached_property
     def train_steps(self) -> int:
         assert self.config.training.train_steps is not None
         return self.config.training.train_steps
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """Data type of the flat vectors."""
+        return np.dtype(self.config.training.dtype)
+
+    @cached_property
+    def batch(self) -> int:
+        """Examples per worker and gradient."""
+        assert self.config.training.batch_size is not None
+        return self.config.training.batch_size
+
+    @cached_property
+    def gradients_per_step(self) -> int:
+        """Gradients that one update uses."""
+        return self.config.gradients_per_step(self.workers)
+
+    @cached_property
     def step_examples(self) -> int:
         """Examples per update; the loss is a mean over them."""
         return self.batch * self.gradients_per_step
@@ -127,14 +138,11 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     return Plan(
         config=config,
         layout=layout,
-        dtype=dtype,
         optimizer=job.optimizer.for_epochs(len(job.train) / (config.training.batch_size * gradients_per_step)),
         moving_average=job.moving_average,
         layer_starts=_starts(job.model, layout),
         placements=place(layout, max(1, config.servers.ps), config.servers.placement, dtype.itemsize, job.pins),
         workers=workers,
-        batch=config.training.batch_size,
-        gradients_per_step=gradients_per_step,
         validate_steps=0 if job.validation is None else config.training.validate_steps,
     )
 

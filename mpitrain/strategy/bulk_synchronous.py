@@ -21,7 +21,9 @@ class BulkSynchronous:
 
     A subclass sets ``params`` and ``grads``, and implements ``finish``, ``vector`` and ``close``. ``finish`` averages
     and updates, calls ``_count``, and calls ``_reach`` after each step at whose end all workers hold the same
-    parameters. The sum of all workers' gradients is the gradient of the step's mean loss.
+    parameters, with the union of all workers' ``_flags``. Before it changes a vector it calls ``_await_release``.
+    ``_loss`` is this worker's share of the step's mean loss: the sum of all workers' shares is the mean, and the sum of
+    their gradients is its gradient.
 
     Args:
         rank: Index of this worker among the workers.
@@ -64,9 +66,6 @@ class BulkSynchronous:
     def ready(self, start: int) -> None:
         """Do nothing: the gradient is used as a whole."""
 
-    def finish(self) -> None:
-        raise NotImplementedError
-
     def request_pause(self) -> None:
         self._flags |= PAUSE
 
@@ -84,9 +83,6 @@ class BulkSynchronous:
 
     def stats(self) -> Stats:
         return self._stats
-
-    def close(self) -> None:
-        raise NotImplementedError
 
     def _extra_state(self) -> Mapping[str, float]:
         return {}

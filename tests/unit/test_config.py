@@ -11,6 +11,8 @@ from mpitrain.plan.config import RunConfig
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"mode": "asnyc"}, "--mode .*asnyc.*did you mean .async"),
+        ({"mode": "json:"}, "--mode .*package.module:Class"),
         ({"staleness": 2}, "--staleness .*--mode ssp"),
         ({"staleness": 0}, "--staleness .*--mode ssp"),
         ({"mode": "async", "staleness": 2}, "--staleness .*async"),

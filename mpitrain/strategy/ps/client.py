@@ -180,9 +180,6 @@ class PsStrategy:
     def ready(self, start: int) -> None:
         """Do nothing: the gradient is submitted as a whole."""
 
-    def finish(self) -> None:
-        raise NotImplementedError
-
     def stats(self) -> Stats:
         state = self.state()
         steps = state.done - self._begin_step - state.skipped

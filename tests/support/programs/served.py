@@ -30,6 +30,7 @@ config = RunConfig.of(
     mode=mode,
     ps=servers,
     batch_size=1,
+    dtype="float64",
     train_steps=count,
     shared_memory=bool(share),
     one_sided=bool(one_sided),
@@ -43,14 +44,11 @@ pieces = place(LAYOUT, max(1, servers), "partitioned", 8)
 plan = Plan(
     config=config,
     layout=LAYOUT,
-    dtype=np.dtype(np.float64),
     optimizer=sgd(1.0),
     moving_average=None,
     layer_starts=[0],
     placements=pieces,
     workers=workers,
-    batch=1,
-    gradients_per_step=config.gradients_per_step(workers),
 )
 
 
