@@ -56,7 +56,6 @@ class Checkpoint:
         except OSError as error:
             raise DamagedCheckpoint(f"{path} cannot be read: {error.strerror}") from error
         try:
-            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             self._open()
         except BaseException:
             os.close(self._descriptor)
@@ -137,6 +136,7 @@ class Checkpoint:
 
     def _open(self) -> None:
         try:
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             manifest = self._read_manifest()
         except DamagedManifest as error:
             raise self._damaged(str(error)) from error
