@@ -128,6 +128,7 @@ class NativeGpuModel(Model):
             self._to_host_stream.wait_event(self._gpu.compute.record())
             self._to_host_stream.copy_to_host(loss, self._host_loss)
             self._loss_copied = self._to_host_stream.record(self._loss_copied)
+            self._device_loss = loss  # the pool would reuse freed memory before it is copied
             return HostLoss(self._host_loss, self._loss_copied)
 
     def compute_grads(self, on_ready: OnReady) -> None:

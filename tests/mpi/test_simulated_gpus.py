@@ -28,7 +28,7 @@ Train = Callable[..., dict[str, np.ndarray]]
 def train(mpi: Mpi, n: int, run_dir: Path, *flags: str | Path, env: dict[str, str] | None = None):
     flags = ("--dtype", "float64", "--train-steps", "20", "--validate-steps", "10", *flags)
     done = mpi.train(n, flags[-1], *flags[:-1], "--run-dir", run_dir, env=env)
-    return done.stdout, final(run_dir)
+    return done.stdout + done.stderr, final(run_dir)
 
 
 @pytest.mark.parametrize(
