@@ -49,7 +49,7 @@ class ShardedWriter:
 
     Args:
         about: See ``state.write``.
-        part: The shard to write.
+        shard: The shard to write.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ def rows_of_shard(arrays: Mapping[str, tuple[int, int]], shard: ShardSpec) -> di
 
     Args:
         arrays: Number of rows and bytes per row, by name; neither may be 0.
-        part: The shard.
+        shard: The shard.
 
     Returns:
         First and last (exclusive) row, for each array that has rows in the shard.

@@ -1,4 +1,4 @@
-"""The state of a run at one step, on its way from the strategy to the disk."""
+"""The state of a run at one step: made by the strategy, written by the checkpoint writer."""
 
 from __future__ import annotations
 

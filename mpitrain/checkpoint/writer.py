@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.layout import Array
+from ..errors import CheckpointError
 from ..monitor.trace import span
 from .directory import Retention
 from .snapshot import Snapshot
@@ -85,12 +86,20 @@ class CheckpointWriter:
         self._copies.clear()
 
     def _copy(self, snapshot: Snapshot) -> Snapshot:
-        """Return a snapshot with copies of the vectors, and release the given one; runs in the thread."""
+        """Return a snapshot with copies of the vectors, and release the given one; runs in the thread.
+
+        Raises:
+            CheckpointError: There is not enough memory. It ends the run, because other nodes wait for this one's shard.
+        """
         try:
             for name, vector in snapshot.vectors.items():
                 if name not in self._copies:
                     self._copies[name] = np.empty_like(vector)  # reused: page faults take longer than the copy
                 np.copyto(self._copies[name], vector)
+        except MemoryError as error:
+            raise CheckpointError(
+                f"there is no memory for a copy of the state at step {snapshot.step:,}; use --no-save-background"
+            ) from error
         finally:
             snapshot.release()
         return Snapshot(self._copies, snapshot.step, snapshot.data_cursor, snapshot.extra_state, private=True)

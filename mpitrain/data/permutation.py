@@ -46,6 +46,32 @@ def _bijection(value: int, n: int, half_bits: int, key: int) -> int:
 
 
 @kernel
+def _bijections(first: int, n: int, half_bits: int, key: int, out: Array) -> None:
+    """Set out[i] = _bijection(first + i, ...), all elements round by round: such loops vectorize."""
+    half, mask = np.uint64(half_bits), (np.uint64(1) << np.uint64(half_bits)) - np.uint64(1)
+    limit, count = np.uint64(n), out.size
+    left, right, places = np.empty(count, np.uint64), np.empty(count, np.uint64), np.arange(count)
+    for i in range(count):
+        left[i], right[i] = np.uint64(first + i) >> half, np.uint64(first + i) & mask
+    while count > 0:
+        for r in range(_ROUNDS):
+            round_key = key + np.uint64(r + 1) * _GOLDEN
+            for i in range(count):
+                mixed = left[i] ^ (_mix(right[i] + round_key) & mask)
+                left[i] = right[i]
+                right[i] = mixed
+        kept = 0
+        for i in range(count):
+            x = (left[i] << half) | right[i]
+            if x < limit:
+                out[places[i]] = np.int64(x)
+            else:
+                left[kept], right[kept], places[kept] = left[i], right[i], places[i]
+                kept += 1
+        count = kept
+
+
+@kernel
 def _half_bits(n: int) -> int:
     bits = 1
     while (1 << (2 * bits)) < n:
@@ -58,6 +84,15 @@ def _order(start: int, n: int, block: int, seed: int, out: Array) -> None:
     blocks = n // block  # full blocks; remaining examples are permuted among themselves at the end of the epoch
     rest = n - blocks * block
     bits_block, bits_rest = _half_bits(blocks), _half_bits(rest)
+    if block == n and n > 1:  # one block: all positions of an epoch have the same key
+        done, bits = 0, _half_bits(n)
+        while done < out.size:
+            epoch, place = (start + done) // n, (start + done) % n
+            key = _mix(_mix(np.uint64(seed) + _GOLDEN) + np.uint64(epoch) * _GOLDEN)
+            count = min(out.size - done, n - place)
+            _bijections(place, n, bits, _mix(key + np.uint64(1)), out[done : done + count])
+            done += count
+        return
     for i in range(out.size):
         epoch, place = (start + i) // n, (start + i) % n
         key = _mix(_mix(np.uint64(seed) + _GOLDEN) + np.uint64(epoch) * _GOLDEN)

@@ -62,6 +62,8 @@ class Model:
             ``float`` waits for the device.
         """
         self.load_params()
+        if self._micro_batches == 1:
+            return self.compute_loss(batch)  # type: ignore[no-any-return]
         *first, last = split_batch(len(batch.labels), self._micro_batches)
         total: Any = 0.0
         for index, (start, stop) in enumerate(first):
@@ -70,9 +72,7 @@ class Model:
             with self.activate():
                 total = self.add_loss(total, loss)
                 self._accumulate(first=index == 0)
-        loss = self.compute_loss(part(batch, *last) if first else batch)
-        if not first:
-            return loss
+        loss = self.compute_loss(part(batch, *last))
         with self.activate():
             return self.add_loss(total, loss)  # type: ignore[no-any-return]
 

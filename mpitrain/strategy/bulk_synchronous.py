@@ -32,23 +32,21 @@ class BulkSynchronous:
 
     params: Array
     grads: Array
+    _result = StepResult(math.nan, True)
 
     def __init__(self, plan: Plan, rank: int, step: int, data_cursor: int) -> None:
         self._plan = plan
-        self._step, self._cursor, self._offset = step, data_cursor, rank * plan.batch
+        self.progress = Progress(step, data_cursor)
+        self._offset, self._examples, self._train_steps = rank * plan.batch, plan.step_examples, plan.train_steps
         self._flags = 0  # of this worker
         self._loss: Any = math.nan  # this worker's share of the step's loss
         self._point: ConsistentPoint | None = None  # reached, and not yet returned by ``next``
         self._ended = False
         self._snapshot: Snapshot | None = None  # whose vectors must not change
-        self._result = StepResult(math.nan, True)
-        self._stats = Stats(step, 0.0, 0, 0, [])
+        self._counted_to = step
+        self._loss_sum, self._updated, self._skipped = 0.0, 0, 0
         if step >= plan.train_steps:
             self._reach(0)
-
-    @property
-    def progress(self) -> Progress:
-        return Progress(self._step, self._cursor)
 
     @property
     def result(self) -> StepResult:
@@ -58,7 +56,7 @@ class BulkSynchronous:
         if self._point is not None:
             point, self._point = self._point, None
             return point
-        return None if self._ended else WorkItem(self._step, self._cursor + self._offset)
+        return None if self._ended else WorkItem(self.progress.step, self.progress.data_cursor + self._offset)
 
     def begin(self, loss: SupportsFloat) -> None:
         self._loss = loss
@@ -78,11 +76,11 @@ class BulkSynchronous:
     def snapshot(self) -> Snapshot:
         self._await_release()
         vectors = {name: self.vector(name) for name in self._plan.vectors}
-        self._snapshot = Snapshot(vectors, self._step, self._cursor, self._extra_state())
+        self._snapshot = Snapshot(vectors, self.progress.step, self.progress.data_cursor, self._extra_state())
         return self._snapshot
 
     def stats(self) -> Stats:
-        return self._stats
+        return Stats(self._counted_to, self._loss_sum, self._updated, self._skipped, [])
 
     def _extra_state(self) -> Mapping[str, float]:
         return {}
@@ -99,21 +97,22 @@ class BulkSynchronous:
         self._tally(loss, updated)
 
     def _advance(self) -> None:
-        self._step += 1
-        self._cursor += self._plan.step_examples
+        step, data_cursor, _ = self.progress
+        self.progress = Progress(step + 1, data_cursor + self._examples)
 
     def _tally(self, loss: float, updated: bool) -> None:
         self._result = StepResult(loss, updated)
-        self._add(self._stats.step + 1, loss if updated else 0.0, int(updated), int(not updated))
-
-    def _add(self, step: int, loss: float, steps: int, skipped: int) -> None:
-        """Add results up to ``step`` to the totals."""
-        before = self._stats
-        self._stats = Stats(step, before.loss + loss, before.steps + steps, before.skipped + skipped, [])
+        self._counted_to += 1
+        if updated:
+            self._loss_sum += loss
+            self._updated += 1
+        else:
+            self._skipped += 1
 
     def _reach(self, flags: int) -> None:
         """Make this step a consistent point; ``flags`` is the union of all workers' flags."""
-        self._ended = bool(flags & STOP) or self._step >= self._plan.train_steps
-        self._point = ConsistentPoint(self._step, self._cursor, bool(flags & PAUSE), self._ended)
+        step, data_cursor, _ = self.progress
+        self._ended = bool(flags & STOP) or step >= self._train_steps
+        self._point = ConsistentPoint(step, data_cursor, bool(flags & PAUSE), self._ended)
         if flags & PAUSE:
             self._flags &= ~PAUSE

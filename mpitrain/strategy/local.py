@@ -55,7 +55,7 @@ class Local(BulkSynchronous):
     def finish(self) -> None:
         loss = float(self._loss)
         if not math.isfinite(loss) and self._nan == "stop":
-            raise own_loss_error(loss, self._hierarchy.comm.rank, self._hierarchy.comm.size, self._step)
+            raise own_loss_error(loss, self._hierarchy.comm.rank, self._hierarchy.comm.size, self.progress.step)
         updated = math.isfinite(loss) or self._nan == "ignore"
         self._await_release()
         if updated:
@@ -64,7 +64,7 @@ class Local(BulkSynchronous):
         self._since[_COUNTED if updated else _SKIPPED] += 1
         self._advance()
         self._result = StepResult(loss, updated)
-        if self._step % self._every == 0 or self._step == self._plan.train_steps:
+        if self.progress.step % self._every == 0 or self.progress.step == self._plan.train_steps:
             self._average()
 
     def vector(self, name: str) -> Array:
@@ -79,8 +79,8 @@ class Local(BulkSynchronous):
     def snapshot(self) -> Snapshot:
         if self._center is None:
             return super().snapshot()
-        vectors = {name: self.vector(name).copy() for name in self._plan.vectors}
-        return Snapshot(vectors, self._step, self._cursor, private=True)
+        vectors = {name: self.vector(name) for name in self._plan.vectors} | {"params": self._center.copy()}
+        return Snapshot(vectors, self.progress.step, self.progress.data_cursor, private=True)
 
     def close(self) -> None:
         self._hierarchy.free()
@@ -89,10 +89,10 @@ class Local(BulkSynchronous):
     def _update(self) -> None:
         size, rows = len(self.params), self.grads[np.newaxis]
         if not self._updater.needs_sums:
-            self._updater.update(0, size, rows, self._step)
+            self._updater.update(0, size, rows, self.progress.step)
             return
-        sums = self._updater.prepare(0, size, rows, self.grads, self._step)
-        self._updater.finish(0, size, self.grads, sums, self._step)
+        sums = self._updater.prepare(0, size, rows, self.grads, self.progress.step)
+        self._updater.finish(0, size, self.grads, sums, self.progress.step)
 
     @span("average")
     def _average(self) -> None:
@@ -120,6 +120,9 @@ class Local(BulkSynchronous):
         everyone = np.empty((comm.size, len(self._since)))
         comm.Allgather(self._since, everyone)
         loss, counted, skipped = everyone[:, :_FLAGS].sum(axis=0).tolist()
-        self._add(self._step, loss, int(counted), int(skipped))
+        self._counted_to = self.progress.step
+        self._loss_sum += loss
+        self._updated += int(counted)
+        self._skipped += int(skipped)
         self._since[:] = 0
         return int(np.bitwise_or.reduce(everyone[:, _FLAGS].astype(np.int64)))

@@ -106,11 +106,12 @@ class Sync(BulkSynchronous):
         for exchange in self._reduce_scatters:  # even if the run ends here: no operation may stay pending
             exchange.finish(self.grads)
         if not finite and self._nan == "stop":
-            raise non_finite_error(losses, self._step, on_all_ranks=True)
+            raise non_finite_error(losses, self.progress.step, on_all_ranks=True)
         updated = finite or self._nan == "ignore"
         if updated:
             self._update_rest(last + 1)
-            self._allgather_params()
+            if self._several_nodes:
+                self._allgather_params()
         self._phase = last + 2
         self._begun, self._declared, self._handled = False, 0, 0
         self._barrier.publish(self._phase)
@@ -170,7 +171,7 @@ class Sync(BulkSynchronous):
     def _update(self, index: int, rows: Array) -> None:
         lo, hi = self._owned_ranges[index]
         if lo < hi:
-            self._updater.update(lo, hi, rows, self._step)
+            self._updater.update(lo, hi, rows, self.progress.step)
 
     def _update_rest(self, sums_phase: int) -> None:
         # With several nodes, the sum over all ranks is in this rank's own row.
@@ -187,10 +188,10 @@ class Sync(BulkSynchronous):
         owned = [(lo, hi) for lo, hi in self._owned_ranges if lo < hi]
         mine: Any = 0.0
         for lo, hi in owned:
-            mine = mine + self._updater.prepare(lo, hi, rows, self.grads, self._step)
+            mine = mine + self._updater.prepare(lo, hi, rows, self.grads, self.progress.step)
         sums = self._sum_partials(mine, phase)
         for lo, hi in owned:
-            self._updater.finish(lo, hi, self.grads, sums, self._step)
+            self._updater.finish(lo, hi, self.grads, sums, self.progress.step)
 
     @span("wait")
     def _sum_partials(self, mine: Any, phase: int) -> Array:
@@ -209,9 +210,8 @@ class Sync(BulkSynchronous):
 
     @span("average")
     def _allgather_params(self) -> None:
-        if self._several_nodes:
-            for bucket in self._buckets:
-                self._hierarchy.allgather(self.params, bucket.lo, bucket.hi)
+        for bucket in self._buckets:
+            self._hierarchy.allgather(self.params, bucket.lo, bucket.hi)
 
     def _collect_noted(self) -> tuple[Array, int]:
         """Return every worker's share of the loss, in rank order, and the union of their flags."""

@@ -5,7 +5,7 @@ and the update follow each other on the device. The loss is an extra last elemen
 sum it and make the same decision. The host reads it some steps later. If a loss is not finite and the run stops, the
 parameters have not changed since.
 
-``gpu.transport`` sums the gradients over the workers; a single worker needs no transport.
+``gpu.allreduce`` sums the gradients over the workers; a single worker needs no transport.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class SyncGpu(BulkSynchronous):
                 self._device.pin(host)
                 with self._device.activate():
                     self._device.download(self._on_device[name], host)
-        self._snapshot = Snapshot(self._host, self._step, self._cursor, self._extra_state())
+        self._snapshot = Snapshot(self._host, self.progress.step, self.progress.data_cursor, self._extra_state())
         return self._snapshot
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class SyncGpu(BulkSynchronous):
     @span("update")
     def _update(self) -> None:
         self._scaler.decide(self.grads, self._loss, self._loss if self._transport is None else self._sent[-1:])
-        self._gpu_update(self.grads, self._step)
+        self._gpu_update(self.grads, self.progress.step)
         self._wait_if_traced()
 
     def _wait_if_traced(self) -> None:
@@ -173,7 +173,7 @@ class SyncGpu(BulkSynchronous):
         pending = self._free.pop() if self._free else _PendingStep(0, pinned((3,), np.float64), None)
         compute = self._device.compute
         compute.copy_to_host(self._scaler.results, pending.results)
-        pending.step, pending.done = self._step, compute.record(pending.done)
+        pending.step, pending.done = self.progress.step, compute.record(pending.done)
         self._pending.append(pending)
 
     # Results.
@@ -209,7 +209,7 @@ class SyncGpu(BulkSynchronous):
             NonFiniteLoss: A loss is not finite and ``--nan`` is ``stop``.
         """
         self._collect_results(lag)
-        if self._bad is None or self._plan.config.training.nan != "stop" or self._bad[0] >= self._step - lag:
+        if self._bad is None or self._plan.config.training.nan != "stop" or self._bad[0] >= self.progress.step - lag:
             return
         step, own = self._bad
         raise non_finite_error(np.array(self._hierarchy.comm.allgather(own)), step, on_all_ranks=True)

@@ -183,8 +183,8 @@ def finish_saving(checkpoints: Checkpoints, group: Group) -> None:
     Raises:
         CheckpointError: It could not be saved.
     """
+    checkpoints.close()
     with group.agree("saving the last checkpoint"):
-        checkpoints.close()
         if checkpoints.failure is not None:
             raise CheckpointError(f"training has ended, but {checkpoints.failure}")
 

@@ -38,9 +38,13 @@ class EveryNSteps:
         """Count from ``step``."""
         self._last = step
 
+    def reached(self, step: int) -> bool:
+        """Return whether a multiple of N was reached or passed since ``due`` last returned True."""
+        return self._every > 0 and step // self._every > self._last // self._every
+
     def due(self, step: int) -> bool:
-        """Return whether a multiple of N was reached or passed since this last returned True."""
-        if not self._every or step // self._every <= self._last // self._every:
+        """Like ``reached``, but True only once for a multiple."""
+        if not self.reached(step):
             return False
         self._last = step
         return True
@@ -57,7 +61,7 @@ class Log(Hook):
         self._every, self._strategy = every, strategy
 
     def begin(self, loop: Any) -> None:
-        self._reported_s = loop.training_s
+        self._chief, self._reported_s = loop.cluster.chief, loop.training_s
         self._reported_steps = loop.step
         self._timed = self._warned = False
         self._compared_from: list[WorkerStats] | None = None
@@ -65,7 +69,7 @@ class Log(Hook):
             self._before = self._strategy.stats()
 
     def after_step(self, loop: Any) -> None:
-        if not loop.cluster.chief:
+        if not self._chief:
             return
         if not self._timed:
             self._timed, self._reported_steps, self._reported_s = True, loop.step, loop.training_s
@@ -85,7 +89,8 @@ class Log(Hook):
 
     def _report(self, loop: Any, stats: Stats) -> None:
         before, self._before = self._before, stats
-        steps, seconds = stats.step - self._reported_steps, loop.training_s - self._reported_s
+        now = loop.training_s
+        steps, seconds = stats.step - self._reported_steps, now - self._reported_s
         counted = stats.steps - before.steps
         values = {
             "loss": (stats.loss - before.loss) / counted if counted else math.nan,
@@ -97,7 +102,7 @@ class Log(Hook):
             values["skipped_steps"] = stats.skipped - before.skipped
         loop.report(stats.step, values | worker_stats.since(before.workers, stats.workers, loop.plan.nbytes))
         self._compare_shares(stats.workers)
-        self._reported_steps, self._reported_s = stats.step, loop.training_s
+        self._reported_steps, self._reported_s = stats.step, now
 
     def _compare_shares(self, now: list[WorkerStats]) -> None:
         """Warn once if a worker takes too small a share; the time before the first report does not count."""
@@ -155,8 +160,8 @@ class Save(Hook):
 
     def after_step(self, loop: Any) -> None:
         self._checkpoints.progress()
-        # The chief's clock counts for all.
-        if self._every_s and loop.cluster.chief and not self._requested:
+        # The chief's clock counts for all. A save by steps comes at the next consistent point anyway.
+        if self._every_s and loop.cluster.chief and not self._requested and not self._when.reached(loop.step):
             self._requested = time.monotonic() - self._done_s >= self._every_s
             if self._requested:
                 self._strategy.request_pause()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from ..plan.hook import Hook
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, WorkItem
 from ..strategy.base import Strategy
+
+_STEP, _LOAD, _FORWARD, _BACKWARD = map(span, ("step", "load", "forward", "backward"))
 
 
 @dataclass
@@ -55,7 +57,6 @@ class Loop:
     Attributes:
         cluster, plan: As given.
         validation: The latest validation metrics.
-        training_s: Seconds since the begin of training, without validation and saving.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class Loop:
     ) -> None:
         self.cluster, self.plan = cluster, plan
         self._strategy, self._model, self._loader, self._files, self._hooks = strategy, model, loader, files, hooks
+        self._after_step = _defined(hooks, "after_step")
+        self._at_consistent_point = _defined(hooks, "at_consistent_point")
         self.validation: dict[str, float] = {}
-        self.training_s = 0.0
+        self._began, self._paused_s = time.perf_counter(), 0.0
         model.bind(strategy.params, strategy.grads)
 
     @property
@@ -117,6 +120,11 @@ class Loop:
         """This worker's last gradient, as modified by the strategy, shape (layout.size,); read-only."""
         return self._model.to_host(self._strategy.grads)
 
+    @property
+    def training_s(self) -> float:
+        """Seconds since the beginning of training, without validation and saving."""
+        return time.perf_counter() - self._began - self._paused_s
+
     position, say = Renamed("data_cursor"), logged("TrainingLoop.say")
     layout, step_examples = Renamed("plan.layout"), Renamed("plan.step_examples")
 
@@ -156,22 +164,26 @@ class Loop:
     def _pause(self, point: ConsistentPoint) -> None:
         """Call the hooks while all workers hold the same complete parameters."""
         began = time.perf_counter()
-        for hook in self._hooks:
-            hook.at_consistent_point(self, point)
+        for at_consistent_point in self._at_consistent_point:
+            at_consistent_point(self, point)
         self._paused_s += time.perf_counter() - began
 
     def _step(self, work: WorkItem) -> None:
         """Compute one gradient of this worker and submit it."""
         strategy, model = self._strategy, self._model
-        with span("step"):
-            with span("load"):
+        with _STEP:
+            with _LOAD:
                 batch = Batch(*self._loader.batch(work.position, self.plan.batch), work.position)
-            with span("forward"):
+            with _FORWARD:
                 loss = model.forward(batch)
             strategy.begin(loss)  # a loss that is not finite is known before any update
-            with span("backward"):
+            with _BACKWARD:
                 model.backward(on_ready=strategy.ready)  # announces finished ranges, last layer first
             strategy.finish()
-        self.training_s = time.perf_counter() - self._began - self._paused_s
-        for hook in self._hooks:
-            hook.after_step(self)
+        for after_step in self._after_step:
+            after_step(self)
+
+
+def _defined(hooks: Sequence[Hook], method: str) -> list[Callable[..., None]]:
+    """Return this method of the hooks that define it: a call of an empty method takes time, too."""
+    return [getattr(hook, method) for hook in hooks if getattr(type(hook), method) is not getattr(Hook, method)]

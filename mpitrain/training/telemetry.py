@@ -101,7 +101,7 @@ class Telemetry:
         everyone = cluster.comm.gather(mine, root=cluster.chief_rank)
         if everyone is not None:
             try:
-                trace.write(self._folder / trace.TRACE, everyone, same_steps=not self._config.served)
+                trace.write(self._folder / trace.TRACE, everyone, self._config.parallel.mode in ("sync", "local"))
             except OSError as error:  # not fatal: training has finished
                 _log.warning("%s cannot be written: %s", self._folder / trace.TRACE, error.strerror)
 

@@ -80,18 +80,16 @@ class PsStrategy:
         """Wait until all workers are here, and read the parameters. Collective over the workers."""
         self._await_workers()
         self._paused = True
-        state = self.state()
-
-        def complete(spins: int) -> bool:
-            nonlocal state
-            state = self.state()
-            return state.done == state.begun
-
-        if state.done != state.begun:  # a server has not yet counted the last step
-            self._store.waiting.until(complete)
+        self._store.waiting.until(self._complete)  # a server may not have counted the last step yet
+        state = self._state
         self._step, self._data_cursor = state.done, self._cursor_of(state.items)
-        self._read(self._least_version(self._step))
+        self._read(self._step)
         return ConsistentPoint(self._step, self._data_cursor, requested, self._ended)
+
+    def _complete(self, spins: int) -> bool:
+        """Return whether all begun steps are applied; keep the state."""
+        self._state = self.state()
+        return self._state.done == self._state.begun
 
     def _leave_point(self) -> None:
         """Continue when no worker needs the parameters of the point any longer. Collective over the workers."""

@@ -172,7 +172,7 @@ def _next_item(
         if bound < 0 or lead <= bound:
             item = words[_NEXT]
             words[_NEXT] += 1
-    requested = words[_POINT_REQUESTED] != 0
+    requested = item == PAUSE and words[_POINT_REQUESTED] != 0
     release(words, _LOCK)
     return item, counted, lead, requested
 

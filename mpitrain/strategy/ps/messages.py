@@ -26,25 +26,16 @@ class Kind(IntEnum):
     STOP = 11
 
 
-_NOTHING: list[tuple[str, str]] = []
-
-REQUEST = {
-    kind: np.dtype(fields)
-    for kind, fields in {
-        Kind.APPLY: [("version", "i8"), ("clip", "f8"), ("scaled", "?")],
-        Kind.READ: [("version", "i8")],
-        Kind.VECTOR: [("index", "i8")],
-        Kind.NEXT: _NOTHING,
-        Kind.FINISH: [("loss", "f8"), ("staleness", "i8"), ("reads", "i8"), ("skipped", "?")],
-        Kind.ADMIT: [("item", "i8"), ("step", "i8"), ("loss", "f8"), ("reads", "i8")],
-        Kind.COLLECT: [("item", "i8"), ("step", "i8"), ("loss", "f8")],
-        Kind.STATE: _NOTHING,
-        Kind.PAUSE_STEP: [("step", "i8")],
-        Kind.REQUEST_PAUSE: _NOTHING,
-        Kind.STOP: _NOTHING,
-    }.items()
+_FIELDS = {
+    Kind.APPLY: [("version", "i8"), ("clip", "f8"), ("scaled", "?")],
+    Kind.READ: [("version", "i8")],
+    Kind.VECTOR: [("index", "i8")],
+    Kind.FINISH: [("loss", "f8"), ("staleness", "i8"), ("reads", "i8"), ("skipped", "?")],
+    Kind.ADMIT: [("item", "i8"), ("step", "i8"), ("loss", "f8"), ("reads", "i8")],
+    Kind.COLLECT: [("item", "i8"), ("step", "i8"), ("loss", "f8")],
+    Kind.PAUSE_STEP: [("step", "i8")],
 }
-
+REQUEST = {kind: np.dtype(_FIELDS.get(kind, [])) for kind in Kind}
 REPLY = {
     Kind.APPLY: np.dtype([("staleness", "i8")]),
     Kind.READ: np.dtype([("version", "i8")]),
