@@ -52,7 +52,7 @@ class Async(PsStrategy):
         staleness = self._push() if updated else 0
         if self._plan.config.parallel.mode == "ssp":
             staleness = self._lead
-        self._step = self._coordinator.finish(loss, staleness, self._reads_since(), not updated)
+        self._advance_to(self._coordinator.finish(loss, staleness, self._reads_since(), not updated))
         self.result = StepResult(loss, updated)
 
     def _push(self) -> int:
@@ -65,7 +65,7 @@ class Async(PsStrategy):
     def _post(self, start: int, clip: float) -> None:
         """Send the gradient to the shards whose ranges start at ``start`` or later, unless they have it."""
         for s in self._order:
-            if s not in self._posted and _complete_from(start, self._shards[s].ranges):
+            if s not in self._posted and (start == 0 or _complete_from(start, self._shards[s].ranges)):
                 push = Push(self._versions[s], clip, self._plan.config.parallel.staleness_scaling)
                 self._shards[s].post_apply(self.grads, push)
                 self._posted.add(s)

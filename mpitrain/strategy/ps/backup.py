@@ -49,7 +49,7 @@ class BackupWithServers(PsStrategy):
             self._shards[s].post_collect(self.grads, self._item, step, loss)
         for s in self._order:
             self._shards[s].wait_collected(step)
-        self._step = step + 1
+        self._advance_to(step + 1)
 
 
 class BackupOnOneNode(PsStrategy):
@@ -92,7 +92,7 @@ class BackupOnOneNode(PsStrategy):
             self._update(place, self._row_of[workers], step)
         with span("wait"):
             shared.close_step(step, loss, not updated, waiting)
-        self._step = step + 1
+        self._advance_to(step + 1)
         self.result = StepResult(loss, updated)
 
     @span("update")

@@ -32,8 +32,9 @@ class PsStrategy:
     def __init__(self, store: Store) -> None:
         self._store, plan, cluster = store, store.plan, store.cluster
         self._plan, self._worker, self._chief = plan, cluster.task_index, cluster.chief
-        self._step, self._data_cursor = store.step, store.data_cursor
-        self._begin_step, self._begin_cursor = store.step, store.data_cursor
+        self.progress = Progress(store.step, store.data_cursor)
+        self._begin_step, self._begin_cursor, self._batch = store.step, store.data_cursor, plan.batch
+        self._begin_item = 0 if plan.config.parallel.mode == "backup" else store.step
         self.params, self.grads = self._memory()
         self._shards = store.shard_clients(self.params)
         # Requests to other nodes first. Workers begin at different shards of their node, so that they do not all wait
@@ -48,10 +49,6 @@ class PsStrategy:
         self._paused, self._ended = True, False  # at the beginning, workers wait for each other as after a pause
         self._reads = 0  # not yet reported
         self.result = StepResult(math.nan, True)
-
-    @property
-    def progress(self) -> Progress:
-        return Progress(self._step, self._data_cursor)
 
     def _memory(self) -> tuple[Array, Array]:
         """Return this worker's parameters and gradient; the RPC transport's vector if parameters arrive there."""
@@ -82,9 +79,9 @@ class PsStrategy:
         self._paused = True
         self._store.waiting.until(self._complete)  # a server may not have counted the last step yet
         state = self._state
-        self._step, self._data_cursor = state.done, self._cursor_of(state.items)
-        self._read(self._step)
-        return ConsistentPoint(self._step, self._data_cursor, requested, self._ended)
+        self.progress = Progress(state.done, self._cursor_of(state.items))
+        self._read(state.done)
+        return ConsistentPoint(*self.progress[:2], requested, self._ended)
 
     def _complete(self, spins: int) -> bool:
         """Return whether all begun steps are applied; keep the state."""
@@ -96,7 +93,7 @@ class PsStrategy:
         self._await_workers()
         self._paused = False
         if self._chief and not self._ended:
-            self._coordinator.set_pause_step(self._plan.next_pause(self._step))
+            self._coordinator.set_pause_step(self._plan.next_pause(self.progress.step))
 
     def _await_workers(self) -> None:
         barrier = self._store.cluster.workers.Ibarrier()
@@ -114,8 +111,7 @@ class PsStrategy:
 
     def _cursor_of(self, item: int) -> int:
         """Return the index of the first example of a work item."""
-        first = 0 if self._plan.config.parallel.mode == "backup" else self._begin_step
-        return self._begin_cursor + (item - first) * self._plan.batch
+        return self._begin_cursor + (item - self._begin_item) * self._batch
 
     # Parameters.
 
@@ -148,7 +144,7 @@ class PsStrategy:
         vectors = {name: self.vector(name) for name in names}
         if "params" in vectors:
             vectors["params"] = self.params.copy()
-        return Snapshot(vectors, self._step, self._data_cursor, private=True)
+        return Snapshot(vectors, *self.progress[:2], private=True)
 
     # Gradients.
 
@@ -169,6 +165,9 @@ class PsStrategy:
     def _applied(self, loss: float) -> bool:
         """Return whether a gradient with this loss is applied."""
         return math.isfinite(loss) or self._plan.config.training.nan == "ignore"
+
+    def _advance_to(self, step: int) -> None:
+        self.progress = Progress(step, self.progress.data_cursor)
 
     def _reads_since(self) -> int:
         """Return the number of reads since the last call."""
