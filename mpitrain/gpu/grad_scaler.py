@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..core.layout import Array
-from . import ops
 from .device import Gpu
+from .ops import updates
 
 _FIRST_SCALE = 65536.0
 _SCALE, _GOOD = "loss_scale", "loss_scale_steps"  # keys in checkpoints
@@ -29,21 +29,21 @@ class GradScaler:
         extra_state: Of the resumed run; may contain its loss scale.
 
     Attributes:
-        state: Shape (UPDATED + 1,), float64, on the device; see ``ops.decide_update``.
+        state: Shape (UPDATED + 1,), float64, on the device; see ``updates.decide_update``.
         scale: Shape (1,), float64, on the device: factor of the loss's gradient; None for 1.
         results: View of ``state``: this worker's share of the loss, the total, and whether there was an update.
     """
 
     def __init__(self, gpu: Gpu, scaled: bool, nan: str, extra_state: Mapping[str, float]) -> None:
         self._gpu, self._scaled, self._nan = gpu, scaled, nan
-        state = np.zeros(ops.UPDATED + 1)
-        state[ops.FACTOR] = state[ops.SCALE] = 1.0
+        state = np.zeros(updates.UPDATED + 1)
+        state[updates.FACTOR] = state[updates.SCALE] = 1.0
         if scaled:
-            state[ops.SCALE] = extra_state.get(_SCALE, _FIRST_SCALE)
-            state[ops.GOOD] = extra_state.get(_GOOD, 0)
+            state[updates.SCALE] = extra_state.get(_SCALE, _FIRST_SCALE)
+            state[updates.GOOD] = extra_state.get(_GOOD, 0)
         self.state = gpu.copy_of(state)
-        self.scale = self.state[ops.SCALE : ops.SCALE + 1] if scaled else None
-        self.results = self.state[ops.OWN : ops.UPDATED + 1]
+        self.scale = self.state[updates.SCALE : updates.SCALE + 1] if scaled else None
+        self.results = self.state[updates.OWN : updates.UPDATED + 1]
 
     def decide(self, grads: Array, own_loss: Array, total: Array) -> None:
         """Decide whether the step's update is applied, and by which factor; adapt the scale.
@@ -53,8 +53,8 @@ class GradScaler:
             own_loss, total: Shape (1,): this worker's share of the loss, and the sum over the workers.
         """
         if self._scaled:
-            ops.find_overflow(grads, self.state[ops.OVERFLOW : ops.OVERFLOW + 1])
-        ops.decide_update(own_loss, total, self._nan, self._scaled, self.state)
+            updates.find_overflow(grads, self.state[updates.OVERFLOW : updates.OVERFLOW + 1])
+        updates.decide_update(own_loss, total, self._nan, self._scaled, self.state)
 
     def extra_state(self) -> dict[str, float]:
         """Return what a checkpoint stores; waits for the device."""
@@ -62,4 +62,4 @@ class GradScaler:
             return {}
         state = np.empty(self.state.size)
         self._gpu.download(self.state, state)
-        return {_SCALE: float(state[ops.SCALE]), _GOOD: float(state[ops.GOOD])}
+        return {_SCALE: float(state[updates.SCALE]), _GOOD: float(state[updates.GOOD])}

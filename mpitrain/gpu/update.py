@@ -12,10 +12,10 @@ from ..core.layout import Array, Layout
 from ..optim.average import moving_average
 from ..optim.optimizer import Optimizer
 from ..optim.updater import segments_of
-from . import ops as launch
 
 if TYPE_CHECKING:
     from .device import Gpu
+from .ops import updates
 
 
 class GpuUpdate:
@@ -24,7 +24,7 @@ class GpuUpdate:
     Args:
         vectors: ``params``, the optimizer's slots, and ``average`` if there is one; shape (layout.size,) each.
         moving: Moving average of the parameters, or None.
-        state: The state that controls the step; see ``ops.decide_update``.
+        state: The state that controls the step; see ``updates.decide_update``.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class GpuUpdate:
         state: Array,
     ) -> None:
         self._optimizer, self._moving = optimizer, moving
-        self._go, self._factor = state[launch.GO : launch.GO + 1], state[launch.FACTOR : launch.FACTOR + 1]
+        self._go, self._factor = state[updates.GO : updates.GO + 1], state[updates.FACTOR : updates.FACTOR + 1]
         params = vectors["params"]
         none = gpu.empty((0,), params.dtype)
         self._params, self._xp = params, gpu.xp
@@ -75,20 +75,20 @@ class GpuUpdate:
         self._measure(rows, step)
         largest = math.inf if optimizer.clip_norm is None else optimizer.clip_norm
         if not optimizer.layerwise:
-            launch.clip_scales(self._segments, self._sums, largest, self._scales)
+            updates.clip_scales(self._segments, self._sums, largest, self._scales)
             self._apply(rows, rate, step, None)
             return
         # If the measured direction includes weight decay, do not add it again.
         decay = optimizer.weight_decay if optimizer.direction(step) is None else 0.0
         sizes = self._segments, self._sums, self._decayed, rate
-        launch.layer_scales(*sizes, optimizer.trust_ratio, largest, decay, self._scales, self._l2)
+        updates.layer_scales(*sizes, optimizer.trust_ratio, largest, decay, self._scales, self._l2)
         self._apply(rows, 1.0, step, None)  # the scales include the learning rate
 
     def _measure(self, rows: Array, step: int) -> None:
         direction = self._optimizer.direction(step)
         how = direction is not None, self._optimizer.layerwise, direction or (0.0, 0.0, 0.0, 0.0)
         given = self._segments, self._decay, rows, self._first, rows[0]
-        launch.measure_segments(*how, *given, *self._vectors, self._sums, go=self._go, factor=self._factor)
+        updates.measure_segments(*how, *given, *self._vectors, self._sums, go=self._go, factor=self._factor)
 
     def _apply(self, rows: Array, rate: float, step: int, factor: Any) -> None:
         optimizer = self._optimizer
@@ -100,7 +100,7 @@ class GpuUpdate:
         decay = self._no_decay if optimizer.layerwise else self._decay
         given = self._segments, self._scales, self._l2, decay, rows, self._first
         more = {"rate": rate, "go": self._go, "factor": factor}
-        launch.update_segments(*fused, *given, 0, *self._vectors, self._average, follow, **more)
+        updates.update_segments(*fused, *given, 0, *self._vectors, self._average, follow, **more)
 
     def _apply_rule(self, grads: Array, rate: float, step: int, factor: Any, follow: float) -> None:
         """Do what ``update_segments`` does, with a rule that is not compiled: on copies, for a step may be skipped."""

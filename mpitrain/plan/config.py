@@ -310,44 +310,19 @@ GROUPS: list[type] = list(typing.get_type_hints(RunConfig).values())
 # The fields of all groups, by the flat names of the options.
 FIELDS = {each.name: each for group in GROUPS for each in dataclasses.fields(group)}
 
-_MINIMUM = {
-    "batch_size": 1,
-    "train_steps": 0,
-    "accumulate_steps": 1,
-    "devices_per_rank": 1,
-    "seed": 0,
-    "log_steps": 0,
-    "validate_steps": 0,
-    "save_steps": 0,
-    "histogram_steps": 0,
-    "trace_steps": 1,
-    "save_secs": 0,
-    "keep": 0,
-    "keep_every": 0,
-    "time_limit": 1,
-    "threads": 1,
-    "bucket_bytes": 0,
-    "ps": 0,
-    "staleness": 0,
-    "backup_workers": 0,
-    "local_steps": 1,
-}
+_AT_LEAST_0 = "train_steps seed log_steps validate_steps save_steps histogram_steps save_secs keep keep_every"
+_AT_LEAST_1 = "batch_size accumulate_steps devices_per_rank trace_steps time_limit threads local_steps"
+_MINIMUM = dict.fromkeys([*_AT_LEAST_0.split(), "bucket_bytes", "ps", "staleness", "backup_workers"], 0)
+_MINIMUM |= dict.fromkeys(_AT_LEAST_1.split(), 1)
 
 _MODES_OF: dict[str, tuple[str, ...]] = {
-    "ps": ("async", "ssp", "backup"),
-    "ps_hosts": ("async", "ssp", "backup"),
-    "ps_placement": ("async", "ssp", "backup"),
-    "placement": ("async", "ssp", "backup"),
-    "one_sided": ("async", "ssp", "backup"),
-    "push_precision": ("async", "ssp", "backup"),
+    **dict.fromkeys("ps ps_hosts ps_placement placement one_sided push_precision".split(), SERVED),
     "staleness": ("ssp",),
     "staleness_scaling": ("async", "ssp"),
     "backup_workers": ("backup",),
-    "local_steps": ("local",),
-    "save_per_node": ("sync", "local"),
-    "save_one_file": ("sync", "local"),
-    "elastic_rho": ("local",),
     "gpu_transport": ("sync",),
+    **dict.fromkeys(["local_steps", "elastic_rho"], ("local",)),
+    **dict.fromkeys(["save_per_node", "save_one_file"], ("sync", "local")),
 }
 
 

@@ -54,16 +54,16 @@ class SyncGpu(BulkSynchronous):
     """
 
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Any], initial_state: InitialState) -> None:
-        from ..gpu import ops
         from ..gpu.allreduce.select import select_transport
         from ..gpu.grad_scaler import GradScaler
+        from ..gpu.ops.updates import note_loss
         from ..gpu.update import GpuUpdate
 
         config, device = plan.config, devices[0]
         by_host = config.device.gpu_transport in ("auto", "host")
         vectors = len(plan.vectors) + (cluster.training.node.size + 1 if by_host else 0)
         self._hierarchy = hierarchy = hierarchy_of(cluster, vectors * plan.nbytes, config.parallel.shared_memory)
-        self._device, self._ops = device, ops
+        self._device, self._note_loss = device, note_loss
         size, dtype = plan.layout.size, plan.dtype
         self._host = {name: hierarchy.shared.allocate((size,), dtype) for name in plan.vectors}
         step, data_cursor, extra_state = initial_state(self._host if hierarchy.node.rank == 0 else None, 0)
@@ -97,7 +97,7 @@ class SyncGpu(BulkSynchronous):
         self._started = 0
         if self._transport is not None:
             with self._device.activate():
-                self._ops.note_loss(self._loss, self._sent[-1:])
+                self._note_loss(self._loss, self._sent[-1:])
 
     def ready(self, start: int) -> None:
         if self._transport is None:

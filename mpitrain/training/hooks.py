@@ -58,11 +58,12 @@ class Log(Hook):
     """
 
     def __init__(self, every: int, strategy: Strategy) -> None:
-        self._every, self._strategy = every, strategy
+        self._when, self._strategy = EveryNSteps(every), strategy
 
     def begin(self, loop: Any) -> None:
         self._chief, self._reported_s = loop.cluster.chief, loop.training_s
         self._reported_steps = loop.step
+        self._when.start(loop.step)
         self._timed = self._warned = False
         self._compared_from: list[WorkerStats] | None = None
         if loop.cluster.chief:
@@ -81,11 +82,10 @@ class Log(Hook):
             self._report_if_due(loop)
 
     def _report_if_due(self, loop: Any) -> None:
-        if not self._every or loop.step // self._every <= self._before.step // self._every:
-            return
-        stats = self._strategy.stats()
-        if stats.step // self._every > self._before.step // self._every:
-            self._report(loop, stats)
+        if self._when.reached(loop.step):
+            stats = self._strategy.stats()
+            if self._when.due(stats.step):
+                self._report(loop, stats)
 
     def _report(self, loop: Any, stats: Stats) -> None:
         before, self._before = self._before, stats

@@ -15,6 +15,7 @@ import pytest
 
 from mpitrain.core import ops
 from mpitrain.gpu import ops as launch
+from mpitrain.gpu.ops import updates
 from mpitrain.optim import rules
 
 RELATIVE = {"float32": 1e-5, "float64": 1e-12}
@@ -63,7 +64,8 @@ class Device:
         if arguments[-1] is BUFFER:
             dtype = arguments[0].dtype
             moved[-1] = lambda tag, shape: self.put(np.zeros(shape, dtype), shift)
-        result = getattr(launch, name)(*moved)
+        operation = getattr(launch, name, None) or getattr(updates, name)
+        result = operation(*moved)
         results = [] if result is None else result if isinstance(result, tuple) else [result]
         arrays = [a for a, given in zip(moved, arguments, strict=True) if isinstance(given, np.ndarray)]
         return [None if a is None else self.get(a) for a in (*results, *arrays)]
@@ -273,7 +275,7 @@ def test_an_update_can_be_called_off_and_scaled(device: Device, dtype: Any) -> N
         launch.use(device.places[0])
         there = {name: device.put(np.array([value]), 0) if name != "rate" else value for name, value in more.items()}
         moved = [device.put(a, 0) if _is_array(a) else a for a in arguments]
-        launch.update_segments(*moved, **there)
+        updates.update_segments(*moved, **there)
         return [device.get(moved[i]) for i in (9, 10, 11)]
 
     for one, two in zip(changed(go=0.0), (params, slot0, slot1), strict=True):
@@ -298,42 +300,42 @@ def decide(device: Device, total: Any, state: np.ndarray, policy: str, scaled: b
 
 
 @each_dtype
-@pytest.mark.parametrize("policy", launch.POLICIES)
+@pytest.mark.parametrize("policy", updates.POLICIES)
 def test_a_step_is_judged_by_its_loss(device: Device, policy: str, dtype: Any) -> None:
     state = np.zeros(9)
-    state[launch.SCALE] = 4
+    state[updates.SCALE] = 4
     good, bad = np.array([5], dtype), np.array([np.nan], dtype)
     state = decide(device, good, state, policy)
-    assert [state[i] for i in (launch.GO, launch.UPDATED, launch.OWN, launch.TOTAL)] == [1, 1, 2, 5]
-    assert state[launch.FACTOR] == 0.25 and state[launch.SCALE] == 4
+    assert [state[i] for i in (updates.GO, updates.UPDATED, updates.OWN, updates.TOTAL)] == [1, 1, 2, 5]
+    assert state[updates.FACTOR] == 0.25 and state[updates.SCALE] == 4
     state = decide(device, bad, state, policy)
-    assert state[launch.GO] == (policy == "ignore") and np.isnan(state[launch.TOTAL])
+    assert state[updates.GO] == (policy == "ignore") and np.isnan(state[updates.TOTAL])
     state = decide(device, good, state, policy)
-    assert state[launch.GO] == (policy != "stop"), "what comes after the step that ends the run changes nothing"
+    assert state[updates.GO] == (policy != "stop"), "what comes after the step that ends the run changes nothing"
 
 
 def test_the_scale_follows_overflows(device: Device) -> None:
     state, good = np.zeros(9), np.array([1.0])
-    state[launch.SCALE] = 1024
-    state[launch.OVERFLOW] = 1
+    state[updates.SCALE] = 1024
+    state[updates.OVERFLOW] = 1
     broken = decide(device, np.array([np.nan]), state, "skip", scaled=True)
-    assert [broken[i] for i in (launch.GO, launch.SCALE)] == [0, 1024], "the scale is not to blame"
+    assert [broken[i] for i in (updates.GO, updates.SCALE)] == [0, 1024], "the scale is not to blame"
     state = decide(device, good, state, "ignore", scaled=True)
-    assert [state[i] for i in (launch.GO, launch.SCALE, launch.OVERFLOW)] == [0, 512, 0]
-    assert state[launch.FACTOR] == 1 / 1024, "the gradient at hand was made with the scale of before"
-    state[launch.GOOD] = 1999
+    assert [state[i] for i in (updates.GO, updates.SCALE, updates.OVERFLOW)] == [0, 512, 0]
+    assert state[updates.FACTOR] == 1 / 1024, "the gradient at hand was made with the scale of before"
+    state[updates.GOOD] = 1999
     state = decide(device, good, state, "stop", scaled=True)
-    assert [state[i] for i in (launch.GO, launch.SCALE, launch.GOOD)] == [1, 1024, 0]
+    assert [state[i] for i in (updates.GO, updates.SCALE, updates.GOOD)] == [1, 1024, 0]
 
 
-@pytest.mark.parametrize("policy", launch.POLICIES)
+@pytest.mark.parametrize("policy", updates.POLICIES)
 def test_a_gradient_that_no_scale_mends_is_as_a_loss_that_is_not_finite(device: Device, policy: str) -> None:
     state = np.zeros(9)
-    state[launch.SCALE] = state[launch.OVERFLOW] = 1
+    state[updates.SCALE] = state[updates.OVERFLOW] = 1
     state = decide(device, np.array([1.0]), state, policy, scaled=True)
-    assert state[launch.GO] == (policy == "ignore") and state[launch.SCALE] == 1
-    assert np.isnan(state[launch.TOTAL]) and np.isnan(state[launch.OWN])
-    assert state[launch.STOPPED] == (policy == "stop")
+    assert state[updates.GO] == (policy == "ignore") and state[updates.SCALE] == 1
+    assert np.isnan(state[updates.TOTAL]) and np.isnan(state[updates.OWN])
+    assert state[updates.STOPPED] == (policy == "stop")
 
 
 @each_dtype
@@ -364,7 +366,7 @@ def test_scales_of_segments(device: Device, norm: float) -> None:
 
 
 def test_rules_have_the_numbers_of_the_numba_form() -> None:
-    assert [getattr(rules, name.upper()) for name in launch.RULES] == list(range(len(launch.RULES)))
+    assert [getattr(rules, name.upper()) for name in updates.RULES] == list(range(len(updates.RULES)))
 
 
 # Losses.

@@ -1,4 +1,4 @@
-"""Operations on the GPU: those of ``core.ops``, with equal signatures, and those of optimizers.
+"""Operations on the GPU: those of ``core.ops``, with equal signatures. Those of optimizers are in ``updates``.
 
 Arrays are C-contiguous device arrays, and no function waits for the device. Results that the CPU's operations return as
 Python numbers are float64 arrays of shape () or (2,), which the caller reads when needed.
@@ -39,26 +39,6 @@ from .grid import (
     team_grid,
     teams,
     use as use,
-)
-from .updates import (
-    FACTOR as FACTOR,
-    GO as GO,
-    GOOD as GOOD,
-    OVERFLOW as OVERFLOW,
-    OWN as OWN,
-    POLICIES as POLICIES,
-    RULES as RULES,
-    SCALE as SCALE,
-    STOPPED as STOPPED,
-    TOTAL as TOTAL,
-    UPDATED as UPDATED,
-    clip_scales as clip_scales,
-    decide_update as decide_update,
-    find_overflow as find_overflow,
-    layer_scales as layer_scales,
-    measure_segments as measure_segments,
-    note_loss as note_loss,
-    update_segments as update_segments,
 )
 
 ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "tanh", "sigmoid")  # in the order of activation.cu

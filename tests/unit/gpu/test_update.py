@@ -10,6 +10,7 @@ import pytest
 
 from mpitrain import optim
 from mpitrain.gpu import ops as launch
+from mpitrain.gpu.ops import updates
 from mpitrain.gpu.update import GpuUpdate
 
 from ...support.kernel_cases import Device
@@ -50,7 +51,7 @@ def test_steps_agree_with_those_of_the_processor(
     trained = np.arange(SIZE) < LAYOUT.n_trained
     for step in range(4):
         scale, grads = 2.0**step, draw(step + 1)
-        there.state[launch.FACTOR] = 1 / scale
+        there.state[updates.FACTOR] = 1 / scale
         there.apply(np.where(trained, scale, 1.0) * grads, step)
         here.step(grads[np.newaxis], step)
         np.testing.assert_allclose(there.everything(), here.everything(), rtol=1e-9, atol=1e-12)
@@ -61,7 +62,7 @@ def test_a_step_that_is_called_off_changes_nothing(device: Device, optimizer: op
     run = GpuRun(device, optimizer, optim.moving_average(0.9))
     run.apply(draw(1), 0)
     before = run.everything()
-    run.state[launch.GO] = 0
+    run.state[updates.GO] = 0
     grads = draw(2)
     grads[3] = np.nan
     run.apply(grads, 1)
