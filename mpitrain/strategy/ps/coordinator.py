@@ -3,7 +3,7 @@
 A *work item* is one batch for one worker; its number determines the examples. One counter assigns the numbers, so an
 epoch contains each example once, however fast each worker is. No work item is assigned at or beyond the *pause step*
 until that is moved. When all assigned items are finished, the parameters are those of exactly that step; then every
-worker is told to pause, once.
+worker receives ``PAUSE``, once.
 
 The state is in shared memory on the node of the first server (``CoordinatorMemory``), changed under one lock. The
 operations of every step are compiled, and take a fraction of a microsecond. Workers use it as a ``StepCoordinator``:
@@ -34,10 +34,10 @@ BINS = 32  # of the staleness histogram; the last one also counts all higher val
 
 _LOCK = 0
 _NEXT, _DONE, _PAUSE_STEP, _END, _STEP, _ARRIVED, _SUMMED, _UPDATED, _LOSS, _SKIPPED = range(WORDS, WORDS + 10)
-# The step at which workers are told to pause, or -1; whether the chief has requested that pause, or the next one.
+# The step at which workers receive PAUSE, or -1; whether the chief has requested that pause, or the next one.
 _POINT, _POINT_REQUESTED, _REQUESTED = range(WORDS + 10, WORDS + 13)
 _HEAD = 2 * WORDS
-# Offsets in a worker's row; the last one is the step at which it was told to pause.
+# Offsets in a worker's row; the last one is the step at which it last received PAUSE.
 _CLOCK, _STEPS, _DROPPED, _STALE_SUM, _STALE_MAX, _READS, _PAUSED = range(7)
 _HISTOGRAM = WORDS
 _ROW = _HISTOGRAM + BINS
@@ -160,7 +160,7 @@ def _next_item(
     item, lead = WAIT, 0
     if words[_DONE] == pause_step and pause_step < words[_END] and words[_POINT] != pause_step:
         words[_POINT], words[_POINT_REQUESTED] = pause_step, words[_REQUESTED]
-    # Once a worker has been told to pause, all are, even if training ends at this step.
+    # Once a worker has received PAUSE, all do, even if training ends at this step.
     if words[_POINT] == pause_step and words[row + _PAUSED] != pause_step:
         words[row + _PAUSED] = pause_step
         item = PAUSE
