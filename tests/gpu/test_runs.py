@@ -107,6 +107,6 @@ def test_ranks_that_share_a_gpu_agree_with_one(way: str, tmp_path: Path) -> None
     assert all(two[name].tobytes() == again[name].tobytes() for name in two)
 
 
-def test_the_memory_of_a_run_is_told(tmp_path: Path) -> None:
+def test_the_memory_of_a_run_is_reported(tmp_path: Path) -> None:
     train(1, tmp_path, SMALL, "--device", "gpu")
     assert "device_memory" in (tmp_path / "metrics.jsonl").read_text()

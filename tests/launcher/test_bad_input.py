@@ -274,7 +274,7 @@ def test_run_refuses_before_it_starts_ranks(openmpi: Mpi) -> None:
     assert done.stderr.splitlines() == [one_line(done.stderr)]
 
 
-def test_run_says_nothing_but_the_line(openmpi: Mpi) -> None:
+def test_run_reports_nothing_but_the_line(openmpi: Mpi) -> None:
     done = run([str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(MLP), "--data-dir", "/nowhere"])
     assert done.returncode == 2
     assert done.stderr.splitlines() == [one_line(done.stderr)]

@@ -38,7 +38,7 @@ def test_ranks_are_compared(mpi: Mpi, tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()], "what was tried is gone, and so are the folders made for it"
 
 
-def test_matrix_kernels_forced_by_the_environment_are_told(openmpi: Mpi, tmp_path: Path) -> None:
+def test_matrix_kernels_forced_by_the_environment_are_reported(openmpi: Mpi, tmp_path: Path) -> None:
     """Sandybridge is no processor's own choice that has AVX2, and every x86 of today has."""
     if "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("needs a processor with AVX2")
@@ -66,7 +66,7 @@ def test_without_a_launcher_the_rest_is_looked_at(openmpi: Mpi, tmp_path: Path) 
     assert found["save and verify"]["verdict"] == "pass"
 
 
-def test_a_launcher_of_another_make_is_told(openmpi: Mpi, mpich: Mpi, tmp_path: Path) -> None:
+def test_a_launcher_of_another_make_is_reported(openmpi: Mpi, mpich: Mpi, tmp_path: Path) -> None:
     words = [*mpich.command(2), str(openmpi.python), "-m", "mpitrain", "doctor", "--json", "--run-dir", str(tmp_path)]
     done = run(words)
     assert done.returncode != 0
@@ -77,7 +77,7 @@ def test_a_launcher_of_another_make_is_told(openmpi: Mpi, mpich: Mpi, tmp_path: 
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="missing: a second core")
-def test_ranks_bound_to_one_core_are_told(openmpi: Mpi, tmp_path: Path) -> None:
+def test_ranks_bound_to_one_core_are_reported(openmpi: Mpi, tmp_path: Path) -> None:
     core = str(min(os.sched_getaffinity(0)))
     words = ["taskset", "-c", core, *openmpi.command(2), str(openmpi.python), "-m", "mpitrain", "doctor", "--json"]
     done = run([*words, "--run-dir", str(tmp_path)])
@@ -85,7 +85,7 @@ def test_ranks_bound_to_one_core_are_told(openmpi: Mpi, tmp_path: Path) -> None:
     assert "2 ranks on 1 core" in read(done)["binding"]["found"]
 
 
-def test_a_folder_that_cannot_be_written_is_told(openmpi: Mpi) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(openmpi: Mpi) -> None:
     status, found = examine(openmpi, 1, Path("/proc/runs"))
     assert status == 1
     assert "/proc/runs " in found["run directory"]["found"]

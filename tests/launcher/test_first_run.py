@@ -7,7 +7,7 @@ from pathlib import Path
 from ..support.launch import JOBS, Mpi
 
 
-def test_compiling_is_told_once(openmpi: Mpi, tmp_path: Path) -> None:
+def test_compiling_is_reported_once(openmpi: Mpi, tmp_path: Path) -> None:
     env = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     words = ("--train-steps", "3", "--run-dir", tmp_path / "run")
     first = openmpi.train(2, JOBS / "small.py", *words, env=env, timeout=120)

@@ -252,7 +252,7 @@ def test_mistakes(openmpi: Mpi, flags: list[str], said: str, tmp_path: Path) -> 
     assert said in one_line(done.stderr)
 
 
-def test_logs_that_cannot_be_written_are_told_in_a_line(openmpi: Mpi, tmp_path: Path) -> None:
+def test_logs_that_cannot_be_written_are_reported_in_a_line(openmpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file, where a folder is to be")
     done = openmpi.run(2, "-m", "mpitrain", "train", SMALL, "--run-dir", tmp_path)
     assert done.returncode == 2

@@ -212,7 +212,7 @@ def test_runs_begun_in_the_same_second_have_folders_of_their_own(openmpi: Mpi, t
     assert all(len(list((folder / "checkpoints").iterdir())) == 1 for folder in folders)
 
 
-def test_skipped_steps_are_told(openmpi: Mpi, tmp_path: Path) -> None:
+def test_skipped_steps_are_reported(openmpi: Mpi, tmp_path: Path) -> None:
     flags = ["--nan", "skip", "--log-steps", "10", "--run-dir", tmp_path]
     openmpi.train(2, JOBS / "diverging.py", *flags)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -162,7 +162,7 @@ def newest(run_dir: Path) -> Path:
 
 
 @pytest.mark.quick
-def test_a_damaged_checkpoint_is_passed_over(openmpi: Mpi, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped(openmpi: Mpi, tmp_path: Path) -> None:
     flags = ["--train-steps", "30", "--save-steps", "10", "--run-dir", tmp_path]
     openmpi.train(2, SMALL, *flags)
     whole = final(tmp_path)

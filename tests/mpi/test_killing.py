@@ -11,7 +11,7 @@ from ..support.launch import Mpi
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_a_killed_run_goes_on_as_if_it_had_not_been(openmpi: Mpi, n: int, tmp_path: Path) -> None:
+def test_a_killed_run_continues_as_if_it_had_not_been(openmpi: Mpi, n: int, tmp_path: Path) -> None:
     killer = Killer(openmpi, n, tmp_path, seed=10 + n)
     killer.kill(3)
     assert killer.counts["kills"] == 3

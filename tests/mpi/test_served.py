@@ -191,7 +191,7 @@ def test_backup_saves_by_the_clock_at_whole_steps(openmpi: Mpi, tmp_path: Path) 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("how", [("--mode", "async"), ("--mode", "backup", "--backup-workers", "0")], ids=" ".join)
-def test_a_resumed_run_goes_on_where_the_data_was(openmpi: Mpi, how: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_resumed_run_continues_where_the_data_was(openmpi: Mpi, how: tuple[str, ...], tmp_path: Path) -> None:
     flags = (*how, "--ps", "1")
     whole = train(openmpi, 2, tmp_path / "whole", *flags)
     train(openmpi, 2, tmp_path / "parts", *flags, "--train-steps", "37")

@@ -101,7 +101,9 @@ def test_a_run_twice_is_the_same_bits(openmpi: Mpi, simulated: dict[str, str], t
     assert_same_bits(a, b)
 
 
-def test_a_run_goes_on_from_gpu_to_processor_and_back(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
+def test_a_run_continues_from_gpu_to_processor_and_back(
+    openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
+) -> None:
     _, whole = train(openmpi, 2, tmp_path / "whole", SMALL)
     for steps, env in (("7", simulated), ("13", None), ("20", simulated)):
         parts = train(openmpi, 2, tmp_path / "parts", "--train-steps", steps, SMALL, env=env)[1]
@@ -117,7 +119,7 @@ def numbers(run_dir: Path, step: int) -> dict[str, float]:
         return opened.attributes.get("run/state", {})
 
 
-def test_a_run_that_scales_its_loss_goes_on_with_that_scale(
+def test_a_run_that_scales_its_loss_continues_with_that_scale(
     openmpi: Mpi, simulated: dict[str, str], tmp_path: Path
 ) -> None:
     """Its steps are so large that gradients overflow before it is interrupted, and again after."""
@@ -140,7 +142,7 @@ def test_the_scale_of_a_loss_is_for_float16_alone(openmpi: Mpi, simulated: dict[
         assert numbers(tmp_path, int(steps)) == held
 
 
-def test_who_computes_where_is_told(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
+def test_who_computes_where_is_reported(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
     said, _ = train(openmpi, 3, tmp_path, "--log-device-placement", "--batch-size", "4", SMALL, env=simulated)
     assert [f"gpu:{i}" in said for i in range(3)] == [True, True, False]
     assert "every worker's device" in said and "each node" not in said
@@ -154,7 +156,7 @@ def test_the_gpus_are_kept_with_a_run(openmpi: Mpi, simulated: dict[str, str], d
     assert 'nvidia_driver = "580.95.05"' in kept and "NVIDIA H100 80GB HBM3" in kept
 
 
-def test_a_model_that_does_not_fit_is_told(
+def test_a_model_that_does_not_fit_is_reported(
     openmpi: Mpi, simulated: dict[str, str], driver: str, tmp_path: Path
 ) -> None:
     words = ["-m", "mpitrain", "train", SMALL, "--run-dir", tmp_path, "--hidden-units", "2000"]
@@ -186,7 +188,7 @@ def openmpi_mpmd(mpi: Mpi, words: list[str], env: dict[str, str]):
     return run([*mpi.command(1), *words], env=env)
 
 
-def test_doctor_tells_of_devices_and_who_gets_which(openmpi: Mpi, simulated: dict[str, str], driver: str) -> None:
+def test_doctor_reports_of_devices_and_who_gets_which(openmpi: Mpi, simulated: dict[str, str], driver: str) -> None:
     env = {**simulated, "LD_LIBRARY_PATH": driver, "COLUMNS": "200"}
     done = openmpi.run(3, "-m", "mpitrain", "doctor", env=env)
     assert done.returncode == 0, done.stderr
@@ -232,7 +234,7 @@ def test_gradients_are_summed_in_any_way(
     assert_close(there, by_processors, 1e-9)
 
 
-def test_the_fastest_way_is_taken_and_told(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
+def test_the_fastest_way_is_taken_and_reported(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
     said, _ = train(openmpi, 2, tmp_path, "--train-steps", "2", SMALL, env={**simulated, "SIMULATED_NCCL": "1"})
     (line,) = [line for line in said.splitlines() if line.startswith("GPU transport: ")]
     words = line.replace(":", " ").replace("(", " ").replace(",", " ").split()
@@ -253,7 +255,7 @@ def test_a_resumed_run_takes_the_way_of_before(openmpi: Mpi, simulated: dict[str
 @pytest.mark.parametrize(
     ("way", "ranks", "why"), [("nccl", 2, "nvidia-nccl"), ("cuda-aware", 2, "CUDA"), ("ipc", 2, "nodes")]
 )
-def test_a_way_that_is_not_there_is_told(
+def test_a_way_that_is_not_there_is_reported(
     openmpi: Mpi, simulated: dict[str, str], way: str, ranks: int, why: str, tmp_path: Path
 ) -> None:
     words = ["-m", "mpitrain", "train", SMALL, "--run-dir", tmp_path, "--gpu-transport", way, "--no-shared-memory"]

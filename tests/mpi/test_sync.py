@@ -61,7 +61,7 @@ def test_resuming_is_never_having_stopped(openmpi: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.quick
-def test_resuming_on_other_ranks_goes_on_where_the_data_was(openmpi: Mpi, alone, tmp_path: Path) -> None:
+def test_resuming_on_other_ranks_continues_where_the_data_was(openmpi: Mpi, alone, tmp_path: Path) -> None:
     flags = ("--dtype", "float64")
     train(openmpi, 2, tmp_path, *flags, "--train-steps", "37")
     assert_close(train(openmpi, 3, tmp_path, *flags), alone(*flags), 1e-12)

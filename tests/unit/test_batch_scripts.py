@@ -90,7 +90,7 @@ def test_a_hostile_run_directory_is_a_run_directory(word: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_sbatch_is_told_every_name_as_it_reads_it(name: str) -> None:
+def test_sbatch_is_reported_every_name_as_it_reads_it(name: str) -> None:
     made = render("slurm", batch(name=name))
     assert "\n#SBATCH --output" in made.text  # the name's line is one line
     if "\n" in name:
@@ -106,7 +106,7 @@ def test_sbatch_is_told_every_name_as_it_reads_it(name: str) -> None:
         assert made.words == [] and "Submit it with" not in made.text
 
 
-def test_slurm_is_told_everything() -> None:
+def test_slurm_is_reported_everything() -> None:
     said = lines(
         "slurm",
         "#SBATCH",
@@ -177,12 +177,12 @@ def test_servers_are_the_first_part_of_a_heterogeneous_job() -> None:
     assert "--het-group=0,1" in second and "--ps 3 --ps-placement first" in second
 
 
-def test_srun_is_told_the_plugin_and_the_cores() -> None:
+def test_srun_is_reported_the_plugin_and_the_cores() -> None:
     text = render("slurm", batch(starter="srun", mpi="pmi2", cpus_per_task=4)).text
     assert "srun --mpi=pmi2 --wait=60 --cpus-per-task=4 /opt/python -m mpitrain train job.py" in text
 
 
-def test_pbs_is_told() -> None:
+def test_pbs_is_reported() -> None:
     said = lines("pbs", "#PBS", nodes=2, tasks_per_node=4, cpus_per_task=2, mem="16G", time="90", partition="q")
     assert said[:5] == [
         "-N a_job",
@@ -204,7 +204,7 @@ def test_a_schedulers_file_of_hosts_has_a_line_for_each_rank(tmp_path: Path) -> 
     assert assign_ranks(read_hostfile(path), 6) == [Host("a", 3), Host("b", 3)]
 
 
-def test_lsf_is_told() -> None:
+def test_lsf_is_reported() -> None:
     said = lines("lsf", "#BSUB", nodes=2, gpus_per_node="4", time="90", partition="q", account="p")
     assert said == [
         '-J "a_job"',
@@ -316,7 +316,7 @@ def test_what_cannot_be_meant_is_refused(given: dict[str, object], says: str) ->
     ],
     ids=str,
 )
-def test_what_a_scheduler_cannot_be_told_is_refused(scheduler: str, given: dict[str, object], says: str) -> None:
+def test_what_a_scheduler_cannot_be_reported_is_refused(scheduler: str, given: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         render(scheduler, batch(**given))  # type: ignore[arg-type]
 

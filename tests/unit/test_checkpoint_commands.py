@@ -57,7 +57,7 @@ def test_verify(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", [["inspect"], ["export", "--to", "npz"], ["diff", "run"]])
-def test_what_does_not_verify_is_told_in_a_line(run_dir: Path, command: list[str], capsys) -> None:
+def test_what_does_not_verify_is_reported_in_a_line(run_dir: Path, command: list[str], capsys) -> None:
     spoil(run_dir / "checkpoints" / "step-0000000010.h5")
     assert main([*command, str(run_dir)]) == 1
     said = capsys.readouterr().err
@@ -86,7 +86,7 @@ def test_a_mistake_is_one_line(run_dir: Path, words: list[str], told: str, capsy
     assert len(said.splitlines()) == 1
 
 
-def test_inspect_tells_what_there_is(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_reports_what_there_is(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = save(checkpoint.path_for(run_dir / "checkpoints", 12345), 12345, loss_scale=4096.0, loss_scale_steps=3.0)
     assert main(["inspect", str(run_dir)]) == 0
     said = capsys.readouterr().out
@@ -108,7 +108,7 @@ def test_inspect_tells_what_there_is(run_dir: Path, capsys: pytest.CaptureFixtur
     assert "averages/n.mean" in said
 
 
-def test_diff_tells_where_two_differ(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_reports_where_two_differ(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = Path("a.h5"), Path("b.h5")
     save(a)
     save(b)
@@ -129,7 +129,7 @@ def test_diff_tells_where_two_differ(run_dir: Path, capsys: pytest.CaptureFixtur
     assert weight.startswith("params/a.weight: 1 of 6 ") and "0.5" in weight
 
 
-def test_diff_tells_of_another_scale_of_the_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_reports_of_another_scale_of_the_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / name for name in ("a.h5", "b.h5", "c.h5")]
     for path, numbers in zip(paths, ({"loss_scale": 4096.0}, {"loss_scale": 2048.0}, {}), strict=True):
         save(path, **numbers)

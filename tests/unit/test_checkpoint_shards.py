@@ -151,7 +151,7 @@ def test_parts_go_with_their_checkpoint(tmp_path: Path) -> None:
     assert len([*tmp_path.iterdir()]) == 3
 
 
-def test_a_checkpoint_with_a_damaged_part_is_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_damaged_part_is_skipped(tmp_path: Path) -> None:
     older, newer = write(tmp_path, state(), 2, step=1), write(tmp_path, state(), 2, step=2)
     shard = checkpoint.shard_paths(newer)[1]
     shard.write_bytes(shard.read_bytes()[:-1])

@@ -70,7 +70,7 @@ def test_what_is_not_finite_arrives_and_leaves_no_trace(precision, dtype) -> Non
         ("float32", np.float64, 1e39),
     ],
 )
-def test_what_is_too_large_is_told(precision, dtype, value: float) -> None:
+def test_what_is_too_large_is_reported(precision, dtype, value: float) -> None:
     """It would arrive as infinity, or cut off at every step."""
     vector = np.array([1, value, np.nan], dtype)
     with pytest.raises(ConfigError, match=f"--push-precision {precision}"):

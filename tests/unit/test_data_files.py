@@ -129,7 +129,7 @@ def test_a_flipped_bit_in_a_gzipped_file_is_found(tmp_path):
     assert str(path) in message(lambda: read(split))
 
 
-def test_a_file_that_goes_on_after_its_end_is_named(tmp_path):
+def test_a_file_that_continues_after_its_end_is_named(tmp_path):
     write(tmp_path, make_arrays())
     path = tmp_path / NAMES[1]
     path.write_bytes(path.read_bytes() + b"\0")

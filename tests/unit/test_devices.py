@@ -59,14 +59,14 @@ def test_a_fraction_that_is_asked_for_is_taken() -> None:
     assert [own[0].fraction for own in shares] == [0.25, 0.25]
 
 
-def test_who_shares_and_who_has_none_is_told() -> None:
+def test_who_shares_and_who_has_none_is_reported() -> None:
     workers = [*node(0, ["a"], ["a"]), *node(1, [])]
     sharing, without = sorted(describe(workers, assign_gpus(workers, 1, None)), reverse=True)
     assert "2 workers on n0" in sharing and "1 GPU" in sharing
     assert "worker 2" in without and "n1" in without and WHY in without
 
 
-def test_a_cupy_that_does_not_work_is_told() -> None:
+def test_a_cupy_that_does_not_work_is_reported() -> None:
     workers = [VisibleGpus(0, "n0", [], "CuPy is installed but failed: no", is_broken=True)] * 2
     assert describe(workers, assign_gpus(workers, 1, None)) == [f"no GPU: {workers[0].why}"]
 

@@ -22,7 +22,7 @@ def test_plugins_are_read() -> None:
     assert slurm.plugins(PLUGINS) == ["cray_shasta", "pmi2", "pmix"]
 
 
-def test_file_systems_are_told() -> None:
+def test_file_systems_are_reported() -> None:
     assert file_system(Path("/proc/self")) == "proc"
     assert file_system(Path("/dev/shm/x")) == "tmpfs"
 

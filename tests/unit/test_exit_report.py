@@ -74,7 +74,7 @@ def test_how_a_run_ended_well() -> None:
     assert judged(0) == Outcome("finished")  # nobody could write in the run directory
 
 
-def test_a_crash_when_all_is_done_is_told_and_no_failure() -> None:
+def test_a_crash_when_all_is_done_is_reported_and_no_failure() -> None:
     done = [rank(number, done=True) for number in range(2)]
     ended = judged(139, *done, rank(2, done=True, ended_at=1.0, signal=11))
     assert ended.kind == "finished"
@@ -84,7 +84,7 @@ def test_a_crash_when_all_is_done_is_told_and_no_failure() -> None:
 
 
 @pytest.mark.parametrize("number", [9, 15])
-def test_what_a_launcher_ends_when_all_is_done_is_not_told(number: int) -> None:
+def test_what_a_launcher_ends_when_all_is_done_is_not_reported(number: int) -> None:
     done = [rank(each, done=True, stopped=True) for each in range(2)]
     ended = judged(75, *done, rank(2, done=True, stopped=True, ended_at=1.0, signal=number))
     assert ended == Outcome("stopped")
@@ -96,7 +96,7 @@ def test_a_launcher_that_ends_with_0_before_its_ranks_have_ended() -> None:
     assert lost.reason.startswith("mpirun, process 7, ") and lost.reason.endswith("host h1, in step 42")
 
 
-def test_a_lost_host_is_told_before_the_exceptions_that_others_meet() -> None:
+def test_a_lost_host_is_reported_before_the_exceptions_that_others_meet() -> None:
     said, met = "Remote host: h1\n  Daemon exit status: 0\n", {"status": 1, "ended_at": 1.0}
     reason = judged(1, rank(0, error=LOST, **met), rank(1), said=said).reason
     assert reason.startswith("mpirun, process 7, ") and "host h1" in reason
@@ -160,7 +160,7 @@ def test_the_rank_that_died_is_named(entries: list[RankStatus], who: str, how: s
     assert (f"in step {step + 1}" in outcome.reason) if step is not None else ("in step" not in outcome.reason)
 
 
-def test_a_users_mistake_is_told_already() -> None:
+def test_a_users_mistake_is_reported_already() -> None:
     assert judged(2, rank(0, mistake=True)) == Outcome("mistake")
 
 
@@ -178,7 +178,7 @@ def test_another_attempt() -> None:
 # What ranks leave.
 
 
-def test_what_a_rank_has_said_is_read(tmp_path: Path) -> None:
+def test_what_a_rank_has_printed_is_read(tmp_path: Path) -> None:
     one = RankStatusFile(tmp_path, 3)
     one.set_role("ps", 1)
     one.set_step(1234567)

@@ -43,7 +43,7 @@ def test_a_line_counts_when_it_is_whole(tmp_path: Path, torn: str) -> None:
     assert steps(read_run(tmp_path)) == [10, 20]
 
 
-def test_lines_that_are_none_are_passed_over(tmp_path: Path) -> None:
+def test_lines_that_are_none_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'\xff\xfe\n[1]\n{"loss": 1}\n7\n{"step": "x"}\n{"step": 5, "loss": 1.5}\n')
     assert steps(read_run(tmp_path)) == [5]
@@ -81,7 +81,7 @@ def test_measured_twice_at_a_step_the_newer_holds(tmp_path: Path) -> None:
     assert len(run.series("accuracy")) == 1
 
 
-def test_time_goes_on_after_a_resume_and_a_torn_line(tmp_path: Path) -> None:
+def test_time_continues_after_a_resume_and_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     first = MetricsFile(path)
     first.write(10, 4.0, {"loss": 1.0})
@@ -116,7 +116,7 @@ def test_options_are_read(tmp_path: Path) -> None:
     assert len(run.newest("workers")) == 2
 
 
-def test_what_is_no_run_is_told(tmp_path: Path) -> None:
+def test_what_is_no_run_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="none: "):
         open_run(tmp_path / "none")
     with pytest.raises(RecordError, match=f"{tmp_path} .*metrics"):

@@ -84,7 +84,7 @@ def test_root_is_allowed_only_where_it_is_root() -> None:
 @pytest.mark.parametrize("launcher", ALL, ids=str)
 @pytest.mark.parametrize("ranks", [1, 9])
 @pytest.mark.parametrize("said", [["--bind-to", "socket"], ["-map-by", "node"], ["--map-by=node"]])
-def test_where_the_user_says_what_ranks_are_bound_to_nothing_is_added(
+def test_where_the_user_reports_what_ranks_are_bound_to_nothing_is_added(
     launcher: Launcher, ranks: int, said: list[str]
 ) -> None:
     assert words(launcher, LaunchSpec(ranks, words=said)) == ["-n", str(ranks), *said]

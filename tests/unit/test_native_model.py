@@ -183,7 +183,7 @@ def test_what_is_summed_over_workers_has_been_summed_over_devices() -> None:
 
 
 @pytest.mark.parametrize("bad", [20, 22, 24], ids=["the first", "the second", "the last"])
-def test_a_device_that_fails_is_told_and_keeps_none_waiting(bad: int) -> None:
+def test_a_device_that_fails_is_reported_and_keeps_none_waiting(bad: int) -> None:
     """It fails before BatchNorm, where the others wait for its sums."""
     with pytest.raises(ArithmeticError, match="a tower of this layer"):
         gradient(3, Counting(bad))

@@ -67,7 +67,7 @@ def test_join_lets_each_count_from_where_it_begins():
         (lambda: optim.join([2], [1.0, -1.0]), "-1.0"),
     ],
 )
-def test_nonsense_is_refused_in_one_line_that_says_what_was_given(build, names):
+def test_nonsense_is_refused_in_one_line_that_reports_what_was_given(build, names):
     with pytest.raises(JobError) as caught:
         build()
     assert names in str(caught.value) and "\n" not in str(caught.value)

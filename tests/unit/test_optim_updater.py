@@ -346,7 +346,7 @@ def test_an_empty_range_is_nothing_to_do():
         (lambda: optim.moving_average(1.0), "1.0"),
     ],
 )
-def test_nonsense_is_refused_in_one_line_that_says_what_was_given(build, names):
+def test_nonsense_is_refused_in_one_line_that_reports_what_was_given(build, names):
     with pytest.raises(JobError) as caught:
         build()
     assert names in str(caught.value) and "\n" not in str(caught.value)

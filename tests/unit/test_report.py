@@ -98,7 +98,7 @@ def test_nothing_is_fetched_and_no_id_is_given_twice(tmp_path: Path) -> None:
     assert len(text) < 600_000
 
 
-def test_the_page_tells_what_differs(tmp_path: Path) -> None:
+def test_the_page_reports_what_differs(tmp_path: Path) -> None:
     a = {"run": {"mode": "sync", "seed": 1, "run_dir": "x"}, "versions": {"numpy": "2"}}
     b = {"run": {"mode": "sync", "seed": 2, "run_dir": "y"}, "versions": {"numpy": "2", "extra": "1"}}
     assert differences([a, b]) == [("seed", ["1", "2"]), ("extra", ["", "1"])]
@@ -146,7 +146,7 @@ def test_the_commands_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--png", "empty"], "metrics"),
     ],
 )
-def test_mistakes_are_told_in_a_line(
+def test_mistakes_are_reported_in_a_line(
     tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(tmp_path / "run")
@@ -160,7 +160,7 @@ def test_mistakes_are_told_in_a_line(
     assert error.count("\n") == 1
 
 
-def test_a_missing_package_is_told(
+def test_a_missing_package_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)

@@ -70,7 +70,7 @@ def test_names_that_would_break_the_table_are_escaped(tmp_path: Path, capsys: py
     assert table(capsys, tmp_path).keys() == {"a\\nb", "\\x1b[31m", "\\udcff"}
 
 
-def test_a_folder_that_is_none_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_none_is_reported_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", str(tmp_path / "none")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert main(["runs", str(tmp_path)]) == 0

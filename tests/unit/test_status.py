@@ -28,12 +28,12 @@ def never(pid: int, start: str) -> bool:
 
 
 @pytest.mark.parametrize("state", ["finished", "stopped", "failed"])
-def test_a_run_that_says_how_it_ended_is_believed(state: status.State) -> None:
+def test_a_run_that_reports_how_it_ended_is_believed(state: status.State) -> None:
     assert classify(replace(RUNNING, state=state), ELSEWHERE, 1e9, never) == state
 
 
 @pytest.mark.parametrize("age", [-1e6, 0.0, 1e6, None])
-def test_on_its_own_machine_the_process_is_asked_whatever_the_clock_says(age: float | None) -> None:
+def test_on_its_own_machine_the_process_is_asked_whatever_the_clock_reports(age: float | None) -> None:
     assert classify(RUNNING, HERE, age, alive) == "running"
     assert classify(replace(RUNNING, pid=18), HERE, age, alive) == "died"
     assert classify(replace(RUNNING, pid_start="6"), HERE, age, alive) == "died"  # the number was given again
@@ -114,7 +114,7 @@ def test_a_doubtful_run_is_watched(tmp_path: Path) -> None:
         assert states([quiet, beating], watch_s=3) == {quiet: "died", beating: "running"}
 
 
-def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     heart = Heartbeat(tmp_path / "gone", "1 worker", 1, lambda: 0)
     heart.end("finished")
     assert len(caplog.records) == 1

@@ -98,7 +98,7 @@ def test_what_an_interrupted_attempt_wrote_beyond_the_resume_is_forgotten(tmp_pa
     ]
 
 
-def test_a_missing_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorboard, "available", lambda: False)
     with pytest.raises(ConfigError, match=r"pip install 'mpitrain\[tensorboard\]'"):
         Events(tmp_path)

@@ -132,7 +132,7 @@ def test_steps_with_more_spans_than_there_is_room_for_are_whole_or_left_out() ->
     assert len(spans.kind) == 41 * steps
 
 
-def test_the_shortest_trip_tells_the_offset() -> None:
+def test_the_shortest_trip_reports_the_offset() -> None:
     apart = 1_000_000  # the other clock is so far ahead
     trips = [(0, 900 + apart, 1000), (2000, 2050 + apart, 2100), (3000, 3000 + apart, 3400)]
     at, offset, error = best_offset(trips)

@@ -38,7 +38,7 @@ def test_the_picture_fits_the_terminal(tmp_path: Path, width: int, height: int) 
     assert any("\u2801" <= letter <= "\u28ff" for line in lines for letter in line) == (height > 8)
 
 
-def test_it_says_where_the_run_is(tmp_path: Path) -> None:
+def test_it_reports_where_the_run_is(tmp_path: Path) -> None:
     view = watch.View(make_run(tmp_path / "run", steps=1000))
     write(tmp_path / "run", ELSEWHERE)
     view.look()
@@ -84,7 +84,7 @@ def test_the_command_ends_with_the_run(tmp_path: Path, state: str, capsys: pytes
     assert state in capsys.readouterr().out
 
 
-def test_what_is_no_run_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_run_is_reported_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["watch", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"mpitrain: {tmp_path} ") and error.count("\n") == 1

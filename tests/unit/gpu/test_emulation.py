@@ -43,7 +43,7 @@ def run(library: Path, name: str, n: int, shift: int = 0, is_reversed: bool = Fa
         ("shared_too_far", 40, 0, "an index outside a shared array"),
     ],
 )
-def test_what_is_wrong_is_told(wrong: Path, name: str, n: int, shift: int, told: str) -> None:
+def test_what_is_wrong_is_reported(wrong: Path, name: str, n: int, shift: int, told: str) -> None:
     with pytest.raises(AssertionError, match=told):
         run(wrong, name, n, shift)
 
