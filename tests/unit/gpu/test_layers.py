@@ -12,6 +12,7 @@ from mpitrain import nn, optim
 from mpitrain.core.device import Cpu
 from mpitrain.data import InMemory, loader
 from mpitrain.gpu import ops as launch
+from mpitrain.gpu.ops import updates
 from mpitrain.nn.activation import Activation
 from mpitrain.optim import rules
 
@@ -30,7 +31,7 @@ def same(device: Device, monkeypatch: pytest.MonkeyPatch) -> Compare:
         launch.use(device.places[0])
         with monkeypatch.context() as patch:
             for name in ("update_segments", "measure_segments"):
-                patch.setattr(rules, name, getattr(launch, name))
+                patch.setattr(rules, name, getattr(updates, name))
             patch.setattr(loader, "ops", launch)
             patch.setattr(Cpu, "ops", launch)
             patch.setattr(Cpu, "is_gpu", True)
