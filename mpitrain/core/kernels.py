@@ -1,7 +1,6 @@
 """Compilation of element kernels under common rules, and sums of rows.
 
-Numba compiles kernels at first use. It caches them next to the package, or in the user's cache directory if the package
-is not writable, so that only the first run on a machine waits.
+Numba compiles kernels at first use; ``KernelCache`` stores them, so that only the first run on a machine waits.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from numba import types
 from numba.core import cgutils, event
 from numba.extending import intrinsic
 
+from .kernel_cache import KernelCache
 from .layout import Array
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,7 +63,8 @@ event.register("numba:compile", _Listener())
 
 
 def _compile(function: F, fastmath: bool | set[str]) -> F:
-    compiled: Any = numba.njit(cache=True, nogil=True, fastmath=fastmath, error_model="numpy")(function)
+    compiled: Any = numba.njit(nogil=True, fastmath=fastmath, error_model="numpy")(function)
+    compiled._cache = KernelCache(function)
     return cast(F, compiled)
 
 

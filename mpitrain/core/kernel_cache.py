@@ -1,0 +1,106 @@
+"""Compiled kernels on disk, so that only the first run on a machine compiles them.
+
+Numba's own cache is not safe here. It lies beside the sources, which keeps an uninstalled package importable; and two
+processes that compile different signatures of a function at the same time can store both under one name, after which a
+third process loads the wrong one. This cache lies in the user's cache directory and has one file per signature.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import numba
+from numba.core import compiler, serialize
+
+from ..version import __version__
+
+_PACKAGE = Path(__file__).parents[1]
+_SOURCES = ("core", "comm", "data", "models", "optim", "strategy")  # packages whose kernels call each other
+_DIGEST_BYTES = 32
+
+_log = logging.getLogger(__name__)
+
+
+def cache_directory() -> Path | None:
+    """Return the directory of this version's kernels, or None if the user has no home directory.
+
+    It lies in ``$NUMBA_CACHE_DIR``, ``$XDG_CACHE_HOME/mpitrain`` or ``~/.cache/mpitrain``. Its name contains the versions
+    and a digest of the sources.
+    """
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpitrain"
+    except RuntimeError:
+        return None
+    base = Path(os.environ.get("NUMBA_CACHE_DIR") or base)
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    return base / f"kernels-{__version__}-{python}-numba{numba.__version__}-{_digest_sources()[:16]}"
+
+
+@functools.cache
+def _digest_sources() -> str:
+    digest = hashlib.sha256()
+    for package in _SOURCES:
+        for path in sorted((_PACKAGE / package).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class KernelCache:
+    """The cache of one function, with the methods that Numba's dispatcher calls."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        code = function.__code__
+        constants = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
+        self._code = hashlib.sha256(code.co_code + repr((code.co_names, constants)).encode()).hexdigest()
+
+    @property
+    def cache_path(self) -> str:
+        """The directory of the files."""
+        return str(cache_directory() or "")
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the compiled function of a signature, or None if it is not stored or its file is damaged."""
+        target_context.refresh()
+        path = self._path(sig, target_context.codegen())
+        try:
+            content = path.read_bytes() if path is not None else b""
+        except OSError:
+            return None
+        digest, payload = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        if hashlib.sha256(payload).digest() != digest:
+            return None
+        return compiler.CompileResult._rebuild(target_context, *pickle.loads(payload))
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Store a compiled function; a directory that cannot be written is reported in the log."""
+        path = self._path(sig, data.codegen)
+        if path is None or data.lifted or data.library.has_dynamic_globals:
+            return
+        payload = serialize.dumps(data._reduce())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                whole = Path(folder, path.name)
+                whole.write_bytes(hashlib.sha256(payload).digest() + payload)
+                whole.replace(path)
+        except OSError as error:
+            _log.debug("%s: compiled kernels are not stored: %s", path.parent, error.strerror)
+
+    def _path(self, sig: Any, codegen: Any) -> Path | None:
+        directory = cache_directory()
+        if directory is None:
+            return None
+        key = (self._code, str(sig), *map(str, codegen.magic_tuple()))
+        name = f"{self._function.__module__}.{self._function.__qualname__}"
+        return directory / f"{name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.bin"
