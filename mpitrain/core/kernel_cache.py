@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 def cache_directory() -> Path | None:
     """Return the directory of this version's kernels, or None if the user has no home directory.
 
-    It lies in ``$NUMBA_CACHE_DIR``, ``$XDG_CACHE_HOME/mpitrain`` or ``~/.cache/mpitrain``. Its name contains the versions
+    It lies in ``$NUMBA_CACHE_DIR``, ``$XDG_CACHE_HOME/mpitrain`` or ``~/.cache/mpitrain``. Its name holds the versions
     and a digest of the sources.
     """
     try:
