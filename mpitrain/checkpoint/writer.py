@@ -58,8 +58,7 @@ class CheckpointWriter:
         """Save the state, after the previous save has ended. With ``background`` this returns immediately."""
         self.finish()
         if self._background and not snapshot.private:
-            copying = self._thread.submit(self._copy, snapshot)
-            self._start(snapshot.step, lambda: self._write(copying.result()))
+            self._start(snapshot.step, lambda: self._write(self._copy(snapshot)))
             return
         self._start(snapshot.step, partial(self._write_and_release, snapshot))
 

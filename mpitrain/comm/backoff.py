@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
+from ..core import activity
+
 _SPINS = 2000  # about 20 us before a waiting rank first yields its core
 _YIELD_S = 300e-6  # time spent yielding before the rank sleeps
 _FEW = 16
@@ -33,10 +35,16 @@ class Backoff:
         self._spins = 1 if oversubscribed else _SPINS
         self._launcher = os.getppid()
 
-    def until(self, reached: Callable[[int], bool], progress: Callable[[], object] | None = None) -> None:
+    def until(
+        self,
+        reached: Callable[[int], bool],
+        progress: Callable[[], object] | None = None,
+        blocking_rank: Callable[[], int] | None = None,
+    ) -> None:
         """Return when ``reached(n)``, which polls n times, returns True.
 
-        ``progress`` overrides the attribute. Exits the process if its launcher has been killed.
+        ``progress`` overrides the attribute. ``blocking_rank`` returns the rank that this one waits for; it is called
+        only during a long wait. Exits the process if its launcher has been killed.
         """
         progress = progress or self.progress
         if reached(self._spins):
@@ -54,6 +62,9 @@ class Backoff:
                 progress()
             self.pause(slept)
             slept += 1
+            if slept % LONG == 0 and blocking_rank is not None:
+                activity.wait_for(blocking_rank())
+        activity.wait_for(None)
 
     def pause(self, slept: int) -> None:
         """Sleep briefly, longer after many sleeps. Exit if the launcher has been killed."""

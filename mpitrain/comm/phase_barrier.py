@@ -15,6 +15,7 @@ from ..core.kernels import kernel
 from ..core.layout import Array
 from .atomics import WORDS, load_acquire, store
 from .backoff import Backoff
+from .mpi import MPI
 from .shared_memory import SharedArrays
 
 _PHASE = 0
@@ -52,7 +53,7 @@ class PhaseBarrier:
         self._flags = self._words[_FLAGS::WORDS]
         self._at = self.rank * WORDS + _PHASE
         self._words[self.rank * WORDS : (self.rank + 1) * WORDS] = 0
-        shared.node.Barrier()
+        self._ranks: list[int] = shared.node.allgather(MPI.COMM_WORLD.rank)
         self._waiting = Backoff(oversubscribed=self.size > cores)
 
     def note(self, loss: float, flags: int) -> None:
@@ -80,4 +81,7 @@ class PhaseBarrier:
 
         Exits the process if its launcher has been killed.
         """
-        self._waiting.until(lambda spins: _reached(self._words, self.size, phase, spins), progress)
+        self._waiting.until(lambda spins: _reached(self._words, self.size, phase, spins), progress, self._slowest_rank)
+
+    def _slowest_rank(self) -> int:
+        return self._ranks[int(np.argmin(self._words[_PHASE::WORDS]))]

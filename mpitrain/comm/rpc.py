@@ -183,8 +183,8 @@ class _TransportBase:
         self._codec.decode(mailbox, self._decoded[client])
         return self._decoded[client]
 
-    def _wait(self, arrived: Callable[[], bool]) -> None:
-        self._waiting.until(lambda spins: arrived(), self._progress)
+    def _wait(self, server: int, arrived: Callable[[], bool]) -> None:
+        self._waiting.until(lambda spins: arrived(), self._progress, lambda: server)
 
     def _progress(self) -> None:
         self._comm.Iprobe()
@@ -258,7 +258,7 @@ class WindowTransport(_TransportBase):
     def reply(self, server: int) -> Array:
         index = self._servers.index(server)
         number = int(self._numbers[index])
-        self._wait(lambda: _arrived(self._headers, index, number))
+        self._wait(server, lambda: _arrived(self._headers, index, number))
         self._win.Sync()
         return self._headers[index, _MESSAGE].copy()  # the next reply overwrites the header
 
@@ -337,7 +337,7 @@ class MessageTransport(_TransportBase):
             self._send(self._compact(self._as_sent(vector, server), server), server, _VECTOR)
 
     def reply(self, server: int) -> Array:
-        self._wait(lambda: self._comm.Iprobe(server, _REPLY))
+        self._wait(server, lambda: self._comm.Iprobe(server, _REPLY))
         words = np.empty(HEADER, np.int64)
         self._comm.Recv(words, server, _REPLY)
         if words[0] & 1:

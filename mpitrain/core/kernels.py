@@ -16,12 +16,14 @@ from numba import types
 from numba.core import cgutils, event
 from numba.extending import intrinsic
 
+from . import activity
 from .kernel_cache import KernelCache
 from .layout import Array
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _log = logging.getLogger(__name__)
+_COMPILE = activity.KINDS.index("compile")
 
 _REORDER = {"reassoc", "contract", "arcp", "nsz"}
 
@@ -46,17 +48,18 @@ def reduction(function: F) -> F:
 
 
 class _Listener(event.Listener):  # type: ignore[misc]
-    """Logs the first compilation in this process, which takes long. Kernels loaded from the cache are not compiled."""
+    """Marks compilations, and logs the first one, which takes long. Kernels loaded from the cache are not compiled."""
 
     _logged = False
 
     def on_start(self, event: object) -> None:
+        activity.enter(_COMPILE)
         if not self._logged:
             self._logged = True
             _log.info("compiling kernels for this machine and model type; this takes up to a minute, once")
 
     def on_end(self, event: object) -> None:
-        """Do nothing."""
+        activity.leave()
 
 
 event.register("numba:compile", _Listener())

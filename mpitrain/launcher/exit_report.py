@@ -70,7 +70,7 @@ def recorded_exits(statuses: Sequence[RankStatus]) -> list[RankExit]:
     would record their exit.
     """
     bad = [status for status in statuses if status.ended_at and (status.signal or status.status)]
-    bad.sort(key=lambda status: (_is_secondary(status.signal), status.ended_at))
+    bad.sort(key=lambda status: (not status.hang, _is_secondary(status.signal), status.ended_at))
     return [RankExit(status.rank, status.pid, status.host, status.signal, status.status) for status in bad]
 
 
@@ -110,7 +110,8 @@ def describe_exit(rank_exit: RankExit, statuses: Sequence[RankStatus], ranks: in
         where = f" on {rank_exit.host}" if rank_exit.host else ""
         number = f", process {rank_exit.pid}" if rank_exit.pid else ""
         return f"{who}{where}{number}, {_how(rank_exit)} before training started"
-    return f"{_name(status, ranks)}, {_how(rank_exit)}{_when(status, statuses)}"
+    how = f"{status.hang}; it was ended" if status.hang else _how(rank_exit)
+    return f"{_name(status, ranks)}, {how}{_when(status, statuses)}"
 
 
 def describe_error(status: RankStatus, statuses: Sequence[RankStatus], ranks: int) -> str:

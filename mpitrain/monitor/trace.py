@@ -1,7 +1,7 @@
 """Where a rank's time goes: time spans, recorded on every rank and written to one file for trace viewers.
 
 Code marks its phases with ``span``, as a decorator or a context manager. Without ``--trace`` a span costs a fraction of
-a microsecond and records nothing.
+a microsecond, and only marks the activity that the rank's reaper watches.
 
 Totals cover the whole run. Individual spans are kept only for the last steps, in preallocated arrays. At the end the
 chief gathers them, converts them to its own clock, and writes the Trace Event Format (JSON), which Perfetto and
@@ -22,11 +22,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..core import activity
 from ..core.layout import Array
 
 TRACE = "trace.json"
-# ``step`` is the part of a step that no other kind covers.
-KINDS = tuple("step load forward backward update average push pull wait serve save validate".split())
+# Those of spans; ``step`` is the part of a step that no other kind covers.
+KINDS = activity.KINDS[: activity.KINDS.index("hooks") + 1]
 _STEP, _WAIT = KINDS.index("step"), KINDS.index("wait")
 _SPANS_A_STEP = 32  # sets the array size; if steps have more spans, fewer steps are kept
 
@@ -153,18 +154,18 @@ class span:
         self._kind = KINDS.index(kind)
 
     def __enter__(self) -> None:
+        activity.enter(self._kind)
         if _recorder is not None:
             _recorder.track.begin(self._kind)
 
     def __exit__(self, *error: object) -> None:
+        activity.leave()
         if _recorder is not None:
             _recorder.track.end()
 
     def __call__(self, function: Function) -> Function:
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            if _recorder is None:
-                return function(*args, **kwargs)
             with self:
                 return function(*args, **kwargs)
 

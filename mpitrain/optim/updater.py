@@ -78,10 +78,13 @@ class Updater:
 
         updater.update(lo, hi, rows, step)
 
-    Otherwise it is two calls, with a sum over the ranks that share the vector in between::
+    Otherwise it would ignore clipping and layers, and an update is two calls, with a sum over the ranks that share
+    the vector in between::
 
         sums = updater.prepare(lo, hi, rows, own, step)
         updater.finish(lo, hi, own, sums_of_all_ranks, step)
+
+    A rank that updates the whole vector calls ``update_all``, with any optimizer.
 
     Args:
         optimizer: The optimizer.
@@ -154,6 +157,15 @@ class Updater:
         if order is None:
             order = self._in_order(len(rows))
         self._apply(cut, rows, order, origin, rate_scale * self.optimizer.rate(step), step)
+
+    def update_all(self, grads: Array, step: int) -> None:
+        """Update the whole vector with the gradient ``grads``, shape (size,), which may be overwritten."""
+        size, rows = len(self._params), grads[np.newaxis]
+        if not self.needs_sums:
+            self.update(0, size, rows, step)
+        else:
+            sums = self.prepare(0, size, rows, grads, step)
+            self.finish(0, size, grads, sums, step)
 
     def prepare(self, lo: int, hi: int, rows: Array, own: Array, step: int, *, order: Array | None = None) -> Array:
         """Run the first half of an update: write the gradient (LAMB: the direction) to own[lo:hi]; return its sums.

@@ -140,6 +140,13 @@ class RunDirConfig:
     time_limit: float | None = _option(
         None, "Save and exit before S seconds have passed; Slurm's limit (SLURM_JOB_END_TIME) always applies.", "S"
     )
+    hang_timeout: float | None = _option(
+        None,
+        "End the run and report the rank if a rank makes no progress for S seconds; 0: never.  "
+        "[default: 10 times the longest activity so far, at least 60]",
+        "S",
+    )
+    long_timeout: float = _option(1800.0, "The same for starting, compiling, validating, saving and ending.", "S")
 
 
 @dataclass(frozen=True)
@@ -247,7 +254,8 @@ class RunConfig:
         for name, modes in _MODES_OF.items():
             value = self.options()[name]
             given = flag("no_" + name if value is False else name)
-            if value != FIELDS[name].default and mode not in modes:
+            own_mode = ":" in mode and "sync" in modes  # a user's strategy
+            if value != FIELDS[name].default and mode not in modes and not own_mode:
                 raise ConfigError(
                     f"{given} requires --mode {', '.join(modes)}, but the mode is {mode}; "
                     f"remove {given} or change --mode"
@@ -310,8 +318,10 @@ GROUPS: list[type] = list(typing.get_type_hints(RunConfig).values())
 # The fields of all groups, by the flat names of the options.
 FIELDS = {each.name: each for group in GROUPS for each in dataclasses.fields(group)}
 
-_AT_LEAST_0 = "train_steps seed log_steps validate_steps save_steps histogram_steps save_secs keep keep_every"
-_AT_LEAST_1 = "batch_size accumulate_steps devices_per_rank trace_steps time_limit threads local_steps"
+_AT_LEAST_0 = (
+    "train_steps seed log_steps validate_steps save_steps histogram_steps save_secs keep keep_every hang_timeout"
+)
+_AT_LEAST_1 = "batch_size accumulate_steps devices_per_rank trace_steps time_limit long_timeout threads local_steps"
 _MINIMUM = dict.fromkeys([*_AT_LEAST_0.split(), "bucket_bytes", "ps", "staleness", "backup_workers"], 0)
 _MINIMUM |= dict.fromkeys(_AT_LEAST_1.split(), 1)
 

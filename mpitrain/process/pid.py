@@ -7,14 +7,24 @@ from pathlib import Path
 
 def pid_start(pid: int) -> str:
     """Return when a process started, in clock ticks; empty if there is no such process."""
-    words = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    words = _stat(pid)
     return words[19] if len(words) > 19 else ""
+
+
+def process_state(pid: int) -> str:
+    """Return the letter of a process's state in /proc, such as ``R`` or ``T``; empty if there is no such process."""
+    return "".join(_stat(pid)[:1])
 
 
 def is_alive(pid: int, start: str) -> bool:
     """Return whether the process with this id and start time is alive on this machine."""
-    words = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    words = _stat(pid)
     return len(words) > 19 and words[19] == start and words[0] not in "ZX"  # a zombie is not alive
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the process's name."""
+    return _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def _text(path: str) -> str:

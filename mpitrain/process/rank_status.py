@@ -17,6 +17,7 @@ import time
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from ..core import activity
 from .pid import pid_start
 
 RUN_DIR_VARIABLE = "MPITRAIN_RUN_DIR"  # the run directory in which the ranks of ``mpitrain run`` register
@@ -39,6 +40,7 @@ class RankStatus:
         ready: Whether a signal makes it save and exit, instead of killing it.
         error: The unexpected exception that it ended with.
         mistake: Whether it ended with a user's error, which has been printed.
+        hang: What it did when its reaper ended it because it made no progress.
         done: Whether it has finished training and written everything.
         stopped: Whether it finished before the last step.
         ended_at: When the process ended, in seconds since the epoch on its host; 0 if the end was not observed.
@@ -56,6 +58,7 @@ class RankStatus:
     ready: bool = False
     error: str = ""
     mistake: bool = False
+    hang: str = ""
     done: bool = False
     stopped: bool = False
     ended_at: float = 0.0
@@ -87,6 +90,7 @@ class RankStatusFile:
 
     def set_step(self, step: int) -> None:
         """Record that ``step`` steps are done."""
+        activity.set_step(step)
         if self._page is not None:
             self._page[:_STEP_DIGITS] = b"%019d" % step
 
@@ -111,6 +115,14 @@ class RankStatusFile:
         self._new_status = replace(self._new_status, **known)  # type: ignore[arg-type]
         if self._path is not None:
             _rewrite(self._path, self._new_status)
+
+
+def record_hang(run_dir: Path, rank: int, pid: int, hang: str) -> None:
+    """Record that a rank's process hangs and will be ended; called by its reaper."""
+    path = folder_of(run_dir) / str(rank)
+    status = _read(path)
+    if status is not None and status.pid == pid:
+        _rewrite(path, replace(status, hang=hang))
 
 
 def record_end(run_dir: Path, rank: int, pid: int, signal: int, exit_status: int) -> None:

@@ -1,4 +1,4 @@
-"""The reaper: a process that waits for its rank, and records how it ended for ``mpitrain run``.
+"""The reaper: a process that watches its rank, ends it if it hangs, and records how it ended for ``mpitrain run``.
 
 Each launcher reports killed processes in its own format, and names the wrong rank if others notice the death first, as
 ranks on other hosts do when a connection closes. Only the parent of the rank's process knows for certain. The process
@@ -7,55 +7,131 @@ that the launcher started therefore becomes the reaper, and the rank is its chil
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import faulthandler
 import os
 import resource
 import signal
+import socket
+import sys
+import textwrap
+import time
 from pathlib import Path
-from types import FrameType
 
+from ..core import activity
 from . import rank_status
+from .pid import process_state
+from .watchdog import Watchdog, describe
 
+HANGS = 124  # exit status of a rank that was ended because it hangs, as of timeout(1)
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_STACKS_SIGNAL = signal.SIGRTMIN + 7  # makes a rank write its Python stacks
+_POLL_S = 0.5
+_WRITING_S = 1.0  # at most, for a rank to write its stacks
+_STOPPED = "tT"  # states in /proc
+_STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "in an uninterruptible system call"}
 
 
-def become_reaper(run_dir: Path, rank: int) -> None:
+def become_reaper(run_dir: Path | None, rank: int) -> None:
     """Fork; return in the child, which becomes the rank. The parent waits for it, and ends in the same way.
 
     Call before MPI starts. If the reaper is killed, the kernel kills the rank; if the launcher is killed, both.
+
+    Args:
+        run_dir: Where ``mpitrain run`` reads the ranks' status files; None if it did not start this rank.
     """
     end_with_parent(signal.SIGKILL)  # a killed launcher does not end its ranks
     launched = os.getpid()
+    page, stacks = activity.ActivityPage(), os.memfd_create("stacks")
     child = os.fork()
-    if not child:
-        end_with_parent(signal.SIGKILL)
-        if os.getppid() != launched:  # the reaper died before prctl took effect
-            os._exit(1)
-        return
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        os.kill(child, number)
-
-    for number in _PASSED_ON:
-        signal.signal(number, pass_on)
-    # Without reaping: the process id must not be reused while signals are still forwarded.
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    for number in _PASSED_ON:
-        signal.signal(number, signal.SIG_IGN)
-    _, how = os.waitpid(child, 0)
-    killed_by = os.WTERMSIG(how) if os.WIFSIGNALED(how) else 0
-    status = 0 if killed_by else os.WEXITSTATUS(how)
-    rank_status.record_end(run_dir, rank, child, killed_by, status)
-    if killed_by:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the rank's core dump is of interest
-        if killed_by in _PASSED_ON:
-            signal.signal(killed_by, signal.SIG_DFL)
-        os.kill(os.getpid(), killed_by)
-        os._exit(128 + killed_by)  # if the signal is ignored here
-    os._exit(status)
+    if child:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, *_PASSED_ON))
+        _Reaper(run_dir, rank, child, page, stacks).run()
+    end_with_parent(signal.SIGKILL)
+    if os.getppid() != launched:  # the reaper died before prctl took effect
+        os._exit(1)
+    activity.write_to(page)
+    faulthandler.register(_STACKS_SIGNAL, file=stacks)
 
 
 def end_with_parent(number: signal.Signals) -> None:
     """Have the kernel send this process a signal when its parent ends."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
+
+
+class _Reaper:
+    """The reaper's work after the fork."""
+
+    def __init__(self, run_dir: Path | None, rank: int, child: int, page: activity.ActivityPage, stacks: int) -> None:
+        self._run_dir, self._rank, self._child = run_dir, rank, child
+        self._page, self._stacks, self._watchdog = page, stacks, Watchdog()
+
+    def run(self) -> None:
+        """Wait for the rank's end, and end in the same way; does not return."""
+        polled_at = time.monotonic()
+        # WNOWAIT: the process id must not be reused while signals are still passed on.
+        while os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            received = signal.sigtimedwait((signal.SIGCHLD, *_PASSED_ON), _POLL_S)
+            if received is not None and received.si_signo != signal.SIGCHLD:
+                os.kill(self._child, received.si_signo)
+            now = time.monotonic()
+            if now >= polled_at + _POLL_S:
+                # Time in which the reaper could not run does not count: its rank may have been suspended, too.
+                self._watch(min(now - polled_at, 2 * _POLL_S))
+                polled_at = now
+        _, how = os.waitpid(self._child, 0)
+        killed_by = os.WTERMSIG(how) if os.WIFSIGNALED(how) else 0
+        self._end(killed_by, 0 if killed_by else os.WEXITSTATUS(how))
+
+    def _watch(self, elapsed_s: float) -> None:
+        seen, state = self._page.read(), process_state(self._child)
+        if self._watchdog.hangs(seen, state in _STOPPED, elapsed_s):
+            doing = f"{_STATES[state]}, {describe(seen)}" if state in _STATES else describe(seen)
+            hang = f"made no progress for {self._watchdog.idle_s:.0f} s: {doing}"
+            report = (
+                f"mpitrain: rank {self._rank}{_role(seen)} on {socket.gethostname()}, process {self._child}, {hang}"
+            )
+            stacks = textwrap.indent(self._read_stacks(), "  ")
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"{report}\n{stacks}")
+                sys.stderr.flush()
+            if self._run_dir is not None:
+                rank_status.record_hang(self._run_dir, self._rank, self._child, hang)
+            os.kill(self._child, signal.SIGKILL)
+            os.waitpid(self._child, 0)
+            self._end(0, HANGS)
+
+    def _read_stacks(self) -> str:
+        """Return the Python stacks of the rank's threads; empty if it cannot run the handler that writes them."""
+        os.lseek(self._stacks, 0, os.SEEK_SET)
+        os.ftruncate(self._stacks, 0)
+        os.kill(self._child, _STACKS_SIGNAL)
+        deadline, size = time.monotonic() + _WRITING_S, 0
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            before, size = size, os.fstat(self._stacks).st_size
+            if size and size == before:
+                break
+        return os.pread(self._stacks, size, 0).decode(errors="replace")
+
+    def _end(self, killed_by: int, status: int) -> None:
+        """Record how the rank ended, and end in the same way."""
+        for number in _PASSED_ON:
+            signal.signal(number, signal.SIG_IGN)
+        if self._run_dir is not None:
+            rank_status.record_end(self._run_dir, self._rank, self._child, killed_by, status)
+        if killed_by:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the rank's core dump is of interest
+            if killed_by in _PASSED_ON:
+                signal.signal(killed_by, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+            os.kill(os.getpid(), killed_by)
+            os._exit(128 + killed_by)  # if the signal is ignored here
+        os._exit(status)
+
+
+def _role(seen: activity.Activity) -> str:
+    role = seen.facts.get("role")
+    return f" ({role})" if role else ""

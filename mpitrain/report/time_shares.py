@@ -20,7 +20,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "serving": ("serve",),
     "saving": ("save",),
     "validating": ("validate",),
-    "other": ("step",),
+    "other": ("step", "hooks"),
 }
 
 

@@ -10,7 +10,7 @@ from ..checkpoint.snapshot import Snapshot
 from ..core.layout import Array
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, Progress, WorkItem
-from .base import Stats, StepResult
+from .base import Stats, StepResult, non_finite_error
 
 STOP = 1  # flag: a worker was asked to stop
 PAUSE = 2  # flag: the chief has requested a consistent point
@@ -20,10 +20,10 @@ class BulkSynchronous:
     """Counts steps and examples; subclasses do the rest of ``base.Strategy``.
 
     A subclass sets ``params`` and ``grads``, and implements ``finish``, ``vector`` and ``close``. ``finish`` averages
-    and updates, calls ``_count``, and calls ``_reach`` after each step at whose end all workers hold the same
-    parameters, with the union of all workers' ``_flags``. Before it changes a vector it calls ``_await_release``.
-    ``_loss`` is this worker's share of the step's mean loss: the sum of all workers' shares is the mean, and the sum of
-    their gradients is its gradient.
+    and updates, if ``_accept`` returns True, and calls ``_await_release`` before it changes a vector. It calls
+    ``_count``, and calls ``_reach`` after each step at whose end all workers hold the same parameters, with the union
+    of all workers' ``_flags``; the last step must be one of these. ``_loss`` is this worker's share of the step's mean
+    loss: the sum of all workers' shares is the mean, and the sum of their gradients is its gradient.
 
     Args:
         rank: Index of this worker among the workers.
@@ -91,6 +91,20 @@ class BulkSynchronous:
             self._snapshot.wait()
             self._snapshot = None
 
+    def _accept(self, losses: Array) -> bool:
+        """Return whether to update with a step's gradient, as ``--nan`` requests for a loss that is not finite.
+
+        Args:
+            losses: Every worker's share of the loss, shape (workers,), the same on all workers.
+
+        Raises:
+            NonFiniteLoss: A loss is not finite and ``--nan`` is ``stop``; on all workers.
+        """
+        nan, finite = self._plan.config.training.nan, math.isfinite(float(losses.sum()))
+        if not finite and nan == "stop":
+            raise non_finite_error(losses, self.progress.step, on_all_ranks=True)
+        return finite or nan == "ignore"
+
     def _count(self, loss: float, updated: bool) -> None:
         """Count one step whose result is known."""
         self._advance()
@@ -98,6 +112,8 @@ class BulkSynchronous:
 
     def _advance(self) -> None:
         step, data_cursor, _ = self.progress
+        if step >= self._train_steps:
+            raise RuntimeError(f"{type(self).__name__}.finish did not call _reach at the last step, {step:,}")
         self.progress = Progress(step + 1, data_cursor + self._examples)
 
     def _tally(self, loss: float, updated: bool) -> None:

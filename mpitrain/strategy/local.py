@@ -87,12 +87,7 @@ class Local(BulkSynchronous):
 
     @span("update")
     def _update(self) -> None:
-        size, rows = len(self.params), self.grads[np.newaxis]
-        if not self._updater.needs_sums:
-            self._updater.update(0, size, rows, self.progress.step)
-            return
-        sums = self._updater.prepare(0, size, rows, self.grads, self.progress.step)
-        self._updater.finish(0, size, self.grads, sums, self.progress.step)
+        self._updater.update_all(self.grads, self.progress.step)
 
     @span("average")
     def _average(self) -> None:

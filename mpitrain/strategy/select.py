@@ -12,6 +12,7 @@ from ..errors import ConfigError
 from ..plan.plan import Plan
 from ..plan.progress import InitialState
 from .base import Strategy
+from .bulk_synchronous import BulkSynchronous
 from .local import Local
 from .ps.asynchronous import Async
 from .ps.backup import BackupOnOneNode, BackupWithServers
@@ -19,6 +20,7 @@ from .ps.store import Store
 from .sync import Sync
 from .sync_gpu import SyncGpu
 
+_MEMBERS = [*Strategy.__annotations__, *(name for name in vars(Strategy) if not name.startswith("_"))]
 MakeStrategy = Callable[[Cluster, Plan, Sequence[Device], InitialState], Strategy]
 
 
@@ -67,7 +69,16 @@ def _imported(mode: str) -> MakeStrategy:
     """Return the class that ``package.module:Class`` names."""
     module, _, name = mode.partition(":")
     try:
-        found: MakeStrategy = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"--mode {mode}: {error}; must name a class in a module that Python can import") from error
-    return found
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ConfigError(f"--mode {mode}: {why}; must name a class in a module that Python can import") from error
+    if not isinstance(found, type):
+        raise ConfigError(f"--mode {mode}: is of type {type(found).__name__}, must be a class")
+    missing = [name for name in _MEMBERS if name not in ("params", "grads", "progress") and not hasattr(found, name)]
+    if missing or getattr(found, "vector", None) is BulkSynchronous.vector:
+        raise ConfigError(
+            f"--mode {mode}: {', '.join(missing) or 'vector'} missing; see mpitrain.strategy.base.Strategy"
+        )
+    make: MakeStrategy = found
+    return make

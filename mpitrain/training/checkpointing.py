@@ -66,6 +66,10 @@ class WrittenCheckpoints(Checkpoints):
     def save(self, snapshot: Snapshot) -> None:
         self._writer.save(snapshot)
 
+    def progress(self) -> None:
+        if not self._writer.busy:
+            self._writer.finish()  # raises an unexpected error of the save at once, not at the next save
+
     def close(self) -> None:
         self._writer.close()
 

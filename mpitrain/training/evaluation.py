@@ -23,9 +23,8 @@ class Evaluator:
     def __init__(self, cluster: Cluster, plan: Plan, strategy: Strategy, model: Model, loader: Loader) -> None:
         self._workers, self._strategy, self._model, self._loader = cluster.workers, strategy, model, loader
         self._vector = "params" if plan.moving_average is None else "average"
-        self._most = -(
-            -plan.batch // plan.config.training.accumulate_steps
-        )  # examples per batch: as many as in training
+        # Examples per batch: as many as a micro-batch of training.
+        self._most = -(-plan.batch // plan.config.training.accumulate_steps)
 
     @span("validate")
     def evaluate(self) -> dict[str, float]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..comm.cluster import Cluster
+from ..core import activity
 from ..core.layout import Array
 from ..core.renamed import Renamed, logged
 from ..data import Loader
@@ -23,7 +24,7 @@ from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, WorkItem
 from ..strategy.base import Strategy
 
-_STEP, _LOAD, _FORWARD, _BACKWARD = map(span, ("step", "load", "forward", "backward"))
+_STEP, _LOAD, _FORWARD, _BACKWARD, _HOOKS = map(span, ("step", "load", "forward", "backward", "hooks"))
 
 
 @dataclass
@@ -147,9 +148,11 @@ class Loop:
         self._began, self._paused_s = time.perf_counter(), 0.0
         for hook in self._hooks:
             hook.begin(self)
+        activity.become("wait")  # between steps
         # An overflow shows in the loss, for which there is a policy.
         with np.errstate(all="ignore"):
             self._train()
+        activity.become("end")
         for hook in self._hooks:
             hook.end(self)
 
@@ -164,8 +167,9 @@ class Loop:
     def _pause(self, point: ConsistentPoint) -> None:
         """Call the hooks while all workers hold the same complete parameters."""
         began = time.perf_counter()
-        for at_consistent_point in self._at_consistent_point:
-            at_consistent_point(self, point)
+        with _HOOKS:
+            for at_consistent_point in self._at_consistent_point:
+                at_consistent_point(self, point)
         self._paused_s += time.perf_counter() - began
 
     def _step(self, work: WorkItem) -> None:
@@ -180,8 +184,9 @@ class Loop:
             with _BACKWARD:
                 model.backward(on_ready=strategy.ready)  # announces finished ranges, last layer first
             strategy.finish()
-        for after_step in self._after_step:
-            after_step(self)
+        with _HOOKS:
+            for after_step in self._after_step:
+                after_step(self)
 
 
 def _defined(hooks: Sequence[Hook], method: str) -> list[Callable[..., None]]:

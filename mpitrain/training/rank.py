@@ -23,6 +23,7 @@ from ..checkpoint.resume import ResumePlan, plan_resume
 from ..comm.cluster import Cluster, OtherRankFailed, report_crash
 from ..comm.mpi import MPI, library_name
 from ..comm.shared_dataset import SharedDataset
+from ..core import activity
 from ..core.device import Device
 from ..core.layout import Array
 from ..data import Loader, Split
@@ -40,7 +41,7 @@ from ..plan.hook import Hook
 from ..plan.job import Job
 from ..plan.placement import ranges_of
 from ..plan.plan import Plan, make_plan
-from ..process.launcher_env import launched_rank
+from ..process.launcher_env import is_launched, launched_rank
 from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.reaper import become_reaper
@@ -137,6 +138,8 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     config = request.config
     cluster.assign(config)
     rank_status.set_role(cluster.role, cluster.task_index)
+    activity.describe(role=f"{cluster.role} {cluster.task_index}")
+    activity.set_limits(config.run.hang_timeout, config.run.long_timeout)
     if RUN_DIR_VARIABLE in os.environ:
         set_output_prefix(None if cluster.chief else cluster.rank)
     devices, notes = choose_devices(cluster, config)
@@ -334,12 +337,14 @@ def _launcher_run_dir() -> Path | None:
 
 
 def _register_rank() -> RankStatusFile:
-    """Register this rank with ``mpitrain run``, if that started it."""
-    run_dir, rank = os.environ.get(RUN_DIR_VARIABLE), launched_rank(os.environ)
-    if run_dir:
-        become_reaper(Path(run_dir), rank)
+    """Start this rank's reaper if a launcher started the rank, and register with ``mpitrain run`` if that did."""
+    given, rank = os.environ.get(RUN_DIR_VARIABLE), launched_rank(os.environ)
+    run_dir = Path(given) if given else None
+    if is_launched(os.environ):
+        become_reaper(run_dir, rank)
+    if run_dir is not None:
         set_output_prefix(rank or None)
-    return RankStatusFile(Path(run_dir) if run_dir else None, rank)
+    return RankStatusFile(run_dir, rank)
 
 
 def _open_files(folder: Path, request: TrainRequest, config: RunConfig) -> RunFiles:

@@ -125,8 +125,9 @@ def test_clipping_and_decay_are_those_of_the_package(openmpi: Mpi, rules: Path, 
     assert_close(mine, own, 1e-12)
 
 
-def test_a_bad_rule_is_reported_in_one_line(openmpi: Mpi, rules: Path, tmp_path: Path) -> None:
-    rules.write_text(RULES.replace("        params -= rate * np.sign", "        return params - rate * np.sign"))
+@pytest.mark.parametrize("instead", ["return params - rate", "params = params - rate"])
+def test_a_bad_rule_is_reported_in_one_line(openmpi: Mpi, rules: Path, instead: str, tmp_path: Path) -> None:
+    rules.write_text(RULES.replace("        params -= rate * np.sign", f"        {instead} * np.sign"))
     done = openmpi.run(2, "-m", "mpitrain", "train", rules, "--run-dir", tmp_path / "run")
     assert done.returncode == 2, done.stderr
     assert "lion.update" in one_line(done.stderr)

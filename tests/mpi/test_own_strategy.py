@@ -9,7 +9,7 @@ import pytest
 
 from mpitrain import checkpoint
 
-from ..support.launch import ROOT, Mpi
+from ..support.launch import ROOT, Mpi, one_line
 
 # Averages the gradients of every second step, like gradient accumulation over steps.
 STRATEGY = '''
@@ -23,7 +23,7 @@ class EverySecondStep(BulkSynchronous):
     """Sums gradients over two steps and all workers, then updates; workers do not communicate in between."""
 
     def __init__(self, cluster, plan, devices, initial_state):
-        self.comm, size = cluster.workers, plan.layout.size
+        self.comm, self.plan, size = cluster.workers, plan, plan.layout.size
         self.vectors = {name: np.zeros(size, plan.dtype) for name in plan.vectors}
         self.params, self.grads = self.vectors["params"], np.zeros(size, plan.dtype)
         self.total = np.zeros_like(self.grads)
@@ -32,13 +32,16 @@ class EverySecondStep(BulkSynchronous):
         self.updater = plan.updater(self.vectors)
 
     def finish(self):
-        self.total += self.grads
-        self._count(self.comm.allreduce(float(self._loss)), updated=True)
+        losses = np.array(self.comm.allgather(float(self._loss)))
+        accepted = self._accept(losses)
+        if accepted:
+            self.total += self.grads
+        self._count(losses.sum(), accepted)
         step = self.progress.step
-        if step % 2 == 0:
+        if step % 2 == 0 or step == self.plan.train_steps:
             self.comm.Allreduce(MPI.IN_PLACE, self.total)
             self._await_release()
-            self.updater.update(0, len(self.params), self.total[np.newaxis] / 2, step // 2 - 1)
+            self.updater.update_all(self.total / 2, (step - 1) // 2)
             self.total[:] = 0
             self._reach(self.comm.allreduce(self._flags, op=MPI.BOR))
 
@@ -82,3 +85,38 @@ def test_a_mode_that_does_not_exist_is_one_line(openmpi: Mpi, tmp_path: Path, mo
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if line.startswith("mpitrain:")]
     assert len(lines) == 1 and mode in lines[0] and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("flags", [("--nan", "skip"), ("--train-steps", "7")], ids=str)
+def test_the_options_of_a_run_apply_to_a_strategy_of_a_user(
+    openmpi: Mpi, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    (tmp_path / "own_strategy.py").write_text(STRATEGY)
+    job = ROOT / "tests" / "support" / "jobs" / "diverging.py" if "--nan" in flags else ROOT / "jobs" / "mnist_mlp.py"
+    words = [job, "--run-dir", tmp_path / "run", "--mode", "own_strategy:EverySecondStep", *flags]
+    openmpi.train(2, *words, env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    (step,) = checkpoint.steps(tmp_path / "run" / "checkpoints")
+    assert step == 7 or "--nan" in flags
+    with checkpoint.Checkpoint(checkpoint.path_for(tmp_path / "run" / "checkpoints", step)) as file:
+        assert all(np.isfinite(file.read(name)).all() for name in file.datasets)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("source", "missing"),
+    [
+        (STRATEGY.replace("def finish", "def finishes"), "finish"),
+        (STRATEGY.replace("def vector", "def vectors"), "vector"),
+        (STRATEGY.replace("def close", "def clos"), "close"),
+        ("EverySecondStep = 3", "class"),
+        ("class EverySecondStep(", "SyntaxError"),
+    ],
+    ids=["finish", "vector", "close", "no class", "syntax"],
+)
+def test_an_incomplete_strategy_is_refused(openmpi: Mpi, tmp_path: Path, source: str, missing: str) -> None:
+    (tmp_path / "own_strategy.py").write_text(source)
+    words = ["-m", "mpitrain", "train", ROOT / "jobs" / "mnist_mlp.py", "--run-dir", tmp_path / "run"]
+    env = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = openmpi.run(2, *words, "--mode", "own_strategy:EverySecondStep", env=env)
+    assert done.returncode == 2
+    assert missing in one_line(done.stderr)

@@ -85,7 +85,7 @@ class PsStrategy:
 
     def _complete(self, spins: int) -> bool:
         """Return whether all begun steps are applied; keep the state."""
-        self._state = self.state()
+        self._state = self._state_now()
         return self._state.done == self._state.begun
 
     def _leave_point(self) -> None:
@@ -105,7 +105,7 @@ class PsStrategy:
     def request_stop(self) -> None:
         self._coordinator.stop()
 
-    def state(self) -> CoordinatorState:
+    def _state_now(self) -> CoordinatorState:
         """Return the progress of training, and the statistics of each worker since this run began."""
         return self._coordinator.state()
 
@@ -178,7 +178,7 @@ class PsStrategy:
         """Do nothing: the gradient is submitted as a whole."""
 
     def stats(self) -> Stats:
-        state = self.state()
+        state = self._state_now()
         steps = state.done - self._begin_step - state.skipped
         return Stats(state.done, state.loss, steps, state.skipped, state.worker_stats)
 

@@ -346,7 +346,10 @@ class CoordinatorMemory:
     def request_pause(self) -> None:
         """See ``StepCoordinator``."""
         with self._locked():
-            self._words[_PAUSE_STEP], self._words[_REQUESTED] = min(self._words[_PAUSE_STEP], self._begun()), 1
+            self._words[_PAUSE_STEP], self._words[_REQUESTED] = (
+                min(self._words[_PAUSE_STEP], max(self._begun(), self._words[_POINT] + 1)),
+                1,
+            )
 
     def stop(self) -> None:
         """See ``StepCoordinator``."""

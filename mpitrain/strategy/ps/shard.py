@@ -161,11 +161,11 @@ class Shard:
     def gather(self, grads: Array, out: Array, first: bool) -> None:
         """Add a gradient, shaped as for ``apply``, to the shard's ranges of ``out``; the first one overwrites them."""
         for lo, hi, origin in self._origins(compact=len(grads) == self.size):
-            aligned_range = grads[lo - origin : hi - origin]
+            part = grads[lo - origin : hi - origin]
             if first:
-                out[lo:hi] = aligned_range
+                out[lo:hi] = part
             else:
-                out[lo:hi] += aligned_range
+                out[lo:hi] += part
 
     def collect(self, row: int, item: int, step: int, loss: float) -> None:
         """backup: mark the gradient in a row of this node as complete for ``step``; ``collected`` returns it."""

@@ -82,7 +82,7 @@ def train() -> None:
     pushed = cluster.workers.allreduce(steps)
     assert pushed == count * plan.gradients_per_step, (pushed, count)
     assert (strategy.params[used] == pushed).all(), (strategy.params[used].min(), strategy.params[used].max(), pushed)
-    state = strategy.state()
+    state = strategy._state_now()
     assert state.done == count
     assert sum(account.steps for account in state.worker_stats) == pushed
     if mode == "ssp":

@@ -1,0 +1,136 @@
+"""What this process is doing, on a page of memory that another process can read at any time.
+
+The training thread marks its activities with ``enter`` and ``leave``, which only store integers; ``monitor.trace.span``
+calls them. The process that watches a rank maps the same page, and learns from it whether the rank makes progress.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+
+KINDS = tuple(
+    "step load forward backward update average push pull wait serve save validate hooks compile start end".split()
+)
+LONG_LIMIT_S = 1800.0  # for operations that take long, until ``set_limits`` is called
+_COUNT, _STEP, _DEPTH, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S = range(6)
+_STACK, _STACK_WORDS = 8, 24
+_TEXT = 8 * (_STACK + _STACK_WORDS)  # byte offset
+_BYTES = 4096
+
+_words: memoryview = memoryview(bytearray(_BYTES)).cast("q")  # replaced by ``write_to``
+_thread = 0  # the thread that marks its activities; 0 for none
+_depth = 0
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a process was doing at one moment.
+
+    Attributes:
+        count: Grows with every activity that begins.
+        step: Number of completed steps.
+        kinds: The activities, the outermost first.
+        waits_for: The rank that it waits for, if it waits for a single known one.
+        limit_s: Seconds without progress after which it counts as hanging; 0 for never, None for the default.
+        long_limit_s: The same for operations that take long.
+        facts: What is known about the process, such as its role.
+    """
+
+    count: int
+    step: int
+    kinds: tuple[str, ...]
+    waits_for: int | None
+    limit_s: float | None
+    long_limit_s: float
+    facts: dict[str, Any]
+
+
+class ActivityPage:
+    """A page of memory that is shared with processes forked later. Every method is local."""
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, _BYTES)
+        self.words = memoryview(self.memory).cast("q")
+        self.words[_STACK] = KINDS.index("start")
+        self.words[_LIMIT_S], self.words[_LONG_LIMIT_S] = -1, round(1e3 * LONG_LIMIT_S)
+
+    def read(self) -> Activity:
+        """Return the activity at this moment; may be called by any process that has the page."""
+        words = self.words
+        depth = min(max(words[_DEPTH], 0), _STACK_WORDS - 1)
+        stack = words[_STACK : _STACK + depth + 1].tolist()
+        kinds = tuple(KINDS[kind] for kind in stack if 0 <= kind < len(KINDS))
+        text = bytes(self.memory[_TEXT:]).split(b"\0", 1)[0]
+        try:
+            facts = json.loads(text) if text else {}
+        except ValueError:  # it is being written
+            facts = {}
+        waits_for, limit_s = words[_WAITS_FOR] - 1, words[_LIMIT_S]
+        return Activity(
+            words[_COUNT],
+            words[_STEP],
+            kinds,
+            waits_for if waits_for >= 0 else None,
+            None if limit_s < 0 else limit_s / 1e3,
+            words[_LONG_LIMIT_S] / 1e3,
+            facts,
+        )
+
+
+def write_to(page: ActivityPage) -> None:
+    """Mark the calling thread's activities on ``page`` from now on."""
+    global _words, _thread, _depth
+    _words, _thread, _depth = page.words, get_ident(), 0
+
+
+def enter(kind: int) -> None:
+    """Mark the begin of an activity; ``kind`` is an index into ``KINDS``. Other threads' calls do nothing."""
+    global _depth
+    if get_ident() == _thread:
+        _depth += 1
+        if _depth < _STACK_WORDS:
+            _words[_STACK + _depth] = kind
+        _words[_DEPTH] = _depth
+        _words[_COUNT] += 1
+
+
+def leave() -> None:
+    """Mark the end of the innermost activity."""
+    global _depth
+    if get_ident() == _thread:
+        _depth -= 1
+        _words[_DEPTH] = _depth
+
+
+def become(kind: str) -> None:
+    """Set the outermost activity, such as ``start``."""
+    _words[_STACK] = KINDS.index(kind)
+    _words[_COUNT] += 1
+
+
+def set_step(step: int) -> None:
+    """Record the number of completed steps."""
+    _words[_STEP] = step
+
+
+def set_limits(limit_s: float | None, long_limit_s: float) -> None:
+    """Set the seconds without progress after which this process counts as hanging; see ``Activity``."""
+    _words[_LIMIT_S] = -1 if limit_s is None else round(1e3 * limit_s)
+    _words[_LONG_LIMIT_S] = round(1e3 * long_limit_s)
+
+
+def describe(**facts: Any) -> None:
+    """Set what the watching process should know; values that JSON can hold, at most 3 KiB in all."""
+    text = json.dumps(facts).encode() + b"\0"
+    area = _words.cast("B")[_TEXT:]
+    if len(text) <= len(area):
+        area[: len(text)] = text
+
+
+def wait_for(rank: int | None) -> None:
+    """Mark that this process waits for ``rank``; None: for no single known one."""
+    _words[_WAITS_FOR] = 0 if rank is None else rank + 1

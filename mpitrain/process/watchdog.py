@@ -1,0 +1,96 @@
+"""Decide whether a rank hangs: it makes no progress, and it is not the rank that others make it wait for."""
+
+from __future__ import annotations
+
+import math
+
+from ..core.activity import Activity
+
+SHORTEST_LIMIT_S = 60.0  # of the default limit
+HOOK_LIMIT_S = 600.0  # the default in hooks: users' hooks may do anything, at some steps only
+_STEPS_OF_LIMIT = 10  # the default limit in multiples of the longest activity so far
+_MEASURED_STEPS = 2  # after which that multiple is known
+_LONG = {"start", "end", "compile", "save", "validate"}
+_WAITING = {"average", "push", "pull", "wait", "step"}
+_DOING = {
+    "start": "starting",
+    "step": "agreeing with the other ranks on a step",
+    "load": "loading data",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "update": "updating parameters",
+    "average": "averaging with the other ranks",
+    "push": "sending gradients",
+    "pull": "receiving parameters",
+    "wait": "waiting for the other ranks",
+    "serve": "serving a request",
+    "save": "saving a checkpoint",
+    "validate": "validating",
+    "hooks": "in a hook",
+    "compile": "compiling kernels",
+    "end": "ending",
+}
+
+
+class Watchdog:
+    """Measures how long one process has made no progress.
+
+    Any change of its activity is progress. A process that waits for others gets twice the limit of long operations,
+    because another rank may validate and then save. A stopped process has the ordinary limit, whatever it was doing.
+    """
+
+    def __init__(self) -> None:
+        self._seen: Activity | None = None
+        self._longest_s = 0.0  # the longest activity that was neither waiting nor expected to be long
+        self.idle_s = 0.0
+
+    def hangs(self, seen: Activity, stopped: bool, elapsed_s: float) -> bool:
+        """Return whether the process hangs.
+
+        Args:
+            seen: Its activity now.
+            stopped: Whether the kernel has stopped it.
+            elapsed_s: Seconds since the last call in which this process itself could run.
+        """
+        before, self._seen = self._seen, seen
+        if before is not None and seen.count == before.count:
+            self.idle_s += elapsed_s
+        else:
+            if before is not None and not is_waiting(before) and not _is_long(before):
+                self._longest_s = max(self._longest_s, self.idle_s)
+            self.idle_s = 0.0
+        return self.idle_s > self.limit_s(seen, stopped)
+
+    def limit_s(self, seen: Activity, stopped: bool) -> float:
+        """Return the seconds without progress after which the process hangs."""
+        if seen.limit_s == 0:
+            return math.inf
+        limit_s = seen.limit_s
+        if limit_s is None:
+            shortest_s = HOOK_LIMIT_S if "hooks" in seen.kinds else SHORTEST_LIMIT_S
+            limit_s = max(shortest_s, _STEPS_OF_LIMIT * self._longest_s)
+        if stopped:
+            return limit_s
+        if is_waiting(seen):
+            return max(limit_s, 2 * seen.long_limit_s)
+        if _is_long(seen) or (seen.limit_s is None and seen.step < _MEASURED_STEPS):
+            return max(limit_s, seen.long_limit_s)
+        return limit_s
+
+
+def is_waiting(seen: Activity) -> bool:
+    """Return whether a process waits for other ranks."""
+    return seen.waits_for is not None or (bool(seen.kinds) and seen.kinds[-1] in _WAITING)
+
+
+def _is_long(seen: Activity) -> bool:
+    return not _LONG.isdisjoint(seen.kinds)
+
+
+def describe(seen: Activity) -> str:
+    """Return what a process is doing, such as ``in a hook``."""
+    if seen.waits_for is not None:
+        return f"waiting for rank {seen.waits_for}"
+    doing = _DOING[seen.kinds[-1]]
+    outer = next((kind for kind in seen.kinds[:-1] if kind in ("validate", "save", "hooks")), "")
+    return f"{_DOING[outer]}, {doing}" if outer else doing

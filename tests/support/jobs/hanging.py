@@ -1,0 +1,66 @@
+"""A rank that makes no progress: in a layer, in a hook, or stopped by a signal."""
+
+import os
+import signal
+import time
+
+import numpy as np
+
+from mpitrain import Hook, Job, data, nn, optim
+from mpitrain.process.launcher_env import launched_rank
+
+STEP = 20
+
+
+class Endless(nn.Layer):
+    """Loops forever in its n-th forward pass."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def forward(self, x, ctx):
+        self.left -= 1
+        while self.left == 0:
+            pass
+        return x
+
+    def backward(self, dy):
+        return dy
+
+
+class Hang(Hook):
+    """Sleeps or stops itself after a step; all ranks take at least 5 ms per step."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def after_step(self, loop) -> None:
+        time.sleep(0.005)
+        if loop.step < STEP:
+            return
+        if self.kind == "sleep":
+            time.sleep(1000)
+        if self.kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def job(*, kind: str = "sleep", rank: int = 1, steps: int = 2000) -> Job:
+    """Train until one rank hangs.
+
+    Args:
+        kind: loop, sleep, stop, or none.
+        rank: The rank that hangs.
+    """
+    mine = launched_rank(os.environ) == rank
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((600, 8)).astype(np.float32)
+    return Job(
+        model=nn.Sequential(Endless(STEP if mine and kind == "loop" else 0), nn.Dense(8, 3)),
+        loss=nn.SoftmaxCrossEntropy(),
+        optimizer=optim.sgd(0.1),
+        train=data.from_arrays(x, rng.integers(0, 3, 600)),
+        batch_size=10,
+        train_steps=steps,
+        hooks=[Hang(kind if mine else "none")],
+    )
