@@ -291,9 +291,9 @@ def losses(run_dir: Path) -> list[float]:
 def test_a_part_that_cannot_be_written_leaves_no_checkpoint(mpi: Mpi, how: str, tmp_path: Path) -> None:
     done = mpi.run(3, "-m", "tests.support.programs.failing_part", tmp_path, how)
     assert done.returncode == 0, done.stdout + done.stderr
-    told, there = done.stdout.splitlines()
-    assert " step 2 " in told and "Disk quota exceeded (node1); " in told
-    assert there == "[3, 1]"
+    message, steps = done.stdout.splitlines()
+    assert " step 2 " in message and "Disk quota exceeded (node1); " in message
+    assert steps == "[3, 1]"
 
 
 REFUSALS = {
@@ -309,13 +309,13 @@ REFUSALS = {
 def test_a_file_that_nodes_write_together(
     openmpi: Mpi, parallel_hdf5: dict[str, str], how: str, refusal: str, small_disk: Path
 ) -> None:
-    """It holds what one node would have written; where one node cannot, there is none, and training goes on."""
+    """The file equals one written by a single node. If a node fails, no file is left and training continues."""
     folder = small_disk / "checkpoints"
     done = openmpi.run(3, "-m", "tests.support.programs.together", folder, how, refusal, env=parallel_hdf5)
     assert done.returncode == 0, done.stdout + done.stderr
-    told, there = done.stdout.splitlines()
-    assert " step 2 " in told and REFUSALS[refusal] in told
-    assert there == "['step-0000000001.h5', 'step-0000000003.h5']"
+    message, names = done.stdout.splitlines()
+    assert " step 2 " in message and REFUSALS[refusal] in message
+    assert names == "['step-0000000001.h5', 'step-0000000003.h5']"
     for step, path in checkpoint.steps(folder).items():
         checkpoint.verify(path)
         found = {name: np.zeros_like(vector) for name, vector in state(step).items()}

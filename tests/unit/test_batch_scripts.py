@@ -1,4 +1,4 @@
-"""Batch scripts as a pure function: what schedulers are told, and what a shell makes of them."""
+"""Batch scripts as a pure function: the options passed to schedulers, and how a shell reads them."""
 
 from __future__ import annotations
 
@@ -90,15 +90,15 @@ def test_a_hostile_run_directory_is_a_run_directory(word: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_sbatch_is_reported_every_name_as_it_reads_it(name: str) -> None:
+def test_sbatch_reads_every_job_name_unchanged(name: str) -> None:
     made = render("slurm", batch(name=name))
     assert "\n#SBATCH --output" in made.text  # the name's line is one line
     if "\n" in name:
         assert made.words == [f"--job-name={name}"]
-        (told,) = (line for line in made.text.splitlines() if line.startswith("# Submit it with "))
-        bash = ["bash", "-c", "sbatch() { printf '%s\\0' \"$@\"; }; " + told.removeprefix("# Submit it with ")]
-        said = subprocess.run(bash, capture_output=True, text=True, timeout=30, check=True).stdout
-        assert said.split("\0")[:-1] == [*made.words, "/work dir/run/batch/job.sh"]
+        (hint,) = (line for line in made.text.splitlines() if line.startswith("# Submit it with "))
+        bash = ["bash", "-c", "sbatch() { printf '%s\\0' \"$@\"; }; " + hint.removeprefix("# Submit it with ")]
+        output = subprocess.run(bash, capture_output=True, text=True, timeout=30, check=True).stdout
+        assert output.split("\0")[:-1] == [*made.words, "/work dir/run/batch/job.sh"]
     else:
         line = next(line for line in made.text.splitlines() if "--job-name" in line)
         # In what these have, sbatch reads double quotes and backslashes as a shell does without its dollars.
@@ -106,8 +106,8 @@ def test_sbatch_is_reported_every_name_as_it_reads_it(name: str) -> None:
         assert made.words == [] and "Submit it with" not in made.text
 
 
-def test_slurm_is_reported_everything() -> None:
-    said = lines(
+def test_all_options_reach_slurm() -> None:
+    options = lines(
         "slurm",
         "#SBATCH",
         nodes=2,
@@ -131,7 +131,7 @@ def test_slurm_is_reported_everything() -> None:
         array="0-9%2",
         extra=["--nice=10 --comment='two words'"],
     )
-    assert said == [
+    assert options == [
         '--job-name="a job"',
         '--output="/work dir/run/batch/%A_%a.log"',
         "--open-mode=append",
@@ -177,21 +177,21 @@ def test_servers_are_the_first_part_of_a_heterogeneous_job() -> None:
     assert "--het-group=0,1" in second and "--ps 3 --ps-placement first" in second
 
 
-def test_srun_is_reported_the_plugin_and_the_cores() -> None:
+def test_srun_receives_the_plugin_and_the_cores() -> None:
     text = render("slurm", batch(starter="srun", mpi="pmi2", cpus_per_task=4)).text
     assert "srun --mpi=pmi2 --wait=60 --cpus-per-task=4 /opt/python -m mpitrain train job.py" in text
 
 
-def test_pbs_is_reported() -> None:
-    said = lines("pbs", "#PBS", nodes=2, tasks_per_node=4, cpus_per_task=2, mem="16G", time="90", partition="q")
-    assert said[:5] == [
+def test_pbs_options() -> None:
+    options = lines("pbs", "#PBS", nodes=2, tasks_per_node=4, cpus_per_task=2, mem="16G", time="90", partition="q")
+    assert options[:5] == [
         "-N a_job",
         "-j oe",
         "-o /w/run/batch/",
         "-l select=2:ncpus=8:mpiprocs=4:mem=16gb",
         "-l walltime=01:30:00",
     ]
-    assert "-q q" in said and "-r y" in said
+    assert "-q q" in options and "-r y" in options
     text = render("pbs", batch(Path("/w"), nodes=2, tasks_per_node=4, time="90")).text
     assert '-n 8 --hostfile "$PBS_NODEFILE" job.py' in text
     assert "MPITRAIN_END_TIME=$(($(date +%s) + 5400))" in text
@@ -204,9 +204,9 @@ def test_a_schedulers_file_of_hosts_has_a_line_for_each_rank(tmp_path: Path) -> 
     assert assign_ranks(read_hostfile(path), 6) == [Host("a", 3), Host("b", 3)]
 
 
-def test_lsf_is_reported() -> None:
-    said = lines("lsf", "#BSUB", nodes=2, gpus_per_node="4", time="90", partition="q", account="p")
-    assert said == [
+def test_lsf_options() -> None:
+    options = lines("lsf", "#BSUB", nodes=2, gpus_per_node="4", time="90", partition="q", account="p")
+    assert options == [
         '-J "a_job"',
         "-o /w/run/batch/%J.log",
         "-n 8",
@@ -283,7 +283,7 @@ def test_durations(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "expected"),
     [
         ({"time": "soon"}, "--time is 'soon'"),
         ({"time": "0"}, "--time is '0'"),
@@ -295,13 +295,13 @@ def test_durations(text: str, seconds: int) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_meant_is_refused(given: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_options_are_refused(given: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         Resources(**given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "given", "says"),
+    ("scheduler", "given", "expected"),
     [
         ("slurm", {"folder": Path("/a\\b")}, "--run-dir"),
         ("slurm", {"extra": ["licenses=x"]}, "--licenses"),
@@ -316,8 +316,10 @@ def test_what_cannot_be_meant_is_refused(given: dict[str, object], says: str) ->
     ],
     ids=str,
 )
-def test_what_a_scheduler_cannot_be_reported_is_refused(scheduler: str, given: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_options_that_a_scheduler_does_not_support_are_refused(
+    scheduler: str, given: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
         render(scheduler, batch(**given))  # type: ignore[arg-type]
 
 
@@ -349,7 +351,7 @@ def test_names_of_runs_can_be_folders() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sweep", "says"),
+    ("sweep", "expected"),
     [
         (["lerning_rate=1"], "did you mean learning_rate"),
         (["learning_rate=x"], "not a valid float"),
@@ -359,8 +361,8 @@ def test_names_of_runs_can_be_folders() -> None:
         (["learning_rate=1", "learning_rate=2"], "--sweep learning_rate "),
     ],
 )
-def test_what_cannot_be_swept_is_refused(sweep: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_sweeps_are_refused(sweep: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         combinations(sweep, OPTIONS)
 
 
@@ -424,11 +426,11 @@ def test_ranks_of_an_allocation(environ: dict[str, str], ranks: int | None) -> N
     assert allocated_ranks(environ) == ranks
 
 
-def test_a_refusal_is_one_line_with_a_mend() -> None:
-    said = (
+def test_a_refusal_is_one_line_with_a_fix() -> None:
+    output = (
         "sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed: Invalid partition\n"
     )
-    line = refusal("sbatch", said)
+    line = refusal("sbatch", output)
     assert line.startswith("sbatch ") and "invalid partition specified: x; Invalid partition" in line
     assert "sinfo" in line and "\n" not in line
 

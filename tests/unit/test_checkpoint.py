@@ -58,7 +58,7 @@ def test_the_newest_is_of_the_highest_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "expected"),
     [
         (
             [("a.weight", (3, 3), "param"), ("a.bias", (2,), "param"), ("n.mean", (2,), "state")],
@@ -68,13 +68,13 @@ def test_the_newest_is_of_the_highest_step(tmp_path: Path) -> None:
         ([("a.weight", (3, 2), "param"), ("c", (1,), "param"), ("n.mean", (2,), "state")], ["params/c "]),
     ],
 )
-def test_another_model_is_named(tmp_path: Path, other, told: list[str]) -> None:
+def test_another_model_is_named(tmp_path: Path, other, expected: list[str]) -> None:
     path = tmp_path / "step-1.h5"
     checkpoint.write(path, LAYOUT, checkpoint.Snapshot({"params": vectors()["params"]}, 1, 0), 0, {})
     layout = Layout.pack(other)
     with pytest.raises(CheckpointError) as caught:
         checkpoint.read(path, layout, {"params": np.zeros(layout.size)}, 0)
-    assert all(part in str(caught.value) for part in told)
+    assert all(part in str(caught.value) for part in expected)
 
 
 def test_another_optimizer_is_named(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
     together.py FOLDER background|waiting limit|files|full
 
 ``limit``: one node's files may not become longer than what comes before its share; ``files``: it may open none;
-``full``: the disk has no room for all of it. Prints what the chief says, and which checkpoints there are. Nodes are
-stand-ins: all are on this host.
+``full``: the disk has no room for all of it. Prints the chief's message and the list of checkpoints. Nodes are
+simulated: all are on this host.
 """
 
 from __future__ import annotations
