@@ -292,9 +292,9 @@ def _sum_over(workers: MPI.Intracomm) -> Callable[[Array], None] | None:
         return None
 
     def sum_over_workers(array: Array) -> None:
-        everyone = np.empty((workers.size, *array.shape), array.dtype)
-        workers.Allgather(np.ascontiguousarray(array), everyone)
-        np.sum(everyone, axis=0, out=array)
+        all_workers = np.empty((workers.size, *array.shape), array.dtype)
+        workers.Allgather(np.ascontiguousarray(array), all_workers)
+        np.sum(all_workers, axis=0, out=array)
 
     return sum_over_workers
 

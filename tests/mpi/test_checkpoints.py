@@ -23,7 +23,7 @@ from mpitrain.process.signals import STOPPED_EARLY
 from ..support.kills import end_all
 from ..support.launch import JOBS, VERSION_0_1, Mpi, missing, one_line
 from ..support.results import assert_close, assert_same_bits, final
-from ..support.saved_state import LAYOUT, numbers, state
+from ..support.saved_state import LAYOUT, extra_state, state
 
 SMALL, RESHARDING = JOBS / "small.py", JOBS / "resharding.py"
 FOREVER = ["--train-steps", "100000000", "--validate-steps", "0", "--log-steps", "0"]
@@ -319,7 +319,7 @@ def test_a_file_that_nodes_write_together(
     for step, path in checkpoint.steps(folder).items():
         checkpoint.verify(path)
         found = {name: np.zeros_like(vector) for name, vector in state(step).items()}
-        assert checkpoint.read(path, LAYOUT, found, 0) == (step, 2 * step, numbers(step))
+        assert checkpoint.read(path, LAYOUT, found, 0) == (step, 2 * step, extra_state(step))
         with h5py.File(path) as file:
             for name, group in (("params", "params"), ("momentum", "optimizer/momentum")):
                 for entry, view in LAYOUT.views(state(step)[name]).items():

@@ -113,8 +113,8 @@ def test_a_run_continues_from_gpu_to_processor_and_back(
 FLOAT16 = ("--dtype", "float32", "--precision", "float16", "--no-normalize", "--batch-size", "6")
 
 
-def numbers(run_dir: Path, step: int) -> dict[str, float]:
-    """What a run's checkpoint holds of the scale of its loss; nothing where it has none."""
+def run_state(run_dir: Path, step: int) -> dict[str, float]:
+    """Return the loss scale state in a run's checkpoint; empty if it has none."""
     with checkpoint.Checkpoint(checkpoint.path_for(run_dir / "checkpoints", step)) as opened:
         return opened.attributes.get("run/state", {})
 
@@ -127,9 +127,9 @@ def test_a_run_that_scales_its_loss_continues_with_that_scale(
     _, whole = train(openmpi, 2, tmp_path / "whole", *flags, env=simulated)
     for steps in ("10", "20"):
         _, parts = train(openmpi, 2, tmp_path / "parts", "--train-steps", steps, *flags, env=simulated)
-    assert 65536 > numbers(tmp_path / "parts", 10)["loss_scale"] > numbers(tmp_path / "parts", 20)["loss_scale"]
+    assert 65536 > run_state(tmp_path / "parts", 10)["loss_scale"] > run_state(tmp_path / "parts", 20)["loss_scale"]
     assert_same_bits(parts, whole)
-    assert numbers(tmp_path / "parts", 20) == numbers(tmp_path / "whole", 20)
+    assert run_state(tmp_path / "parts", 20) == run_state(tmp_path / "whole", 20)
 
 
 def test_the_scale_of_a_loss_is_for_float16_alone(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_the_scale_of_a_loss_is_for_float16_alone(openmpi: Mpi, simulated: dict[
     expected |= {steps: ("float16", simulated, {**first, "loss_scale_steps": int(steps) - 3}) for steps in ("4", "6")}
     for steps, (precision, env, held) in expected.items():
         train(openmpi, 1, tmp_path, *FLOAT16, "--train-steps", steps, "--precision", precision, SMALL, env=env)
-        assert numbers(tmp_path, int(steps)) == held
+        assert run_state(tmp_path, int(steps)) == held
 
 
 def test_who_computes_where_is_reported(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:

@@ -464,9 +464,9 @@ def test_take(device: Device, rows: int, columns: int, stored: Any, dtype: Any) 
 @pytest.mark.parametrize("kind", [*launch.KINDS, "bool"])
 def test_examples_of_every_type(device: Device, kind: str) -> None:
     examples = np.random.default_rng(0).integers(0, 100, (5, 6)).astype(kind)
-    numbers = np.array([4, 0, 0])
-    *_, out = device.run("take", (examples, numbers, 0.5, np.zeros((3, 6), np.float32)))
-    np.testing.assert_array_equal(out, 0.5 * examples[numbers].astype(np.float32))
+    indices = np.array([4, 0, 0])
+    *_, out = device.run("take", (examples, indices, 0.5, np.zeros((3, 6), np.float32)))
+    np.testing.assert_array_equal(out, 0.5 * examples[indices].astype(np.float32))
 
 
 # Sums.
@@ -524,10 +524,10 @@ def test_embedding(device: Device, vocabulary: int, features: int, dtype: Any) -
     rng = np.random.default_rng(0)
     weight, grad = draw((vocabulary, features), dtype), np.full((vocabulary, features), np.nan, dtype)
     for count in (1, 31, 100):
-        numbers = rng.integers(-1, vocabulary + 1, count)
-        as_real = (numbers + 0.5).astype(dtype)
+        indices = rng.integers(-1, vocabulary + 1, count)
+        as_real = (indices + 0.5).astype(dtype)
         as_real[0] = np.nan
-        for rows in (numbers, as_real):
+        for rows in (indices, as_real):
             device.check("take_rows", weight, rows, np.zeros((count, features), dtype))
             device.check("add_rows", draw((count, features), dtype, 1), rows, grad)
 
@@ -535,9 +535,9 @@ def test_embedding(device: Device, vocabulary: int, features: int, dtype: Any) -
 @each_narrow
 def test_embedding_of_16_bits(device: Device, dtype: Any) -> None:
     weight, grad = draw((40, 33), np.float32), np.full((40, 33), np.nan, np.float32)
-    numbers, dy = np.random.default_rng(0).integers(0, 40, 100), draw((100, 33), np.float32, 1).astype(dtype)
-    device.check_narrow("take_rows", weight, numbers, np.zeros_like(dy))
-    device.check_narrow("add_rows", dy, numbers, grad)
+    indices, dy = np.random.default_rng(0).integers(0, 40, 100), draw((100, 33), np.float32, 1).astype(dtype)
+    device.check_narrow("take_rows", weight, indices, np.zeros_like(dy))
+    device.check_narrow("add_rows", dy, indices, grad)
 
 
 # Pooling.

@@ -37,12 +37,12 @@ def vectors(layout: Layout = LAYOUT) -> dict[str, np.ndarray]:
     return made
 
 
-@pytest.mark.parametrize("numbers", [None, {"loss_scale": 4096.0, "loss_scale_steps": 3.0}])
-def test_what_is_written_is_read(tmp_path: Path, numbers: dict[str, float] | None) -> None:
+@pytest.mark.parametrize("extra_state", [None, {"loss_scale": 4096.0, "loss_scale_steps": 3.0}])
+def test_what_is_written_is_read(tmp_path: Path, extra_state: dict[str, float] | None) -> None:
     path, written = checkpoint.path_for(tmp_path / "new", 12), vectors()
-    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(written, 12, 345, numbers), 7, {"mode": "sync"})
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(written, 12, 345, extra_state), 7, {"mode": "sync"})
     read = {name: np.zeros(LAYOUT.size) for name in written}
-    assert checkpoint.read(path, LAYOUT, read, 7) == (12, 345, numbers or {})
+    assert checkpoint.read(path, LAYOUT, read, 7) == (12, 345, extra_state or {})
     for name in written:
         if name == "square":  # state has no slots
             written[name][LAYOUT.n_trained :] = 0

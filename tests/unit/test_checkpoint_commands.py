@@ -18,7 +18,7 @@ LAYOUT = Layout.pack([("a.weight", (3, 2), "param"), ("a.bias", (2,), "param"), 
 
 
 def save(
-    path: Path, step: int = 5, dtype: str = "float32", scale: float = 1.0, **numbers: float
+    path: Path, step: int = 5, dtype: str = "float32", scale: float = 1.0, **extra_state: float
 ) -> dict[str, np.ndarray]:
     """Write a checkpoint; return its parameters by name."""
     rng = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def save(
         for view in LAYOUT.views(vector).values():
             view[...] = rng.standard_normal(view.shape) * scale
     about = {"mode": "sync", "workers": 2, "config": {"batch_size": 12, "hidden": [3, 4]}}
-    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(vectors, step, 345, numbers), 7, about)
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(vectors, step, 345, extra_state), 7, about)
     return LAYOUT.views(vectors["params"])
 
 
@@ -131,8 +131,8 @@ def test_diff_reports_where_two_differ(run_dir: Path, capsys: pytest.CaptureFixt
 
 def test_diff_reports_a_different_loss_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / name for name in ("a.h5", "b.h5", "c.h5")]
-    for path, numbers in zip(paths, ({"loss_scale": 4096.0}, {"loss_scale": 2048.0}, {}), strict=True):
-        save(path, **numbers)
+    for path, extra_state in zip(paths, ({"loss_scale": 4096.0}, {"loss_scale": 2048.0}, {}), strict=True):
+        save(path, **extra_state)
     for path, value in zip(paths[1:], ("2048.0", "missing"), strict=True):
         assert main(["diff", str(paths[0]), str(path)]) == 1
         assert capsys.readouterr().out == f"run/state/loss_scale: 4096.0 | {value}\n"

@@ -442,7 +442,7 @@ def test_a_rule_is_the_same_bits_however_the_vector_is_cut():
 def broken(body, of=optim.Optimizer, **attributes):
     """A rule whose method is a function of the parameters, the gradient and the slots."""
     attributes["update"] = lambda self, params, grads, slots, rate, step: body(params, grads, slots)
-    return type("mine", (of,), attributes)(0.1)
+    return type("custom", (of,), attributes)(0.1)
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,7 @@ def broken(body, of=optim.Optimizer, **attributes):
 def test_a_bad_rule_is_refused_in_one_line(rule, names):
     with pytest.raises(JobError) as caught:
         rule().check()
-    assert names in str(caught.value) and "mine" in str(caught.value) and "\n" not in str(caught.value)
+    assert names in str(caught.value) and "custom" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_subclass_with_an_update_of_its_own_does_not_use_the_kernel_of_its_base():

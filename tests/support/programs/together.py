@@ -24,7 +24,7 @@ from mpitrain.comm.mpi import MPI
 from mpitrain.plan.config import RunConfig
 from mpitrain.training.checkpointing import ShardedCheckpoints, sharded_checkpoints
 
-from ..saved_state import LAYOUT, numbers, state
+from ..saved_state import LAYOUT, extra_state, state
 
 
 def refuse(cluster: Cluster, folder: Path, how: str) -> None:
@@ -57,7 +57,7 @@ def main() -> None:
             refuse(cluster, folder, "")
             (folder / "filler").unlink(missing_ok=True)
         cluster.comm.Barrier()
-        checkpoints.save(checkpoint.Snapshot(state(step), step, 2 * step, numbers(step)))
+        checkpoints.save(checkpoint.Snapshot(state(step), step, 2 * step, extra_state(step)))
         for _ in range(30):  # steps of training
             checkpoints.progress()
             cluster.comm.Barrier()  # none may wait in ``progress`` for another, who waits here
