@@ -67,7 +67,7 @@ class Attempt:
     """One run of the launcher process.
 
     Args:
-        ranks: Number of ranks to start; None if only the launcher knows.
+        ranks: Number of ranks to start; None if the launcher determines it.
         hosts: The hosts that the user named.
 
     Attributes:

@@ -205,7 +205,7 @@ class _Run:
     resume_plan: ResumePlan
 
     def work(self, devices: Sequence[Device], signals: Signals, limit: TimeLimit, rank_status: RankStatusFile) -> bool:
-        """Train; return whether the run was asked to stop before the last step, as far as this worker knows."""
+        """Train; return whether the run was asked to stop before the last step, according to this worker."""
         cluster, job, plan, files = self.cluster, self.job, self.plan, self.files
         initial_state = InitialStateLoader(cluster, plan, job.model, self.resume_plan)
         strategy = make_strategy(cluster, plan, devices, initial_state)
