@@ -17,7 +17,7 @@ from mpitrain.nn.activation import Activation
 from mpitrain.optim import rules
 
 from ...support.gradients import bound
-from ...support.kernel_cases import Device
+from ...support.kernel_device import Device
 
 Compare = Callable[[Callable[[], list[np.ndarray]]], None]
 
