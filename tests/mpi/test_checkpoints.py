@@ -74,7 +74,7 @@ def test_every_so_many_seconds(openmpi: Mpi, mode: list[str], tmp_path: Path) ->
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_has_the_run_save_and_end(openmpi: Mpi, n: int, number: signal.Signals, tmp_path: Path) -> None:
-    """Sent to all ranks themselves; a launcher that hears of it may leave them no time."""
+    """The signal is sent to the ranks only; a launcher that receives it may leave them no time."""
     words = [*openmpi.command(n), str(openmpi.python), "-m", "mpitrain", "train", str(SMALL), *FOREVER]
     words += ["--save-steps", "10", "--keep", "1", "--run-dir", str(tmp_path)]
     with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
