@@ -70,8 +70,8 @@ def main() -> None:
             figures[f"tf {mode}"].append(peer(mode, arguments.data, arguments.tensorflow))
     print(f"{'mpitrain':10} {'steps/s':>8}   {'TensorFlow':12} {'steps/s':>8}   ratio")
     for name, mode, wanted in PAIRS:
-        mine, other = statistics.median(figures[name]), statistics.median(figures[f"tf {mode}"])
-        print(f"{name:10} {mine:8,.0f}   {mode:12} {other:8,.0f}   {mine / other:5.2f}x   target {wanted:.0f}x")
+        speed, tf_speed = statistics.median(figures[name]), statistics.median(figures[f"tf {mode}"])
+        print(f"{name:10} {speed:8,.0f}   {mode:12} {tf_speed:8,.0f}   {speed / tf_speed:5.2f}x   target {wanted:.0f}x")
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def serve(rpc, params) -> None:
     while True:
         for client, kind, _ in rpc.requests():
             if kind == PUSH:
-                rpc.mailbox(client)
+                rpc.request_vector(client)
             rpc.respond(client, vector=params if kind == PULL else None)
             if kind == STOP:
                 return

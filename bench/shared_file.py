@@ -44,7 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cluster = Cluster()
     leaders = NodeLeaders(Group(cluster.comm, MPI.Intracomm(MPI.COMM_SELF), "", ""))
-    problem = shared_file.lacks()
+    problem = shared_file.unsupported_reason()
     if problem:
         sys.exit(f"{problem}; see the usage at the top of this file")
     layout = layout_of(arguments.mib)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Invalid user input; the message says what was given, what is valid and how to fix it."""
+    """Invalid user input; the message states what was given, what is valid and how to fix it."""
 
     exit_status = 2
     on_all_ranks = False  # True if every rank raises it, so that one rank may report it and all may exit in order

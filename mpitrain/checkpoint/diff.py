@@ -17,10 +17,10 @@ def differences(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
         DamagedCheckpoint: A checkpoint's values are damaged.
     """
     for group in sorted({*a.attributes, *b.attributes}):
-        mine, other = a.attributes.get(group, {}), b.attributes.get(group, {})
-        for name in sorted({*mine, *other} - {"saved_at"}):
-            if mine.get(name) != other.get(name):
-                yield f"{group.rstrip('/')}/{name}: {mine.get(name, 'missing')} | {other.get(name, 'missing')}"
+        first, second = a.attributes.get(group, {}), b.attributes.get(group, {})
+        for name in sorted({*first, *second} - {"saved_at"}):
+            if first.get(name) != second.get(name):
+                yield f"{group.rstrip('/')}/{name}: {first.get(name, 'missing')} | {second.get(name, 'missing')}"
     for name in [*a.datasets, *(name for name in b.datasets if name not in a.datasets)]:
         line = _compare(a, b, name)
         if line:
@@ -31,16 +31,16 @@ def _compare(a: Checkpoint, b: Checkpoint, name: str) -> str:
     for one, other in ((a, b), (b, a)):
         if name not in one.datasets:
             return f"only in {other.path}"
-    mine, other_one = a.datasets[name], b.datasets[name]
-    if mine.shape != other_one.shape:
-        return f"shape {mine.shape} | {other_one.shape}"
+    first, second = a.datasets[name], b.datasets[name]
+    if first.shape != second.shape:
+        return f"shape {first.shape} | {second.shape}"
     x, y = a.read(name), b.read(name)
-    if mine.dtype == other_one.dtype:
+    if first.dtype == second.dtype:
         differing = int((_bits(x) != _bits(y)).any(axis=-1).sum())
         line = f"{differing:,} of {x.size:,} values differ"
     else:
         differing = 1
-        line = f"dtype {mine.dtype} | {other_one.dtype}"
+        line = f"dtype {first.dtype} | {second.dtype}"
     if not differing:
         return ""
     return f"{line}, by at most {_largest(x, y):.3g}" if x.dtype.kind == y.dtype.kind == "f" and x.size else line

@@ -26,7 +26,7 @@ HEAD = len(_MAGIC) + LENGTH + 1 + _DIGITS + 1  # bytes of the first two lines
 
 
 class DamagedManifest(ValueError):
-    """The block is damaged or missing; the message says which."""
+    """The block is damaged or missing; the message states which."""
 
 
 class Range(NamedTuple):

@@ -95,11 +95,11 @@ class Checkpoint:
         """
         stored = self.datasets[name]
         out = np.empty(stored.shape, stored.dtype)
-        self.fill({name: out})
+        self.read_into({name: out})
         return out
 
-    def fill(self, wanted: Mapping[str, Array]) -> None:
-        """Fill arrays, each of its dataset's shape; values are converted if the dtype differs.
+    def read_into(self, wanted: Mapping[str, Array]) -> None:
+        """Read datasets into arrays of the same shape; values are converted if the dtype differs.
 
         Raises:
             DamagedCheckpoint: The values are damaged; the content of the arrays is then undefined.
@@ -119,7 +119,7 @@ class Checkpoint:
             else:
                 out[...] = self._file[name][()]
         for shard, values in of_shards.items():
-            self._shards[shard].fill(values)
+            self._shards[shard].read_into(values)
         for read in reads:
             read.result()
 

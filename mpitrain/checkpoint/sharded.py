@@ -81,8 +81,8 @@ class ShardedWriter:
         cut = {name: array for name, array in arrays.items() if name not in self._small}
         self._shapes = {name: (array.shape, array.dtype) for name, array in cut.items()}
         rows = rows_of_shard({name: (len(a), a.nbytes // len(a)) for name, a in cut.items()}, self._shard)
-        mine = {name: array[slice(*rows[name])] for name, array in cut.items() if name in rows}
-        write_container(self._name(self._shard.index), mine, {"/": attributes["/"]}, self._compression)
+        local = {name: array[slice(*rows[name])] for name, array in cut.items() if name in rows}
+        write_container(self._name(self._shard.index), local, {"/": attributes["/"]}, self._compression)
 
     def write_index(self) -> None:
         """Write the index for the last ``write``, after all shards are on disk. One rank calls it.

@@ -55,11 +55,11 @@ class WriterGroup(Protocol):
     def agree(self, number: int) -> tuple[int, int]:
         """Return the highest number of any rank, and that rank."""
 
-    def gather(self, mine: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks."""
 
 
-def lacks() -> str:
+def unsupported_reason() -> str:
     """Return why this rank's HDF5 cannot write a shared file; empty if it can."""
     if not h5py.get_config().mpi:
         return "h5py was not built with parallel HDF5"

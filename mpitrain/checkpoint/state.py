@@ -103,7 +103,7 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
                 f"{path} was written with --seed {root['seed']}, not {seed}; pass --seed {root['seed']} to continue "
                 "with the same order of examples, or --resume never"
             )
-        checkpoint.fill(wanted)
+        checkpoint.read_into(wanted)
         return Progress(int(root["step"]), int(root["position"]), checkpoint.attributes.get(_EXTRA_STATE, {}))
 
 
@@ -175,7 +175,7 @@ def load_matching(path: Path, layout: Layout, params: Array) -> Fit:
     with Checkpoint(path) as checkpoint:
         fit = _fit(checkpoint, layout)
         views = layout.views(params)
-        checkpoint.fill({name: views[name.removeprefix("params/")] for name in fit.fitting})
+        checkpoint.read_into({name: views[name.removeprefix("params/")] for name in fit.fitting})
         return fit
 
 

@@ -76,9 +76,9 @@ class Group:
         agreed.on_all_ranks = self.is_world
         raise agreed from error
 
-    def any(self, mine: bool) -> bool:
-        """Return whether ``mine`` is True on any rank. Collective over ``comm``."""
-        return self.comm.allreduce(mine, op=MPI.LOR)
+    def any(self, value: bool) -> bool:
+        """Return whether ``value`` is True on any rank. Collective over ``comm``."""
+        return self.comm.allreduce(value, op=MPI.LOR)
 
     def _name_of(self, rank: int) -> str:
         """Return the name of the group's rank in messages. Collective over ``comm``."""
@@ -91,20 +91,20 @@ class Group:
             RankMismatch: Names the ranks that differ from rank 0, and the first parameter that differs.
         """
         digests = layout.digests()
-        everyone = self.comm.allgather(digests.tobytes())
-        differ = [rank for rank, other in enumerate(everyone) if other != everyone[0]]
+        all_digests = self.comm.allgather(digests.tobytes())
+        differ = [rank for rank, other in enumerate(all_digests) if other != all_digests[0]]
         if not differ:
             return
         at = 16 * next(
             (
                 i
-                for i in range(len(everyone[0]) // 16)
-                if everyone[0][16 * i :][:16] != everyone[differ[0]][16 * i :][:16]
+                for i in range(len(all_digests[0]) // 16)
+                if all_digests[0][16 * i :][:16] != all_digests[differ[0]][16 * i :][:16]
             ),
-            len(everyone[0]) // 16,
+            len(all_digests[0]) // 16,
         )
-        mine = [(e.name, e.shape) for e in layout.entries]
-        names = self.comm.allgather(mine[at // 16] if at // 16 < len(mine) else None)
+        parameters = [(e.name, e.shape) for e in layout.entries]
+        names = self.comm.allgather(parameters[at // 16] if at // 16 < len(parameters) else None)
         raise _mismatch(differ, "model", _parameter(names[0]), _parameter(names[differ[0]]))
 
     def check_same(self, facts: Mapping[str, object]) -> None:
@@ -113,11 +113,11 @@ class Group:
         Raises:
             RankMismatch: Names the ranks that differ from rank 0, and the first fact that differs.
         """
-        everyone = self.comm.allgather({name: str(value) for name, value in facts.items()})
-        for name, value in everyone[0].items():
-            differ = [rank for rank, other in enumerate(everyone) if other[name] != value]
+        all_facts = self.comm.allgather({name: str(value) for name, value in facts.items()})
+        for name, value in all_facts[0].items():
+            differ = [rank for rank, other in enumerate(all_facts) if other[name] != value]
             if differ:
-                raise _mismatch(differ, name, value, everyone[differ[0]][name])
+                raise _mismatch(differ, name, value, all_facts[differ[0]][name])
 
 
 class Cluster(Group):

@@ -68,9 +68,9 @@ class NodeLeaders:
         Backoff(oversubscribed=True, yield_s=0).until(lambda times: self.test())
         return self.result
 
-    def gather(self, mine: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """Return every leader's value, in the order of their ranks."""
-        return self.comm.allgather(mine)
+        return self.comm.allgather(value)
 
     def free(self) -> None:
         """Free the communicator."""

@@ -1,8 +1,8 @@
 """RPC between workers and parameter servers on other nodes: requests and replies with vectors attached.
 
 A worker has at most one outstanding request per server. ``WindowTransport`` uses RMA Put only: first the vector into
-the worker's mailbox at the server, then a header of a few words; replies go straight into the worker's vector in the
-same way. A waiting rank polls its own memory and lets MPI progress. (Between nodes Put runs at the speed of the
+the worker's request buffer at the server, then a header of a few words; replies go straight into the worker's vector
+in the same way. A waiting rank polls its own memory and lets MPI progress. (Between nodes Put runs at the speed of the
 network, while a Get or Accumulate of many bytes reaches half of it or less.) ``MessageTransport`` sends the same by
 point-to-point messages, if windows are not available or make no progress.
 
@@ -107,7 +107,7 @@ class RpcTransport(Protocol):
     def is_receiving(self) -> bool:
         """Server: whether a request is announced but has not arrived, so that MPI should progress."""
 
-    def mailbox(self, client: int) -> Array:
+    def request_vector(self, client: int) -> Array:
         """Server: return the vector of a client's request: this server's ranges, concatenated."""
 
     def respond(
@@ -168,7 +168,7 @@ class _TransportBase:
         held = routes.capacity(self._rank) if coded and self._clients else 0
         self._decoded = {client: np.zeros(held, routes.dtype) for client in self._clients}
 
-    def _as_sent(self, vector: Array, server: int) -> Array:
+    def _encode(self, vector: Array, server: int) -> Array:
         """Return the vector, with this server's ranges encoded, in the wire type."""
         if self._codec is None:
             return vector
@@ -176,11 +176,11 @@ class _TransportBase:
             self._codec.encode(vector[lo:hi], self._residual[lo:hi], self._wire[lo:hi])
         return self._wire
 
-    def _as_read(self, mailbox: Array, client: int) -> Array:
-        """Return a client's mailbox in the vectors' type."""
+    def _decode(self, received: Array, client: int) -> Array:
+        """Return the vector of a client's request, decoded to the vectors' type."""
         if self._codec is None:
-            return mailbox
-        self._codec.decode(mailbox, self._decoded[client])
+            return received
+        self._codec.decode(received, self._decoded[client])
         return self._decoded[client]
 
     def _wait(self, server: int, arrived: Callable[[], bool]) -> None:
@@ -202,7 +202,7 @@ class WindowTransport(_TransportBase):
         self._itemsize = routes.dtype.itemsize
         count = self._header_count(self._rank)
         is_worker = bool(self._servers)
-        words = self._vectors_at(self._rank) // 8
+        words = self._vectors_offset(self._rank) // 8
         kept = routes.dtype if is_worker else self._sent_dtype
         elements = routes.size
         if not is_worker:
@@ -216,7 +216,7 @@ class WindowTransport(_TransportBase):
         self._announced = after_headers[: count * 8 if self._clients else 0].view(np.int64)
         vectors = self._memory[words * 8 : words * 8 + elements * kept.itemsize].view(kept)
         self.vector = vectors
-        self._mailboxes = vectors.reshape(len(self._clients), -1) if self._clients else vectors
+        self._request_buffers = vectors.reshape(len(self._clients), -1) if self._clients else vectors
         self._probed = np.zeros(8, np.uint8)
         self._probes: list[MPI.Request] = []
         self._win = MPI.Win.Create(self._memory, 1, MPI.INFO_NULL, routes.comm)
@@ -246,9 +246,9 @@ class WindowTransport(_TransportBase):
         slot = self._routes.clients[server].index(self._rank)
         self._numbers[index] += 1
         if vector is not None:
-            self._put(self._numbers[index : index + 1], server, self._bell_at(server, slot))
-            sent, itemsize = self._as_sent(vector, server), self._sent_dtype.itemsize
-            at = self._vectors_at(server) + slot * self._capacity(server) * itemsize
+            self._put(self._numbers[index : index + 1], server, self._announcement_offset(server, slot))
+            sent, itemsize = self._encode(vector, server), self._sent_dtype.itemsize
+            at = self._vectors_offset(server) + slot * self._capacity(server) * itemsize
             for lo, hi in self._routes.ranges[server]:
                 self._put(sent[lo:hi], server, at)
                 at += (hi - lo) * itemsize
@@ -274,15 +274,15 @@ class WindowTransport(_TransportBase):
     def is_receiving(self) -> bool:
         return bool((self._announced > self._numbers).any())
 
-    def mailbox(self, client: int) -> Array:
-        return self._as_read(self._mailboxes[self._clients.index(client)], client)
+    def request_vector(self, client: int) -> Array:
+        return self._decode(self._request_buffers[self._clients.index(client)], client)
 
     def respond(
         self, client: int, message: Array = EMPTY, vector: Array | None = None, rows: Array | None = None
     ) -> None:
         index = self._clients.index(client)
         if vector is not None:
-            at = self._vectors_at(client)
+            at = self._vectors_offset(client)
             for lo, hi in self._routes.ranges[self._rank]:
                 self._put(vector[lo:hi], client, at + lo * self._itemsize)
         if rows is not None:
@@ -307,10 +307,10 @@ class WindowTransport(_TransportBase):
     def _header_count(self, rank: int) -> int:
         return len(self._routes.clients[rank]) if rank in self._routes.clients else len(self._routes.servers(rank))
 
-    def _bell_at(self, server: int, slot: int) -> int:
+    def _announcement_offset(self, server: int, slot: int) -> int:
         return (self._header_count(server) * HEADER + slot) * 8
 
-    def _vectors_at(self, rank: int) -> int:
+    def _vectors_offset(self, rank: int) -> int:
         """Return the byte offset of a rank's vectors, after headers and a worker's rows or a server's announcements."""
         count = self._header_count(rank)
         nbytes = (count * HEADER + (count if rank in self._routes.clients else self._routes.n_rows)) * 8
@@ -328,13 +328,13 @@ class MessageTransport(_TransportBase):
         self.vector = np.zeros(routes.size if self._servers else 0, routes.dtype)
         self.rows = np.zeros(routes.n_rows, np.int64)
         capacity = routes.capacity(self._rank) if self._clients else 0
-        self._mailboxes = {client: np.zeros(capacity, self._sent_dtype) for client in self._clients}
+        self._request_buffers = {client: np.zeros(capacity, self._sent_dtype) for client in self._clients}
         self._sending: list[tuple[MPI.Request, Array]] = []  # buffers must live until they are sent
 
     def request(self, server: int, kind: int, message: Array = EMPTY, vector: Array | None = None) -> None:
         self._send(_header(int(vector is not None), kind, message), server, _REQUEST)
         if vector is not None:
-            self._send(self._compact(self._as_sent(vector, server), server), server, _VECTOR)
+            self._send(self._compact(self._encode(vector, server), server), server, _VECTOR)
 
     def reply(self, server: int) -> Array:
         self._wait(server, lambda: self._comm.Iprobe(server, _REPLY))
@@ -358,14 +358,14 @@ class MessageTransport(_TransportBase):
             words = np.empty(HEADER, np.int64)
             self._comm.Recv(words, client, _REQUEST)
             if words[0]:
-                self._comm.Recv(self._mailboxes[client], client, _VECTOR)
+                self._comm.Recv(self._request_buffers[client], client, _VECTOR)
             yield client, int(words[1]), words[_MESSAGE]
 
     def is_receiving(self) -> bool:
         return False
 
-    def mailbox(self, client: int) -> Array:
-        return self._as_read(self._mailboxes[client], client)
+    def request_vector(self, client: int) -> Array:
+        return self._decode(self._request_buffers[client], client)
 
     def respond(
         self, client: int, message: Array = EMPTY, vector: Array | None = None, rows: Array | None = None

@@ -568,16 +568,16 @@ def square_evaluate(outputs: Array, labels: Array) -> float:
 
 
 @kernel
-def take(stored: Array, numbers: Array, scale: float, out: Array) -> None:
-    """Set out[i] = scale * stored[numbers[i]] row by row, converted to out's type."""
+def take(stored: Array, indices: Array, scale: float, out: Array) -> None:
+    """Set out[i] = scale * stored[indices[i]] row by row, converted to out's type."""
     factor = out.dtype.type(scale)
     line = max(1, 64 // stored.itemsize)
-    for i in range(numbers.size):
-        if i + _ROWS_AHEAD < numbers.size:  # rows are scattered; cache misses took half the time
-            ahead = stored[numbers[i + _ROWS_AHEAD]]
+    for i in range(indices.size):
+        if i + _ROWS_AHEAD < indices.size:  # rows are scattered; cache misses took half the time
+            ahead = stored[indices[i + _ROWS_AHEAD]]
             for j in range(0, ahead.size, line):
                 prefetch(ahead, j)  # type: ignore[call-arg]
-        source, target = stored[numbers[i]], out[i]
+        source, target = stored[indices[i]], out[i]
         for j in range(target.size):
             target[j] = factor * out.dtype.type(source[j])
 

@@ -29,11 +29,11 @@ class InMemory:
     def __init__(self, examples: Array, labels: Array) -> None:
         self.examples, self.labels = examples, labels
 
-    def take(self, numbers: Array, scale: float, examples: Array, labels: Array) -> None:
+    def take(self, indices: Array, scale: float, examples: Array, labels: Array) -> None:
         """Copy the examples of these indices, converted and scaled."""
-        count = len(numbers)
-        _copy(self.examples.reshape(len(self.examples), -1), numbers, scale, examples.reshape(count, -1))
-        np.take(self.labels, numbers, axis=0, out=labels, mode="clip")
+        count = len(indices)
+        _copy(self.examples.reshape(len(self.examples), -1), indices, scale, examples.reshape(count, -1))
+        np.take(self.labels, indices, axis=0, out=labels, mode="clip")
 
     def close(self) -> None:
         """Do nothing."""
@@ -52,26 +52,26 @@ class Streaming:
         self._blocks: OrderedDict[int, Future[tuple[Array, Array]]] = OrderedDict()
         self._reader = ThreadPoolExecutor(1, "read ahead")
 
-    def take(self, numbers: Array, scale: float, examples: Array, labels: Array) -> None:
+    def take(self, indices: Array, scale: float, examples: Array, labels: Array) -> None:
         """Copy the examples of these indices, converted and scaled.
 
         Raises:
             DataError: The file cannot be read.
         """
-        self.expect(numbers)
-        of_block = numbers // self._rows
+        self.expect(indices)
+        of_block = indices // self._rows
         for block in np.unique(of_block):
             stored, stored_labels = self._blocks[int(block)].result()
             chosen = np.flatnonzero(of_block == block)
-            offsets = numbers[chosen] - block * self._rows
+            offsets = indices[chosen] - block * self._rows
             part = np.empty((len(chosen), *examples.shape[1:]), examples.dtype)
             _copy(stored.reshape(len(stored), -1), offsets, scale, part.reshape(len(chosen), -1))
             examples[chosen] = part
             labels[chosen] = stored_labels[offsets]
 
-    def expect(self, numbers: Array) -> None:
+    def expect(self, indices: Array) -> None:
         """Start reading the blocks of these indices, unless they are cached. Returns immediately."""
-        wanted = [int(block) for block in np.unique(numbers // self._rows)]
+        wanted = [int(block) for block in np.unique(indices // self._rows)]
         for block in wanted:
             if block in self._blocks:
                 self._blocks.move_to_end(block)
@@ -162,9 +162,9 @@ class Loader:
     def _order(self, position: int, count: int) -> Array:
         return order(position, count, len(self._split), self._seed, self._split.block)
 
-    def _take(self, numbers: Array) -> tuple[Array, Array]:
-        examples, labels = self._memory(len(numbers)) or self._next_buffers(len(numbers))
-        self._storage.take(numbers, self._scale, examples, labels)
+    def _take(self, indices: Array) -> tuple[Array, Array]:
+        examples, labels = self._memory(len(indices)) or self._next_buffers(len(indices))
+        self._storage.take(indices, self._scale, examples, labels)
         return examples, labels
 
     def _next_buffers(self, count: int) -> tuple[Array, Array]:
@@ -177,9 +177,9 @@ class Loader:
         return examples[:count], labels[:count]
 
 
-def _copy(stored: Array, numbers: Array, scale: float, out: Array) -> None:
-    """Set out[i] = scale * stored[numbers[i]]; needs no kernel if the bytes are unchanged."""
+def _copy(stored: Array, indices: Array, scale: float, out: Array) -> None:
+    """Set out[i] = scale * stored[indices[i]]; needs no kernel if the bytes are unchanged."""
     if out.dtype == stored.dtype and out.dtype.kind != "f":
-        np.take(stored, numbers, axis=0, out=out, mode="clip")
+        np.take(stored, indices, axis=0, out=out, mode="clip")
     else:
-        ops.take(stored, numbers, scale, out)
+        ops.take(stored, indices, scale, out)

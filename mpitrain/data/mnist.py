@@ -69,7 +69,7 @@ def mnist(data_dir: Path | None = None) -> Images:
         data_dir: The folder; None for UCI's handwritten digits (8 x 8), which are part of this package.
 
     Raises:
-        DataError: A file is missing, or does not have the content that its name says.
+        DataError: A file is missing, or does not have the content that its name implies.
     """
     largest = 255
     if data_dir is None:

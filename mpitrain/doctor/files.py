@@ -73,8 +73,8 @@ def file_system(path: Path) -> str:
 
 
 def _hdf5() -> str:
-    lacks = shared_file.lacks()
-    saving = f"sharded, one file per node ({lacks})" if lacks else "one shared file"
+    reason = shared_file.unsupported_reason()
+    saving = f"sharded, one file per node ({reason})" if reason else "one shared file"
     return f"HDF5 {h5py.version.hdf5_version}, h5py {h5py.version.version}; large checkpoints: {saving}"
 
 
@@ -129,11 +129,11 @@ def _shared(cluster: Cluster, folder: Path) -> Finding:
     began = time.monotonic()
     while not (seen := mark.exists()) and time.monotonic() - began < _SEEN_S:
         time.sleep(0.05)
-    everyone = cluster.comm.allgather((seen, time.monotonic() - began, cluster.host))
-    blind = sorted({host for found, _, host in everyone if not found})
+    all_ranks = cluster.comm.allgather((seen, time.monotonic() - began, cluster.host))
+    blind = sorted({host for found, _, host in all_ranks if not found})
     if blind:
         advice = (
             "pass a --run-dir on a file system that all hosts share, or copy the run directory to all before a restart"
         )
         return Finding(TOPIC, "visible on all hosts", "warning", f"not on {', '.join(blind[:8])}", advice)
-    return Finding(TOPIC, "visible on all hosts", "pass", f"after {max(s for _, s, _ in everyone):.1f} s")
+    return Finding(TOPIC, "visible on all hosts", "pass", f"after {max(s for _, s, _ in all_ranks):.1f} s")

@@ -29,23 +29,23 @@ assert bool((data == back).all())
 
 def check(cluster: Cluster) -> Iterator[Finding]:
     """Check the GPUs. Collective over all ranks; only rank 0's findings are printed."""
-    mine = (cluster.host, nvml.list_gpus(), nvml.is_installed()) if cluster.node.rank == 0 else None
-    hosts = [host for host in cluster.comm.allgather(mine) if host is not None]
+    local = (cluster.host, nvml.list_gpus(), nvml.is_installed()) if cluster.node.rank == 0 else None
+    hosts = [host for host in cluster.comm.allgather(local) if host is not None]
     seen = VisibleGpus(cluster.node_of[cluster.rank], cluster.host, *find_gpus())
-    everyone: list[VisibleGpus] = cluster.comm.allgather(seen)
+    all_ranks: list[VisibleGpus] = cluster.comm.allgather(seen)
     cupy = _cupy()
-    if not any(cards for _, cards, _ in hosts) and not any(rank.gpus for rank in everyone):
+    if not any(cards for _, cards, _ in hosts) and not any(rank.gpus for rank in all_ranks):
         yield Finding(TOPIC, "devices", "none", "no NVIDIA driver answers on any host; ranks compute on the CPU")
         yield Finding(TOPIC, "CuPy", "none", cupy or "not installed")
         return
     for host, cards, installed in hosts:
-        yield from _host(host, cards, installed, any(rank.gpus for rank in everyone if rank.host == host))
+        yield from _host(host, cards, installed, any(rank.gpus for rank in all_ranks if rank.host == host))
     if not cupy:
         advice = "pip install 'mpitrain[cuda12]' or 'mpitrain[cuda13]', according to the driver's CUDA version"
         yield Finding(TOPIC, "CuPy", "warning", "not installed; ranks compute on the CPU", advice)
         return
     yield Finding(TOPIC, "CuPy", "warning" if "does not import" in cupy else "pass", cupy)
-    yield from _shares(everyone)
+    yield from _shares(all_ranks)
     yield _nccl()
     yield _cuda_aware()
 
@@ -69,16 +69,16 @@ def _host(host: str, cards: list[nvml.GpuInfo], installed: bool, seen: bool) -> 
         yield Finding(TOPIC, f"{host} device {index}", "warning" if oversubscribed else "pass", found, advice)
 
 
-def _shares(everyone: list[VisibleGpus]) -> Iterator[Finding]:
+def _shares(all_ranks: list[VisibleGpus]) -> Iterator[Finding]:
     """Report the device that each rank would use in training."""
-    shares = assign_gpus(everyone, 1, None)
-    for host in dict.fromkeys(rank.host for rank in everyone):
+    shares = assign_gpus(all_ranks, 1, None)
+    for host in dict.fromkeys(rank.host for rank in all_ranks):
         found = []
-        for rank, (seen, own) in enumerate(zip(everyone, shares, strict=True)):
+        for rank, (seen, own) in enumerate(zip(all_ranks, shares, strict=True)):
             if seen.host == host:
                 found.append(f"{rank} on {f'gpu:{own[0].index}' if own else 'cpu'}")
         details = ", ".join(found[:8]) + (" ..." if len(found) > 8 else "")
-        problems = [note for note in describe(everyone, shares) if host in note]
+        problems = [note for note in describe(all_ranks, shares) if host in note]
         if problems:
             yield Finding(TOPIC, f"{host} ranks", "warning", details, problems[0].removeprefix("warning: "))
         else:

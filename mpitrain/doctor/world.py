@@ -57,12 +57,12 @@ def not_started(error: LaunchError) -> Finding:
 
 
 def _versions(cluster: Cluster) -> Finding:
-    mine = f"{library_name()}, Python {platform.python_version()}, mpitrain {__version__}"
-    everyone = Counter(cluster.comm.allgather(mine))
-    if len(everyone) == 1:
+    local = f"{library_name()}, Python {platform.python_version()}, mpitrain {__version__}"
+    counts = Counter(cluster.comm.allgather(local))
+    if len(counts) == 1:
         ranks = f"{cluster.size} rank{'s' * (cluster.size != 1)}"
-        return Finding(TOPIC, "versions", "pass", f"{mine}, on {ranks}")
-    found = "; ".join(f"{count} with {versions}" for versions, count in everyone.most_common())
+        return Finding(TOPIC, "versions", "pass", f"{local}, on {ranks}")
+    found = "; ".join(f"{count} with {versions}" for versions, count in counts.most_common())
     return Finding(TOPIC, "versions", "failure", found, "install the same versions on every host")
 
 
@@ -110,8 +110,10 @@ def _blas() -> Finding:
 
 def _hosts(cluster: Cluster) -> Iterator[Finding]:
     leader = cluster.node.rank == 0
-    mine = (cluster.host, cluster.node.size, cluster.cores, os.cpu_count() or 0, available_memory()) if leader else None
-    nodes = [node for node in cluster.comm.allgather(mine) if node is not None]
+    local = (
+        (cluster.host, cluster.node.size, cluster.cores, os.cpu_count() or 0, available_memory()) if leader else None
+    )
+    nodes = [node for node in cluster.comm.allgather(local) if node is not None]
     for host, ranks, usable, cores, free in nodes:
         of = f"{usable} of {cores}" if usable < cores else f"{cores}"
         found = f"{ranks} rank{'s' * (ranks != 1)}, {of} cores, {size_of(free)} of memory free"

@@ -157,7 +157,8 @@ class Gpu:
         made[...] = 0
         return made
 
-    def numbers(self, value: Any) -> Any:
+    def to_python(self, value: Any) -> Any:
+        """Return a GPU array as Python numbers, which waits for the GPU; other values unchanged."""
         return value.tolist() if isinstance(value, cupy.ndarray) else value
 
     def pin(self, host: Array) -> None:

@@ -58,9 +58,9 @@ def choose_devices(cluster: Cluster, config: RunConfig) -> DeviceChoice:
     cpus: list[Device] = [CPU] if count == 1 else [Cpu(index) for index in range(count)]
     if options.device == "cpu":
         return DeviceChoice([CPU] if cluster.is_server else cpus, [])
-    mine = VisibleGpus(cluster.node_of[cluster.rank], cluster.host, *(([], "") if cluster.is_server else find_gpus()))
-    everyone = cluster.comm.allgather(mine)
-    workers = [everyone[rank] for rank in cluster.worker_ranks]
+    local = VisibleGpus(cluster.node_of[cluster.rank], cluster.host, *(([], "") if cluster.is_server else find_gpus()))
+    all_ranks = cluster.comm.allgather(local)
+    workers = [all_ranks[rank] for rank in cluster.worker_ranks]
     try:
         check(workers, config)
     except ConfigError as error:

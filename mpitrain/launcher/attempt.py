@@ -44,8 +44,8 @@ class Interrupts:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-        before = {number: signal.getsignal(number) for number in numbers}
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+        before = {number: signal.getsignal(number) for number in signals}
         for number, handler in before.items():
             if number != signal.SIGHUP or handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._note)
@@ -67,7 +67,7 @@ class Attempt:
     """One run of the launcher process.
 
     Args:
-        ranks: Number of ranks to start; None if only the launcher knows.
+        ranks: Number of ranks to start; None if the launcher determines it.
         hosts: The hosts that the user named.
 
     Attributes:

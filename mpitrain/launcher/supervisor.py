@@ -355,6 +355,6 @@ def _say(line: str) -> None:
 
 
 def _stopped_early(run_dir: Path) -> bool:
-    """Return whether the run's heartbeat says that it was stopped before its last step."""
+    """Return whether the run's heartbeat records that it was stopped before its last step."""
     found = status.read(run_dir)
     return found is not None and found.state == "stopped"

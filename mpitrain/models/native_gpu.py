@@ -155,8 +155,8 @@ class NativeGpuModel(Model):
         with self._gpu.activate():
             sent = Batch(self._sent("examples", batch.examples), self._sent("labels", batch.labels), 0)
             found = self._inner.evaluate(sent)
-            loss, correct = found if isinstance(found, tuple) else self._gpu.numbers(found)
-            return float(self._gpu.numbers(loss)), None if correct is None else int(correct)
+            loss, correct = found if isinstance(found, tuple) else self._gpu.to_python(found)
+            return float(self._gpu.to_python(loss)), None if correct is None else int(correct)
 
     def memory_use(self) -> dict[str, int]:
         with self._gpu.activate():
@@ -204,7 +204,7 @@ class NativeGpuModel(Model):
             found: Array = stored
             return found
         count = len(stored)
-        key = "numbers", count
+        key = "indices", count
         if key not in self._copies:
             self._copies[key] = self._gpu.copy_of(np.arange(count))
         x = self._memory("x", stored.shape, dtype)

@@ -38,9 +38,9 @@ class Towers(Model):
     def __init__(self, make: MakeOne, job: Job, plan: Plan, devices: Sequence[Device], sum_over: SumOver) -> None:
         super().__init__(plan.config.training.accumulate_steps)
         copies = [_copied(job) for _ in devices[1:]]  # the first device uses the job's own, which hooks may refer to
-        self._meeting = TowerAllreduce(len(devices))
+        self._allreduce = TowerAllreduce(len(devices))
         self._towers = [
-            make(model, loss, device, self._meeting.summing(index, sum_over))
+            make(model, loss, device, self._allreduce.summing(index, sum_over))
             for index, ((model, loss), device) in enumerate(zip([(job.model, job.loss), *copies], devices, strict=True))
         ]
         self.accepts_raw = self._towers[0].accepts_raw
@@ -84,7 +84,7 @@ class Towers(Model):
                 with np.errstate(all="ignore"):  # same as in the training loop; threads do not inherit it
                     return work(index)
             except BaseException:
-                self._meeting.abort()
+                self._allreduce.abort()
                 raise
 
         futures = [self._threads.submit(guarded, index) for index in range(1, len(self._towers))]

@@ -89,7 +89,7 @@ class Layer:
         """Declare parameters for inputs of ``shape`` (of one example); return the output's shape.
 
         Raises:
-            JobError: The layer does not accept this shape; the message says which it accepts.
+            JobError: The layer does not accept this shape; the message names the accepted shapes.
         """
         return shape
 

@@ -53,7 +53,7 @@ def segments_of(optimizer: Optimizer, layout: Layout, lo: int, hi: int) -> Segme
     return Segments(np.array(bounds, np.int64).reshape(-1, 3), np.array(entries, np.int64), np.array(decayed))
 
 
-class _Cut:
+class _RangeArguments:
     """The segments of a range and the arguments of their update.
 
     Attributes:
@@ -114,7 +114,7 @@ class Updater:
         self._vectors = params, slot0, slot1  # those of compiled rules
         self._scratch = CPU.empty((_PART,), params.dtype)
         self._rows_in_order = np.arange(1)
-        self._cuts: dict[tuple[int, int], _Cut] = {}
+        self._cached_arguments: dict[tuple[int, int], _RangeArguments] = {}
 
     @property
     def needs_sums(self) -> bool:
@@ -150,13 +150,13 @@ class Updater:
             clip: Factor of the gradient of parameters, not of state.
             rate_scale: Factor of the learning rate.
         """
-        cut = self._cut(lo, hi)
-        if clip != cut.clip:
-            cut.clip = clip
-            np.copyto(cut.scales, np.where(cut.segments[:, 2] == 1, clip, 1.0))
+        args = self._arguments_of(lo, hi)
+        if clip != args.clip:
+            args.clip = clip
+            np.copyto(args.scales, np.where(args.segments[:, 2] == 1, clip, 1.0))
         if order is None:
             order = self._in_order(len(rows))
-        self._apply(cut, rows, order, origin, rate_scale * self.optimizer.rate(step), step)
+        self._apply(args, rows, order, origin, rate_scale * self.optimizer.rate(step), step)
 
     def update_all(self, grads: Array, step: int) -> None:
         """Update the whole vector with the gradient ``grads``, shape (size,), which may be overwritten."""
@@ -180,16 +180,16 @@ class Updater:
             the gradient; or for a layerwise optimizer shape (2 * number of the layout's entries,), for each entry of
             the parameters and of ``own``.
         """
-        cut = self._cut(lo, hi)
+        args = self._arguments_of(lo, hi)
         direction, layerwise = self.optimizer.direction(step), self.optimizer.layerwise
         order = self._in_order(len(rows)) if order is None else order
         how = direction is not None, layerwise, direction or (0.0, 0.0, 0.0, 0.0)
-        given = cut.segments, cut.decay, rows, order, own
-        rules.measure_segments(*how, *given, *self._vectors, cut.sums, self._scratch)
+        given = args.segments, args.decay, rows, order, own
+        rules.measure_segments(*how, *given, *self._vectors, args.sums, self._scratch)
         if not layerwise:
-            return np.array([cut.sums[:, 1].sum()])
+            return np.array([args.sums[:, 1].sum()])
         sums = np.zeros((len(self.layout.entries), 2))
-        sums[cut.entries] = cut.sums
+        sums[args.entries] = args.sums
         return sums.reshape(-1)
 
     def finish(self, lo: int, hi: int, own: Array, sums: Array, step: int, *, rate_scale: float = 1.0) -> None:
@@ -200,44 +200,44 @@ class Updater:
             sums: Results of ``prepare``, added over all ranges.
             rate_scale: As for ``update``.
         """
-        cut = self._cut(lo, hi)
-        cut.clip = math.nan  # makes ``update`` set the scales again
+        args = self._arguments_of(lo, hi)
+        args.clip = math.nan  # makes ``update`` set the scales again
         rate = rate_scale * self.optimizer.rate(step)
         if self.optimizer.layerwise:
-            self._scale_layers(cut, sums.reshape(-1, 2), rate)
+            self._scale_layers(args, sums.reshape(-1, 2), rate)
             rate = 1.0  # the scales include it
         else:
             clip = self.optimizer.clip_factor(float(sums[0]))
-            np.copyto(cut.scales, np.where(cut.segments[:, 2] == 1, clip, 1.0))
-        self._apply(cut, own[np.newaxis], _FIRST, 0, rate, step)
+            np.copyto(args.scales, np.where(args.segments[:, 2] == 1, clip, 1.0))
+        self._apply(args, own[np.newaxis], _FIRST, 0, rate, step)
 
-    def _scale_layers(self, cut: _Cut, sums: Array, rate: float) -> None:
+    def _scale_layers(self, args: _RangeArguments, sums: Array, rate: float) -> None:
         """Set the factors of a layerwise optimizer's segments; ``sums`` has shape (n_entries, 2)."""
         optimizer = self.optimizer
         clip = optimizer.clip_factor(float(sums[:, 1].sum()))
-        ratios = optimizer.trust_ratios(sums[cut.entries], clip)
-        scales = rate * np.where(cut.decayed == 1, ratios, 1.0)
+        ratios = optimizer.trust_ratios(sums[args.entries], clip)
+        scales = rate * np.where(args.decayed == 1, ratios, 1.0)
         if optimizer.direction(0) is None:  # otherwise the direction includes decay
-            np.multiply(scales, optimizer.weight_decay * cut.decayed, out=cut.l2)
-        np.copyto(cut.scales, np.where(cut.segments[:, 2] == 1, clip * scales, 1.0))
+            np.multiply(scales, optimizer.weight_decay * args.decayed, out=args.l2)
+        np.copyto(args.scales, np.where(args.segments[:, 2] == 1, clip * scales, 1.0))
 
-    def _apply(self, cut: _Cut, rows: Array, order: Array, origin: int, rate: float, step: int) -> None:
+    def _apply(self, args: _RangeArguments, rows: Array, order: Array, origin: int, rate: float, step: int) -> None:
         optimizer = self.optimizer
         if optimizer.weight_decay and not optimizer.layerwise:
-            np.multiply(cut.decayed, rate * optimizer.weight_decay, out=cut.shrink)
+            np.multiply(args.decayed, rate * optimizer.weight_decay, out=args.shrink)
         follow = 0.0 if self._moving is None else 1.0 - self._moving.decay_at(step)
         fused = optimizer.fused(rate, step)
         if fused is None:
-            self._apply_rule(cut, rows, order, origin, rate, step, follow)
+            self._apply_rule(args, rows, order, origin, rate, step, follow)
             return
-        given = cut.segments, cut.scales, cut.l2, cut.shrink, rows, order
+        given = args.segments, args.scales, args.l2, args.shrink, rows, order
         rules.update_segments(*fused, *given, origin, *self._vectors, self._average, follow, self._scratch)
 
     def _apply_rule(
-        self, cut: _Cut, rows: Array, order: Array, origin: int, rate: float, step: int, follow: float
+        self, args: _RangeArguments, rows: Array, order: Array, origin: int, rate: float, step: int, follow: float
     ) -> None:
         """Do what ``rules.update_segments`` does, with a rule that is not compiled."""
-        for (lo, hi, trained), scale, l2, shrink in zip(cut.segments, cut.scales, cut.l2, cut.shrink, strict=True):
+        for (lo, hi, trained), scale, l2, shrink in zip(args.segments, args.scales, args.l2, args.shrink, strict=True):
             for start in range(lo, hi, _PART):
                 part = slice(start, min(start + _PART, hi))
                 params, average = self._params[part], self._average[part]
@@ -261,9 +261,11 @@ class Updater:
             self._rows_in_order = np.arange(rows)
         return self._rows_in_order
 
-    def _cut(self, lo: int, hi: int) -> _Cut:
-        """Return the segments of [lo, hi), cached by range."""
-        found = self._cuts.get((lo, hi))
+    def _arguments_of(self, lo: int, hi: int) -> _RangeArguments:
+        """Return the update arguments of [lo, hi), cached by range."""
+        found = self._cached_arguments.get((lo, hi))
         if found is None:
-            found = self._cuts[lo, hi] = _Cut(self.optimizer, segments_of(self.optimizer, self.layout, lo, hi))
+            found = self._cached_arguments[lo, hi] = _RangeArguments(
+                self.optimizer, segments_of(self.optimizer, self.layout, lo, hi)
+            )
         return found

@@ -50,6 +50,6 @@ class ConsistentPoint(NamedTuple):
     last: bool
 
 
-# Called with a node's vectors by name on one rank of the node, None on the others, and the rank that knows the initial
+# Called with a node's vectors by name on one rank of the node, None on the others, and the rank that has the initial
 # state. Fills the vectors and returns the progress. Collective.
 InitialState = Callable[["dict[str, Array] | None", int], Progress]

@@ -1,8 +1,8 @@
 """Status files: each rank registers in a directory that ``mpitrain run`` watches, and keeps its current step there.
 
-The launcher only knows that its processes have ended. When a rank dies, the user needs to know which rank it was, what
-it did and where. This must be on disk before, because a killed process writes nothing more. A file is one line: the
-step, which is written through a memory map and costs less than a microsecond, and the other values as JSON.
+The launcher can only report that its processes have ended. When a rank dies, the user needs to know which rank it was,
+what it did and where. This must be on disk before, because a killed process writes nothing more. A file is one line:
+the step, which is written through a memory map and costs less than a microsecond, and the other values as JSON.
 """
 
 from __future__ import annotations

@@ -192,6 +192,6 @@ def _write_pngs(folder: Path, plots: Sequence[Plot]) -> str:
 
 
 def _check_installed(packages: Sequence[str]) -> None:
-    lacking = [name for name in packages if importlib.util.find_spec(name) is None]
-    if lacking:
-        raise RecordError(f"{' and '.join(lacking)} not installed; run pip install 'mpitrain[report]'")
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise RecordError(f"{' and '.join(missing)} not installed; run pip install 'mpitrain[report]'")

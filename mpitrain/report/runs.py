@@ -78,8 +78,8 @@ def _row(path: Path, folder: Path, state: State, age: float) -> tuple[str, ...]:
 
 def _saved_step(folder: Path) -> int:
     """Return the step of the newest checkpoint; 0 if there is none."""
-    numbers = (path.stem.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*.h5"))
-    return max((int(number) for number in numbers if number.isdecimal()), default=0)  # other files are shards
+    steps = (path.stem.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*.h5"))
+    return max((int(step) for step in steps if step.isdecimal()), default=0)  # other files are shards
 
 
 def _ranks(status: Status | None) -> str:

@@ -17,7 +17,7 @@ class StepResult(NamedTuple):
     """The result of a step for this worker.
 
     Attributes:
-        loss: Mean loss over the step's examples, as far as this worker knows it.
+        loss: Mean loss over the step's examples, as known to this worker.
         updated: False if the gradient was discarded because it was not finite or came too late.
     """
 
@@ -76,7 +76,7 @@ class Strategy(Protocol):
     def ready(self, start: int) -> None:
         """Declare ``grads[start:]`` final; called with decreasing ``start``, finally 0. Local.
 
-        The strategy may change parameters from now on, but only if it knows that the loss is finite.
+        The strategy may change parameters from now on, but only after it has checked that the loss is finite.
 
         Raises:
             NonFiniteLoss: The loss is not finite and ``--nan`` is ``stop``; here or in ``finish``.
@@ -130,7 +130,7 @@ def non_finite_error(losses: Array, step: int, on_all_ranks: bool = False) -> No
 
 
 def own_loss_error(loss: float, worker: int, workers: int, step: int) -> NonFiniteLoss:
-    """Return the error of a worker that knows only its own loss, which is not finite."""
+    """Return the error of a worker that has only its own loss, which is not finite."""
     losses = np.zeros(workers)
     losses[worker] = loss
     return non_finite_error(losses, step)

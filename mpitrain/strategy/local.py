@@ -112,12 +112,12 @@ class Local(BulkSynchronous):
         """Add all workers' totals since the last average; return the union of their flags. Collective over them."""
         comm = self._hierarchy.comm
         self._since[_FLAGS] = self._flags
-        everyone = np.empty((comm.size, len(self._since)))
-        comm.Allgather(self._since, everyone)
-        loss, counted, skipped = everyone[:, :_FLAGS].sum(axis=0).tolist()
+        all_workers = np.empty((comm.size, len(self._since)))
+        comm.Allgather(self._since, all_workers)
+        loss, counted, skipped = all_workers[:, :_FLAGS].sum(axis=0).tolist()
         self._counted_to = self.progress.step
         self._loss_sum += loss
         self._updated += int(counted)
         self._skipped += int(skipped)
         self._since[:] = 0
-        return int(np.bitwise_or.reduce(everyone[:, _FLAGS].astype(np.int64)))
+        return int(np.bitwise_or.reduce(all_workers[:, _FLAGS].astype(np.int64)))

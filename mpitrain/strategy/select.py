@@ -50,8 +50,8 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], initi
 
 def trains_on_gpus(cluster: Cluster, plan: Plan, devices: Sequence[Device]) -> bool:
     """Return whether vectors live on every worker's device. Collective over the workers, or over the servers."""
-    mine = plan.config.parallel.mode == "sync" and devices[0].is_gpu
-    return cluster.workers.allreduce(mine, op=MPI.LAND)
+    local = plan.config.parallel.mode == "sync" and devices[0].is_gpu
+    return cluster.workers.allreduce(local, op=MPI.LAND)
 
 
 def ps_strategy(store: Store, devices: Sequence[Device] = (CPU,)) -> Strategy:

@@ -186,18 +186,18 @@ class Sync(BulkSynchronous):
     def _update_by_sums(self, rows: Array, phase: int) -> None:
         """Update in two passes; norms of whole vectors or parameters are summed between them."""
         owned = [(lo, hi) for lo, hi in self._owned_ranges if lo < hi]
-        mine: Any = 0.0
+        partial: Any = 0.0
         for lo, hi in owned:
-            mine = mine + self._updater.prepare(lo, hi, rows, self.grads, self.progress.step)
-        sums = self._sum_partials(mine, phase)
+            partial = partial + self._updater.prepare(lo, hi, rows, self.grads, self.progress.step)
+        sums = self._sum_partials(partial, phase)
         for lo, hi in owned:
             self._updater.finish(lo, hi, self.grads, sums, self.progress.step)
 
     @span("wait")
-    def _sum_partials(self, mine: Any, phase: int) -> Array:
+    def _sum_partials(self, partial: Any, phase: int) -> Array:
         """Return the sum of all owners' partial sums, in a fixed order."""
         hierarchy = self._hierarchy
-        self._partials[hierarchy.node.rank] = mine
+        self._partials[hierarchy.node.rank] = partial
         self._barrier.publish(phase)
         self._barrier.wait(phase)
         total: Array = self._partials.sum(axis=0)

@@ -209,19 +209,19 @@ def _use_shared_file(group: Group, leaders: NodeLeaders, config: RunConfig) -> b
     """
     if config.saving.save_one_file is False or config.saving.save_compression != "none":
         return False
-    lacking: list[str] = []
+    reasons: list[str] = []
     if leaders.member:
-        lacks = _lacks(leaders, config)
-        lacking = [why for why in leaders.gather(lacks and f"{lacks} (on {group.host})") if why]
-    lacking = group.comm.bcast(lacking, root=0)
+        reason = _unsupported_reason(leaders, config)
+        reasons = [text for text in leaders.gather(reason and f"{reason} (on {group.host})") if text]
+    reasons = group.comm.bcast(reasons, root=0)
     with group.agree("preparing to save"):
-        if lacking and config.saving.save_one_file:
-            raise ConfigError(f"--save-one-file: {lacking[0]}; remove it to write one file per node")
-    return not lacking
+        if reasons and config.saving.save_one_file:
+            raise ConfigError(f"--save-one-file: {reasons[0]}; remove it to write one file per node")
+    return not reasons
 
 
-def _lacks(leaders: NodeLeaders, config: RunConfig) -> str:
+def _unsupported_reason(leaders: NodeLeaders, config: RunConfig) -> str:
     """Return why this rank cannot write a shared file; empty if it can."""
     if config.saving.save_background and not leaders.in_threads:
         return "this MPI does not support calls from a background thread; add --no-save-background"
-    return shared_file.lacks()
+    return shared_file.unsupported_reason()

@@ -35,9 +35,9 @@ class Evaluator:
         model.bind(strategy.vector(self._vector), strategy.grads)
         own = self._measure(start, stop)
         model.bind(strategy.params, strategy.grads)
-        everyone = np.empty((workers.size, 3))
-        workers.Allgather(own, everyone)
-        loss, correct, batches = everyone.sum(axis=0).tolist()
+        all_workers = np.empty((workers.size, 3))
+        workers.Allgather(own, all_workers)
+        loss, correct, batches = all_workers.sum(axis=0).tolist()
         found = {"validation_loss": loss / count}
         return {**found, "validation_accuracy": correct / count} if batches else found
 

@@ -95,7 +95,7 @@ class Loop:
 
     @property
     def loss(self) -> float:
-        """Mean loss of the last step over its examples, as far as this worker knows it; NaN before the first step.
+        """Mean loss of the last step over its examples, as known to this worker; NaN before the first step.
 
         If parameters live on a GPU, reading it synchronizes with the GPU.
         """

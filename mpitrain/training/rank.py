@@ -208,7 +208,7 @@ class _Run:
     resume_plan: ResumePlan
 
     def work(self, devices: Sequence[Device], signals: Signals, limit: TimeLimit, rank_status: RankStatusFile) -> bool:
-        """Train; return whether the run was asked to stop before the last step, as far as this worker knows."""
+        """Train; return whether the run was asked to stop before the last step, according to this worker."""
         cluster, job, plan, files = self.cluster, self.job, self.plan, self.files
         initial_state = InitialStateLoader(cluster, plan, job.model, self.resume_plan)
         strategy = make_strategy(cluster, plan, devices, initial_state)
@@ -295,9 +295,9 @@ def _sum_over(workers: MPI.Intracomm) -> Callable[[Array], None] | None:
         return None
 
     def sum_over_workers(array: Array) -> None:
-        everyone = np.empty((workers.size, *array.shape), array.dtype)
-        workers.Allgather(np.ascontiguousarray(array), everyone)
-        np.sum(everyone, axis=0, out=array)
+        all_workers = np.empty((workers.size, *array.shape), array.dtype)
+        workers.Allgather(np.ascontiguousarray(array), all_workers)
+        np.sum(all_workers, axis=0, out=array)
 
     return sum_over_workers
 

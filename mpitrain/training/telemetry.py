@@ -37,7 +37,7 @@ class ChiefFiles:
     """
 
     metrics: MetricsFile
-    heart: Heartbeat
+    heartbeat: Heartbeat
     events: Events | None
 
 
@@ -97,11 +97,11 @@ class Telemetry:
         cluster = self._cluster
         role = f"{cluster.role} {cluster.task_index}"
         clocks = (self._clock, self._measure_clock())
-        mine = trace.RankTrace.of(cluster.rank, role, cluster.host, self._recorder.tracks, clocks)
-        everyone = cluster.comm.gather(mine, root=cluster.chief_rank)
-        if everyone is not None:
+        local = trace.RankTrace.of(cluster.rank, role, cluster.host, self._recorder.tracks, clocks)
+        all_ranks = cluster.comm.gather(local, root=cluster.chief_rank)
+        if all_ranks is not None:
             try:
-                trace.write(self._folder / trace.TRACE, everyone, self._config.parallel.mode in ("sync", "local"))
+                trace.write(self._folder / trace.TRACE, all_ranks, self._config.parallel.mode in ("sync", "local"))
             except OSError as error:  # not fatal: training has finished
                 _log.warning("%s cannot be written: %s", self._folder / trace.TRACE, error.strerror)
 
@@ -115,7 +115,7 @@ class Telemetry:
             state: State = "failed" if error is not None else "finished" if done else "stopped"
             if chief.events is not None:
                 chief.events.close()
-            chief.heart.end(state)
+            chief.heartbeat.end(state)
         self._log.close()
 
     def _open(self, metrics: MetricsFile) -> ChiefFiles:
@@ -125,8 +125,8 @@ class Telemetry:
         workers, servers = len(self._cluster.worker_ranks), len(self._cluster.servers)
         ranks = f"{workers} worker{'s' * (workers != 1)}"
         ranks += f" + {servers} server{'s' * (servers != 1)}" if servers else ""
-        heart = Heartbeat(self._folder, ranks, self._config.training.train_steps or 0, self._step)
-        return ChiefFiles(metrics, heart, events)
+        heartbeat = Heartbeat(self._folder, ranks, self._config.training.train_steps or 0, self._step)
+        return ChiefFiles(metrics, heartbeat, events)
 
     def _step(self) -> int:
         return 0 if self._loop is None else self._loop.step

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ..support.kernel_cases import Device
+from ..support.kernel_device import Device
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ import cupy
 if not cupy.is_available():
     pytest.skip("no NVIDIA GPU", allow_module_level=True)
 
-from ..support.kernel_cases import *  # noqa: F403
+from ..support.kernel_cases_dense import *  # noqa: F403
+from ..support.kernel_cases_layers import *  # noqa: F403
+from ..support.kernel_cases_update import *  # noqa: F403
 
 pytestmark = pytest.mark.gpu

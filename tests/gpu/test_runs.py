@@ -30,7 +30,7 @@ pytestmark = pytest.mark.gpu
 
 
 def train(n: int, folder: Path, job: Path, *flags: str) -> tuple[str, dict[str, np.ndarray]]:
-    """What a run says, and the values of its last checkpoint."""
+    """Return the output of a run and the values of its last checkpoint."""
     launcher = []
     if n > 1:
         if MPIRUN is None:
@@ -69,9 +69,9 @@ def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], 
 def test_agrees_with_the_processor(flags: list[str], tmp_path: Path) -> None:
     more = ["--dtype", "float64", *flags]
     _, here = train(1, tmp_path / "cpu", SMALL, "--device", "cpu", *more)
-    said, there = train(1, tmp_path / "gpu", SMALL, "--device", "gpu", *more)
+    output, there = train(1, tmp_path / "gpu", SMALL, "--device", "gpu", *more)
     assert_close(there, here, 1e-9)
-    assert "CUDA graphs" not in said
+    assert "CUDA graphs" not in output
 
 
 def test_convolutions_agree_with_the_processor(tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_convolutions_agree_with_the_processor(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16", "float16"])
 def test_lower_precision_learns(precision: str, tmp_path: Path) -> None:
     flags = ["--device", "gpu", "--train-steps", "300", "--precision", precision]
-    said, _ = train(1, tmp_path, SMALL, *flags)
-    assert "CUDA graphs" not in said
-    accuracy = float(said.split("accuracy")[-1].split()[0])
+    output, _ = train(1, tmp_path, SMALL, *flags)
+    assert "CUDA graphs" not in output
+    accuracy = float(output.split("accuracy")[-1].split()[0])
     assert accuracy > 0.9
 
 
@@ -100,8 +100,8 @@ def test_a_run_twice_is_the_same_bits(tmp_path: Path) -> None:
 def test_ranks_that_share_a_gpu_agree_with_one(way: str, tmp_path: Path) -> None:
     more = ["--device", "gpu", "--dtype", "float64", "--no-normalize", "--bucket-bytes", "100"]
     _, one = train(1, tmp_path / "one", SMALL, *more, "--batch-size", "12")
-    said, two = train(2, tmp_path / "two", SMALL, *more, "--batch-size", "6", "--gpu-transport", way)
-    assert f"GPU transport: {way}" in said and "share 1 GPU" in said
+    output, two = train(2, tmp_path / "two", SMALL, *more, "--batch-size", "6", "--gpu-transport", way)
+    assert f"GPU transport: {way}" in output and "share 1 GPU" in output
     assert_close(two, one, 1e-9)
     _, again = train(2, tmp_path / "again", SMALL, *more, "--batch-size", "6", "--gpu-transport", way)
     assert all(two[name].tobytes() == again[name].tobytes() for name in two)

@@ -59,7 +59,7 @@ class Run:
             time.sleep(0.02)
 
     def end(self) -> tuple[int, str, list[str]]:
-        """Status, output and what was said on standard error; no process is left on any host."""
+        """Return the status, standard output and lines of standard error; no process is left on any host."""
         try:
             out, err = self.process.communicate(timeout=60)
         finally:
@@ -117,10 +117,10 @@ def test_a_rank_that_died_is_named_last(runs: InitialStateLoader, mpi: Mpi) -> N
     status, out, err = run.end()
     assert status == 1, out + "\n".join(err)
     name = "mpitrain: rank 1 of 3 (worker 1) on h2, process"
-    told = [line for line in err if line.startswith("mpitrain:")]
-    assert told[0].startswith(f"{name} {first}, was killed by signal 11 (SIGSEGV), in step ")
-    assert told[-2].startswith(f"{name} {second}, was killed by signal 9 (SIGKILL") and ", in step " in told[-2]
-    assert err[-2:] == told[-2:] and "--max-restarts 1" in err[-1]
+    messages = [line for line in err if line.startswith("mpitrain:")]
+    assert messages[0].startswith(f"{name} {first}, was killed by signal 11 (SIGSEGV), in step ")
+    assert messages[-2].startswith(f"{name} {second}, was killed by signal 9 (SIGKILL") and ", in step " in messages[-2]
+    assert err[-2:] == messages[-2:] and "--max-restarts 1" in err[-1]
 
 
 @pytest.mark.parametrize("times", [1, 2])

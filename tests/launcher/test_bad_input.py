@@ -14,14 +14,14 @@ PROLOGUE = "from mpitrain import Job, data, nn, optim\n"
 
 
 def refused(mpi: Mpi, *words: str | Path, n: int = 2, env: dict[str, str] | None = None) -> str:
-    """The one line that ``mpitrain train WORDS`` says on ``n`` ranks before it ends with status 2."""
+    """Return the one line that ``mpitrain train WORDS`` prints on ``n`` ranks before it exits with status 2."""
     done = mpi.run(n, "-m", "mpitrain", "train", *words, timeout=30, env=env)
     assert done.returncode == 2, done.stdout + done.stderr
     return one_line(done.stderr)
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         (["--hiden-units", "3"], ["--hiden-units", "--hidden-units"]),
         (["--mode", "snc"], ["snc", "sync"]),
@@ -47,22 +47,22 @@ def refused(mpi: Mpi, *words: str | Path, n: int = 2, env: dict[str, str] | None
     ],
     ids=str,
 )
-def test_flags(mpi: Mpi, flags: list[str], told: list[str]) -> None:
-    said = refused(mpi, MLP, *flags)
-    for part in told:
-        assert part in said
+def test_flags(mpi: Mpi, flags: list[str], expected: list[str]) -> None:
+    message = refused(mpi, MLP, *flags)
+    for part in expected:
+        assert part in message
 
 
 @pytest.mark.quick
 def test_no_job_file(openmpi: Mpi) -> None:
-    said = refused(openmpi, "jobs/mnist_mpl.py")
-    assert "jobs/mnist_mpl.py" in said
-    assert "jobs/mnist_mlp.py" in said
+    message = refused(openmpi, "jobs/mnist_mpl.py")
+    assert "jobs/mnist_mpl.py" in message
+    assert "jobs/mnist_mlp.py" in message
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("def jub():\n    return 1\n", ["has no function 'job'", "jub"]),
         ("import nothing_of_that_name\n", ["line 1", "nothing_of_that_name"]),
@@ -79,11 +79,11 @@ def test_no_job_file(openmpi: Mpi) -> None:
     ],
     ids=["no job", "import", "syntax", "raises", "no Job", "taken name", "odd type", "shape"],
 )
-def test_job_files(openmpi: Mpi, job, text: str, told: list[str]) -> None:
+def test_job_files(openmpi: Mpi, job, text: str, expected: list[str]) -> None:
     path = job(text)
-    said = refused(openmpi, path)
-    for part in told:
-        assert part in said
+    message = refused(openmpi, path)
+    for part in expected:
+        assert part in message
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ def test_missing_data_file(mpi: Mpi, idx_folder: Path) -> None:
 def test_truncated_data_file(mpi: Mpi, idx_folder: Path) -> None:
     file = idx_folder / "train-images-idx3-ubyte.gz"
     file.write_bytes(file.read_bytes()[:5000])
-    said = refused(mpi, MLP, "--data-dir", idx_folder)
-    assert "train-images-idx3-ubyte.gz" in said
+    message = refused(mpi, MLP, "--data-dir", idx_folder)
+    assert "train-images-idx3-ubyte.gz" in message
 
 
 def test_mislabelled_data_file(openmpi: Mpi, idx_folder: Path) -> None:
@@ -122,9 +122,9 @@ def test_label_out_of_range(openmpi: Mpi, idx_folder: Path) -> None:
     content = bytearray(gzip.decompress(labels.read_bytes()))
     content[100] = 11
     labels.write_bytes(gzip.compress(bytes(content)))
-    said = refused(openmpi, MLP, "--data-dir", idx_folder)
-    assert "11" in said
-    assert "train-labels-idx1-ubyte.gz" in said
+    message = refused(openmpi, MLP, "--data-dir", idx_folder)
+    assert "11" in message
+    assert "train-labels-idx1-ubyte.gz" in message
 
 
 @pytest.mark.quick
@@ -136,9 +136,9 @@ def test_data_missing_on_one_rank_only(mpi: Mpi, job) -> None:
         "    return Job(model=nn.Sequential(nn.Dense(64, 10)), loss=nn.SoftmaxCrossEntropy(),"
         " optimizer=optim.sgd(0.1), train=d.train)\n"
     )
-    said = refused(mpi, path, n=3)
-    assert "/nowhere" in said
-    assert "rank 1" in said
+    message = refused(mpi, path, n=3)
+    assert "/nowhere" in message
+    assert "rank 1" in message
 
 
 @pytest.mark.quick
@@ -151,17 +151,17 @@ def test_ranks_disagree_on_the_layout(mpi: Mpi, job) -> None:
         "    return Job(model=nn.Sequential(nn.Dense(64, width), nn.Dense(width, 10)),"
         " loss=nn.SoftmaxCrossEntropy(), optimizer=optim.sgd(0.1), train=d.train)\n"
     )
-    said = refused(mpi, path, n=3)
+    message = refused(mpi, path, n=3)
     for part in ("rank 2", "dense1.weight (64, 10)", "dense1.weight (64, 20)"):
-        assert part in said
+        assert part in message
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("sharing", ["--shared-memory", "--no-shared-memory"])
 def test_nan_loss(mpi: Mpi, sharing: str) -> None:
-    said = refused(mpi, JOBS / "diverging.py", sharing, "--log-steps", "0")
+    message = refused(mpi, JOBS / "diverging.py", sharing, "--log-steps", "0")
     for part in ("nan", "step 8", "worker 1", "--nan skip"):
-        assert part in said
+        assert part in message
 
 
 @pytest.mark.parametrize("sharing", ["--shared-memory", "--no-shared-memory"])
@@ -205,7 +205,7 @@ def test_a_users_error_on_one_rank_ends_all(mpi: Mpi, job, rank: int, raised: st
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "expected"),
     [
         ("optimizer=optim.adam(0.1) if rank else optim.sgd(0.1)", "optimizer"),
         ("validation=d.validation if rank else None", "number of validation examples"),
@@ -214,7 +214,7 @@ def test_a_users_error_on_one_rank_ends_all(mpi: Mpi, job, rank: int, raised: st
         ("train=d.train if rank else d.validation", "number of training examples"),
     ],
 )
-def test_ranks_disagree_on_the_job(openmpi: Mpi, job, what: str, told: str) -> None:
+def test_ranks_disagree_on_the_job(openmpi: Mpi, job, what: str, expected: str) -> None:
     path = job(
         PROLOGUE + "from mpitrain.comm.mpi import MPI\n"
         "def job():\n"
@@ -223,9 +223,9 @@ def test_ranks_disagree_on_the_job(openmpi: Mpi, job, what: str, told: str) -> N
         " optimizer=optim.sgd(0.1), train=d.train)\n"
         f"    return Job(**(given | dict({what})))\n"
     )
-    said = refused(openmpi, path)
-    assert told in said
-    assert "rank 1" in said
+    message = refused(openmpi, path)
+    assert expected in message
+    assert "rank 1" in message
 
 
 @pytest.mark.parametrize("given", ["batch_size='a'", "hooks=[3]", "validation=d", "model=nn.Sequential(nn.Flatten())"])
@@ -247,18 +247,18 @@ def test_outputs_that_do_not_fit_the_classes(openmpi: Mpi, job) -> None:
         "    return Job(model=nn.Sequential(nn.Dense(64, 5)), loss=nn.SoftmaxCrossEntropy(),"
         " optimizer=optim.sgd(0.1), train=d.train)\n"
     )
-    said = refused(openmpi, path)
-    assert "(5,)" in said
-    assert "10 classes" in said
+    message = refused(openmpi, path)
+    assert "(5,)" in message
+    assert "10 classes" in message
 
 
 def test_a_launcher_of_another_mpi(openmpi: Mpi, mpich: Mpi) -> None:
     for launcher, python in ((openmpi, mpich), (mpich, openmpi)):
         done = run([*launcher.command(2), str(python.python), "-m", "mpitrain", "train", str(MLP)], timeout=30)
         assert done.returncode == 2, done.stderr
-        said = one_line(done.stderr)
-        assert "2 ranks" in said
-        assert "mpi4py" in said and "mpitrain run" in said
+        message = one_line(done.stderr)
+        assert "2 ranks" in message
+        assert "mpi4py" in message and "mpitrain run" in message
 
 
 @pytest.mark.quick

@@ -43,14 +43,14 @@ def events_of(run_dir: Path):
 
 
 @pytest.mark.quick
-def test_tensorboard_finds_what_metrics_tell(openmpi: Mpi, tmp_path: Path) -> None:
+def test_tensorboard_events_match_the_metrics(openmpi: Mpi, tmp_path: Path) -> None:
     flags = ["--log-steps", "10", "--validate-steps", "50", "--histogram-steps", "50", "--run-dir", tmp_path]
     openmpi.train(2, SMALL, *flags)
     events = events_of(tmp_path)
     for tag, name in (("loss/training", "loss"), ("accuracy/validation", "validation_accuracy")):
-        told = [(line["step"], pytest.approx(line[name])) for line in lines_of(tmp_path) if name in line]
-        assert [(event.step, event.value) for event in events.Scalars(tag)] == told
-        assert told
+        expected = [(line["step"], pytest.approx(line[name])) for line in lines_of(tmp_path) if name in line]
+        assert [(event.step, event.value) for event in events.Scalars(tag)] == expected
+        assert expected
     histograms = events.Tags()["histograms"]
     assert {name.split("/")[0] for name in histograms} == {"parameters", "gradients"}
     assert all([event.step for event in events.Histograms(name)] == [50, 100] for name in histograms)
@@ -85,7 +85,7 @@ from mpitrain import Hook, Job, data, nn, optim
 class Warn(Hook):
     def begin(self, loop):
         warnings.warn(f"warned by {loop.cluster.rank}")
-        logging.getLogger("mine").info("told by %d", loop.cluster.rank)
+        logging.getLogger("user").info("logged by %d", loop.cluster.rank)
 
 def job() -> Job:
     digits = data.mnist(None)
@@ -97,7 +97,7 @@ def job() -> Job:
     done = openmpi.train(2, path, "--run-dir", tmp_path / "run")
     for rank in range(2):
         text = (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
-        assert f"warned by {rank}" in text and f"told by {rank}" in text
+        assert f"warned by {rank}" in text and f"logged by {rank}" in text
         assert f"warned by {1 - rank}" not in text
     assert "warned by 0" in done.stderr
     assert "warned by 1" not in done.stderr
@@ -116,9 +116,9 @@ def test_an_unforeseen_exception_is_in_the_ranks_log(openmpi: Mpi, tmp_path: Pat
 def test_a_mistake_that_is_found_late_is_a_line_in_the_log(openmpi: Mpi, tmp_path: Path) -> None:
     done = openmpi.run(2, "-m", "mpitrain", "train", JOBS / "diverging.py", "--run-dir", tmp_path)
     assert done.returncode == 2
-    said = one_line(done.stderr).removeprefix("mpitrain: ")
+    message = one_line(done.stderr).removeprefix("mpitrain: ")
     text = (tmp_path / "logs" / "rank-0.log").read_text()
-    assert said in text and "Traceback" not in text
+    assert message in text and "Traceback" not in text
     assert states([tmp_path])[tmp_path] == "failed"
 
 
@@ -240,16 +240,16 @@ def test_a_run_is_watched_to_its_end_and_seen_to_die(openmpi: Mpi, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected"),
     [
         (["--histogram-steps", "5", "--no-tensorboard"], "--histogram-steps 5"),
         (["--trace", "--trace-steps", "0"], "--trace-steps is 0"),
     ],
 )
-def test_mistakes(openmpi: Mpi, flags: list[str], said: str, tmp_path: Path) -> None:
+def test_mistakes(openmpi: Mpi, flags: list[str], expected: str, tmp_path: Path) -> None:
     done = openmpi.run(2, "-m", "mpitrain", "train", SMALL, *flags, "--run-dir", tmp_path)
     assert done.returncode == 2
-    assert said in one_line(done.stderr)
+    assert expected in one_line(done.stderr)
 
 
 def test_logs_that_cannot_be_written_are_reported_in_a_line(openmpi: Mpi, tmp_path: Path) -> None:

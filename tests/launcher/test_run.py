@@ -145,9 +145,9 @@ def test_a_run_without_a_home(openmpi: Mpi, tmp_path: Path) -> None:
 
 @pytest.mark.quick
 def test_help_lists_the_jobs_flags_and_the_runs(openmpi: Mpi) -> None:
-    said = mpitrain(openmpi, "run", JOBS / "small.py", "--help").stdout
+    output = mpitrain(openmpi, "run", JOBS / "small.py", "--help").stdout
     for part in ("--hidden-units", "Width of the hidden layer", "--train-steps", "--dry-run"):
-        assert part in said
+        assert part in output
 
 
 def test_threads_follow_the_cores_and_the_user(openmpi: Mpi, tmp_path: Path) -> None:

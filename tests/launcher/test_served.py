@@ -137,7 +137,7 @@ def test_an_idle_server_rests(mpi: Mpi, sharing: str, tmp_path: Path, job) -> No
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "expected"),
     [
         (["--staleness", "2"], "--mode ssp"),
         (["--mode", "backup", "--backup-workers", "2"], "--backup-workers is 2"),
@@ -149,10 +149,10 @@ def test_an_idle_server_rests(mpi: Mpi, sharing: str, tmp_path: Path, job) -> No
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused_in_one_line(openmpi: Mpi, flags: list[str], told: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused_in_one_line(openmpi: Mpi, flags: list[str], expected: str, tmp_path: Path) -> None:
     done = openmpi.run(2, "-m", "mpitrain", "train", MLP, "--run-dir", tmp_path, *flags, timeout=30)
     assert done.returncode == 2
-    assert told in one_line(done.stderr)
+    assert expected in one_line(done.stderr)
 
 
 def test_batch_norm_over_all_workers_is_refused_where_they_do_not_wait(openmpi: Mpi, tmp_path: Path) -> None:

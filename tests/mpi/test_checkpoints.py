@@ -23,7 +23,7 @@ from mpitrain.process.signals import STOPPED_EARLY
 from ..support.kills import end_all
 from ..support.launch import JOBS, VERSION_0_1, Mpi, missing, one_line
 from ..support.results import assert_close, assert_same_bits, final
-from ..support.saved_state import LAYOUT, numbers, state
+from ..support.saved_state import LAYOUT, extra_state, state
 
 SMALL, RESHARDING = JOBS / "small.py", JOBS / "resharding.py"
 FOREVER = ["--train-steps", "100000000", "--validate-steps", "0", "--log-steps", "0"]
@@ -74,7 +74,7 @@ def test_every_so_many_seconds(openmpi: Mpi, mode: list[str], tmp_path: Path) ->
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_has_the_run_save_and_end(openmpi: Mpi, n: int, number: signal.Signals, tmp_path: Path) -> None:
-    """Sent to all ranks themselves; a launcher that hears of it may leave them no time."""
+    """The signal is sent to the ranks only; a launcher that receives it may leave them no time."""
     words = [*openmpi.command(n), str(openmpi.python), "-m", "mpitrain", "train", str(SMALL), *FOREVER]
     words += ["--save-steps", "10", "--keep", "1", "--run-dir", str(tmp_path)]
     with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
@@ -291,9 +291,9 @@ def losses(run_dir: Path) -> list[float]:
 def test_a_part_that_cannot_be_written_leaves_no_checkpoint(mpi: Mpi, how: str, tmp_path: Path) -> None:
     done = mpi.run(3, "-m", "tests.support.programs.failing_part", tmp_path, how)
     assert done.returncode == 0, done.stdout + done.stderr
-    told, there = done.stdout.splitlines()
-    assert " step 2 " in told and "Disk quota exceeded (node1); " in told
-    assert there == "[3, 1]"
+    message, steps = done.stdout.splitlines()
+    assert " step 2 " in message and "Disk quota exceeded (node1); " in message
+    assert steps == "[3, 1]"
 
 
 REFUSALS = {
@@ -309,17 +309,17 @@ REFUSALS = {
 def test_a_file_that_nodes_write_together(
     openmpi: Mpi, parallel_hdf5: dict[str, str], how: str, refusal: str, small_disk: Path
 ) -> None:
-    """It holds what one node would have written; where one node cannot, there is none, and training goes on."""
+    """The file equals one written by a single node. If a node fails, no file is left and training continues."""
     folder = small_disk / "checkpoints"
     done = openmpi.run(3, "-m", "tests.support.programs.together", folder, how, refusal, env=parallel_hdf5)
     assert done.returncode == 0, done.stdout + done.stderr
-    told, there = done.stdout.splitlines()
-    assert " step 2 " in told and REFUSALS[refusal] in told
-    assert there == "['step-0000000001.h5', 'step-0000000003.h5']"
+    message, names = done.stdout.splitlines()
+    assert " step 2 " in message and REFUSALS[refusal] in message
+    assert names == "['step-0000000001.h5', 'step-0000000003.h5']"
     for step, path in checkpoint.steps(folder).items():
         checkpoint.verify(path)
         found = {name: np.zeros_like(vector) for name, vector in state(step).items()}
-        assert checkpoint.read(path, LAYOUT, found, 0) == (step, 2 * step, numbers(step))
+        assert checkpoint.read(path, LAYOUT, found, 0) == (step, 2 * step, extra_state(step))
         with h5py.File(path) as file:
             for name, group in (("params", "params"), ("momentum", "optimizer/momentum")):
                 for entry, view in LAYOUT.views(state(step)[name]).items():

@@ -119,10 +119,10 @@ def test_the_result_does_not_depend_on_who_updates_what(openmpi: Mpi, rules: Pat
 def test_clipping_and_decay_are_those_of_the_package(openmpi: Mpi, rules: Path, clip_norm: str, tmp_path: Path) -> None:
     """``heavy_ball`` is the package's momentum, whose kernel does all at once."""
     flags = ("--clip-norm", clip_norm, "--weight-decay", "0.2", "--rate", "0.05", "--dtype", "float64")
-    mine, own = (
+    custom, builtin = (
         train(openmpi, 2, rules, tmp_path / rule, "--rule", rule, *flags) for rule in ("heavy_ball", "momentum")
     )
-    assert_close(mine, own, 1e-12)
+    assert_close(custom, builtin, 1e-12)
 
 
 @pytest.mark.parametrize("instead", ["return params - rate", "params = params - rate"])

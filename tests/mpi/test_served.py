@@ -1,4 +1,4 @@
-"""Parameter servers: no push is lost or applied twice, no read is torn, and each mode is what it says."""
+"""Parameter servers: no push is lost or applied twice, no read is torn, and each mode works as documented."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_backup_with_no_spare_worker_is_sync(
 
 
 def test_staleness_scaling_divides_the_rate(openmpi: Mpi, tmp_path: Path) -> None:
-    """With one worker nothing is stale, so scaling changes nothing; with several it does, and training goes on."""
+    """With one worker nothing is stale, so scaling changes nothing; with several it does, and training continues."""
     flags = ("--mode", "async", "--staleness-scaling")
     assert_same_bits(train(openmpi, 1, tmp_path / "a", *flags), train(openmpi, 1, tmp_path / "b", "--mode", "async"))
     done = openmpi.train(3, SMALL, *PLAIN, *flags, "--run-dir", tmp_path / "c")

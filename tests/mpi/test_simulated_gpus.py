@@ -54,9 +54,9 @@ def train(mpi: Mpi, n: int, run_dir: Path, *flags: str | Path, env: dict[str, st
 def test_gpus_agree_with_processors(
     openmpi: Mpi, simulated: dict[str, str], n: int, flags: list[str], job: Path, tmp_path: Path
 ) -> None:
-    said, there = train(openmpi, n, tmp_path / "gpu", *flags, "--device", "gpu", job, env=simulated)
+    output, there = train(openmpi, n, tmp_path / "gpu", *flags, "--device", "gpu", job, env=simulated)
     _, here = train(openmpi, n, tmp_path / "cpu", *flags, "--device", "cpu", job)
-    assert "accuracy" in said
+    assert "accuracy" in output
     assert_close(there, here, 1e-9)
 
 
@@ -90,8 +90,8 @@ def test_a_run_with_cudnn_comes_close_to_the_processors(
 ) -> None:
     flags = ("--dtype", "float32", "--batch-size", "5", "--train-steps", "4", CNN)
     given = ("--precision", precision, "--log-device-placement")
-    said, there = train(openmpi, 1, tmp_path / "gpu", *given, *flags, env=simulated)
-    assert "cuDNN" in said and "matrix products" not in said
+    output, there = train(openmpi, 1, tmp_path / "gpu", *given, *flags, env=simulated)
+    assert "cuDNN" in output and "matrix products" not in output
     _, here = train(openmpi, 1, tmp_path / "cpu", *flags)
     assert_close(there, here, tolerance)
 
@@ -113,8 +113,8 @@ def test_a_run_continues_from_gpu_to_processor_and_back(
 FLOAT16 = ("--dtype", "float32", "--precision", "float16", "--no-normalize", "--batch-size", "6")
 
 
-def numbers(run_dir: Path, step: int) -> dict[str, float]:
-    """What a run's checkpoint holds of the scale of its loss; nothing where it has none."""
+def run_state(run_dir: Path, step: int) -> dict[str, float]:
+    """Return the loss scale state in a run's checkpoint; empty if it has none."""
     with checkpoint.Checkpoint(checkpoint.path_for(run_dir / "checkpoints", step)) as opened:
         return opened.attributes.get("run/state", {})
 
@@ -127,9 +127,9 @@ def test_a_run_that_scales_its_loss_continues_with_that_scale(
     _, whole = train(openmpi, 2, tmp_path / "whole", *flags, env=simulated)
     for steps in ("10", "20"):
         _, parts = train(openmpi, 2, tmp_path / "parts", "--train-steps", steps, *flags, env=simulated)
-    assert 65536 > numbers(tmp_path / "parts", 10)["loss_scale"] > numbers(tmp_path / "parts", 20)["loss_scale"]
+    assert 65536 > run_state(tmp_path / "parts", 10)["loss_scale"] > run_state(tmp_path / "parts", 20)["loss_scale"]
     assert_same_bits(parts, whole)
-    assert numbers(tmp_path / "parts", 20) == numbers(tmp_path / "whole", 20)
+    assert run_state(tmp_path / "parts", 20) == run_state(tmp_path / "whole", 20)
 
 
 def test_the_scale_of_a_loss_is_for_float16_alone(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
@@ -139,19 +139,19 @@ def test_the_scale_of_a_loss_is_for_float16_alone(openmpi: Mpi, simulated: dict[
     expected |= {steps: ("float16", simulated, {**first, "loss_scale_steps": int(steps) - 3}) for steps in ("4", "6")}
     for steps, (precision, env, held) in expected.items():
         train(openmpi, 1, tmp_path, *FLOAT16, "--train-steps", steps, "--precision", precision, SMALL, env=env)
-        assert numbers(tmp_path, int(steps)) == held
+        assert run_state(tmp_path, int(steps)) == held
 
 
 def test_who_computes_where_is_reported(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
-    said, _ = train(openmpi, 3, tmp_path, "--log-device-placement", "--batch-size", "4", SMALL, env=simulated)
-    assert [f"gpu:{i}" in said for i in range(3)] == [True, True, False]
-    assert "every worker's device" in said and "each node" not in said
-    assert "3 workers on" in said and "share 2 GPUs" in said
+    output, _ = train(openmpi, 3, tmp_path, "--log-device-placement", "--batch-size", "4", SMALL, env=simulated)
+    assert [f"gpu:{i}" in output for i in range(3)] == [True, True, False]
+    assert "every worker's device" in output and "each node" not in output
+    assert "3 workers on" in output and "share 2 GPUs" in output
 
 
 def test_the_gpus_are_kept_with_a_run(openmpi: Mpi, simulated: dict[str, str], driver: str, tmp_path: Path) -> None:
-    said, _ = train(openmpi, 1, tmp_path, "--train-steps", "1", SMALL, env={**simulated, "LD_LIBRARY_PATH": driver})
-    assert "; on GPUs" in said
+    output, _ = train(openmpi, 1, tmp_path, "--train-steps", "1", SMALL, env={**simulated, "LD_LIBRARY_PATH": driver})
+    assert "; on GPUs" in output
     kept = (tmp_path / "config.toml").read_text()
     assert 'nvidia_driver = "580.95.05"' in kept and "NVIDIA H100 80GB HBM3" in kept
 
@@ -188,14 +188,14 @@ def openmpi_mpmd(mpi: Mpi, words: list[str], env: dict[str, str]):
     return run([*mpi.command(1), *words], env=env)
 
 
-def test_doctor_reports_of_devices_and_who_gets_which(openmpi: Mpi, simulated: dict[str, str], driver: str) -> None:
+def test_doctor_reports_devices_and_their_assignment(openmpi: Mpi, simulated: dict[str, str], driver: str) -> None:
     env = {**simulated, "LD_LIBRARY_PATH": driver, "COLUMNS": "200"}
     done = openmpi.run(3, "-m", "mpitrain", "doctor", env=env)
     assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())
-    assert "79 GiB of 80 GiB free, 31 C, driver 580.95.05" in said
-    assert "20 GiB of 80 GiB free, driver 580.95.05; in use by python3 (pid 4711, 59.0 GiB)" in said
-    assert "0 on gpu:0, 1 on gpu:1, 2 on gpu:0" in said and "share 2 GPUs" in said
+    output = " ".join(done.stdout.split())
+    assert "79 GiB of 80 GiB free, 31 C, driver 580.95.05" in output
+    assert "20 GiB of 80 GiB free, driver 580.95.05; in use by python3 (pid 4711, 59.0 GiB)" in output
+    assert "0 on gpu:0, 1 on gpu:1, 2 on gpu:0" in output and "share 2 GPUs" in output
 
 
 # How gradients travel.
@@ -229,14 +229,14 @@ def test_gradients_are_summed_in_any_way(
     tmp_path: Path,
 ) -> None:
     env = {**simulated, "SIMULATED_GPUS": "3", "SIMULATED_NCCL": "1", "MPICH_GPU_SUPPORT_ENABLED": "1"}
-    said, there = train(openmpi, 3, tmp_path, *SUMMED, *more, "--gpu-transport", way, SMALL, env=env)
-    assert f"GPU transport: {way}" in said
+    output, there = train(openmpi, 3, tmp_path, *SUMMED, *more, "--gpu-transport", way, SMALL, env=env)
+    assert f"GPU transport: {way}" in output
     assert_close(there, by_processors, 1e-9)
 
 
 def test_the_fastest_way_is_taken_and_reported(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
-    said, _ = train(openmpi, 2, tmp_path, "--train-steps", "2", SMALL, env={**simulated, "SIMULATED_NCCL": "1"})
-    (line,) = [line for line in said.splitlines() if line.startswith("GPU transport: ")]
+    output, _ = train(openmpi, 2, tmp_path, "--train-steps", "2", SMALL, env={**simulated, "SIMULATED_NCCL": "1"})
+    (line,) = [line for line in output.splitlines() if line.startswith("GPU transport: ")]
     words = line.replace(":", " ").replace("(", " ").replace(",", " ").split()
     times = {way: float(words[words.index(way) + 1]) for way in ("host", "ipc", "nccl")}
     assert line.split()[2] == min(times, key=lambda way: times[way])
@@ -246,10 +246,10 @@ def test_the_fastest_way_is_taken_and_reported(openmpi: Mpi, simulated: dict[str
 def test_a_resumed_run_takes_the_way_of_before(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
     """Which may add in another order than the fastest one."""
     train(openmpi, 2, tmp_path, "--train-steps", "2", "--gpu-transport", "ipc", SMALL, env=simulated)
-    said, _ = train(openmpi, 2, tmp_path, "--train-steps", "4", SMALL, env=simulated)
-    assert "GPU transport: ipc, " in said
-    said, _ = train(openmpi, 2, tmp_path, "--train-steps", "6", "--no-shared-memory", SMALL, env=simulated)
-    assert "GPU transport: host (" in said, "ipc is not there any more"
+    output, _ = train(openmpi, 2, tmp_path, "--train-steps", "4", SMALL, env=simulated)
+    assert "GPU transport: ipc, " in output
+    output, _ = train(openmpi, 2, tmp_path, "--train-steps", "6", "--no-shared-memory", SMALL, env=simulated)
+    assert "GPU transport: host (" in output, "ipc is not there any more"
 
 
 @pytest.mark.parametrize(
@@ -296,8 +296,8 @@ def test_a_loss_that_is_not_finite(openmpi: Mpi, simulated: dict[str, str], poli
     there, here = ended["gpu"], ended["cpu"]
     assert there.returncode == here.returncode == (2 if policy == "stop" else 0)
     if policy == "stop":
-        told = [[line for line in done.stderr.splitlines() if "mpitrain: " in line] for done in (there, here)]
-        assert told[0] == told[1] and "at step 8 on worker 1" in told[0][0]
+        messages = [[line for line in done.stderr.splitlines() if "mpitrain: " in line] for done in (there, here)]
+        assert messages[0] == messages[1] and "at step 8 on worker 1" in messages[0][0]
         return
     found, expected = final(tmp_path / "gpu"), final(tmp_path / "cpu")
     if policy == "skip":
@@ -344,7 +344,7 @@ def test_steps_are_replayed(
 
 
 def test_what_cannot_be_recorded_is_done_step_by_step(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
-    """A layer that says it is static, and waits for the GPU."""
+    """A layer that declares itself static but waits for the GPU."""
     job = tmp_path / "job.py"
     job.write_text(
         "from small import job as make\n"
@@ -362,8 +362,8 @@ def test_what_cannot_be_recorded_is_done_step_by_step(openmpi: Mpi, simulated: d
         "    return made\n"
     )
     env = {**simulated, "PYTHONPATH": f"{simulated['PYTHONPATH']}{os.pathsep}{JOBS}"}
-    said, there = train(openmpi, 1, tmp_path / "gpu", job, env=env)
-    assert said.count("CUDA graphs") == 1
+    output, there = train(openmpi, 1, tmp_path / "gpu", job, env=env)
+    assert output.count("CUDA graphs") == 1
     _, here = train(openmpi, 1, tmp_path / "cpu", "--no-normalize", SMALL)
     assert_close(there, here, 1e-9)
 
@@ -393,8 +393,8 @@ def test_a_kernel_without_a_form_for_gpus_runs_on_the_processor(
         "    return made\n"
     )
     path = {"PYTHONPATH": f"{simulated['PYTHONPATH']}{os.pathsep}{JOBS}"}
-    said, there = train(openmpi, 1, tmp_path / "gpu", job, env={**simulated, **path})
-    assert said.count("the kernel relu of") == 1
+    output, there = train(openmpi, 1, tmp_path / "gpu", job, env={**simulated, **path})
+    assert output.count("the kernel relu of") == 1
     _, here = train(openmpi, 1, tmp_path / "cpu", "--device", "cpu", job, env=path)
     assert_close(there, here, 1e-9)
     words = ["-m", "mpitrain", "train", job, "--run-dir", tmp_path / "hard", "--no-soft-placement"]

@@ -32,7 +32,7 @@ def until(what: Callable[[], object], timeout: float = 60) -> None:
 
 
 def step_of(job: Submitted) -> int:
-    """The last step that the run has told."""
+    """Return the last step that the run has printed."""
     steps = [line.split()[1] for line in job.log().splitlines() if line.startswith("step ")]
     return int(steps[-1].replace(",", "")) if steps else 0
 
@@ -130,9 +130,9 @@ def test_the_wrong_plugin_is_refused(
     flags = ["--nodes", "2", "--launcher", "srun", "--mpi", plugin, SLOW]
     job = site.submit(mpi, f"wrong-{plugin}", *flags)
     assert site.cluster.wait(job.number) == "FAILED", job.log()
-    said = one_line(job.log())
-    assert f"srun --mpi={advice}" in said
-    assert "2 ranks" in said
+    message = one_line(job.log())
+    assert f"srun --mpi={advice}" in message
+    assert "2 ranks" in message
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -233,6 +233,6 @@ def test_what_slurm_refuses_is_one_line(
 ) -> None:
     done = site.call(openmpi, *flags, "--run-dir", tmp_path / "refused", SLOW)
     assert done.returncode == 2
-    said = one_line(done.stderr)
-    assert all(word in said for word in words), said
+    message = one_line(done.stderr)
+    assert all(word in message for word in words), message
     assert not (tmp_path / "refused").exists()

@@ -90,7 +90,7 @@ def outcome(path: Path, step: int) -> str:
         refusals.append(str(error))
     assert len(refusals) in (0, 2), f"verifying and reading it do not agree: {refusals}"
     if refusals:
-        assert all(str(path) in said and "\n" not in said for said in refusals)
+        assert all(str(path) in refusal and "\n" not in refusal for refusal in refusals)
         return "refused"
     assert reached == (step, 10 * step, {"loss_scale": step + 0.5})
     for name, vector in state(step).items():

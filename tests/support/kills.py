@@ -155,5 +155,5 @@ def main(kills: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             killer = Killer(mpi, n, Path(folder), seed=n)
             killer.kill(share)
-            told = ", ".join(f"{count:,} {name}" for name, count in sorted(killer.counts.items()))
-            print(f"{n} rank{'s' * (n > 1)}: {told}", flush=True)
+            counts = ", ".join(f"{count:,} {name}" for name, count in sorted(killer.counts.items()))
+            print(f"{n} rank{'s' * (n > 1)}: {counts}", flush=True)

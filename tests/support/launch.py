@@ -29,8 +29,8 @@ def missing(part: str) -> None:
     pytest.skip(f"missing: {part}")
 
 
-# What Open MPI's launcher says when it cannot begin, for it finds the session folder of one that had the same process
-# number and was killed. Such a start is tried again, under another number; whatever comes after it is not.
+# Error of Open MPI's launcher when it finds the session folder of a killed launcher that had the same process number.
+# The launch is then repeated, with another process number; any later error is not.
 _NOT_LAUNCHED = "The PMIx server's listener thread failed to start"
 
 
@@ -107,9 +107,9 @@ def forget_session(pid: int) -> None:
 
 
 def one_line(stderr: str) -> str:
-    """The one line that mpitrain printed; fails where it printed more, or a traceback."""
+    """Return the one line that mpitrain printed; fail if it printed more than one, or a traceback."""
     # Open MPI ends its own comments with a NUL.
-    said = [line for line in stderr.replace("\0", "").splitlines() if line.startswith("mpitrain:")]
-    assert len(said) == 1, stderr
+    messages = [line for line in stderr.replace("\0", "").splitlines() if line.startswith("mpitrain:")]
+    assert len(messages) == 1, stderr
     assert "Traceback" not in stderr, stderr
-    return re.sub(r"\s+", " ", said[0])
+    return re.sub(r"\s+", " ", messages[0])

@@ -10,7 +10,7 @@ SHAPES = {"scalar": (), "one": (1,), "matrix": (23, 7), "cube": (2, 3, 5), "long
 LAYOUT = Layout.pack([(name, shape, "param") for name, shape in SHAPES.items()])
 
 
-def numbers(step: int) -> dict[str, float]:
+def extra_state(step: int) -> dict[str, float]:
     return {"loss_scale": step + 0.5}
 
 

@@ -6,7 +6,7 @@ The MPI is that of the environment whose Python this is. Where no kernels have b
 signal while they are is answered after it.
 
 Each run ends within ten seconds of its signal, leaves no process, and every checkpoint that it leaves verifies; one
-signal leaves a run that goes on from a checkpoint, unless it came before there was anything to save.
+signal leaves a run that can be resumed from a checkpoint, unless it came before there was anything to save.
 """
 
 from __future__ import annotations
@@ -70,15 +70,16 @@ class Sender:
                 process.kill()
             took = time.monotonic() - began[0]
             output.seek(0)
-            told = f"{self._mode}, twice: {twice}, ready: {began[1]}, {took:.1f} s, status {status}\n{output.read()}"
-        assert took < ENDS_WITHIN_S, told
-        assert "Traceback" not in told or (not began[1] and "KeyboardInterrupt" in told), told  # while it was imported
-        assert not ranks_of(self._folder), told
+            report = f"{self._mode}, twice: {twice}, ready: {began[1]}, {took:.1f} s, status {status}\n{output.read()}"
+        assert took < ENDS_WITHIN_S, report
+        # KeyboardInterrupt: the signal came while modules were imported
+        assert "Traceback" not in report or (not began[1] and "KeyboardInterrupt" in report), report
+        assert not ranks_of(self._folder), report
         self.longest_s = max(self.longest_s, took)
         for path in checkpoint.steps(self._folder / "checkpoints").values():
             checkpoint.verify(path)
             self.counts["checkpoints that verify"] += 1
-        self._judge(status, twice, began[1], before, told)
+        self._judge(status, twice, began[1], before, report)
 
     def _send(self, process: subprocess.Popen[bytes], twice: bool) -> tuple[float, bool]:
         """When the last signal was sent, and whether all ranks were training at the first."""
@@ -95,16 +96,16 @@ class Sender:
                 process.send_signal(self._random.choice(SIGNALS))
         return time.monotonic(), ready
 
-    def _judge(self, status: int, twice: bool, ready: bool, before: int, told: str) -> None:
+    def _judge(self, status: int, twice: bool, ready: bool, before: int, report: str) -> None:
         ended = [128 + number for number in SIGNALS] + [-number for number in SIGNALS]
         after = newest(self._folder)
-        assert after >= before, told
+        assert after >= before, report
         if not twice and ready:
-            assert status == STOPPED_EARLY and after > before, told
+            assert status == STOPPED_EARLY and after > before, report
         elif not twice and before >= 0:
-            assert status in (STOPPED_EARLY, *(-number for number in SIGNALS)), told
+            assert status in (STOPPED_EARLY, *(-number for number in SIGNALS)), report
         else:
-            assert status in (STOPPED_EARLY, *ended), told
+            assert status in (STOPPED_EARLY, *ended), report
         self.counts["stopped and saved" if after > before and status == STOPPED_EARLY else "ended at once"] += 1
 
 
@@ -129,5 +130,5 @@ def main(moments: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             sender = Sender(Mpi("the environment's", Path(sys.executable)), mode, Path(folder) / "run", seed=moments)
             sender.send(moments)
-            told = ", ".join(f"{count:,} {name}" for name, count in sorted(sender.counts.items()))
-            print(f"{mode}: {told}; the longest end took {sender.longest_s:.1f} s", flush=True)
+            counts = ", ".join(f"{count:,} {name}" for name, count in sorted(sender.counts.items()))
+            print(f"{mode}: {counts}; the longest end took {sender.longest_s:.1f} s", flush=True)

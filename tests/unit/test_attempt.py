@@ -64,6 +64,6 @@ def test_ctrl_c_while_modules_are_imported_ends_it(after_s: float) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         time.sleep(after_s)
         process.send_signal(signal.SIGINT)
-        out, told = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=30)
     assert process.returncode == -signal.SIGINT or "mpirun" in out, "or it had come to its end"
-    assert "Traceback" not in told
+    assert "Traceback" not in err

@@ -1,4 +1,4 @@
-"""Batch scripts as a pure function: what schedulers are told, and what a shell makes of them."""
+"""Batch scripts as a pure function: the options passed to schedulers, and how a shell reads them."""
 
 from __future__ import annotations
 
@@ -9,33 +9,20 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import click
 import pytest
 
 from mpitrain.cli.main import main
-from mpitrain.comm.mpi import is_foreign_launcher
 from mpitrain.errors import ConfigError
-from mpitrain.launcher.allocation import allocated_ranks
 from mpitrain.launcher.batch.job import Batch
-from mpitrain.launcher.batch.resources import Resources, seconds_of
-from mpitrain.launcher.batch.scheduler import refusal
+from mpitrain.launcher.batch.resources import Resources
 from mpitrain.launcher.batch.script import render
-from mpitrain.launcher.batch.site import find_site, read_site
-from mpitrain.launcher.batch.submit import submit_options
-from mpitrain.launcher.batch.sweep import Point, combinations
-from mpitrain.launcher.hosts import Host, assign_ranks, read_hostfile
-from mpitrain.plan.options import CommaSeparated, options_of
+from mpitrain.launcher.batch.sweep import Point
 
+from ..support.batches import batch
 from ..support.launch import JOBS
 
 HOSTILE = ["a b", "it's", 'a"b', "$(touch pwned)", "`touch pwned`", "a'; touch pwned #", "a\nb", "a\\b", "*", "-x", "ü"]
 HOSTILE += ["a\n'\\b\x7fé"]
-
-
-def batch(folder: Path = Path("/work dir"), **changes: object) -> Batch:
-    resources = {f.name: changes.pop(f.name) for f in dataclasses.fields(Resources) if f.name in changes}
-    made = Batch("a job", Resources(**resources), folder, folder / "run", "/opt/python", ["job.py"])  # type: ignore[arg-type]
-    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
 def lines(scheduler: str, prefix: str, **changes: object) -> list[str]:
@@ -90,15 +77,15 @@ def test_a_hostile_run_directory_is_a_run_directory(word: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_sbatch_is_reported_every_name_as_it_reads_it(name: str) -> None:
+def test_sbatch_reads_every_job_name_unchanged(name: str) -> None:
     made = render("slurm", batch(name=name))
     assert "\n#SBATCH --output" in made.text  # the name's line is one line
     if "\n" in name:
         assert made.words == [f"--job-name={name}"]
-        (told,) = (line for line in made.text.splitlines() if line.startswith("# Submit it with "))
-        bash = ["bash", "-c", "sbatch() { printf '%s\\0' \"$@\"; }; " + told.removeprefix("# Submit it with ")]
-        said = subprocess.run(bash, capture_output=True, text=True, timeout=30, check=True).stdout
-        assert said.split("\0")[:-1] == [*made.words, "/work dir/run/batch/job.sh"]
+        (hint,) = (line for line in made.text.splitlines() if line.startswith("# Submit it with "))
+        bash = ["bash", "-c", "sbatch() { printf '%s\\0' \"$@\"; }; " + hint.removeprefix("# Submit it with ")]
+        output = subprocess.run(bash, capture_output=True, text=True, timeout=30, check=True).stdout
+        assert output.split("\0")[:-1] == [*made.words, "/work dir/run/batch/job.sh"]
     else:
         line = next(line for line in made.text.splitlines() if "--job-name" in line)
         # In what these have, sbatch reads double quotes and backslashes as a shell does without its dollars.
@@ -106,8 +93,8 @@ def test_sbatch_is_reported_every_name_as_it_reads_it(name: str) -> None:
         assert made.words == [] and "Submit it with" not in made.text
 
 
-def test_slurm_is_reported_everything() -> None:
-    said = lines(
+def test_all_options_reach_slurm() -> None:
+    options = lines(
         "slurm",
         "#SBATCH",
         nodes=2,
@@ -131,7 +118,7 @@ def test_slurm_is_reported_everything() -> None:
         array="0-9%2",
         extra=["--nice=10 --comment='two words'"],
     )
-    assert said == [
+    assert options == [
         '--job-name="a job"',
         '--output="/work dir/run/batch/%A_%a.log"',
         "--open-mode=append",
@@ -177,36 +164,30 @@ def test_servers_are_the_first_part_of_a_heterogeneous_job() -> None:
     assert "--het-group=0,1" in second and "--ps 3 --ps-placement first" in second
 
 
-def test_srun_is_reported_the_plugin_and_the_cores() -> None:
+def test_srun_receives_the_plugin_and_the_cores() -> None:
     text = render("slurm", batch(starter="srun", mpi="pmi2", cpus_per_task=4)).text
     assert "srun --mpi=pmi2 --wait=60 --cpus-per-task=4 /opt/python -m mpitrain train job.py" in text
 
 
-def test_pbs_is_reported() -> None:
-    said = lines("pbs", "#PBS", nodes=2, tasks_per_node=4, cpus_per_task=2, mem="16G", time="90", partition="q")
-    assert said[:5] == [
+def test_pbs_options() -> None:
+    options = lines("pbs", "#PBS", nodes=2, tasks_per_node=4, cpus_per_task=2, mem="16G", time="90", partition="q")
+    assert options[:5] == [
         "-N a_job",
         "-j oe",
         "-o /w/run/batch/",
         "-l select=2:ncpus=8:mpiprocs=4:mem=16gb",
         "-l walltime=01:30:00",
     ]
-    assert "-q q" in said and "-r y" in said
+    assert "-q q" in options and "-r y" in options
     text = render("pbs", batch(Path("/w"), nodes=2, tasks_per_node=4, time="90")).text
     assert '-n 8 --hostfile "$PBS_NODEFILE" job.py' in text
     assert "MPITRAIN_END_TIME=$(($(date +%s) + 5400))" in text
     assert "qsub /w/run/batch/job.sh" in text
 
 
-def test_a_schedulers_file_of_hosts_has_a_line_for_each_rank(tmp_path: Path) -> None:
-    path = tmp_path / "hosts"
-    path.write_text("a\na\na\nb\nb\nb\n")
-    assert assign_ranks(read_hostfile(path), 6) == [Host("a", 3), Host("b", 3)]
-
-
-def test_lsf_is_reported() -> None:
-    said = lines("lsf", "#BSUB", nodes=2, gpus_per_node="4", time="90", partition="q", account="p")
-    assert said == [
+def test_lsf_options() -> None:
+    options = lines("lsf", "#BSUB", nodes=2, gpus_per_node="4", time="90", partition="q", account="p")
+    assert options == [
         '-J "a_job"',
         "-o /w/run/batch/%J.log",
         "-n 8",
@@ -276,32 +257,7 @@ def test_what_brings_a_job_back(status: int, signal: str, comes_back: bool, tmp_
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("30", 1800), ("1:30", 90), ("01:00:00", 3600), ("2-3", 183600), ("1-00:00:01", 86401)]
-)
-def test_durations(text: str, seconds: int) -> None:
-    assert seconds_of(text) == seconds
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"time": "soon"}, "--time is 'soon'"),
-        ({"time": "0"}, "--time is '0'"),
-        ({"mem": "lots"}, "--mem is 'lots'"),
-        ({"nodes": 0}, "--nodes is 0"),
-        ({"array": "a-b"}, "--array is 'a-b'"),
-        ({"mem": "1G", "mem_per_cpu": "1G"}, "--mem and --mem-per-cpu"),
-        ({"ps_nodes": 1, "array": "0-1"}, "--ps-nodes .*--array"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_meant_is_refused(given: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        Resources(**given)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "given", "says"),
+    ("scheduler", "given", "expected"),
     [
         ("slurm", {"folder": Path("/a\\b")}, "--run-dir"),
         ("slurm", {"extra": ["licenses=x"]}, "--licenses"),
@@ -316,139 +272,11 @@ def test_what_cannot_be_meant_is_refused(given: dict[str, object], says: str) ->
     ],
     ids=str,
 )
-def test_what_a_scheduler_cannot_be_reported_is_refused(scheduler: str, given: dict[str, object], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_options_that_a_scheduler_does_not_support_are_refused(
+    scheduler: str, given: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
         render(scheduler, batch(**given))  # type: ignore[arg-type]
-
-
-OPTIONS = [
-    click.Option(["--learning-rate"], type=float),
-    click.Option(["--hidden-units"], type=int),
-    click.Option(["--normalize/--no-normalize"]),
-    click.Option(["--layers"], type=CommaSeparated(click.INT)),
-    click.Option(["--name"]),
-]
-
-
-def test_all_combinations() -> None:
-    points = combinations(["learning_rate=0.1,0.01", "--hidden-units=100,1000"], OPTIONS)
-    assert [point.name for point in points][:2] == [
-        "learning_rate=0.1,hidden_units=100",
-        "learning_rate=0.1,hidden_units=1000",
-    ]
-    assert points[3].words == ("--learning-rate=0.01", "--hidden-units=1000")
-    assert [p.words[0] for p in combinations(["normalize=true,false"], OPTIONS)] == ["--normalize", "--no-normalize"]
-    assert [p.words[0] for p in combinations(["layers=1,2;3"], OPTIONS)] == ["--layers=1,2", "--layers=3"]
-
-
-def test_names_of_runs_can_be_folders() -> None:
-    names = [point.name for point in combinations(["name=a/b,a b,$(x)," + 300 * "y"], OPTIONS)]
-    assert len(set(names)) == 4
-    assert not any(character in name for name in names for character in "/ $()")
-    assert all(len(name) < 256 for name in names)
-
-
-@pytest.mark.parametrize(
-    ("sweep", "says"),
-    [
-        (["lerning_rate=1"], "did you mean learning_rate"),
-        (["learning_rate=x"], "not a valid float"),
-        (["learning_rate"], "--sweep learning_rate: "),
-        (["learning_rate=1,,2"], "--sweep learning_rate=1,,2"),
-        (["learning_rate=1,1"], "--sweep learning_rate=1,1"),
-        (["learning_rate=1", "learning_rate=2"], "--sweep learning_rate "),
-    ],
-)
-def test_what_cannot_be_swept_is_refused(sweep: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        combinations(sweep, OPTIONS)
-
-
-def test_indexes_of_a_sweep() -> None:
-    points = [Point(name, ()) for name in "abcd"]
-    assert batch(points=points).array == "0-3"
-    assert batch(points=points, array="%2").array == "0-3%2"
-    assert batch(points=points, array="0-2%2").array == "0-2%2"
-    with pytest.raises(ConfigError, match=r"--array 2-4: .*4 .*0-3"):
-        _ = batch(points=points, array="2-4").array
-
-
-def test_a_site_fills_what_is_not_given(tmp_path: Path) -> None:
-    path = tmp_path / "site.toml"
-    path.write_text('partition = "gpu"\nnodes = 2\ncpus-per-task = 4\nsetup = ["module load x"]\nexclusive = true\n')
-    options = submit_options()
-    assert read_site(path, options) == {
-        "partition": "gpu",
-        "nodes": "2",
-        "cpus_per_task": "4",
-        "setup": ["module load x"],
-        "exclusive": True,
-    }
-    path.write_text('partitoin = "gpu"\n')
-    with pytest.raises(ConfigError, match="did you mean 'partition'"):
-        read_site(path, options)
-    path.write_text("partition = [1]\n")
-    with pytest.raises(ConfigError, match=r"partition is \[1\]"):
-        read_site(path, options)
-    path.write_text("partition =\n")
-    with pytest.raises(ConfigError, match=r"site\.toml"):
-        read_site(path, options)
-
-
-def test_where_a_sites_file_is_looked_for(tmp_path: Path) -> None:
-    own = tmp_path / ".config" / "mpitrain" / "site.toml"
-    own.parent.mkdir(parents=True)
-    own.touch()
-    home = {"HOME": str(tmp_path)}
-    assert find_site(None, home) == own
-    assert find_site(None, {**home, "MPITRAIN_SITE": "/x"}) == Path("/x")
-    assert find_site(Path("/y"), {**home, "MPITRAIN_SITE": "/x"}) == Path("/y")
-
-
-def test_every_resource_has_a_flag_and_help() -> None:
-    assert {option.name for option in options_of(Resources)} == {f.name for f in dataclasses.fields(Resources)}
-    assert all(option.help for option in submit_options())
-
-
-@pytest.mark.parametrize(
-    ("environ", "ranks"),
-    [
-        ({}, None),
-        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "6"}, 6),
-        ({"SLURM_JOB_ID": "1", "SLURM_TASKS_PER_NODE": "2(x3),1"}, 7),
-        ({"SLURM_JOB_ID": "1"}, None),
-    ],
-    ids=str,
-)
-def test_ranks_of_an_allocation(environ: dict[str, str], ranks: int | None) -> None:
-    assert allocated_ranks(environ) == ranks
-
-
-def test_a_refusal_is_one_line_with_a_mend() -> None:
-    said = (
-        "sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed: Invalid partition\n"
-    )
-    line = refusal("sbatch", said)
-    assert line.startswith("sbatch ") and "invalid partition specified: x; Invalid partition" in line
-    assert "sinfo" in line and "\n" not in line
-
-
-@pytest.mark.parametrize(
-    ("environ", "library", "another"),
-    [
-        ({"PMI_RANK": "0"}, "Open MPI v5.0.11", True),
-        ({"PMI_RANK": "0"}, "Open MPI v4.1.4", False),
-        ({"PMIX_RANK": "0"}, "Open MPI v5.0.11", False),
-        ({"PMIX_RANK": "0"}, "MPICH Version: 5.0.2", True),
-        ({"PMIX_RANK": "0"}, "MPICH Version: 5.0.2 --with-pmix=/usr", False),
-        ({"PMIX_RANK": "0", "PMI_RANK": "0"}, "MPICH Version: 5.0.2", False),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, "MPICH Version: 5.0.2", True),
-        ({}, "MPICH Version: 5.0.2", False),
-    ],
-    ids=str,
-)
-def test_launchers_and_libraries(environ: dict[str, str], library: str, another: bool) -> None:
-    assert is_foreign_launcher(environ, library) == another
 
 
 @pytest.mark.parametrize(

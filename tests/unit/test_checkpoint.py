@@ -37,12 +37,12 @@ def vectors(layout: Layout = LAYOUT) -> dict[str, np.ndarray]:
     return made
 
 
-@pytest.mark.parametrize("numbers", [None, {"loss_scale": 4096.0, "loss_scale_steps": 3.0}])
-def test_what_is_written_is_read(tmp_path: Path, numbers: dict[str, float] | None) -> None:
+@pytest.mark.parametrize("extra_state", [None, {"loss_scale": 4096.0, "loss_scale_steps": 3.0}])
+def test_what_is_written_is_read(tmp_path: Path, extra_state: dict[str, float] | None) -> None:
     path, written = checkpoint.path_for(tmp_path / "new", 12), vectors()
-    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(written, 12, 345, numbers), 7, {"mode": "sync"})
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(written, 12, 345, extra_state), 7, {"mode": "sync"})
     read = {name: np.zeros(LAYOUT.size) for name in written}
-    assert checkpoint.read(path, LAYOUT, read, 7) == (12, 345, numbers or {})
+    assert checkpoint.read(path, LAYOUT, read, 7) == (12, 345, extra_state or {})
     for name in written:
         if name == "square":  # state has no slots
             written[name][LAYOUT.n_trained :] = 0
@@ -58,7 +58,7 @@ def test_the_newest_is_of_the_highest_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "expected"),
     [
         (
             [("a.weight", (3, 3), "param"), ("a.bias", (2,), "param"), ("n.mean", (2,), "state")],
@@ -68,13 +68,13 @@ def test_the_newest_is_of_the_highest_step(tmp_path: Path) -> None:
         ([("a.weight", (3, 2), "param"), ("c", (1,), "param"), ("n.mean", (2,), "state")], ["params/c "]),
     ],
 )
-def test_another_model_is_named(tmp_path: Path, other, told: list[str]) -> None:
+def test_another_model_is_named(tmp_path: Path, other, expected: list[str]) -> None:
     path = tmp_path / "step-1.h5"
     checkpoint.write(path, LAYOUT, checkpoint.Snapshot({"params": vectors()["params"]}, 1, 0), 0, {})
     layout = Layout.pack(other)
     with pytest.raises(CheckpointError) as caught:
         checkpoint.read(path, layout, {"params": np.zeros(layout.size)}, 0)
-    assert all(part in str(caught.value) for part in told)
+    assert all(part in str(caught.value) for part in expected)
 
 
 def test_another_optimizer_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ LAYOUT = Layout.pack([("a.weight", (3, 2), "param"), ("a.bias", (2,), "param"), 
 
 
 def save(
-    path: Path, step: int = 5, dtype: str = "float32", scale: float = 1.0, **numbers: float
+    path: Path, step: int = 5, dtype: str = "float32", scale: float = 1.0, **extra_state: float
 ) -> dict[str, np.ndarray]:
     """Write a checkpoint; return its parameters by name."""
     rng = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def save(
         for view in LAYOUT.views(vector).values():
             view[...] = rng.standard_normal(view.shape) * scale
     about = {"mode": "sync", "workers": 2, "config": {"batch_size": 12, "hidden": [3, 4]}}
-    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(vectors, step, 345, numbers), 7, about)
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(vectors, step, 345, extra_state), 7, about)
     return LAYOUT.views(vectors["params"])
 
 
@@ -60,13 +60,13 @@ def test_verify(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_does_not_verify_is_reported_in_a_line(run_dir: Path, command: list[str], capsys) -> None:
     spoil(run_dir / "checkpoints" / "step-0000000010.h5")
     assert main([*command, str(run_dir)]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("mpitrain: run/checkpoints/step-0000000010.h5 ")
-    assert len(said.splitlines()) == 1
+    output = capsys.readouterr().err
+    assert output.startswith("mpitrain: run/checkpoints/step-0000000010.h5 ")
+    assert len(output.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["verify", "nowhere"], "nowhere "),
         (["inspect", "."], "mpitrain: . "),
@@ -78,18 +78,18 @@ def test_what_does_not_verify_is_reported_in_a_line(run_dir: Path, command: list
     ],
     ids=" ".join,
 )
-def test_a_mistake_is_one_line(run_dir: Path, words: list[str], told: str, capsys) -> None:
+def test_a_mistake_is_one_line(run_dir: Path, words: list[str], expected: str, capsys) -> None:
     Path("a_file").write_text("")
     assert main(words) == 2
-    said = capsys.readouterr().err
-    assert told in said
-    assert len(said.splitlines()) == 1
+    output = capsys.readouterr().err
+    assert expected in output
+    assert len(output.splitlines()) == 1
 
 
 def test_inspect_reports_what_there_is(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     params = save(checkpoint.path_for(run_dir / "checkpoints", 12345), 12345, loss_scale=4096.0, loss_scale_steps=3.0)
     assert main(["inspect", str(run_dir)]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for part in (
         "step 12,345",
         "position 345",
@@ -101,11 +101,11 @@ def test_inspect_reports_what_there_is(run_dir: Path, capsys: pytest.CaptureFixt
         "batch_size 12",
         "state: loss_scale 4096.0, loss_scale_steps 3.0",
     ):
-        assert part in said
-    row = next(line.split() for line in said.splitlines() if line.startswith("params/a.weight"))
+        assert part in output
+    row = next(line.split() for line in output.splitlines() if line.startswith("params/a.weight"))
     assert row[1:-1] == ["3", "x", "2", "float32"]
     assert float(row[-1]) == pytest.approx(float(np.linalg.norm(params["a.weight"].astype(float))), rel=1e-5)
-    assert "averages/n.mean" in said
+    assert "averages/n.mean" in output
 
 
 def test_diff_reports_where_two_differ(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,13 +129,13 @@ def test_diff_reports_where_two_differ(run_dir: Path, capsys: pytest.CaptureFixt
     assert weight.startswith("params/a.weight: 1 of 6 ") and "0.5" in weight
 
 
-def test_diff_reports_of_another_scale_of_the_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_reports_a_different_loss_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / name for name in ("a.h5", "b.h5", "c.h5")]
-    for path, numbers in zip(paths, ({"loss_scale": 4096.0}, {"loss_scale": 2048.0}, {}), strict=True):
-        save(path, **numbers)
-    for path, told in zip(paths[1:], ("2048.0", "missing"), strict=True):
+    for path, extra_state in zip(paths, ({"loss_scale": 4096.0}, {"loss_scale": 2048.0}, {}), strict=True):
+        save(path, **extra_state)
+    for path, value in zip(paths[1:], ("2048.0", "missing"), strict=True):
         assert main(["diff", str(paths[0]), str(path)]) == 1
-        assert capsys.readouterr().out == f"run/state/loss_scale: 4096.0 | {told}\n"
+        assert capsys.readouterr().out == f"run/state/loss_scale: 4096.0 | {value}\n"
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_export_and_back(tmp_path: Path, to: str, dtype: str | None, capsys) -> 
     params = save(path)
     words = ["export", str(path), "--to", to, "--output", str(target), *(["--dtype", dtype] if dtype else [])]
     assert main(words) == 0
-    said = capsys.readouterr().out
-    assert " 3 arrays " in said and said.endswith(f" {target}\n")
+    output = capsys.readouterr().out
+    assert " 3 arrays " in output and output.endswith(f" {target}\n")
     found = read_back(target)
     assert found.keys() == params.keys()
     for name, values in params.items():

@@ -62,7 +62,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path, count: int, gzip: bool
     with checkpoint.Checkpoint(path) as opened:
         assert opened.read("params/matrix").shape == (23, 7)
         wide = np.zeros((23, 7))
-        opened.fill({"params/matrix": wide})
+        opened.read_into({"params/matrix": wide})
         assert np.array_equal(wide, opened.read("params/matrix"))
 
 

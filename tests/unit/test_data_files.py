@@ -139,7 +139,7 @@ def test_a_file_that_continues_after_its_end_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("which", "raw", "says"),
+    ("which", "raw", "expected"),
     [
         (0, b"\x89PNG\r\n\x1a\n" + bytes(50), "89504e47"),
         (0, struct.pack(">HBB3I", 0, 13, 3, 7, 5, 4) + bytes(560), "00000d03"),
@@ -149,12 +149,12 @@ def test_a_file_that_continues_after_its_end_is_named(tmp_path):
         (3, struct.pack(">HBBI", 0, 8, 1, 4) + bytes(4), "3 images"),
     ],
 )
-def test_a_file_that_is_something_else_is_named(tmp_path, which, raw, says):
+def test_a_file_that_is_something_else_is_named(tmp_path, which, raw, expected):
     write(tmp_path, make_arrays())
     path = tmp_path / NAMES[which]
     path.write_bytes(raw)
     text = message(lambda: data.mnist(tmp_path))
-    assert str(path) in text and says in text
+    assert str(path) in text and expected in text
 
 
 def test_a_gz_file_that_is_not_gzipped_is_named(tmp_path):
@@ -208,7 +208,7 @@ def test_arrays_are_a_split():
 
 
 @pytest.mark.parametrize(
-    ("examples", "labels", "says"),
+    ("examples", "labels", "expected"),
     [
         (np.zeros((3, 2)), np.zeros(4), "3 examples.* 4 labels"),
         (np.zeros((0, 2)), np.zeros(0), r"\(0, 2\)"),
@@ -218,8 +218,8 @@ def test_arrays_are_a_split():
         (np.zeros((2, 2), np.float16), np.zeros(2), "float16"),
     ],
 )
-def test_arrays_that_are_no_split_are_refused(examples, labels, says):
-    assert re.search(says, message(lambda: data.from_arrays(examples, labels)))
+def test_arrays_that_are_no_split_are_refused(examples, labels, expected):
+    assert re.search(expected, message(lambda: data.from_arrays(examples, labels)))
 
 
 @pytest.mark.parametrize("labels", [np.array([0, -1, 1]), np.array([0, 2, 1]), np.array([0.0, 1.0, 1.0])])
@@ -267,7 +267,7 @@ def test_a_block_of_hdf5_is_whole_chunks_of_a_few_megabytes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "says"),
+    ("names", "expected"),
     [
         (("image", "labels"), "did you mean 'images'?"),
         (("images", "nothing"), "group/short"),
@@ -278,9 +278,9 @@ def test_a_block_of_hdf5_is_whole_chunks_of_a_few_megabytes(tmp_path):
         (("words", "labels"), "object"),
     ],
 )
-def test_datasets_that_do_not_fit_are_named_with_the_file(h5, names, says):
+def test_datasets_that_do_not_fit_are_named_with_the_file(h5, names, expected):
     text = message(lambda: data.hdf5(h5, *names))
-    assert str(h5) in text and says in text
+    assert str(h5) in text and expected in text
 
 
 def test_a_file_that_is_no_hdf5_is_named(tmp_path, h5):
@@ -294,7 +294,7 @@ def test_a_file_that_is_no_hdf5_is_named(tmp_path, h5):
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EAGAIN])
 def test_file_systems_without_locks(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on some network file systems; simulated, and told from a file that somebody is writing to (EAGAIN)."""
+    """Simulate a network file system without locks. EAGAIN differs: another process is writing to the file."""
     with h5py.File(tmp_path / "d.h5", "w") as file:
         file["images"], file["labels"] = np.zeros((5, 2, 2)), np.arange(5)
     real = h5py.File

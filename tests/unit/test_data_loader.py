@@ -30,11 +30,11 @@ def test_a_batch_is_the_examples_of_the_order_converted_and_scaled(dtype, shape,
     split = data.from_arrays(examples, labels, 4, 0.25)
     loader = data.Loader(split, data.InMemory(examples, labels), 9, out)
     for position, count in ((0, 1), (1, 23), (20, 7), (1000, 3)):
-        numbers = order(position, count, 23, 9)
+        indices = order(position, count, 23, 9)
         batch, batch_labels = loader.batch(position, count)
         assert batch.dtype == out and batch.shape == (count, *shape)
-        np.testing.assert_array_equal(batch, examples[numbers].astype(out) * out(0.25))
-        assert np.array_equal(batch_labels, labels[numbers])
+        np.testing.assert_array_equal(batch, examples[indices].astype(out) * out(0.25))
+        assert np.array_equal(batch_labels, labels[indices])
 
 
 def test_an_epoch_is_every_example_once_though_batches_do_not_divide_it():

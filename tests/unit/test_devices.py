@@ -1,4 +1,4 @@
-"""GPUs are shared out fairly, however a scheduler shows them, and who asks for what is not there is told."""
+"""GPUs are assigned evenly, however a scheduler exposes them; requests for missing GPUs are refused."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_where_all_are_alike_there_is_nothing_to_tell(gpus: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "soft", "workers", "told"),
+    ("device", "soft", "workers", "expected"),
     [
         ("gpu", True, node(0, [], []), ["--device gpu", "n0", WHY, "--device auto or cpu"]),
         ("gpu", False, node(0, ["a"], []), ["--no-soft-placement", "1 of 2", "worker 1 on n0", WHY]),
@@ -86,24 +86,24 @@ def test_where_all_are_alike_there_is_nothing_to_tell(gpus: list[str]) -> None:
         ("auto", False, [*node(0, ["a"]), *node(1, [])], ["--no-soft-placement", "1 of 2", "n1"]),
     ],
 )
-def test_what_is_refused(device, soft: bool, workers: list[VisibleGpus], told: list[str]) -> None:
+def test_what_is_refused(device, soft: bool, workers: list[VisibleGpus], expected: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         check(workers, RunConfig.of(device=device, soft_placement=soft))
-    assert all(part in str(error.value) for part in told)
+    assert all(part in str(error.value) for part in expected)
 
 
 @pytest.mark.parametrize(
-    ("options", "workers", "told"),
+    ("options", "workers", "expected"),
     [
         ({"precision": "bfloat16"}, node(0, []), ["--precision bfloat16", "no worker"]),
         ({"precision": "float16"}, node(0, ["a"], []), ["--precision float16", "worker 1 on n0", WHY]),
         ({"gpu_transport": "host"}, node(0, [], []), ["--gpu-transport host", "no worker"]),
     ],
 )
-def test_options_of_gpus_want_some(options: dict[str, str], workers: list[VisibleGpus], told: list[str]) -> None:
+def test_options_of_gpus_want_some(options: dict[str, str], workers: list[VisibleGpus], expected: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         check(workers, RunConfig.of(**options))
-    assert all(part in str(error.value) for part in told)
+    assert all(part in str(error.value) for part in expected)
     check(node(0, ["a"], ["a"]), RunConfig.of(**options))
 
 

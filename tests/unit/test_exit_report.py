@@ -1,4 +1,4 @@
-"""What is told of a run that ended badly, from what ranks left and what launchers say."""
+"""Reports of failed runs, made from the ranks' status files and the launchers' output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INTEL = "".join(
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("output", "expected"),
     [
         (OPEN_MPI, (1, 28116, "vm", 9, 0)),
         (OPEN_MPI_4, (1, None, "vm", 9, 0)),
@@ -46,12 +46,12 @@ INTEL = "".join(
         (INTEL, (1, 6, "vm", 11, 0)),
     ],
 )
-def test_launchers_tell_who_died(said: str, expected: tuple[object, ...]) -> None:
-    assert parse_exits(said)[0] == expected
+def test_launcher_output_names_the_rank_that_died(output: str, expected: tuple[object, ...]) -> None:
+    assert parse_exits(output)[0] == expected
     assert parse_exits("step 100  loss 0.3") == []
 
 
-def test_launchers_tell_which_host_is_lost() -> None:
+def test_launcher_output_names_the_lost_host() -> None:
     assert parse_lost_hosts("  HNP daemon   : [a@0,0] on node h1\n  Remote daemon: [a@0,1] on node h2\n") == "host h2"
     assert parse_lost_hosts("  Remote host:   h2\n  Daemon exit status: 0\n") == "host h2"
     assert parse_lost_hosts("control_cb (x.c:280): assert (!closed) failed") == "one of its hosts"
@@ -63,8 +63,8 @@ def rank(number: int, step: int = 41, **known: object) -> RankStatus:
     return RankStatus(number, host, 100 + number, "", 50 + number, "worker", number, ready, step=step, **known)  # type: ignore[arg-type]
 
 
-def judged(status: int, *entries: RankStatus, said: str = "") -> Outcome:
-    return classify_exit(status, said, entries, 3, "mpirun, process 7")
+def judged(status: int, *entries: RankStatus, output: str = "") -> Outcome:
+    return classify_exit(status, output, entries, 3, "mpirun, process 7")
 
 
 def test_how_a_run_ended_well() -> None:
@@ -91,16 +91,16 @@ def test_what_a_launcher_ends_when_all_is_done_is_not_reported(number: int) -> N
 
 
 def test_a_launcher_that_ends_with_0_before_its_ranks_have_ended() -> None:
-    lost = judged(0, rank(0), rank(1), rank(2, done=True), said="Remote host: h1\n  Daemon exit status: 0\n")
+    lost = judged(0, rank(0), rank(1), rank(2, done=True), output="Remote host: h1\n  Daemon exit status: 0\n")
     assert (lost.kind, lost.step) == ("failed", 41)
     assert lost.reason.startswith("mpirun, process 7, ") and lost.reason.endswith("host h1, in step 42")
 
 
 def test_a_lost_host_is_reported_before_the_exceptions_that_others_meet() -> None:
-    said, met = "Remote host: h1\n  Daemon exit status: 0\n", {"status": 1, "ended_at": 1.0}
-    reason = judged(1, rank(0, error=LOST, **met), rank(1), said=said).reason
+    output, met = "Remote host: h1\n  Daemon exit status: 0\n", {"status": 1, "ended_at": 1.0}
+    reason = judged(1, rank(0, error=LOST, **met), rank(1), output=output).reason
     assert reason.startswith("mpirun, process 7, ") and "host h1" in reason
-    assert "ValueError" in judged(1, rank(0, error="ValueError: no", **met), rank(1), said=said).reason
+    assert "ValueError" in judged(1, rank(0, error="ValueError: no", **met), rank(1), output=output).reason
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the launcher says of a rank that has spoken is left out, and nothing else."""
+"""The filter removes the launcher's message about a rank that has printed its own error, and nothing else."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("said", "shown"), CASES)
+@pytest.mark.parametrize(("output", "shown"), CASES)
 @pytest.mark.parametrize("size", [1, 7, 100_000])
-def test_filter(said: str, shown: str, size: int) -> None:
+def test_filter(output: str, shown: str, size: int) -> None:
     stream = LauncherFilter()
-    data = said.encode()
+    data = output.encode()
     got = b"".join(stream.feed(data[i : i + size]) for i in range(0, len(data), size)) + stream.rest()
     assert got.decode() == shown
 

@@ -83,12 +83,10 @@ def test_root_is_allowed_only_where_it_is_root() -> None:
 
 @pytest.mark.parametrize("launcher", ALL, ids=str)
 @pytest.mark.parametrize("ranks", [1, 9])
-@pytest.mark.parametrize("said", [["--bind-to", "socket"], ["-map-by", "node"], ["--map-by=node"]])
-def test_where_the_user_reports_what_ranks_are_bound_to_nothing_is_added(
-    launcher: Launcher, ranks: int, said: list[str]
-) -> None:
-    assert words(launcher, LaunchSpec(ranks, words=said)) == ["-n", str(ranks), *said]
-    assert "I_MPI_PIN" not in compose(launcher, LaunchSpec(ranks, words=said), machine(), []).environment
+@pytest.mark.parametrize("binding", [["--bind-to", "socket"], ["-map-by", "node"], ["--map-by=node"]])
+def test_binding_options_of_the_user_are_not_changed(launcher: Launcher, ranks: int, binding: list[str]) -> None:
+    assert words(launcher, LaunchSpec(ranks, words=binding)) == ["-n", str(ranks), *binding]
+    assert "I_MPI_PIN" not in compose(launcher, LaunchSpec(ranks, words=binding), machine(), []).environment
 
 
 def test_what_the_user_has_set_is_left_alone() -> None:
@@ -204,7 +202,7 @@ def test_this_host_is_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "pattern"),
     [
         (Options(hosts="a:1", hostfile=Path("b")), "--hosts and --hostfile"),
         (Options(env=["A-B=3"]), "--env A-B=3"),
@@ -216,8 +214,8 @@ def test_this_host_is_known() -> None:
     ],
     ids=str,
 )
-def test_flags_that_cannot_be(options: Options, told: str) -> None:
-    with pytest.raises(LaunchError, match=told):
+def test_flags_that_cannot_be(options: Options, pattern: str) -> None:
+    with pytest.raises(LaunchError, match=pattern):
         make_launch_spec(options, MPICH, machine())
 
 
@@ -231,7 +229,7 @@ def test_flags_as_they_are_meant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "pattern"),
     [
         (Options(min_ranks=1), "--max-restarts"),
         (Options(min_ranks=1, max_restarts=1), "--hosts"),
@@ -239,8 +237,8 @@ def test_flags_as_they_are_meant() -> None:
     ],
     ids=str,
 )
-def test_fewer_ranks_need_hosts_and_restarts(options: Options, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_fewer_ranks_need_hosts_and_restarts(options: Options, pattern: str) -> None:
+    with pytest.raises(ConfigError, match=pattern):
         check_restarts(options, make_launch_spec(options, OPEN, machine()), RunConfig())
 
 

@@ -94,7 +94,7 @@ def test_a_layer_that_cannot_take_what_comes_to_it_is_named_by_its_path(model, w
     assert message.startswith(words[0]) and all(word in message for word in words)
 
 
-def test_backward_stops_at_the_first_parameters_and_reports_of_each_child_before_the_next():
+def test_backward_stops_at_the_first_parameters_and_reports_each_child_before_the_next():
     calls: list[object] = []
     model = nn.Sequential(
         Recorder(calls, "a"),

@@ -21,7 +21,7 @@ def same_padding(length: int, size: int, stride: int) -> tuple[int, int]:
 
 
 def convolved(x, weight, bias, stride, padding):
-    """Each output by itself, as the definition says."""
+    """Compute each output separately, from the definition."""
     if padding == "same":
         pads = [same_padding(x.shape[i + 1], weight.shape[i], stride[i]) for i in (0, 1)]
     else:

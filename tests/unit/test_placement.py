@@ -1,4 +1,4 @@
-"""Variables over servers: every element on exactly one, and each policy what it says."""
+"""Placement of variables on servers: every element is on exactly one, and each policy works as documented."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_pinned_variable_lies_whole_where_it_is_pinned(policy, pins):
 
 
 @pytest.mark.parametrize(
-    ("pins", "told"),
+    ("pins", "pattern"),
     [
         ({"dense1.wieght": 0}, "dense1.wieght"),
         ({"dense1.bias": 3}, "server 3"),
@@ -97,6 +97,6 @@ def test_a_pinned_variable_lies_whole_where_it_is_pinned(policy, pins):
         (lambda name: 0, "TypeError"),
     ],
 )
-def test_wrong_pins_are_named(pins, told):
-    with pytest.raises(JobError, match=told):
+def test_wrong_pins_are_named(pins, pattern):
+    with pytest.raises(JobError, match=pattern):
         place(LAYOUT, 3, "greedy", 4, pins)

@@ -1,4 +1,4 @@
-"""A rank's log has what Python's logging and warnings say, and nobody else's."""
+"""A rank's log contains that rank's messages from Python's logging and warnings, and no other rank's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpitrain.monitor.rank_log import RankLog, path_for
 
 def test_log_and_warnings_with_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = RankLog(tmp_path, 3, None, warns=False)
-    logging.getLogger("some.package").info("told %d", 7)
+    logging.getLogger("some.package").info("message %d", 7)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         logging.captureWarnings(True)
@@ -23,8 +23,8 @@ def test_log_and_warnings_with_the_time(tmp_path: Path, capsys: pytest.CaptureFi
     log.close()
     log.close()
     logging.getLogger("some.package").error("too late")
-    told, warned = path_for(tmp_path, 3).read_text().splitlines()[:2]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} INFO some\.package: told 7", told)
+    logged, warned = path_for(tmp_path, 3).read_text().splitlines()[:2]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} INFO some\.package: message 7", logged)
     assert "WARNING py.warnings" in warned and "look out" in warned
     assert "too late" not in path_for(tmp_path, 3).read_text()
     assert "look out" not in capsys.readouterr().err

@@ -136,7 +136,7 @@ def test_the_commands_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["none"], "mpitrain: none: "),
         (["nothing"], "mpitrain: nothing "),
@@ -147,7 +147,7 @@ def test_the_commands_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_mistakes_are_reported_in_a_line(
-    tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, words: list[str], expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
@@ -156,7 +156,7 @@ def test_mistakes_are_reported_in_a_line(
     monkeypatch.chdir(tmp_path)
     assert main(["report", *words]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert expected in error
     assert error.count("\n") == 1
 
 

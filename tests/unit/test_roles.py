@@ -43,7 +43,7 @@ def test_domains_of_hosts_may_be_left_out():
         server_ranks([0, 1, 2], hosts, 1, "spread", ["b"])
 
 
-@pytest.mark.parametrize(("hosts", "servers", "told"), [(["d"], 1, "'d'"), (["c"], 2, "--ps is 2.*1 rank.* c")])
-def test_hosts_that_will_not_do(hosts, servers, told):
-    with pytest.raises(ConfigError, match=told):
+@pytest.mark.parametrize(("hosts", "servers", "pattern"), [(["d"], 1, "'d'"), (["c"], 2, "--ps is 2.*1 rank.* c")])
+def test_hosts_that_will_not_do(hosts, servers, pattern):
+    with pytest.raises(ConfigError, match=pattern):
         server_ranks(NODES, HOSTS, servers, "spread", hosts)

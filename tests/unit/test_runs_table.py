@@ -50,7 +50,7 @@ def test_a_run_that_died_at_once_is_at_its_newest_checkpoint(
             (tmp_path / name / "checkpoints" / f"{checkpoint}.h5").touch()
     rows = table(capsys, tmp_path)
     assert rows["died"].split()[5] == "40"
-    assert rows["stopped"].split()[5] == "0", "which says itself how far it came"
+    assert rows["stopped"].split()[5] == "0", "its own status has the step"
 
 
 def test_a_run_whose_options_cannot_be_read_does_not_hide_the_others(
@@ -78,7 +78,7 @@ def test_a_folder_that_is_none_is_reported_in_a_line(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "expected"),
     [
         (0.8, "0.8 s"),
         (9.99, "10 s"),
@@ -91,13 +91,13 @@ def test_a_folder_that_is_none_is_reported_in_a_line(tmp_path: Path, capsys: pyt
         (float("nan"), "?"),
     ],
 )
-def test_durations(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+def test_durations(seconds: float, expected: str) -> None:
+    assert duration(seconds) == expected
 
 
-@pytest.mark.parametrize(("value", "said"), [(950, "950"), (12400, "12,400"), (3.42e6, "3.4M"), (25e6, "25M")])
-def test_amounts(value: float, said: str) -> None:
-    assert amount(value) == said
+@pytest.mark.parametrize(("value", "expected"), [(950, "950"), (12400, "12,400"), (3.42e6, "3.4M"), (25e6, "25M")])
+def test_amounts(value: float, expected: str) -> None:
+    assert amount(value) == expected
 
 
 def test_a_table_aligns_its_columns_and_escapes_control_characters() -> None:

@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_understood_is_none(tmp_path: Path, text: str) -> 
 def test_a_heartbeat_lives_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "BEAT_S", 0.01)
     step = 5
-    heart = Heartbeat(tmp_path, "1 worker", 100, lambda: step)
+    heartbeat = Heartbeat(tmp_path, "1 worker", 100, lambda: step)
     first = read(tmp_path)
     assert first is not None and (first.state, first.step, first.host) == ("running", 5, ProcessHost.own())
     assert states([tmp_path]) == {tmp_path: "running"}
@@ -80,8 +80,8 @@ def test_a_heartbeat_lives_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     while (newer := read(tmp_path)) is None or newer.step != 7 or newer.heartbeat <= first.heartbeat:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    heart.end("finished")
-    heart.end("failed")
+    heartbeat.end("finished")
+    heartbeat.end("failed")
     assert states([tmp_path]) == {tmp_path: "finished"}
 
 
@@ -115,7 +115,7 @@ def test_a_doubtful_run_is_watched(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    heart = Heartbeat(tmp_path / "gone", "1 worker", 1, lambda: 0)
-    heart.end("finished")
+    heartbeat = Heartbeat(tmp_path / "gone", "1 worker", 1, lambda: 0)
+    heartbeat.end("finished")
     assert len(caplog.records) == 1
     assert "cannot be written" in caplog.text

@@ -82,6 +82,6 @@ def test_there_is_time_left_to_save(step_s: float, save_s: float) -> None:
 
 
 def test_a_task_of_an_array_has_its_own_end() -> None:
-    said = "12 1300\n11 1200\n10 N/A\n"
-    assert [end_in(said, job) for job in ("10", "11", "12", "13")] == [None, 1200.0, 1300.0, None]
+    output = "12 1300\n11 1200\n10 N/A\n"
+    assert [end_in(output, job) for job in ("10", "11", "12", "13")] == [None, 1200.0, 1300.0, None]
     assert end_in("", "1") is None

@@ -58,7 +58,7 @@ class NcclTransport:
 
 
 def _unique_id() -> Any:
-    """Return NCCL's unique identifier, or a text that says why there is none."""
+    """Return NCCL's unique identifier, or the reason why there is none."""
     try:
         return nccl.unique_id()
     except Exception as error:

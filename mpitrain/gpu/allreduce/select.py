@@ -86,9 +86,9 @@ def _time(hierarchy: Hierarchy, gpu: Gpu, transport: GpuTransport, count: int) -
             transport.finish()
             gpu.compute.wait()
         seconds[i] = time.perf_counter() - began
-    everyone = np.empty((hierarchy.comm.size, _ROUNDS))
-    hierarchy.comm.Allgather(seconds, everyone)
-    return float(everyone.max(axis=0).min())
+    all_workers = np.empty((hierarchy.comm.size, _ROUNDS))
+    hierarchy.comm.Allgather(seconds, all_workers)
+    return float(all_workers.max(axis=0).min())
 
 
 def _format(seconds: float) -> str:

@@ -45,7 +45,7 @@ class GpuTransport(Protocol):
 
 
 class TransportUnavailable(Exception):
-    """A transport cannot be used; the message says why."""
+    """A transport cannot be used; the message states the reason."""
 
 
 def agree(hierarchy: Hierarchy, problem: str) -> None:

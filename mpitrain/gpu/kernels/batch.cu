@@ -2,11 +2,11 @@
 
 #include "common.cuh"
 
-// out[i] = factor * stored[numbers[i]], converted; four values of a row at a time.
+// out[i] = factor * stored[indices[i]], converted; four values of a row at a time.
 template <typename S, typename T>
-__device__ void take(const S* stored, const long long* numbers, long long count, int columns, T factor, T* out) {
+__device__ void take(const S* stored, const long long* indices, long long count, int columns, T factor, T* out) {
     each_cell(count, (columns + 3) / 4, [=](long long row, int pack) {
-        const S* const source = stored + numbers[row] * columns;
+        const S* const source = stored + indices[row] * columns;
         T* const target = out + row * columns;
         const bool aligned = is_aligned<4>(source) && is_aligned<4>(target);
         whole_or_single<4>(pack * 4LL, 0, columns, aligned, [=](auto size, long long i) {
@@ -20,9 +20,9 @@ __device__ void take(const S* stored, const long long* numbers, long long count,
 }
 
 #define INSTANCE_OF(S, name, T)                                                                                  \
-    KERNEL take_##name##_##T(const S* stored, const long long* numbers, long long count, int columns, T factor,  \
+    KERNEL take_##name##_##T(const S* stored, const long long* indices, long long count, int columns, T factor,  \
                              T* out) {                                                                           \
-        take(stored, numbers, count, columns, factor, out);                                                      \
+        take(stored, indices, count, columns, factor, out);                                                      \
     }
 #define INSTANCE(T)                                                                                              \
     INSTANCE_OF(signed char, int8, T)                                                                            \

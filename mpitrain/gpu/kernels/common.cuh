@@ -200,18 +200,18 @@ __device__ __forceinline__ void each_cell(long long rows, int columns, F f) {
 
 // The i-th element of an array of any numeric type; ``kind`` is the type's index in ops/grid.py's list.
 template <typename T>
-__device__ __forceinline__ T number(const void* numbers, int kind, long long i) {
+__device__ __forceinline__ T number(const void* values, int kind, long long i) {
     switch (kind) {
-        case 0: return (T) static_cast<const signed char*>(numbers)[i];
-        case 1: return (T) static_cast<const unsigned char*>(numbers)[i];
-        case 2: return (T) static_cast<const short*>(numbers)[i];
-        case 3: return (T) static_cast<const unsigned short*>(numbers)[i];
-        case 4: return (T) static_cast<const int*>(numbers)[i];
-        case 5: return (T) static_cast<const unsigned int*>(numbers)[i];
-        case 6: return (T) static_cast<const long long*>(numbers)[i];
-        case 7: return (T) static_cast<const unsigned long long*>(numbers)[i];
-        case 8: return (T) static_cast<const float*>(numbers)[i];
-        default: return (T) static_cast<const double*>(numbers)[i];
+        case 0: return (T) static_cast<const signed char*>(values)[i];
+        case 1: return (T) static_cast<const unsigned char*>(values)[i];
+        case 2: return (T) static_cast<const short*>(values)[i];
+        case 3: return (T) static_cast<const unsigned short*>(values)[i];
+        case 4: return (T) static_cast<const int*>(values)[i];
+        case 5: return (T) static_cast<const unsigned int*>(values)[i];
+        case 6: return (T) static_cast<const long long*>(values)[i];
+        case 7: return (T) static_cast<const unsigned long long*>(values)[i];
+        case 8: return (T) static_cast<const float*>(values)[i];
+        default: return (T) static_cast<const double*>(values)[i];
     }
 }
 

@@ -3,16 +3,16 @@
 #include "common.cuh"
 
 // The row of an index, or -1 if out of range.
-__device__ __forceinline__ long long named_row(const void* numbers, int kind, long long i, long long rows) {
-    const double named = number<double>(numbers, kind, i);
+__device__ __forceinline__ long long named_row(const void* indices, int kind, long long i, long long rows) {
+    const double named = number<double>(indices, kind, i);
     return named >= 0 && named < rows ? (long long)named : -1;  // NaN fails every comparison
 }
 
 template <typename T>
-__device__ void take_rows(const Real<T>* weight, const void* numbers, int kind, long long count, long long vocabulary,
+__device__ void take_rows(const Real<T>* weight, const void* indices, int kind, long long count, long long vocabulary,
                           int features, T* y) {
     each_cell(count, features, [=](long long i, int j) {
-        const long long row = named_row(numbers, kind, i, vocabulary);
+        const long long row = named_row(indices, kind, i, vocabulary);
         y[i * features + j] = row < 0 ? Real<T>(nan("")) : weight[row * features + j];
     });
 }
@@ -20,7 +20,7 @@ __device__ void take_rows(const Real<T>* weight, const void* numbers, int kind, 
 // The transposed lookup, as a gather: a warp scans all indices, 32 at a time, for those of its row, and adds their
 // gradients in the order of the batch. Each lane handles four columns; the lanes of a warp have adjacent ones.
 template <typename T>
-__device__ void add_rows(const T* dy, const void* numbers, int kind, long long count, long long vocabulary,
+__device__ void add_rows(const T* dy, const void* indices, int kind, long long count, long long vocabulary,
                          int features, Real<T>* weight_grad) {
     constexpr int columns = 4;
     const int lane = threadIdx.x;
@@ -29,7 +29,7 @@ __device__ void add_rows(const T* dy, const void* numbers, int kind, long long c
             Real<T> total[columns] = {};
             for (long long start = 0; start < count; start += kWarp) {
                 const long long i = start + lane;
-                const bool is_hit = i < count && named_row(numbers, kind, i, vocabulary) == row;
+                const bool is_hit = i < count && named_row(indices, kind, i, vocabulary) == row;
                 for (unsigned hits = __ballot_sync(kAllLanes, is_hit); hits != 0; hits &= hits - 1) {
                     const T* const line = dy + (start + __ffs(hits) - 1) * features;
 #pragma unroll
@@ -49,12 +49,12 @@ __device__ void add_rows(const T* dy, const void* numbers, int kind, long long c
 }
 
 #define INSTANCE(T)                                                                                              \
-    KERNEL take_rows_##T(const Real<T>* weight, const void* numbers, int kind, long long count, long long vocabulary,\
+    KERNEL take_rows_##T(const Real<T>* weight, const void* indices, int kind, long long count, long long vocabulary,\
                          int features, T* y) {                                                                   \
-        take_rows(weight, numbers, kind, count, vocabulary, features, y);                                        \
+        take_rows(weight, indices, kind, count, vocabulary, features, y);                                        \
     }                                                                                                            \
-    KERNEL add_rows_##T(const T* dy, const void* numbers, int kind, long long count, long long vocabulary,       \
+    KERNEL add_rows_##T(const T* dy, const void* indices, int kind, long long count, long long vocabulary,       \
                         int features, Real<T>* weight_grad) {                                                    \
-        add_rows(dy, numbers, kind, count, vocabulary, features, weight_grad);                                   \
+        add_rows(dy, indices, kind, count, vocabulary, features, weight_grad);                                   \
     }
 FOR_STORED(INSTANCE)

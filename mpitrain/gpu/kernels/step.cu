@@ -19,9 +19,9 @@ constexpr int kStop = 0, kIgnore = 2;  // indices in the policies stop, skip, ig
 // precision training, 2018, section 3.2, with the constants that frameworks use.
 constexpr double kGrowAfter = 2000, kLargest = 16777216.0;
 
-KERNEL decide_update(const double* own, const void* total, int kind, int policy, int scaled, double* numbers) {
+KERNEL decide_update(const double* own, const void* total, int kind, int policy, int scaled, double* packed) {
     if (thread_number() > 0) return;
-    State& state = *reinterpret_cast<State*>(numbers);
+    State& state = *reinterpret_cast<State*>(packed);
     const double loss = number<double>(total, kind, 0);
     const bool overflow = state.overflow != 0;
     // A gradient that is not finite even without a scale is not an overflow: it counts as a non-finite loss.

@@ -311,12 +311,12 @@ def _loss(
 # Batches, sums and types.
 
 
-def take(stored: Array, numbers: Array, scale: float, out: Array) -> None:
-    """Set out[i] = scale * stored[numbers[i]], row by row, converted to out's type."""
+def take(stored: Array, indices: Array, scale: float, out: Array) -> None:
+    """Set out[i] = scale * stored[indices[i]], row by row, converted to out's type."""
     rows, columns = out.shape
     if stored.dtype == np.bool_:
         stored = stored.view(np.uint8)
-    arguments = (stored, numbers, int64(rows), int32(columns), out.dtype.type(scale), out)
+    arguments = (stored, indices, int64(rows), int32(columns), out.dtype.type(scale), out)
     cells("batch", f"take_{stored.dtype.name}", out, rows, -(-columns // 4), arguments)
 
 

@@ -116,9 +116,9 @@ def named(name: str, typed: Array) -> str:
     return f"{name}_{_STORED[typed.dtype.name]}"
 
 
-def numeric_kind(numbers: Array) -> np.int32:
+def numeric_kind(values: Array) -> np.int32:
     """Return the index of a numeric type, as in common.cuh; a bool is stored as a uint8."""
-    return np.int32(KINDS.index("uint8" if numbers.dtype == np.bool_ else numbers.dtype.name))
+    return np.int32(KINDS.index("uint8" if values.dtype == np.bool_ else values.dtype.name))
 
 
 def or_null(vector: Array | None) -> Array | np.uint64:

@@ -150,8 +150,8 @@ def layer_scales(
         scales, l2: Shape (k,): outputs.
     """
     above, below, clipped = ratio
-    numbers = np.float64(rate), np.float64(above), np.float64(below), int32(clipped), np.float64(largest)
-    _single("layer_scales", (segments, int32(len(segments)), sums, decayed, *numbers, np.float64(decay), scales, l2))
+    scalars = np.float64(rate), np.float64(above), np.float64(below), int32(clipped), np.float64(largest)
+    _single("layer_scales", (segments, int32(len(segments)), sums, decayed, *scalars, np.float64(decay), scales, l2))
 
 
 def _single(name: str, arguments: tuple[Any, ...]) -> None:

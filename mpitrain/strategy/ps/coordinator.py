@@ -369,8 +369,8 @@ class CoordinatorMemory:
         count, words = self.rules.workers, self._words
         with self._locked():
             begun, loss = _counted(words, self.rules.gradients_per_step), words[_LOSS : _LOSS + 1].view(np.float64)[0]
-            numbers = np.array((words[_DONE], begun, words[_NEXT], loss, words[_SKIPPED]), STATE)
-            return numbers, words[_HEAD : _HEAD + count * _ROW].copy()
+            state = np.array((words[_DONE], begun, words[_NEXT], loss, words[_SKIPPED]), STATE)
+            return state, words[_HEAD : _HEAD + count * _ROW].copy()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -412,8 +412,8 @@ class LocalCoordinator:
         return self._polled.item != WAIT
 
 
-def unpack_state(numbers: Array, rows: Array) -> CoordinatorState:
+def unpack_state(state: Array, rows: Array) -> CoordinatorState:
     """Return the state that ``CoordinatorMemory.raw_state`` has packed."""
-    done, begun, items, loss, skipped = numbers.tolist()
+    done, begun, items, loss, skipped = state.tolist()
     workers = [WorkerStats._make((*row[:-1], tuple(row[-1].tolist()))) for row in rows.view(_ROW_DTYPE).tolist()]
     return CoordinatorState(done, begun, items, loss, skipped, workers)

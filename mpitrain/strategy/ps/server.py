@@ -40,11 +40,11 @@ class Server:
         self._names = store.plan.vectors
         self._coordinator = store.coordinator if self._number == 0 else None
         # Workers on this node that change the shard themselves.
-        self._neighbours = store.plan.config.parallel.mode != "backup" and any(
+        self._has_local_workers = store.plan.config.parallel.mode != "backup" and any(
             store.nodes.same(cluster.rank, worker) for worker in cluster.worker_ranks
         )
-        self._staging = np.zeros(store.plan.layout.size if self._neighbours else 0, store.plan.dtype)
-        self._later: list[Callable[[], bool]] = []  # deferred answers
+        self._staging = np.zeros(store.plan.layout.size if self._has_local_workers else 0, store.plan.dtype)
+        self._deferred: list[Callable[[], bool]] = []  # replies to send when they are ready
         self._collector = None
         if store.plan.config.parallel.mode == "backup" and not store.on_one_node:
             self._collector = Collector(store, self._number, cluster.training.comm)
@@ -64,15 +64,15 @@ class Server:
                     self._answer(client, kind, unpack(message, REQUEST[kind]).item())
             if self._collector is not None and self._collector.work():
                 idle = 0
-            if self._later:
-                self._later = [respond for respond in self._later if not respond()]
+            if self._deferred:
+                self._deferred = [respond for respond in self._deferred if not respond()]
             if idle and not (rpc is not None and rpc.is_receiving()):
                 with span("wait"):
                     waiting.pause(idle)
 
     @span("serve")
     def _answer(self, client: int, kind: Kind, fields: tuple[Any, ...]) -> None:
-        """Reply to a request with these fields, or defer the reply in ``_later``."""
+        """Reply to a request with these fields, or defer the reply in ``_deferred``."""
         getattr(self, f"_{kind.name.lower()}")(client, *fields)
 
     def _reply(
@@ -83,7 +83,7 @@ class Server:
 
     def _apply(self, client: int, version: int, clip: float, scaled: bool) -> None:
         assert self._store.rpc is not None
-        grads = self._store.rpc.mailbox(client)
+        grads = self._store.rpc.request_vector(client)
         with span("update"):
             staleness = self._shard.apply(grads, Push(version, clip, scaled))
         self._reply(client, reply(Kind.APPLY, staleness))
@@ -92,18 +92,18 @@ class Server:
         def respond() -> bool:
             if self._shard.version < version:
                 return False
-            at, params = self._still("params")
+            at, params = self._snapshot("params")
             self._reply(client, reply(Kind.READ, at), vector=params)
             return True
 
         self._when_ready(respond)
 
     def _vector(self, client: int, index: int) -> None:
-        self._reply(client, vector=self._still(self._names[index])[1])
+        self._reply(client, vector=self._snapshot(self._names[index])[1])
 
-    def _still(self, name: str) -> tuple[int, Array]:
-        """Return the version and one of the vectors, which does not change before it is sent."""
-        if not self._neighbours:
+    def _snapshot(self, name: str) -> tuple[int, Array]:
+        """Return the version and one of the vectors, unchanged until it is sent."""
+        if not self._has_local_workers:
             return self._shard.version, self._shard.vectors[name]
         # A copy, so that workers on this node wait only for the copy, not for the network.
         return self._shard.read(self._staging, name), self._staging
@@ -130,7 +130,7 @@ class Server:
 
     def _collect(self, client: int, item: int, step: int, loss: float) -> None:
         assert self._collector is not None and self._store.rpc is not None
-        self._collector.add(item, step, loss, self._store.rpc.mailbox(client))
+        self._collector.add(item, step, loss, self._store.rpc.request_vector(client))
 
         def respond() -> bool:
             if self._shard.version <= step:
@@ -138,11 +138,11 @@ class Server:
             self._reply(client)
             return True
 
-        self._later.append(respond)
+        self._deferred.append(respond)
 
     def _state(self, client: int) -> None:
-        numbers, rows = self._require_coordinator().raw_state()
-        self._reply(client, numbers, rows=rows)
+        state, rows = self._require_coordinator().raw_state()
+        self._reply(client, state, rows=rows)
 
     def _pause_step(self, client: int, step: int) -> None:
         self._require_coordinator().set_pause_step(step)
@@ -158,7 +158,7 @@ class Server:
 
     def _when_ready(self, respond: Callable[[], bool]) -> None:
         if not respond():
-            self._later.append(respond)
+            self._deferred.append(respond)
 
     def _require_coordinator(self) -> CoordinatorMemory:
         assert self._coordinator is not None, "only the first server has the step coordinator"
@@ -213,7 +213,7 @@ class Collector:
 
     def _add_up(self, own: Array) -> Array:
         """Return the sum of all servers' values, in server order. Collective over the servers."""
-        everyone = np.empty((self._servers.size, len(own)))
-        self._servers.Allgather(own, everyone)
-        total: Array = everyone.sum(axis=0)
+        all_servers = np.empty((self._servers.size, len(own)))
+        self._servers.Allgather(own, all_servers)
+        total: Array = all_servers.sum(axis=0)
         return total

@@ -124,8 +124,8 @@ class Store:
         raise error
 
     def _allocate(self) -> None:
-        plan, shared, mine = self.plan, self._shared, self.cluster.rank
-        local = [s for s, holder in enumerate(self.holders) if self.nodes.same(holder, mine)]
+        plan, shared, rank = self.plan, self._shared, self.cluster.rank
+        local = [s for s, holder in enumerate(self.holders) if self.nodes.same(holder, rank)]
         size, stride = plan.layout.size, row_stride(plan.layout.size)
         if local:
             self.vectors = {name: shared.allocate((stride,), plan.dtype)[:size] for name in plan.vectors}
@@ -136,7 +136,7 @@ class Store:
                 self.rows = shared.allocate((self.nodes.comm.size, stride), plan.dtype)
                 self.partials = shared.allocate((self.nodes.comm.size, updater.n_sums), np.float64)
         self.coordinator: CoordinatorMemory | None = None
-        if self.nodes.same(self.holders[0], mine):
+        if self.nodes.same(self.holders[0], rank):
             self.coordinator = CoordinatorMemory(shared, self._rules())
 
     def _rules(self) -> CoordinatorRules:

@@ -30,7 +30,7 @@ struct Range {
 
 struct Fiber {
     ucontext_t context;      // where it begins
-    jmp_buf place;           // where it goes on: unlike a context, a jump asks nothing of the system
+    jmp_buf place;           // where it continues: unlike a context switch, a jump makes no system call
     bool is_begun = false;
     State state;
     int line;                // where it waits

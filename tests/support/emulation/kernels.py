@@ -84,13 +84,13 @@ def _check_types(name: str, parameters: list[str], arguments: tuple[Any, ...]) -
     """A GPU takes an argument's bytes for whatever the parameter is."""
     assert len(parameters) == len(arguments), name
     for place, (parameter, argument) in enumerate(zip(parameters, arguments, strict=True)):
-        told = f"{name}, argument {place}: {type(argument)}, not {parameter}"
+        mismatch = f"{name}, argument {place}: {type(argument)}, not {parameter}"
         if isinstance(argument, np.ndarray):
-            assert parameter in ("*any", f"*{argument.dtype.name}"), told
+            assert parameter in ("*any", f"*{argument.dtype.name}"), mismatch
         elif parameter.startswith("*"):
-            assert isinstance(argument, np.uint64) and argument == 0, told
+            assert isinstance(argument, np.uint64) and argument == 0, mismatch
         else:
-            assert isinstance(argument, np.generic) and argument.dtype.name == parameter, told
+            assert isinstance(argument, np.generic) and argument.dtype.name == parameter, mismatch
 
 
 def _word(argument: Any) -> int:

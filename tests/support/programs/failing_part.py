@@ -1,6 +1,6 @@
-"""Every rank is a node that writes its part of checkpoints; one of them cannot write that of step 2.
+"""Every rank is a node that writes its part of checkpoints; one of them cannot write its part of step 2.
 
-Prints what the chief says, and which checkpoints there are. Nodes are stand-ins: all are on this host.
+Prints the chief's message and the list of checkpoints. Nodes are simulated: all are on this host.
 """
 
 from __future__ import annotations

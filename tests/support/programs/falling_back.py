@@ -26,9 +26,9 @@ layout = Layout.pack([("a", (99, 3), "param"), ("b", (5,), "state")])
 names = ("params", "momentum")
 if cluster.rank == 0:
     for step in (1, 2, 3):
-        numbers = {"loss_scale": step + 0.5}
+        extra_state = {"loss_scale": step + 0.5}
         state = {name: np.full(layout.size, step, np.float32) for name in names}
-        snapshot = checkpoint.Snapshot(state, step, 10 * step, numbers)
+        snapshot = checkpoint.Snapshot(state, step, 10 * step, extra_state)
         checkpoint.write(checkpoint.path_for(folder, step), layout, snapshot, 0, {})
 cluster.comm.Barrier()
 read = checkpoint.read

@@ -3,8 +3,8 @@
     together.py FOLDER background|waiting limit|files|full
 
 ``limit``: one node's files may not become longer than what comes before its share; ``files``: it may open none;
-``full``: the disk has no room for all of it. Prints what the chief says, and which checkpoints there are. Nodes are
-stand-ins: all are on this host.
+``full``: the disk has no room for all of it. Prints the chief's message and the list of checkpoints. Nodes are
+simulated: all are on this host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mpitrain.comm.mpi import MPI
 from mpitrain.plan.config import RunConfig
 from mpitrain.training.checkpointing import ShardedCheckpoints, sharded_checkpoints
 
-from ..saved_state import LAYOUT, numbers, state
+from ..saved_state import LAYOUT, extra_state, state
 
 
 def refuse(cluster: Cluster, folder: Path, how: str) -> None:
@@ -57,7 +57,7 @@ def main() -> None:
             refuse(cluster, folder, "")
             (folder / "filler").unlink(missing_ok=True)
         cluster.comm.Barrier()
-        checkpoints.save(checkpoint.Snapshot(state(step), step, 2 * step, numbers(step)))
+        checkpoints.save(checkpoint.Snapshot(state(step), step, 2 * step, extra_state(step)))
         for _ in range(30):  # steps of training
             checkpoints.progress()
             cluster.comm.Barrier()  # none may wait in ``progress`` for another, who waits here

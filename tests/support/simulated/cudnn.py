@@ -187,7 +187,7 @@ class pygraph:
         out = self._out.at(operands[self._out])
 
         def compute() -> None:
-            scratch[:] = bytes(_WORKSPACE)  # whoever else has that memory is told
+            scratch[:] = bytes(_WORKSPACE)  # makes any other use of this memory visible
             out[...] = getattr(self, f"_{self._kind}")(self._low(first), self._low(second))
 
         submit(compute)

@@ -46,14 +46,14 @@ class Cluster:
 
     def state_of(self, job: str) -> str:
         """A job's state; of an array or a heterogeneous job all of them, with blanks between."""
-        said = self.call("squeue", "-h", "-r", "-t", "all", "-j", job, "-o", "%T").stdout
-        return " ".join(sorted(set(said.split())))
+        output = self.call("squeue", "-h", "-r", "-t", "all", "-j", job, "-o", "%T").stdout
+        return " ".join(sorted(set(output.split())))
 
     def wait(self, job: str, *states: str, timeout: float = 90) -> str:
         """Wait until a job (all of an array) is in one of these states (by default: has ended), and return it."""
         deadline = time.monotonic() + timeout
         while not set(now := self.state_of(job).split()) <= set(states or ENDED):
-            assert time.monotonic() < deadline, f"job {job} is still {now}\n{self.told()}"
+            assert time.monotonic() < deadline, f"job {job} is still {now}\n{self.log_tail()}"
             time.sleep(0.2)
         return " ".join(now)
 
@@ -61,7 +61,7 @@ class Cluster:
         """Wait until a job has been requeued, and start it without the two minutes that Slurm lets it wait."""
         deadline = time.monotonic() + timeout
         while self.restarts(job) == 0 or self.state_of(job) == "COMPLETING":
-            assert time.monotonic() < deadline, f"job {job} was not requeued: {self.state_of(job)}\n{self.told()}"
+            assert time.monotonic() < deadline, f"job {job} was not requeued: {self.state_of(job)}\n{self.log_tail()}"
             time.sleep(0.2)
         time.sleep(2)  # a node takes no credential of the second in which it has ended the job's former life
         self.call("scontrol", "update", f"jobid={job}", "starttime=now", check=False)  # it may have started by itself
@@ -70,8 +70,8 @@ class Cluster:
         """How often a job has been requeued."""
         return int(self.call("scontrol", "show", "job", job).stdout.split("Restarts=")[1].split()[0])
 
-    def told(self) -> str:
-        """The end of the controller's log, for a failing test."""
+    def log_tail(self) -> str:
+        """Return the end of the controller's log, for a failing test."""
         return (self.state / "log" / "slurmctld.log").read_text(errors="replace")[-3000:]
 
     def processes(self, node: int) -> list[str]:
@@ -113,7 +113,7 @@ class Cluster:
         words = ["sinfo", "-h", "-N", "-p", "debug", "-n", names, "-o", "%t"]
         deadline = time.monotonic() + 60
         while not (states := self.call(*words, check=False).stdout.split()) or not set(states) <= {"idle", "mix"}:
-            assert time.monotonic() < deadline, f"nodes are {states}\n{self.told()}"
+            assert time.monotonic() < deadline, f"nodes are {states}\n{self.log_tail()}"
             time.sleep(0.1)
 
 

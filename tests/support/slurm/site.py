@@ -18,7 +18,7 @@ class Submitted:
 
     number: str
     run_dir: Path
-    told: str
+    output: str
 
     def log(self) -> str:
         """Its output; of an array all tasks'."""
@@ -38,7 +38,7 @@ class Site:
         return {**self.cluster.environment, "PATH": path, "OMPI_MCA_mpi_yield_when_idle": "1"}
 
     def call(self, mpi: Mpi, *words: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-        """``mpitrain submit WORDS`` as a user would say it."""
+        """``mpitrain submit WORDS`` as a user would type it."""
         command = [str(mpi.python), "-m", "mpitrain", "submit", *map(str, words)]
         return run(command, timeout=60, env=self.environment(mpi), cwd=cwd)
 

@@ -11,7 +11,7 @@ import pytest
 from mpitrain.gpu.ops import grid
 
 from ...support.emulation.kernels import EmulatedKernels, put
-from ...support.kernel_cases import Device
+from ...support.kernel_device import Device
 
 
 @pytest.fixture(scope="session", params=[grid.BLOCKS, 3], ids=["wide", "narrow"])

@@ -42,10 +42,10 @@ def test_nvcc_compiles_without_a_warning_and_spills_nothing(nvcc: str, architect
 
     with ThreadPoolExecutor(2) as pool:
         for name, done in zip(LARGEST_FIRST, pool.map(compiled, LARGEST_FIRST), strict=True):
-            said = done.stdout + done.stderr
-            assert done.returncode == 0, said
-            spills = re.findall(r"(\d+) bytes spill stores", said)
-            assert spills and set(spills) == {"0"}, f"{name}: {said}"
+            output = done.stdout + done.stderr
+            assert done.returncode == 0, output
+            spills = re.findall(r"(\d+) bytes spill stores", output)
+            assert spills and set(spills) == {"0"}, f"{name}: {output}"
 
 
 def test_every_source_is_known() -> None:
@@ -66,6 +66,6 @@ def test_nvrtc_compiles_and_cupy_has_what_is_asked_of_it(architecture: str) -> N
     words = [str(python), str(ROOT / "tests" / "support" / "compile_with_cupy.py"), architecture]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = [line.split()[0] for line in done.stdout.splitlines()]
-    assert said.count("checked") == 12  # classes of the stand-in
-    assert [word for word in said if word != "checked"] == list(sources.NAMES)
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    assert names.count("checked") == 12  # classes of the stand-in
+    assert [name for name in names if name != "checked"] == list(sources.NAMES)

@@ -1,4 +1,4 @@
-"""The emulation says what is wrong with a kernel; else that the kernels pass would mean little."""
+"""The emulation detects errors in kernels; otherwise the tests of kernels in it would prove little."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(library: Path, name: str, n: int, shift: int = 0, is_reversed: bool = Fa
 
 
 @pytest.mark.parametrize(
-    ("name", "n", "shift", "told"),
+    ("name", "n", "shift", "expected"),
     [
         ("some_skip_the_barrier", 40, 0, "divergence"),
         ("some_leave_the_warp", 40, 0, "divergence"),
@@ -43,8 +43,8 @@ def run(library: Path, name: str, n: int, shift: int = 0, is_reversed: bool = Fa
         ("shared_too_far", 40, 0, "an index outside a shared array"),
     ],
 )
-def test_what_is_wrong_is_reported(wrong: Path, name: str, n: int, shift: int, told: str) -> None:
-    with pytest.raises(AssertionError, match=told):
+def test_what_is_wrong_is_reported(wrong: Path, name: str, n: int, shift: int, expected: str) -> None:
+    with pytest.raises(AssertionError, match=expected):
         run(wrong, name, n, shift)
 
 

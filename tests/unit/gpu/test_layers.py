@@ -17,7 +17,7 @@ from mpitrain.nn.activation import Activation
 from mpitrain.optim import rules
 
 from ...support.gradients import bound
-from ...support.kernel_cases import Device
+from ...support.kernel_device import Device
 
 Compare = Callable[[Callable[[], list[np.ndarray]]], None]
 
@@ -44,7 +44,7 @@ def same(device: Device, monkeypatch: pytest.MonkeyPatch) -> Compare:
 
 
 def steps(layers: list[nn.Layer], criterion: nn.Loss, x: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
-    """Outputs, loss and gradients of a step, and what validation says."""
+    """Return the outputs, loss and gradients of a step, and the results of validation."""
     model = nn.Sequential(*layers)
     _, _, grads = bound(model, x.shape[1:])
     position: Any = np.array([70], np.uint64) if model.device.is_gpu else 70

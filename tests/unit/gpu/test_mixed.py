@@ -19,7 +19,7 @@ from mpitrain.nn.layer import place, walk
 from mpitrain.plan.config import RunConfig
 
 from ...support.gradients import bound
-from ...support.kernel_cases import Device
+from ...support.kernel_device import Device
 
 NARROW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

@@ -13,8 +13,8 @@ from mpitrain.gpu import ops as launch
 from mpitrain.gpu.ops import updates
 from mpitrain.gpu.update import GpuUpdate
 
-from ...support.kernel_cases import Device
-from ..test_optim_updater import LAYOUT, SIZE, Run, amsgrad, draw
+from ...support.kernel_device import Device
+from ...support.optimizers import LAYOUT, SIZE, Run, amsgrad, draw
 
 GPU: Any = SimpleNamespace(xp=np, empty=np.empty, copy_of=np.array)
 

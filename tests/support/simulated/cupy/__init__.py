@@ -7,7 +7,7 @@ arguments and on which device. Arrays are kept apart from NumPy's as CuPy does: 
     SIMULATED_GPUS: how many there are (CUDA_VISIBLE_DEVICES chooses among them)
     SIMULATED_GPU_BYTES: memory of each
     SIMULATED_CUDA_LIBRARY: the kernels, as tests/support/emulation/kernels.py builds them
-    SIMULATED_REPORT: folder in which each process says how many graphs it has launched
+    SIMULATED_REPORT: folder where each process records how many graphs it launched
     SIMULATED_ORDER: seed of the order in which it does what it is asked; see cuda/schedule.py
 """
 

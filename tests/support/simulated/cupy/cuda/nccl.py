@@ -1,4 +1,4 @@
-"""Sums over processes through files: each leaves its part, and goes on when all have.
+"""Sums over processes through files: each process writes its part, and continues when all have.
 
 SIMULATED_NCCL: 1 where it is installed
 """

@@ -1,0 +1,15 @@
+"""Batch jobs with defaults for the tests."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from mpitrain.launcher.batch.job import Batch
+from mpitrain.launcher.batch.resources import Resources
+
+
+def batch(folder: Path = Path("/work dir"), **changes: object) -> Batch:
+    resources = {f.name: changes.pop(f.name) for f in dataclasses.fields(Resources) if f.name in changes}
+    made = Batch("a job", Resources(**resources), folder, folder / "run", "/opt/python", ["job.py"])  # type: ignore[arg-type]
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
