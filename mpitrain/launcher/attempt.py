@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -26,9 +26,13 @@ from .lost_hosts import LostHostDetector
 from .output_filter import LauncherFilter
 
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL to the launcher
+_POLL_S = 0.05  # between two looks for signals and killed ranks
+_FLUSH_S = 0.05  # for the launcher to forward the output that ranks have written
 _LOOK_S = 5.0  # between two checks of the ranks' progress
+_STOP_S = 4.0  # without a rank that is busy, after ranks were asked to save and exit
 _OUTSTAYS_S = 30.0  # time for the launcher to exit after all ranks have ended
 _ONCE_S = 0.1  # a scheduler may signal each process of a job and also the whole process group
+_LISTED = 8  # ranks in a message
 _KEPT_BYTES = 200_000  # of the latest output
 
 
@@ -106,6 +110,7 @@ class Attempt:
         self.status = self._launch(self._command.words, {**os.environ, **self._command.environment})
         self.statuses = rank_status.read(self._run_dir)
         self._kill_leftover_ranks()
+        remove_temporary(self._run_dir)
         rank_status.clear(self._run_dir)
 
     @property
@@ -127,11 +132,18 @@ class Attempt:
             stall, looked = LostHostDetector(self._ping_hosts, time.monotonic()), time.monotonic()
             while process.poll() is None:
                 self._handle_signals(process)
-                if self._terminated_at is None and time.monotonic() > looked + _LOOK_S:
+                if self._terminated_at is None and rank_status.any_killed(self._run_dir):
+                    # The launcher would take half a second to end the other ranks.
+                    self._terminated_at = time.monotonic()
+                    time.sleep(_FLUSH_S)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                look_s = _LOOK_S if self._stop_requested_at is None else 1.0
+                if self._terminated_at is None and time.monotonic() > looked + look_s:
                     looked = time.monotonic()
                     self._check_progress(process, stall, looked)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=0.1)
+                    process.wait(timeout=_POLL_S)
             stall.close()
             for reader in readers:
                 reader.join(timeout=1)  # a leftover process may keep the pipe open
@@ -148,7 +160,19 @@ class Attempt:
         if self._all_ended_at is not None and now > self._all_ended_at + _OUTSTAYS_S:
             self._end(process)
         elif self._stop_requested_at is not None and not ended:
-            process.send_signal(signal.SIGUSR1)
+            self._check_stop(process, sum(not (e.done or e.ended_at) for e in statuses), now)
+
+    def _check_stop(self, process: subprocess.Popen[bytes], ranks: int, now: float) -> None:
+        """Repeat the request to save and exit; end the ranks if none can fulfil it."""
+        assert self._stop_requested_at is not None
+        doing = rank_status.read_activities(self._run_dir)
+        if len(doing) < ranks or any(activity.busy for activity in doing.values()):
+            self._stop_requested_at = now
+        elif now > self._stop_requested_at + _STOP_S:
+            _say(f"mpitrain: ending the ranks, which cannot save{_listed(doing)}")
+            self._end(process)
+            return
+        process.send_signal(signal.SIGUSR1)
 
     def _handle_signals(self, process: subprocess.Popen[bytes]) -> None:
         """Ask the ranks to save and exit on the first signal; terminate the launcher on the second."""
@@ -158,7 +182,8 @@ class Attempt:
             # before these can save.
             self._stop_requested_at = time.monotonic()
             process.send_signal(signal.SIGUSR1)
-            _say("\nmpitrain: saving a checkpoint, then exiting; press Ctrl-C to exit immediately")
+            doing = _listed(rank_status.read_activities(self._run_dir))
+            _say(f"\nmpitrain: saving a checkpoint, then exiting; press Ctrl-C to exit immediately{doing}")
         elif count and self._terminated_at is None and (count > 1 or self._stop_requested_at is None):
             self._end(process)
         if self._terminated_at is not None and time.monotonic() > self._terminated_at + _GRACE_S:
@@ -201,13 +226,16 @@ class Attempt:
         shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{self.pid}", ignore_errors=True)
 
     def _kill_leftover_ranks_elsewhere(self) -> None:
-        """Kill leftover ranks on other hosts; ranks of this run are identified by their environment."""
+        """Kill leftover ranks on other hosts, identified by their environment, and remove their temporary files."""
         mark = shlex.quote(f"{rank_status.RUN_DIR_VARIABLE}={self._run_dir}")
         command = (
             "cd /proc && for p in [0-9]*; do "
             f"tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -qxF {mark} && "
             "tr '\\0' ' ' < $p/cmdline | grep -q -- '-m mpitrain train' && kill -9 $p; done; true"
         )
+        paths = [path for found in rank_status.read_temporary(self._run_dir).values() for path in found]
+        if paths:
+            command += f"; rm -rf {shlex.join(paths)}"
         self.unreachable = self._agent.run_on_each((host, command) for host in self._others)
 
     def _forward(self, pipe: IO[bytes], stream: IO[bytes]) -> None:
@@ -222,6 +250,17 @@ class Attempt:
         self.filtered_output += launcher_filter.dropped.decode(errors="replace")
 
 
+def remove_temporary(run_dir: Path) -> None:
+    """Remove the files that killed ranks have left on this host, outside the run directory."""
+    for host, paths in rank_status.read_temporary(run_dir).items():
+        for path in paths if is_local(host) else ():
+            if Path(path).is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+
+
 def _read(pipe: IO[bytes]) -> bytes:
     """Return the next chunk; empty at the end, or if a leftover process holds a pipe that is already closed here."""
     try:
@@ -234,6 +273,11 @@ def _begin() -> None:
     """Set up the launcher's process (runs between fork and exec)."""
     os.setpgid(0, 0)  # only this parent receives the terminal's Ctrl-C; it decides what to forward
     end_with_parent(signal.SIGTERM)  # lets the launcher end its ranks
+
+
+def _listed(activities: Mapping[int, rank_status.LongActivity]) -> str:
+    """Return what ranks are doing, as the end of a sentence."""
+    return "".join(f"; rank {rank}: {activity.doing}" for rank, activity in list(activities.items())[:_LISTED])
 
 
 def _say(line: str) -> None:

@@ -15,6 +15,7 @@ _LINES = re.compile(
     rb"|\[\S+\] PMIX ERROR: "  # from Open MPI, sometimes, when ranks exit with a status or are lost
     rb"|\[\S+:\d+\] \*\*\* (?:An error occurred in|reported by|on |Unknown error|MPI_ERRORS_ARE_FATAL|   and MPI)"
     rb"|mpirun\S*: Forwarding signal \d+ to job"
+    rb"|\[warn\] Epoll "  # libevent in Open MPI's launcher, when ranks are killed
     rb"|\[\S+\] plm:ssh: Warning: setpgid"
     rb"|\[\S+\] \[\[|\[\S+:\d+\] \S+:\d+ more processes? ha(?:s|ve) sent"
     rb"|\[(?:mpiexec|proxy:)\S*\] "

@@ -94,8 +94,8 @@ def _at(step: int | None) -> str:
 
 
 def restart_delay_s(restart: int) -> float:
-    """Return the seconds to wait before the 1st, 2nd, ... restart."""
-    return min(_LONGEST_PAUSE_S, 2.0 ** (restart - 1))
+    """Return the seconds to wait before the 1st, 2nd, ... restart: 0, 1, 2, 4, ..."""
+    return 0.0 if restart == 1 else min(_LONGEST_PAUSE_S, 2.0 ** (restart - 2))
 
 
 def reason_to_give_up(now: Outcome, before: Outcome | None, ranks: int) -> str:

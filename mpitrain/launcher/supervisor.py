@@ -22,7 +22,7 @@ from ..process.pid import is_alive
 from ..process.run_directory import cannot_write, missing_folders, new_run_dir, remove_empty
 from ..process.signals import STOPPED_EARLY
 from .allocation import allocated_ranks
-from .attempt import Attempt, Interrupts
+from .attempt import Attempt, Interrupts, remove_temporary
 from .command_line import LaunchSpec, LocalMachine, compose
 from .hosts import Host, RemoteAgent, assign_ranks, interface_of, is_local, network_of, parse_hosts, read_hostfile
 from .mpi_flavors import Launcher, find_launcher
@@ -162,10 +162,13 @@ def _run_dir(name: str, given: Path | None) -> Iterator[Path]:
     except OSError as error:
         raise cannot_write(given or Path("runs"), error) from error
     _wait_for_others(folder)
+    remove_temporary(folder)  # of a run whose supervisor was killed
     try:
         yield folder.absolute()
     finally:
         rank_status.clear(folder)
+        with contextlib.suppress(OSError):
+            checkpoint.remove_unfinished(folder / "checkpoints")
         remove_empty(made if given is not None else [folder, folder.parent])
 
 
@@ -286,7 +289,8 @@ class _Supervisor:
         path = self._newest()
         where = f"from {path.name}" if path is not None else "from the beginning"
         number = f"restart {self._restarts} of {options.max_restarts}"
-        _say(f"restarting in {seconds:.0f} s {where}, with {self._describe()} ({number})")
+        when = f" in {seconds:.0f} s" if seconds else ""
+        _say(f"restarting{when} {where}, with {self._describe()} ({number})")
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._interrupts.received:
             time.sleep(0.05)

@@ -121,7 +121,7 @@ class Optimizer(ABC):
 
         Raises:
             JobError: ``slots`` are not valid names, or ``update`` raises an exception, returns a value, does not change
-                ``params`` and the slots, or computes something else if the vectors are split.
+                ``params``, or computes something else if the vectors are split.
         """
         names, update = self.slots, f"{self.name}.update"
         if not isinstance(names, tuple) or not all(isinstance(name, str) and name.isidentifier() for name in names):
@@ -133,7 +133,7 @@ class Optimizer(ABC):
         if self.layerwise:
             raise JobError(f"{update}: the rule of a layerwise optimizer cannot be replaced; derive from Optimizer")
         whole = np.random.default_rng(0).random((2 + len(names), 7), np.float32)
-        split, before = whole.copy(), whole.copy()
+        split, params_before = whole.copy(), whole[0].copy()
         run: Callable[..., object] = self.update
         for params, grads, *slots in (whole, split[:, :3], split[:, 3:]):
             given = dict(zip(names, slots, strict=True))
@@ -146,9 +146,8 @@ class Optimizer(ABC):
                 raise JobError(f"{update} failed: {type(error).__name__}: {text}") from error
             if returned is not None or [*map(id, given.values())] != [*map(id, slots)]:
                 raise JobError(f"{update} must change params and the arrays of slots in place, and return nothing")
-        for index, name in enumerate(("params", "", *names)):
-            if name and np.array_equal(whole[index], before[index]):
-                raise JobError(f"{update} does not change {name}; change it in place: 'p -= x', not 'p = p - x'")
+        if np.array_equal(whole[0], params_before):
+            raise JobError(f"{update} does not change params; change it in place: 'p -= x', not 'p = p - x'")
         if not np.allclose(whole, split, equal_nan=True):
             raise JobError(f"{update}: an element's new value must not depend on other elements, such as on a norm")
 

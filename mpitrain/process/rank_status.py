@@ -13,7 +13,9 @@ import logging
 import mmap
 import os
 import socket
+import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from .pid import pid_start
 
 RUN_DIR_VARIABLE = "MPITRAIN_RUN_DIR"  # the run directory in which the ranks of ``mpitrain run`` register
 _FOLDER = ".ranks"
+_ACTIVITY, _TEMPORARY, _KILLED = "activity-", "temporary-", "killed"  # names of the files that reapers write
 _STEP_DIGITS = 19
 _SIZE = 4096
 _LONGEST_ERROR = 1000
@@ -65,6 +68,19 @@ class RankStatus:
     signal: int = 0
     status: int = 0
     step: int = 0
+
+
+@dataclass(frozen=True)
+class LongActivity:
+    """What a rank has been doing for a while.
+
+    Attributes:
+        doing: A description.
+        busy: Whether it may soon be done: it neither waits for others nor takes far longer than usual.
+    """
+
+    doing: str
+    busy: bool
 
 
 class RankStatusFile:
@@ -138,6 +154,55 @@ def record_end(run_dir: Path, rank: int, pid: int, signal: int, exit_status: int
     _rewrite(path, replace(status, ended_at=time.time(), signal=signal, status=exit_status))
 
 
+def record_activity(run_dir: Path, rank: int, activity: LongActivity | None) -> None:
+    """Record what a rank has been doing for a while, None if it makes progress; called by its reaper."""
+    text = "" if activity is None else json.dumps(asdict(activity))
+    with contextlib.suppress(OSError):
+        (folder_of(run_dir) / f"{_ACTIVITY}{rank}").write_text(text, encoding="utf-8")
+
+
+def read_activities(run_dir: Path) -> dict[int, LongActivity]:
+    """Return what ranks are doing that have been doing it for a while; the others make progress."""
+    found = {}
+    for path in folder_of(run_dir).glob(f"{_ACTIVITY}*"):
+        with contextlib.suppress(OSError, ValueError, TypeError):  # such as an empty file
+            found[int(path.name.removeprefix(_ACTIVITY))] = LongActivity(**json.loads(path.read_text(encoding="utf-8")))
+    return dict(sorted(found.items()))
+
+
+def record_killed(run_dir: Path) -> None:
+    """Record that a signal has killed a rank; called by its reaper."""
+    with contextlib.suppress(OSError):
+        (folder_of(run_dir) / _KILLED).touch()
+
+
+def any_killed(run_dir: Path) -> bool:
+    """Return whether a signal has killed a rank; quick."""
+    return (folder_of(run_dir) / _KILLED).exists()
+
+
+def record_temporary(run_dir: Path, rank: int, paths: Iterable[str]) -> None:
+    """Record the temporary files that a rank has on its host, outside the run directory; called by its reaper."""
+    record = {"host": socket.gethostname(), "paths": sorted(paths)}
+    with contextlib.suppress(OSError):
+        (folder_of(run_dir) / f"{_TEMPORARY}{rank}").write_text(json.dumps(record), encoding="utf-8")
+
+
+def read_temporary(run_dir: Path) -> dict[str, list[str]]:
+    """Return the temporary files of all ranks, by host."""
+    found: dict[str, list[str]] = {}
+    for path in folder_of(run_dir).glob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            record = json.loads(path.read_text(encoding="utf-8"))
+            found.setdefault(record["host"], []).extend(p for p in record["paths"] if is_temporary(p))
+    return found
+
+
+def is_temporary(path: str) -> bool:
+    """Return whether ``path`` can be a temporary file of a rank or of its launcher."""
+    return Path(path).parent in (Path("/dev/shm"), Path(tempfile.gettempdir())) and ".." not in path
+
+
 def folder_of(run_dir: Path) -> Path:
     """Return the directory of the ranks' status files in a run directory."""
     return run_dir / _FOLDER
@@ -153,8 +218,9 @@ def clear(run_dir: Path) -> None:
     """Remove all status files."""
     folder = folder_of(run_dir)
     with contextlib.suppress(OSError):  # a reaper may still be writing
-        for path in folder.glob("[0-9]*"):
-            path.unlink(missing_ok=True)
+        for path in folder.iterdir():
+            if path.name == _KILLED or path.name.removeprefix(_ACTIVITY).removeprefix(_TEMPORARY).isdecimal():
+                path.unlink(missing_ok=True)
         folder.rmdir()
 
 

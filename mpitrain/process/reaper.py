@@ -15,19 +15,21 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
 
 from ..core import activity
 from . import rank_status
-from .pid import process_state
+from .pid import mapped_files, process_state
 from .watchdog import Watchdog, describe
 
 HANGS = 124  # exit status of a rank that was ended because it hangs, as of timeout(1)
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _STACKS_SIGNAL = signal.SIGRTMIN + 7  # makes a rank write its Python stacks
 _POLL_S = 0.5
+_WHILE_S = 1.0  # an activity that lasts longer is recorded for ``mpitrain run``
 _WRITING_S = 1.0  # at most, for a rank to write its stacks
 _STOPPED = "tT"  # states in /proc
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "in an uninterruptible system call"}
@@ -67,6 +69,9 @@ class _Reaper:
     def __init__(self, run_dir: Path | None, rank: int, child: int, page: activity.ActivityPage, stacks: int) -> None:
         self._run_dir, self._rank, self._child = run_dir, rank, child
         self._page, self._stacks, self._watchdog = page, stacks, Watchdog()
+        self._temporary: set[str] = set()
+        self._temporary_complete = False
+        self._recorded: rank_status.LongActivity | None = None
 
     def run(self) -> None:
         """Wait for the rank's end, and end in the same way; does not return."""
@@ -87,8 +92,14 @@ class _Reaper:
 
     def _watch(self, elapsed_s: float) -> None:
         seen, state = self._page.read(), process_state(self._child)
-        if self._watchdog.hangs(seen, state in _STOPPED, elapsed_s):
-            doing = f"{_STATES[state]}, {describe(seen)}" if state in _STATES else describe(seen)
+        self._record_temporary(seen)
+        hangs = self._watchdog.hangs(seen, state in _STOPPED, elapsed_s)
+        doing = f"{_STATES[state]}, {describe(seen)}" if state in _STATES else describe(seen)
+        if self._watchdog.idle_s < _WHILE_S:
+            self._record(None)
+        else:
+            self._record(rank_status.LongActivity(doing, self._watchdog.is_busy(seen, state in _STOPPED)))
+        if hangs:
             hang = f"made no progress for {self._watchdog.idle_s:.0f} s: {doing}"
             report = (
                 f"mpitrain: rank {self._rank}{_role(seen)} on {socket.gethostname()}, process {self._child}, {hang}"
@@ -102,6 +113,22 @@ class _Reaper:
             os.kill(self._child, signal.SIGKILL)
             os.waitpid(self._child, 0)
             self._end(0, HANGS)
+
+    def _record_temporary(self, seen: activity.Activity) -> None:
+        """Record the files in /dev/shm that the rank has mapped, and its launcher's folder, while the rank starts."""
+        if self._run_dir is None or self._temporary_complete:
+            return
+        self._temporary_complete = seen.kinds[:1] != ("start",)
+        found = mapped_files(self._child, "/dev/shm/")
+        found.add(f"{tempfile.gettempdir()}/ompi.{os.getppid()}")
+        if found != self._temporary:
+            self._temporary = found
+            rank_status.record_temporary(self._run_dir, self._rank, found)
+
+    def _record(self, doing: rank_status.LongActivity | None) -> None:
+        if self._run_dir is not None and doing != self._recorded:
+            rank_status.record_activity(self._run_dir, self._rank, doing)
+            self._recorded = doing
 
     def _read_stacks(self) -> str:
         """Return the Python stacks of the rank's threads; empty if it cannot run the handler that writes them."""
@@ -122,6 +149,8 @@ class _Reaper:
             signal.signal(number, signal.SIG_IGN)
         if self._run_dir is not None:
             rank_status.record_end(self._run_dir, self._rank, self._child, killed_by, status)
+            if killed_by and killed_by not in (*_PASSED_ON, signal.SIGABRT):
+                rank_status.record_killed(self._run_dir)
         if killed_by:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the rank's core dump is of interest
             if killed_by in _PASSED_ON:

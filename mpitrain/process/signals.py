@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
+from .rank_status import RUN_DIR_VARIABLE
+
 STOPPED_EARLY = os.EX_TEMPFAIL  # exit status 75: there is a checkpoint to resume from
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _SLURM_ANSWERS_S = 20.0
@@ -23,7 +25,7 @@ class Signals:
     processes of a job and its process group.
 
     Attributes:
-        received: Name of the signal received, or None.
+        received: Name of the signal received, or None; ``requested`` if ``mpitrain run`` passed on a signal as SIGUSR1.
     """
 
     def __init__(self) -> None:
@@ -49,7 +51,8 @@ class Signals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.received is None:
-            self.received, self._received_at = signal.Signals(number).name, now
+            passed_on = number == signal.SIGUSR1 and RUN_DIR_VARIABLE in os.environ
+            self.received, self._received_at = "requested" if passed_on else signal.Signals(number).name, now
         elif number == signal.SIGINT and now - self._received_at > _ONCE_S:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)

@@ -9,6 +9,7 @@ from ..core.activity import Activity
 SHORTEST_LIMIT_S = 60.0  # of the default limit
 HOOK_LIMIT_S = 600.0  # the default in hooks: users' hooks may do anything, at some steps only
 _STEPS_OF_LIMIT = 10  # the default limit in multiples of the longest activity so far
+_USUAL_S, _TIMES_USUAL = 5.0, 3  # an activity that takes longer, and longer than so many times the longest, is unusual
 _MEASURED_STEPS = 2  # after which that multiple is known
 _LONG = {"start", "end", "compile", "save", "validate"}
 _WAITING = {"average", "push", "pull", "wait", "step"}
@@ -60,6 +61,12 @@ class Watchdog:
                 self._longest_s = max(self._longest_s, self.idle_s)
             self.idle_s = 0.0
         return self.idle_s > self.limit_s(seen, stopped)
+
+    def is_busy(self, seen: Activity, stopped: bool) -> bool:
+        """Return whether the process may soon be done: it neither waits for others nor takes far longer than usual."""
+        if stopped or is_waiting(seen):
+            return False
+        return _is_long(seen) or self.idle_s <= max(_USUAL_S, _TIMES_USUAL * self._longest_s)
 
     def limit_s(self, seen: Activity, stopped: bool) -> float:
         """Return the seconds without progress after which the process hangs."""

@@ -172,7 +172,7 @@ def test_another_attempt() -> None:
     assert not reason_to_give_up(at[4], at[3], 3)
     assert not reason_to_give_up(at[1], at[0], 3)
     assert not reason_to_give_up(Outcome("failed", gone=["h2"]), at[0], 3)
-    assert [restart_delay_s(number) for number in (1, 2, 3, 7, 30)] == [1, 2, 4, 60, 60]
+    assert [restart_delay_s(number) for number in (1, 2, 3, 8, 30)] == [0, 1, 2, 60, 60]
 
 
 # What ranks leave.
