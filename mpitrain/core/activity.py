@@ -13,7 +13,7 @@ from threading import get_ident
 from typing import Any
 
 KINDS = tuple(
-    "step load forward backward update average push pull wait serve save validate hooks compile start end".split()
+    "step load forward backward update average push pull wait serve save validate hooks compile start end done".split()
 )
 LONG_LIMIT_S = 1800.0  # for operations that take long, until ``set_limits`` is called
 _COUNT, _STEP, _DEPTH, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S = range(6)

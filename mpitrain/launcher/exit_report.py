@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..process.rank_status import RankStatus
+from ..process.reaper import EXITED
 
 # Open MPI's launcher, 4 and 5; Intel MPI's; MPICH's.
 _OPEN_MPI_SIGNAL = re.compile(r"process rank (\d+)\s+with PID (\d+)\s+on node (\S+)\s+exited\s+on\s+signal (\d+)")
@@ -125,6 +126,8 @@ def _name(status: RankStatus, ranks: int) -> str:
 
 
 def _how(rank_exit: RankExit) -> str:
+    if rank_exit.status == EXITED and not rank_exit.signal:
+        return "exited with status 0, without finishing (such as by os._exit(0))"
     if not rank_exit.signal:
         return f"exited with status {rank_exit.status}"
     try:

@@ -19,7 +19,7 @@ from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..plan.config import RunConfig
 from ..process import rank_status
 from ..process.pid import is_alive
-from ..process.run_directory import cannot_write, missing_folders, new_run_dir, remove_empty
+from ..process.run_directory import cannot_write, check_files, missing_folders, new_run_dir, remove_empty
 from ..process.signals import STOPPED_EARLY
 from .allocation import allocated_ranks
 from .attempt import Attempt, Interrupts, remove_temporary
@@ -159,6 +159,7 @@ def _run_dir(name: str, given: Path | None) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
+        check_files(folder)
     except OSError as error:
         raise cannot_write(given or Path("runs"), error) from error
     _wait_for_others(folder)

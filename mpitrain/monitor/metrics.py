@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+_log = logging.getLogger(__name__)
 _LINE_BYTES = 1 << 20  # upper limit of a line's length
 
 
 class MetricsFile:
     """Appends measured values; chief only.
 
-    Non-finite values are written as null, because JSON has no NaN.
+    Non-finite values are written as null, because JSON has no NaN. A line that cannot be written, such as on a full
+    disk, is lost; this is logged once, and the run continues.
 
     Attributes:
         before_s: Seconds of training already recorded in the file; a resumed run continues from there.
@@ -26,14 +31,28 @@ class MetricsFile:
         self.also: Callable[[int, Mapping[str, Any]], None] | None = None
         if path.exists():
             self.before_s = _repair_end(path)
-        self._file: IO[str] = path.open("a", encoding="utf-8", buffering=1)
+        self._path, self._file = path, path.open("ab", buffering=0)
+        self._warned = False
 
     def write(self, step: int, time_s: float, measured: Mapping[str, Any]) -> None:
         """Write one line: the step, the seconds since this attempt began, and the measured numbers or lists."""
         line = {"step": step, "time_s": round(self.before_s + time_s, 6), **_finite(dict(measured))}
-        self._file.write(json.dumps(line) + "\n")
+        self._append(json.dumps(line).encode() + b"\n")
         if self.also is not None:
             self.also(step, measured)
+
+    def _append(self, line: bytes) -> None:
+        """Append a line; the file never ends with a part of one."""
+        size = os.fstat(self._file.fileno()).st_size
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._warned = False
+        except OSError as error:
+            os.ftruncate(self._file.fileno(), size)
+            if not self._warned:
+                self._warned = True
+                _log.warning("%s cannot be written: %s; training continues", self._path, error.strerror)
 
     def close(self) -> None:
         self._file.close()

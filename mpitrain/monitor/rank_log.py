@@ -38,7 +38,7 @@ class RankLog:
     def __init__(self, folder: Path, rank: int, console: Console | None, warns: bool) -> None:
         path = path_for(folder, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
+        self._handlers: list[logging.Handler] = [_FileHandler(path, encoding="utf-8")]
         self._handlers[0].setFormatter(logging.Formatter(_FORMAT, _TIME))
         if console is not None:
             self._handlers.append(_ConsoleHandler(console))
@@ -70,6 +70,14 @@ class RankLog:
             root.setLevel(self._level)
             logging.captureWarnings(False)
         self._handlers = []
+
+
+class _FileHandler(logging.FileHandler):
+    """Loses messages that the disk cannot hold, instead of printing a traceback for each."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, logging's name
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class _Printed(logging.Formatter):

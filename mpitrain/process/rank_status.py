@@ -119,6 +119,7 @@ class RankStatusFile:
 
     def set_done(self, stopped: bool) -> None:
         """Record that training has ended, and whether it was before the last step."""
+        activity.become("done")
         self._update(done=True, stopped=stopped)
 
     def set_failed(self, error: BaseException, mistake: bool) -> None:

@@ -26,6 +26,7 @@ from .pid import mapped_files, process_state
 from .watchdog import Watchdog, describe
 
 HANGS = 124  # exit status of a rank that was ended because it hangs, as of timeout(1)
+EXITED = 125  # exit status of a rank that exited with status 0 before it was done, such as by os._exit(0)
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _STACKS_SIGNAL = signal.SIGRTMIN + 7  # makes a rank write its Python stacks
 _POLL_S = 0.5
@@ -88,7 +89,10 @@ class _Reaper:
                 polled_at = now
         _, how = os.waitpid(self._child, 0)
         killed_by = os.WTERMSIG(how) if os.WIFSIGNALED(how) else 0
-        self._end(killed_by, 0 if killed_by else os.WEXITSTATUS(how))
+        status = 0 if killed_by else os.WEXITSTATUS(how)
+        if not killed_by and not status and self._page.read().kinds[:1] != ("done",):
+            status = EXITED  # launchers ignore status 0, and the other ranks would wait forever
+        self._end(killed_by, status)
 
     def _watch(self, elapsed_s: float) -> None:
         seen, state = self._page.read(), process_state(self._child)

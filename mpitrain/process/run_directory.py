@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import LaunchError
+
+# What a run writes, except for checkpoints.
+_FILES = ("config.toml", "metrics.jsonl", "status.json", ".status.json.partial", "ranks.txt", "trace.json")
+_FOLDERS = ("logs", "tensorboard", ".ranks")
 
 
 def new_run_dir(name: str) -> Path:
@@ -40,6 +45,23 @@ def remove_empty(folders: Iterable[Path]) -> None:
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
+
+
+def check_files(folder: Path) -> None:
+    """Check that writing to a run directory changes no file outside it.
+
+    ``checkpoints`` may be a link, such as to another file system.
+
+    Raises:
+        LaunchError: A file or folder that a run writes is a link, or a file is no regular file.
+    """
+    for name in (*_FILES, *_FOLDERS):
+        path = folder / name
+        if path.is_symlink():
+            raise LaunchError(f"{path} is a link to {os.readlink(path)}; remove it, or pass another --run-dir")
+        if path.exists() and not (path.is_file() if name in _FILES else path.is_dir()):
+            kind = "regular file" if name in _FILES else "directory"
+            raise LaunchError(f"{path} is not a {kind}; remove it, or pass another --run-dir")
 
 
 def cannot_write(folder: Path, error: OSError) -> LaunchError:

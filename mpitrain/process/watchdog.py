@@ -11,7 +11,7 @@ HOOK_LIMIT_S = 600.0  # the default in hooks: users' hooks may do anything, at s
 _STEPS_OF_LIMIT = 10  # the default limit in multiples of the longest activity so far
 _USUAL_S, _TIMES_USUAL = 5.0, 3  # an activity that takes longer, and longer than so many times the longest, is unusual
 _MEASURED_STEPS = 2  # after which that multiple is known
-_LONG = {"start", "end", "compile", "save", "validate"}
+_LONG = {"start", "end", "done", "compile", "save", "validate"}
 _WAITING = {"average", "push", "pull", "wait", "step"}
 _DOING = {
     "start": "starting",
@@ -30,6 +30,7 @@ _DOING = {
     "hooks": "in a hook",
     "compile": "compiling kernels",
     "end": "ending",
+    "done": "exiting",
 }
 
 

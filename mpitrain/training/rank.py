@@ -45,7 +45,7 @@ from ..process.launcher_env import is_launched, launched_rank
 from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.reaper import become_reaper
-from ..process.run_directory import cannot_write, new_run_dir
+from ..process.run_directory import cannot_write, check_files, new_run_dir
 from ..process.signals import STOPPED_EARLY, Signals, TimeLimit, ask_slurm, end_of_time
 from ..strategy.base import Strategy
 from ..strategy.ps.server import Server
@@ -350,6 +350,7 @@ def _register_rank() -> RankStatusFile:
 def _open_files(folder: Path, request: TrainRequest, config: RunConfig) -> RunFiles:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        check_files(folder)
         with (folder / "config.toml").open("wb") as file:
             record = {
                 "run": config.as_toml(),

@@ -1,4 +1,4 @@
-"""A rank that makes no progress: in a layer, in a hook, or stopped by a signal."""
+"""A rank that makes no progress: in a layer, in a hook, or stopped by a signal; or that exits without finishing."""
 
 import os
 import signal
@@ -41,6 +41,8 @@ class Hang(Hook):
             return
         if self.kind == "sleep":
             time.sleep(1000)
+        if self.kind == "exit":
+            os._exit(0)
         if self.kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -49,7 +51,7 @@ def job(*, kind: str = "sleep", rank: int = 1, steps: int = 2000) -> Job:
     """Train until one rank hangs.
 
     Args:
-        kind: loop, sleep, stop, or none.
+        kind: loop, sleep, stop, exit (with status 0), or none.
         rank: The rank that hangs.
     """
     mine = launched_rank(os.environ) == rank

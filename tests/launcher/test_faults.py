@@ -1,11 +1,14 @@
-"""What is left after any process of a run is killed: nothing."""
+"""Faults: what a run reports, what it leaves behind, and what it does not touch."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,7 @@ import pytest
 from mpitrain.process import rank_status
 
 from ..support.kills import ranks_of
-from ..support.launch import JOBS, Mpi
+from ..support.launch import JOBS, Mpi, one_line, run
 
 JOB = JOBS / "hanging.py"
 
@@ -104,3 +107,88 @@ def test_one_interrupt_ends_a_run_that_hangs(openmpi: Mpi, kind: str, tmp_path: 
     assert process.returncode == 128 + signal.SIGINT
     assert "rank 1" in err and "rank 0: waiting for rank 1" in err
     assert not ranks_of(tmp_path)
+
+
+def test_a_rank_that_exits_with_status_0_is_named(mpi: Mpi, tmp_path: Path) -> None:
+    words = ["-m", "mpitrain", "run", "-n", "3", str(JOB), "--kind", "exit", "--rank", "2", "--run-dir", str(tmp_path)]
+    done = run([str(mpi.python), *words])
+    assert done.returncode == 1
+    assert "rank 2 of 3" in one_line(done.stderr)
+
+
+def test_ranks_of_one_host_open_no_port(openmpi: Mpi, tmp_path: Path) -> None:
+    with start(openmpi, tmp_path, 1_000_000) as process:
+        try:
+            pids = [status.pid for status in wait_for_step(process, tmp_path)]
+            sockets = {
+                os.readlink(path) for pid in pids for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()
+            }
+            listening = {
+                f"socket:[{words[9]}]"
+                for table in ("tcp", "tcp6")
+                for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+                if (words := line.split())[3] == "0A"
+            }
+            assert sockets
+            assert not sockets & listening
+        finally:
+            process.kill()
+            process.wait()
+    wait_until_gone(tmp_path, [])
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.toml", "status.json", ".ranks", "logs"])
+def test_a_link_out_of_the_run_directory_is_refused(openmpi: Mpi, name: str, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for kept in ("5", "file"):
+        (outside / kept).write_text("kept")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).symlink_to(outside if name in (".ranks", "logs") else outside / "file")
+    words = [str(JOBS / "small.py"), "--train-steps", "2", "--run-dir", str(folder)]
+    for command in (["run", "-n", "1"], ["train"]):
+        done = run([str(openmpi.python), "-m", "mpitrain", *command, *words])
+        assert done.returncode == 2
+        assert name in one_line(done.stderr)
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"5": "kept", "file": "kept"}
+
+
+def test_a_fifo_as_a_record_is_refused(openmpi: Mpi, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    done = run([str(openmpi.python), "-m", "mpitrain", "train", str(JOBS / "small.py"), "--run-dir", str(tmp_path)])
+    assert done.returncode == 2
+    assert "metrics.jsonl" in one_line(done.stderr)
+
+
+def test_training_survives_a_full_disk(openmpi: Mpi, tmp_path: Path) -> None:
+    """The disk is full from the first records on, and has space again later."""
+    folder, words = tmp_path / "disk", ["--kind", "none", "--steps", "1500", "--log-steps", "5", "--run-dir"]
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)], check=True)
+    try:
+        filler = folder / "filler"
+        command = [str(openmpi.python), "-m", "mpitrain", "train", str(JOB), *words, str(folder / "run")]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+            metrics = folder / "run" / "metrics.jsonl"
+            wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
+            with contextlib.suppress(OSError), filler.open("wb") as file:
+                file.write(bytes(1 << 20))
+            full, size = time.monotonic() + 2, metrics.stat().st_size
+            wait_for(lambda: time.monotonic() > full)
+            filler.unlink()
+            _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        lines = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+        assert lines == sorted(lines) and lines[-1] == 1500
+        assert len(lines) < 300 and metrics.stat().st_size > size
+        assert "Traceback" not in err
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def wait_for(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
