@@ -20,6 +20,7 @@ from ..plan import options as flags
 from ..plan.config import RunConfig
 from ..report.page import report_command
 from ..report.runs import runs_command
+from ..report.stacks import stacks_command
 from ..report.watch import watch_command
 from ..version import __version__
 from . import checkpoints as checkpoint_commands
@@ -272,7 +273,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] != ["run"] and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' installs its own handler
     commands: list[click.Command] = [RunCommand(), train_command(), SubmitCommand(), placement_command()]
-    commands += [doctor_command, runs_command, watch_command, report_command, *checkpoint_commands.COMMANDS]
+    commands += [
+        doctor_command,
+        runs_command,
+        watch_command,
+        stacks_command,
+        report_command,
+        *checkpoint_commands.COMMANDS,
+    ]
     group = click.Group("mpitrain", help=_HELP, commands=commands)
     group = click.version_option(__version__, prog_name="mpitrain")(group)
     try:

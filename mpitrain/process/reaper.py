@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from ..core import activity
-from . import rank_status
+from . import rank_status, stacks
 from .pid import mapped_files, process_state
 from .watchdog import Watchdog, describe
 
@@ -46,16 +46,16 @@ def become_reaper(run_dir: Path | None, rank: int) -> None:
     """
     end_with_parent(signal.SIGKILL)  # a killed launcher does not end its ranks
     launched = os.getpid()
-    page, stacks = activity.ActivityPage(), os.memfd_create("stacks")
+    page, file = activity.ActivityPage(), os.memfd_create("stacks")
     child = os.fork()
     if child:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, *_PASSED_ON))
-        _Reaper(run_dir, rank, child, page, stacks).run()
+        _Reaper(run_dir, rank, child, page, file).run()
     end_with_parent(signal.SIGKILL)
     if os.getppid() != launched:  # the reaper died before prctl took effect
         os._exit(1)
     activity.write_to(page)
-    faulthandler.register(_STACKS_SIGNAL, file=stacks)
+    faulthandler.register(_STACKS_SIGNAL, file=file)
 
 
 def end_with_parent(number: signal.Signals) -> None:
@@ -67,9 +67,10 @@ def end_with_parent(number: signal.Signals) -> None:
 class _Reaper:
     """The reaper's work after the fork."""
 
-    def __init__(self, run_dir: Path | None, rank: int, child: int, page: activity.ActivityPage, stacks: int) -> None:
+    def __init__(self, run_dir: Path | None, rank: int, child: int, page: activity.ActivityPage, file: int) -> None:
         self._run_dir, self._rank, self._child = run_dir, rank, child
-        self._page, self._stacks, self._watchdog = page, stacks, Watchdog()
+        self._page, self._file, self._watchdog = page, file, Watchdog()
+        self._polls = 0
         self._temporary: set[str] = set()
         self._temporary_complete = False
         self._recorded: rank_status.LongActivity | None = None
@@ -97,8 +98,9 @@ class _Reaper:
     def _watch(self, elapsed_s: float) -> None:
         seen, state = self._page.read(), process_state(self._child)
         self._record_temporary(seen)
+        self._answer(seen, state)
         hangs = self._watchdog.hangs(seen, state in _STOPPED, elapsed_s)
-        doing = f"{_STATES[state]}, {describe(seen)}" if state in _STATES else describe(seen)
+        doing = _describe(seen, state)
         if self._watchdog.idle_s < _WHILE_S:
             self._record(None)
         else:
@@ -108,15 +110,25 @@ class _Reaper:
             report = (
                 f"mpitrain: rank {self._rank}{_role(seen)} on {socket.gethostname()}, process {self._child}, {hang}"
             )
-            stacks = textwrap.indent(self._read_stacks(), "  ")
             with contextlib.suppress(OSError):
-                sys.stderr.write(f"{report}\n{stacks}")
+                sys.stderr.write(f"{report}\n{textwrap.indent(self._read_stacks(), '  ')}")
                 sys.stderr.flush()
             if self._run_dir is not None:
                 rank_status.record_hang(self._run_dir, self._rank, self._child, hang)
             os.kill(self._child, signal.SIGKILL)
             os.waitpid(self._child, 0)
             self._end(0, HANGS)
+
+    def _answer(self, seen: activity.Activity, state: str) -> None:
+        """Answer ``mpitrain stacks``."""
+        self._polls += 1
+        run_dir = seen.facts.get("run_dir")
+        if run_dir is None or self._polls % 2 or not stacks.is_asked(Path(run_dir), self._rank):
+            return
+        found = self._read_stacks() if state not in _STOPPED else ""
+        about = (self._rank, seen.facts.get("role", ""), socket.gethostname(), self._child, state, seen.step)
+        doing = (_describe(seen, state), self._watchdog.idle_s, seen.waits_for)
+        stacks.answer(Path(run_dir), stacks.RankStacks(*about, *doing, found))
 
     def _record_temporary(self, seen: activity.Activity) -> None:
         """Record the files in /dev/shm that the rank has mapped, and its launcher's folder, while the rank starts."""
@@ -136,16 +148,16 @@ class _Reaper:
 
     def _read_stacks(self) -> str:
         """Return the Python stacks of the rank's threads; empty if it cannot run the handler that writes them."""
-        os.lseek(self._stacks, 0, os.SEEK_SET)
-        os.ftruncate(self._stacks, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        os.ftruncate(self._file, 0)
         os.kill(self._child, _STACKS_SIGNAL)
         deadline, size = time.monotonic() + _WRITING_S, 0
         while time.monotonic() < deadline:
             time.sleep(0.1)
-            before, size = size, os.fstat(self._stacks).st_size
+            before, size = size, os.fstat(self._file).st_size
             if size and size == before:
                 break
-        return os.pread(self._stacks, size, 0).decode(errors="replace")
+        return os.pread(self._file, size, 0).decode(errors="replace")
 
     def _end(self, killed_by: int, status: int) -> None:
         """Record how the rank ended, and end in the same way."""
@@ -163,6 +175,10 @@ class _Reaper:
             os.kill(os.getpid(), killed_by)
             os._exit(128 + killed_by)  # if the signal is ignored here
         os._exit(status)
+
+
+def _describe(seen: activity.Activity, state: str) -> str:
+    return f"{_STATES[state]}, {describe(seen)}" if state in _STATES else describe(seen)
 
 
 def _role(seen: activity.Activity) -> str:

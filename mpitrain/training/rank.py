@@ -138,7 +138,6 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     config = request.config
     cluster.assign(config)
     rank_status.set_role(cluster.role, cluster.task_index)
-    activity.describe(role=f"{cluster.role} {cluster.task_index}")
     activity.set_limits(config.run.hang_timeout, config.run.long_timeout)
     if RUN_DIR_VARIABLE in os.environ:
         set_output_prefix(None if cluster.chief else cluster.rank)
@@ -157,6 +156,7 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
             resume_plan = plan_resume(config, folder / "checkpoints", plan.layout)
             files = _open_files(folder, request, config)
     resume_plan, files.folder = cluster.comm.bcast((resume_plan, files.folder), root=cluster.chief_rank)
+    activity.describe(role=f"{cluster.role} {cluster.task_index}", run_dir=str(files.folder.absolute()))
     signals = Signals()
     signals.install()  # stays installed: a signal after training must not interrupt the regular exit
     rank_status.set_ready()

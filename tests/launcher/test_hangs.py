@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from ..support.launch import JOBS, Mpi, run
+from mpitrain.cli.main import main
+from mpitrain.process.stacks import RankStacks, ask
+
+from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, Mpi, one_line, run
 
 JOB = JOBS / "hanging.py"
 LIMIT = ("--hang-timeout", "2")
@@ -43,3 +49,32 @@ def test_a_hanging_run_is_restarted(openmpi: Mpi, tmp_path: Path) -> None:
     assert done.returncode == 1  # it hangs again in the first step after the checkpoint
     assert done.stderr.count("made no progress") == 4  # each attempt: the reaper with the stacks, then the launcher
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-0000000010.h5"]
+
+
+def test_stacks_report_who_waits_for_whom(openmpi: Mpi, tmp_path: Path) -> None:
+    """``mpitrain stacks`` reports who waits for whom, under bare mpirun; then the run ends by itself."""
+    words = ["-m", "mpitrain", "train", str(JOB), "--kind", "stop", "--hang-timeout", "8", "--run-dir", str(tmp_path)]
+    command = [*openmpi.command(3), str(openmpi.python), *words]
+    with subprocess.Popen(command, env={**os.environ, **LAUNCHER_ENVIRONMENT}, stderr=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 60
+            found: list[RankStacks] = []
+            while [stacks.waits_for for stacks in found] != [1, None, 1]:
+                assert time.monotonic() < deadline, found
+                time.sleep(0.2)
+                if (tmp_path / "ranks.txt").exists():
+                    found = ask(tmp_path, 3, 5.0)
+            assert [stacks.state in "tT" for stacks in found] == [False, True, False]
+            assert [bool(stacks.stacks) for stacks in found] == [True, False, True]
+            assert [stacks.role for stacks in found] == ["worker 0", "worker 1", "worker 2"]
+            assert main(["stacks", str(tmp_path)]) == 0
+            assert process.wait(timeout=40) == 124
+        finally:
+            process.kill()
+    assert not (tmp_path / "logs" / ".stacks").exists()
+
+
+def test_stacks_of_a_run_that_has_ended(openmpi: Mpi, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    openmpi.train(1, JOBS / "small.py", "--train-steps", "1", "--run-dir", tmp_path)
+    assert main(["stacks", str(tmp_path)]) == 2
+    assert str(tmp_path) in one_line(capsys.readouterr().err)

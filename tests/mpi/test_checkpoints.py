@@ -21,18 +21,13 @@ from mpitrain.errors import DamagedCheckpoint
 from mpitrain.process.signals import STOPPED_EARLY
 
 from ..support.kills import end_all
-from ..support.launch import JOBS, VERSION_0_1, Mpi, missing, one_line
+from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, VERSION_0_1, Mpi, missing, one_line
 from ..support.results import assert_close, assert_same_bits, final
 from ..support.saved_state import LAYOUT, extra_state, state
 
 SMALL, RESHARDING = JOBS / "small.py", JOBS / "resharding.py"
 FOREVER = ["--train-steps", "100000000", "--validate-steps", "0", "--log-steps", "0"]
-ENVIRONMENT = {
-    **os.environ,
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-}
+ENVIRONMENT = {**os.environ, **LAUNCHER_ENVIRONMENT}
 
 
 def steps(run_dir: Path) -> list[int]:

@@ -19,6 +19,12 @@ PROGRAMS = Path(__file__).parent / "programs"
 VERSION_0_1 = Path(__file__).parent / "version_0_1"  # a run directory and a checkpoint that version 0.1 wrote
 
 # Under this variable a test that would skip for a missing part fails instead. Only a GPU may be missing.
+# Open MPI refuses to start as root; and waiting ranks yield, as there are more than cores.
+LAUNCHER_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
 STRICT = bool(os.environ.get("MPITRAIN_TEST_STRICT"))
 
 
@@ -63,13 +69,7 @@ def run(
     words: list[str], timeout: float = 60, env: dict[str, str] | None = None, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
     """Run a command; its output is text."""
-    environment = {
-        **os.environ,
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-        **(env or {}),
-    }
+    environment = {**os.environ, **LAUNCHER_ENVIRONMENT, **(env or {})}
     for attempt in range(3):
         done = _run_once(words, timeout, environment, cwd)
         if _NOT_LAUNCHED not in done.stdout + done.stderr:

@@ -1,0 +1,97 @@
+"""Answers to ``mpitrain stacks``: what each rank of a live run is doing, through files in the run directory.
+
+The command creates a folder in the run's ``logs``; every rank's reaper looks for it, and writes one file into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class RankStacks:
+    """What a rank is doing.
+
+    Attributes:
+        role: Such as ``worker 0``; empty while it starts.
+        state: The letter of its process's state in /proc.
+        doing: A description.
+        idle_s: Seconds since the rank began to do this.
+        waits_for: The rank that it waits for, if it waits for a single known one.
+        stacks: The Python stacks of its threads; empty if its process is stopped.
+    """
+
+    rank: int
+    role: str
+    host: str
+    pid: int
+    state: str
+    step: int
+    doing: str
+    idle_s: float
+    waits_for: int | None
+    stacks: str
+
+
+def is_asked(run_dir: Path, rank: int) -> bool:
+    """Return whether the stacks of a rank are asked for; called by its reaper."""
+    folder = _folder(run_dir)
+    # On a network file system, opening the directory makes the client look for new entries in it.
+    with contextlib.suppress(OSError):
+        os.close(os.open(folder.parent, os.O_RDONLY))
+    return folder.is_dir() and not _path(folder, rank).exists()
+
+
+def answer(run_dir: Path, stacks: RankStacks) -> None:
+    """Write a rank's answer; called by its reaper."""
+    path = _path(_folder(run_dir), stacks.rank)
+    partial = path.with_suffix(".partial")
+    with contextlib.suppress(OSError):  # the command may have ended
+        partial.write_text(json.dumps(asdict(stacks)), encoding="utf-8")
+        partial.replace(path)
+
+
+def ask(run_dir: Path, ranks: int, timeout_s: float) -> list[RankStacks]:
+    """Return the stacks of the ranks that answer within the timeout, in rank order.
+
+    Args:
+        ranks: Number of ranks of the run.
+
+    Raises:
+        OSError: The run directory cannot be written, or another process asks (FileExistsError).
+    """
+    folder = _folder(run_dir)
+    folder.mkdir()
+    try:
+        deadline = time.monotonic() + timeout_s
+        found: dict[Path, RankStacks] = {}
+        while len(found) < ranks and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            found |= dict(_answers(folder, found))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return sorted(found.values(), key=lambda stacks: stacks.rank)
+
+
+def _answers(folder: Path, known: dict[Path, RankStacks]) -> Iterator[tuple[Path, RankStacks]]:
+    for path in folder.glob("*.json"):
+        if path not in known:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                yield path, RankStacks(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def _folder(run_dir: Path) -> Path:
+    return run_dir / "logs" / ".stacks"
+
+
+def _path(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}.json"
