@@ -36,6 +36,7 @@ _RANKS_HELP = "Number of ranks.  [default: all slots of --hosts, or all tasks of
 _NETWORK_HELP = "Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name."
 _RESTARTS_HELP = "Restart from the newest checkpoint after a rank or host has died, at most N times."
 _MIN_RANKS_HELP = "Restart without lost hosts if the remaining hosts have slots for at least M ranks."
+_LINK_HELP = "End the ranks if another host has not answered for S seconds."
 _ENV_HELP = "Set a variable for the ranks; may be repeated."
 _ARGS_HELP = "Extra arguments for mpirun, quoted as in a shell."
 _AGENT_HELP = "Program that starts processes on other hosts.  [default: ssh]"
@@ -49,6 +50,9 @@ _LAUNCH = [
     flags.option("--launcher-args", default="", metavar="WORDS", help=_ARGS_HELP),
     flags.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help=_RESTARTS_HELP),
     flags.option("--min-ranks", type=click.IntRange(min=1), metavar="M", help=_MIN_RANKS_HELP),
+    flags.option(
+        "--link-timeout", type=click.FloatRange(min=5), default=30.0, show_default=True, metavar="S", help=_LINK_HELP
+    ),
     flags.option("--dry-run", is_flag=True, help="Print the command without running it."),
 ]
 

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from ..process import rank_status
+from ..process import host_watcher, rank_status
 from ..process.pid import is_alive
 from ..process.reaper import end_with_parent
 from .command_line import Command
+from .host_monitor import HostMonitor
 from .hosts import RemoteAgent, is_local
-from .lost_hosts import LostHostDetector
 from .output_filter import LauncherFilter
 
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL to the launcher
@@ -73,6 +73,7 @@ class Attempt:
     Args:
         ranks: Number of ranks to start; None if the launcher determines it.
         hosts: The hosts that the user named.
+        link_timeout_s: Seconds without an answer after which a host is lost.
 
     Attributes:
         pid: The launcher's process id. This and the attributes below are valid after ``run``.
@@ -80,6 +81,7 @@ class Attempt:
         output: The latest output of ranks and launcher, including what was filtered out.
         filtered_output: The launcher output that was not shown.
         statuses: The status records of all ranks that registered.
+        lost_hosts: Hosts that stopped answering, with the reason.
         unreachable: Hosts that could not be searched for leftover ranks, with the reason.
     """
 
@@ -91,10 +93,11 @@ class Attempt:
         run_dir: Path,
         agent: RemoteAgent,
         interrupts: Interrupts,
+        link_timeout_s: float,
     ) -> None:
         self._command, self._ranks, self._run_dir = command, ranks, run_dir
         self._others = [host for host in hosts if not is_local(host)]
-        self._agent, self._interrupts = agent, interrupts
+        self._agent, self._interrupts, self._link_timeout_s = agent, interrupts, link_timeout_s
         self._output = bytearray()
         self.filtered_output = ""
         self._terminated_at: float | None = None  # when SIGTERM was sent to the launcher
@@ -103,6 +106,7 @@ class Attempt:
         self.pid = self.status = 0
         self.statuses: list[rank_status.RankStatus] = []
         self.unreachable: dict[str, str] = {}
+        self.lost_hosts: dict[str, str] = {}
 
     def run(self) -> None:
         """Run the launcher until it ends, then kill all leftover ranks."""
@@ -129,7 +133,8 @@ class Attempt:
             ]
             for reader in readers:
                 reader.start()
-            stall, looked = LostHostDetector(self._ping_hosts, time.monotonic()), time.monotonic()
+            looked = time.monotonic()
+            monitor = HostMonitor(self._agent, self._others, self._run_dir, self._link_timeout_s)
             while process.poll() is None:
                 self._handle_signals(process)
                 if self._terminated_at is None and rank_status.any_killed(self._run_dir):
@@ -141,20 +146,29 @@ class Attempt:
                 look_s = _LOOK_S if self._stop_requested_at is None else 1.0
                 if self._terminated_at is None and time.monotonic() > looked + look_s:
                     looked = time.monotonic()
-                    self._check_progress(process, stall, looked)
+                    self._check_progress(process, looked)
+                self._check_hosts(process, monitor)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=_POLL_S)
-            stall.close()
+            monitor.close()
             for reader in readers:
                 reader.join(timeout=1)  # a leftover process may keep the pipe open
         return process.returncode
 
-    def _check_progress(self, process: subprocess.Popen[bytes], stall: LostHostDetector, now: float) -> None:
+    def _check_hosts(self, process: subprocess.Popen[bytes], monitor: HostMonitor) -> None:
+        """Report hosts that do not answer; end the launcher if one is lost."""
+        now = time.monotonic()
+        for line in monitor.news(now):
+            _say(f"mpitrain: {line}")
+        if self._terminated_at is None and (lost := monitor.lost(now)):
+            self.lost_hosts = dict.fromkeys(lost, f"no answer for {self._link_timeout_s:g} s")
+            self._terminated_at = now
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # it would wait for its daemon on the lost host
+
+    def _check_progress(self, process: subprocess.Popen[bytes], now: float) -> None:
         """End a launcher that hangs; repeat the stop request to ranks that have not ended."""
         statuses = rank_status.read(self._run_dir)
-        if self._others and stall.lost([(status.pid, status.step) for status in statuses], now):
-            self._end(process)
-            return
         ended = bool(statuses) and len(statuses) == self._ranks and all(e.done or e.ended_at for e in statuses)
         self._all_ended_at = (self._all_ended_at or now) if ended else None
         if self._all_ended_at is not None and now > self._all_ended_at + _OUTSTAYS_S:
@@ -195,9 +209,6 @@ class Attempt:
         self._terminated_at = time.monotonic()
         process.send_signal(signal.SIGTERM)
 
-    def _ping_hosts(self) -> dict[str, str]:
-        return self._agent.run_on_each((host, "true") for host in self._others)
-
     def _all_ranks_ready(self) -> bool:
         """Return whether every rank would save on a signal; before that there is nothing to save."""
         statuses = rank_status.read(self._run_dir)
@@ -227,12 +238,7 @@ class Attempt:
 
     def _kill_leftover_ranks_elsewhere(self) -> None:
         """Kill leftover ranks on other hosts, identified by their environment, and remove their temporary files."""
-        mark = shlex.quote(f"{rank_status.RUN_DIR_VARIABLE}={self._run_dir}")
-        command = (
-            "cd /proc && for p in [0-9]*; do "
-            f"tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -qxF {mark} && "
-            "tr '\\0' ' ' < $p/cmdline | grep -q -- '-m mpitrain train' && kill -9 $p; done; true"
-        )
+        command = shlex.join([sys.executable, host_watcher.__file__, "end", str(self._run_dir)])
         paths = [path for found in rank_status.read_temporary(self._run_dir).values() for path in found]
         if paths:
             command += f"; rm -rf {shlex.join(paths)}"

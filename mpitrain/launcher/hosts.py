@@ -175,6 +175,17 @@ class RemoteAgent:
         if Path(self._words[0]).name == "ssh":
             self._words += ["-o", "BatchMode=yes", "-o", "ConnectTimeout=8"]
 
+    def start(self, host: str, command: str) -> subprocess.Popen[bytes] | None:
+        """Start a shell command on a host; its standard input and output are pipes. None if the agent cannot be run."""
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        try:
+            # In a session of its own: the terminal's Ctrl-C must not end it.
+            return subprocess.Popen(
+                [*self._words, host, command], stdin=pipe, stdout=pipe, stderr=null, start_new_session=True
+            )
+        except OSError:
+            return None
+
     def run(self, host: str, command: str) -> str | None:
         """Run a shell command on a host; return None on success, else an error message."""
         try:

@@ -46,6 +46,7 @@ class Options:
     launcher_args: str = ""
     max_restarts: int = 0
     min_ranks: int | None = None
+    link_timeout: float = 30.0
     dry_run: bool = False
 
 
@@ -241,9 +242,13 @@ class _Supervisor:
                 break
             _say("the launcher failed to start; trying once more")
         if outcome.kind in ("failed", "not begun") and self._spec.hosts is not None and not self._interrupts.received:
-            silent = self._agent.unreachable(self._spec.hosts)
-            for host, error in silent.items():
-                _say(f"host {host} does not answer: {error}")
+            silent = attempt.lost_hosts or self._agent.unreachable(self._spec.hosts)
+            lines = [f"host {host} does not answer: {error}" for host, error in silent.items()]
+            if attempt.lost_hosts:
+                outcome = replace(outcome, reason="; ".join(lines))  # instead of how the launcher was ended
+            else:
+                for line in lines:
+                    _say(line)
             outcome = replace(outcome, gone=list(silent))
         if outcome.kind == "not begun" and not outcome.gone and attempt.filtered_output.strip():
             print(attempt.filtered_output.strip(), file=sys.stderr)  # the only explanation there is
@@ -256,7 +261,8 @@ class _Supervisor:
             ours[COLUMNS_VARIABLE] = str(columns)
         command = compose(launch.launcher, replace(spec, env={**spec.env, **ours}), launch.machine, self._arguments())
         hosts = [host.name for host in spec.hosts or ()]
-        return Attempt(command, spec.ranks, hosts, launch.run_dir, self._agent, self._interrupts)
+        link_timeout_s = launch.options.link_timeout
+        return Attempt(command, spec.ranks, hosts, launch.run_dir, self._agent, self._interrupts, link_timeout_s)
 
     def _arguments(self) -> list[str]:
         """Return the ranks' arguments; a restart resumes from the run's newest checkpoint, in the remaining time."""

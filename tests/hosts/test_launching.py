@@ -1,11 +1,10 @@
-"""``mpitrain run --hosts`` over three hosts: who died is named, lost hosts are gone on without, no process is left."""
+"""``mpitrain run --hosts`` over three hosts: who died is named, lost hosts are left out, no process is left."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,69 +13,19 @@ from typing import Protocol
 import pytest
 
 from mpitrain import checkpoint
-from mpitrain.process import rank_status
 from mpitrain.process.signals import STOPPED_EARLY
 
+from ..support.hosts.runs import FOREVER, Run
 from ..support.hosts.training import Hosts
-from ..support.launch import JOBS, ROOT, Mpi
-
-# Three hosts share this machine's cores, which Open MPI cannot know.
-FLAGS = ["--env", "OMPI_MCA_mpi_yield_when_idle=1"]
-JOB = [JOBS / "small.py", "--threads", "1", "--validate-steps", "0", "--log-steps", "0", "--save-secs", "0.3"]
-FOREVER = "100000000"
+from ..support.launch import Mpi
 
 
-class Run:
-    """``mpitrain run`` with a rank on each of three hosts, started from the first."""
-
-    def __init__(self, hosts: Hosts, mpi: Mpi, folder: Path, *flags: str, steps: str = FOREVER) -> None:
-        self.network, self.run_dir, self.gone = hosts.network, folder / "run", folder / "gone"
-        words = self.network.run(mpi.python, [1, 1, 1], *FLAGS, *flags, *JOB, "--train-steps", steps)
-        environment = {**os.environ, **self.network.environment, "MPITRAIN_TEST_GONE": str(self.gone)}
-        self.process = subprocess.Popen(
-            [*words, "--run-dir", str(self.run_dir)],
-            env=environment,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def wait_for_checkpoint(self) -> None:
-        deadline = time.monotonic() + 40
-        while not checkpoint.steps(self.run_dir / "checkpoints"):
-            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
-            time.sleep(0.02)
-
-    def wait_for_ranks(self, other_than: int = 0) -> list[rank_status.RankStatus]:
-        """The ranks, when all are training, and rank 1 is not the process that it was."""
-        deadline = time.monotonic() + 40
-        while True:
-            entries = rank_status.read(self.run_dir)
-            if len(entries) == 3 and entries[1].pid != other_than and all(entry.step for entry in entries):
-                return entries
-            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
-            time.sleep(0.02)
-
-    def end(self) -> tuple[int, str, list[str]]:
-        """Return the status, standard output and lines of standard error; no process is left on any host."""
-        try:
-            out, err = self.process.communicate(timeout=60)
-        finally:
-            self.process.kill()
-        deadline = time.monotonic() + 10
-        while left := [number for number in (1, 2, 3) if self.network.pids(number)]:
-            assert time.monotonic() < deadline, [_commands(self.network.pids(number)) for number in left]
-            time.sleep(0.05)
-        return self.process.returncode, out, [line for line in err.splitlines() if line]
-
-
-class InitialStateLoader(Protocol):
+class StartRun(Protocol):
     def __call__(self, mpi: Mpi, *flags: str, steps: str = FOREVER) -> Run: ...
 
 
 @pytest.fixture
-def runs(hosts: Hosts, tmp_path: Path) -> Iterator[InitialStateLoader]:
+def runs(hosts: Hosts, tmp_path: Path) -> Iterator[StartRun]:
     """Starts runs, which are gone after the test."""
     started: list[Run] = []
 
@@ -92,7 +41,7 @@ def runs(hosts: Hosts, tmp_path: Path) -> Iterator[InitialStateLoader]:
         hosts.network.kill(number)
 
 
-def test_a_lost_host_is_gone_on_without(runs: InitialStateLoader, mpi: Mpi) -> None:
+def test_a_run_continues_without_a_lost_host(runs: StartRun, mpi: Mpi) -> None:
     run = runs(mpi, "--max-restarts", "2", "--min-ranks", "2", steps="3000")
     run.wait_for_checkpoint()
     run.gone.write_text("2\n")
@@ -100,14 +49,14 @@ def test_a_lost_host_is_gone_on_without(runs: InitialStateLoader, mpi: Mpi) -> N
     status, out, err = run.end()
     assert status == 0, out + "\n".join(err)
     assert any("does not answer: ssh: connect to host h2" in line for line in err)
-    again = next(line for line in err if "1 s from step-" in line)
+    again = next(line for line in err if "restarting from step-" in line)
     assert "restart 1 of 2" in again and "2 ranks" in again and f"{run.network.net}.2" not in again
     table = [line.split() for line in (run.run_dir / "ranks.txt").read_text().splitlines()[1:]]
     assert [row[1] for row in table] == ["h1", "h3"]
     assert max(checkpoint.steps(run.run_dir / "checkpoints")) == 3000
 
 
-def test_a_rank_that_died_is_named_last(runs: InitialStateLoader, mpi: Mpi) -> None:
+def test_a_rank_that_died_is_named_last(runs: StartRun, mpi: Mpi) -> None:
     run = runs(mpi, "--max-restarts", "1")
     first = run.wait_for_ranks()[1].pid
     os.kill(first, signal.SIGSEGV)
@@ -124,7 +73,7 @@ def test_a_rank_that_died_is_named_last(runs: InitialStateLoader, mpi: Mpi) -> N
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_control_c_leaves_no_process_on_any_host(runs: InitialStateLoader, mpi: Mpi, times: int) -> None:
+def test_control_c_leaves_no_process_on_any_host(runs: StartRun, mpi: Mpi, times: int) -> None:
     run = runs(mpi)
     run.wait_for_ranks()
     for _ in range(times):
@@ -138,7 +87,7 @@ def test_control_c_leaves_no_process_on_any_host(runs: InitialStateLoader, mpi: 
     assert json.loads((run.run_dir / "status.json").read_text())["state"] == "stopped" or times == 2
 
 
-def test_a_host_that_does_not_answer_is_named(runs: InitialStateLoader, openmpi: Mpi, tmp_path: Path) -> None:
+def test_a_host_that_does_not_answer_is_named(runs: StartRun, openmpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "gone").write_text("3\n")
     run = runs(openmpi)
     status, _, err = run.end()
@@ -146,7 +95,3 @@ def test_a_host_that_does_not_answer_is_named(runs: InitialStateLoader, openmpi:
     there = f"host {run.network.net}.3 does not answer: ssh: connect to host h3 port 22: No route to host"
     assert err[-2:] == [f"mpitrain: {there}", err[-1]]
     assert not (run.run_dir / "ranks.txt").exists(), "no rank has started"
-
-
-def _commands(pids: list[int]) -> list[str]:
-    return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in pids]

@@ -53,6 +53,10 @@ class Hosts:
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
 
+    def set_link(self, number: int, state: str) -> None:
+        """Set the link between a host and the others ``up`` or ``down``."""
+        _ip("link", "set", f"{self.prefix}v{number}", state)
+
     def pids(self, number: int) -> list[int]:
         """The processes of a host."""
         return [int(pid) for pid in _ip("netns", "pids", f"{self.prefix}{number}").split()]

@@ -1,0 +1,53 @@
+"""A link between hosts that is lost, for a short time or for good."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..support.hosts.runs import Run
+from ..support.hosts.training import Hosts
+from ..support.launch import Mpi
+
+
+@pytest.fixture
+def run(hosts: Hosts, openmpi: Mpi, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
+    """A run on three hosts, whose links are up again after the test."""
+    started = Run(hosts, openmpi, tmp_path, *request.param)
+    yield started
+    hosts.network.set_link(2, "up")
+    started.process.kill()
+    started.process.wait(timeout=20)
+    for number in (1, 2, 3):
+        hosts.network.kill(number)
+    time.sleep(2)  # until the bridge forwards again
+
+
+@pytest.mark.parametrize("run", [("--link-timeout", "12"), ("--link-timeout", "12", "--mode", "local")], indirect=True)
+def test_a_lost_link_ends_the_run_on_all_hosts(run: Run) -> None:
+    run.wait_for_checkpoint()
+    run.network.set_link(2, "down")
+    status, _, err = run.end()
+    assert status == 1
+    host = f"host {run.network.net}.2"
+    assert [host in line for line in err if "answer" in line] == [True, True], err
+
+
+@pytest.mark.parametrize("run", [("--link-timeout", "30")], indirect=True)
+def test_training_continues_when_the_link_returns(run: Run) -> None:
+    run.wait_for_checkpoint()
+    run.network.set_link(2, "down")
+    time.sleep(11.5)
+    run.network.set_link(2, "up")
+    before = max(status.step for status in run.wait_for_ranks())
+    deadline = time.monotonic() + 60
+    while max(status.step for status in run.wait_for_ranks()) < before + 100:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    run.process.terminate()
+    status, _, err = run.end()
+    assert status == 75
+    assert [line for line in err if "has not answered" in line] and [line for line in err if "answers again" in line]

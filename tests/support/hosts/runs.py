@@ -1,0 +1,68 @@
+"""Runs on three hosts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from mpitrain import checkpoint
+from mpitrain.process import rank_status
+
+from ..launch import JOBS, ROOT, Mpi
+from .training import Hosts
+
+# Three hosts share this machine's cores, which Open MPI cannot know.
+FLAGS = ["--env", "OMPI_MCA_mpi_yield_when_idle=1"]
+JOB = [JOBS / "small.py", "--threads", "1", "--validate-steps", "0", "--log-steps", "0", "--save-secs", "0.3"]
+FOREVER = "100000000"
+
+
+class Run:
+    """``mpitrain run`` with a rank on each of three hosts, started from the first."""
+
+    def __init__(self, hosts: Hosts, mpi: Mpi, folder: Path, *flags: str, steps: str = FOREVER) -> None:
+        self.network, self.run_dir, self.gone = hosts.network, folder / "run", folder / "gone"
+        words = self.network.run(mpi.python, [1, 1, 1], *FLAGS, *flags, *JOB, "--train-steps", steps)
+        environment = {**os.environ, **self.network.environment, "MPITRAIN_TEST_GONE": str(self.gone)}
+        self.process = subprocess.Popen(
+            [*words, "--run-dir", str(self.run_dir)],
+            env=environment,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for_checkpoint(self) -> None:
+        deadline = time.monotonic() + 40
+        while not checkpoint.steps(self.run_dir / "checkpoints"):
+            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
+            time.sleep(0.02)
+
+    def wait_for_ranks(self, other_than: int = 0) -> list[rank_status.RankStatus]:
+        """The ranks, when all are training, and rank 1 is not the process that it was."""
+        deadline = time.monotonic() + 40
+        while True:
+            entries = rank_status.read(self.run_dir)
+            if len(entries) == 3 and entries[1].pid != other_than and all(entry.step for entry in entries):
+                return entries
+            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
+            time.sleep(0.02)
+
+    def end(self) -> tuple[int, str, list[str]]:
+        """Return the status, standard output and lines of standard error; no process is left on any host."""
+        try:
+            out, err = self.process.communicate(timeout=60)
+        finally:
+            self.process.kill()
+        deadline = time.monotonic() + 10
+        while left := [number for number in (1, 2, 3) if self.network.pids(number)]:
+            assert time.monotonic() < deadline, [_commands(self.network.pids(number)) for number in left]
+            time.sleep(0.05)
+        return self.process.returncode, out, [line for line in err.splitlines() if line]
+
+
+def _commands(pids: list[int]) -> list[str]:
+    return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in pids]
