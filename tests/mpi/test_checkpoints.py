@@ -110,7 +110,7 @@ def test_mpitrain_run_has_its_ranks_save(mpi: Mpi, number: signal.Signals, tmp_p
         finally:
             end_all(process, tmp_path)  # type: ignore[arg-type]
     assert process.returncode == STOPPED_EARLY, out + err
-    assert re.search(r" after step [\d,]+ .*: SIGUSR1$", out, re.MULTILINE)
+    assert re.search(r" after step [\d,]+ .*: requested$", out, re.MULTILINE)
     assert f"--run-dir {tmp_path}" in out.splitlines()[-1]
     first, line, last = err.split("\n")
     assert (first, last) == ("", "") and "Ctrl-C" in line
