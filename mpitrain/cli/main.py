@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,6 +157,8 @@ def _placement(**values: Any) -> int:
     request = _train(**values)
     job = request.make()
     config = request.config.merged({"batch_size": 1, "train_steps": job.train_steps})
+    if not config.servers.ps:
+        raise ConfigError("--ps 0: there is no server to place variables on; give --ps 1 or more")
     print(placement_table(make_plan(job, config, workers=2 + (config.parallel.backup_workers or 0))))
     return 0
 
@@ -274,7 +277,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ..training.rank import run_rank
 
         run_rank(lambda: _invoke(train_command(), arguments[1:]))
-    if arguments[:1] != ["run"] and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+    if arguments[:1] == ["run"]:
+        warnings.simplefilter("ignore", FutureWarning)  # rank 0 shows those that the job file causes
+    elif signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' installs its own handler
     commands: list[click.Command] = [RunCommand(), train_command(), SubmitCommand(), placement_command()]
     commands += [
@@ -304,6 +309,7 @@ def _invoke(command: click.Command, arguments: Sequence[str]) -> Any:
         print(error.format_message())
         return 0
     except click.ClickException as error:
-        raise ConfigError(" ".join(error.format_message().split())) from error
+        text = " ".join(error.format_message().split())
+        raise ConfigError(text[:1].lower() + text[1:]) from error
     except click.Abort:
         raise KeyboardInterrupt from None

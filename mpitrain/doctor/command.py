@@ -17,6 +17,8 @@ from ..errors import LaunchError
 from ..process.launcher_env import is_launched, launched_rank
 from .finding import Finding, as_json, exit_status, show
 
+_PIPE_COLUMNS = 1000
+
 
 @click.command("doctor")
 @click.option(
@@ -47,7 +49,8 @@ def doctor_command(ranks: int | None, run_dir: Path, json_: bool, timeout: int) 
     if json_:
         click.echo(as_json(findings))
     else:
-        show(findings, Console(highlight=False))
+        # Lines are wrapped for a terminal only.
+        show(findings, Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS))
     return exit_status(findings)
 
 

@@ -70,4 +70,4 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     )
 
 
-_WIDEST = 18  # width of the check names, to align the tables of all topics
+_WIDEST = 20  # width of the check names, to align the tables of all topics

@@ -74,7 +74,7 @@ def test_what_does_not_verify_is_reported_in_a_line(run_dir: Path, command: list
         (["export", "run", "--to", "npz", "--dtype", "bfloat16"], "--to npz "),
         (["export", "run", "--to", "npz", "--output", "a_file/x.npz"], "a_file/x.npz cannot be written"),
         (["export", "run", "--to", "npz", "--output", "run"], "mpitrain: run "),
-        (["diff", "run"], "Missing argument"),
+        (["diff", "run"], "missing argument"),
     ],
     ids=" ".join,
 )

@@ -142,7 +142,7 @@ def test_the_commands_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["nothing"], "mpitrain: nothing "),
         (["run", "run/../run"], "/run "),
         (["run", "-o", "none/x.html"], "none/x.html "),
-        ([], "Missing argument"),
+        ([], "missing argument"),
         (["--png", "empty"], "metrics"),
     ],
 )
