@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from ..core import activity
 from ..core.layout import Layout
 from ..errors import RankMismatch, UserError
 from ..plan.config import RunConfig
@@ -57,7 +58,9 @@ class Group:
             yield
         except Exception as caught:
             error = caught
-        if not self.comm.allreduce(error is not None, op=MPI.LOR):
+        with activity.waiting():
+            failed = self.comm.allreduce(error is not None, op=MPI.LOR)
+        if not failed:
             return
         failures = self.comm.allgather(
             None if error is None else (isinstance(error, UserError), type(error), str(error))
@@ -78,7 +81,8 @@ class Group:
 
     def any(self, value: bool) -> bool:
         """Return whether ``value`` is True on any rank. Collective over ``comm``."""
-        return self.comm.allreduce(value, op=MPI.LOR)
+        with activity.waiting():
+            return self.comm.allreduce(value, op=MPI.LOR)
 
     def _name_of(self, rank: int) -> str:
         """Return the name of the group's rank in messages. Collective over ``comm``."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
@@ -16,7 +19,8 @@ KINDS = tuple(
     "step load forward backward update average push pull wait serve save validate hooks compile start end done".split()
 )
 LONG_LIMIT_S = 1800.0  # for operations that take long, until ``set_limits`` is called
-_COUNT, _STEP, _DEPTH, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S = range(6)
+_WAIT = KINDS.index("wait")
+_COUNT, _STEP, _DEPTH, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP = range(7)
 _STACK, _STACK_WORDS = 8, 24
 _TEXT = 8 * (_STACK + _STACK_WORDS)  # byte offset
 _BYTES = 4096
@@ -31,8 +35,9 @@ class Activity:
     """What a process was doing at one moment.
 
     Attributes:
-        count: Grows with every activity that begins.
+        count: Grows with every activity that begins or ends.
         step: Number of completed steps.
+        steps: Number of those in this process, which may have resumed.
         kinds: The activities, the outermost first.
         waits_for: The rank that it waits for, if it waits for a single known one.
         limit_s: Seconds without progress after which it counts as hanging; 0 for never, None for the default.
@@ -42,6 +47,7 @@ class Activity:
 
     count: int
     step: int
+    steps: int
     kinds: tuple[str, ...]
     waits_for: int | None
     limit_s: float | None
@@ -73,6 +79,7 @@ class ActivityPage:
         return Activity(
             words[_COUNT],
             words[_STEP],
+            words[_STEP] - words[_FIRST_STEP],
             kinds,
             waits_for if waits_for >= 0 else None,
             None if limit_s < 0 else limit_s / 1e3,
@@ -88,7 +95,7 @@ def write_to(page: ActivityPage) -> None:
 
 
 def enter(kind: int) -> None:
-    """Mark the begin of an activity; ``kind`` is an index into ``KINDS``. Other threads' calls do nothing."""
+    """Mark the beginning of an activity; ``kind`` is an index into ``KINDS``. Other threads' calls do nothing."""
     global _depth
     if get_ident() == _thread:
         _depth += 1
@@ -104,10 +111,22 @@ def leave() -> None:
     if get_ident() == _thread:
         _depth -= 1
         _words[_DEPTH] = _depth
+        _words[_COUNT] += 1
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Mark that this process waits for the other ranks, such as in a collective operation."""
+    enter(_WAIT)
+    try:
+        yield
+    finally:
+        leave()
 
 
 def become(kind: str) -> None:
-    """Set the outermost activity, such as ``start``."""
+    """Set the outermost activity, such as ``start``; ``steps`` counts from now on."""
+    _words[_FIRST_STEP] = _words[_STEP]
     _words[_STACK] = KINDS.index(kind)
     _words[_COUNT] += 1
 
@@ -133,4 +152,15 @@ def describe(**facts: Any) -> None:
 
 def wait_for(rank: int | None) -> None:
     """Mark that this process waits for ``rank``; None: for no single known one."""
-    _words[_WAITS_FOR] = 0 if rank is None else rank + 1
+    word = 0 if rank is None else rank + 1
+    if get_ident() == _thread and _words[_WAITS_FOR] != word:
+        _words[_WAITS_FOR] = word
+        _words[_COUNT] += 1
+
+
+def _forget() -> None:
+    global _thread
+    _thread = 0
+
+
+os.register_at_fork(after_in_child=_forget)  # a child process must not write to the page of its parent

@@ -74,7 +74,9 @@ class KernelCache:
         target_context.refresh()
         path = self._path(sig, target_context.codegen())
         try:
-            content = path.read_bytes() if path is not None else b""
+            # The content is executed, so it must not be another user's.
+            own = path is not None and path.stat().st_uid in (0, os.geteuid())
+            content = path.read_bytes() if path is not None and own else b""
         except OSError:
             return None
         digest, payload = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from ..process import host_watcher, rank_status
-from ..process.pid import is_alive
+from ..process.pid import is_alive, pid_start, process_state
 from ..process.reaper import end_with_parent
 from .command_line import Command
 from .host_monitor import HostMonitor
@@ -27,11 +27,13 @@ from .output_filter import LauncherFilter
 
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL to the launcher
 _POLL_S = 0.05  # between two looks for signals and killed ranks
+_FLUSH_REMOTE_S = 0.3  # for output of ranks on other hosts to arrive
 _FLUSH_S = 0.05  # for the launcher to forward the output that ranks have written
 _LOOK_S = 5.0  # between two checks of the ranks' progress
 _STOP_S = 4.0  # without a rank that is busy, after ranks were asked to save and exit
 _OUTSTAYS_S = 30.0  # time for the launcher to exit after all ranks have ended
 _ONCE_S = 0.1  # a scheduler may signal each process of a job and also the whole process group
+_LAUNCHER_ENDS_S = 5.0  # for a launcher whose supervisor was killed to end its ranks
 _LISTED = 8  # ranks in a message
 _KEPT_BYTES = 200_000  # of the latest output
 
@@ -106,6 +108,7 @@ class Attempt:
         self.pid = self.status = 0
         self.statuses: list[rank_status.RankStatus] = []
         self.unreachable: dict[str, str] = {}
+        self._stopped_reapers: set[int] = set()  # process ids
         self.lost_hosts: dict[str, str] = {}
 
     def run(self) -> None:
@@ -133,42 +136,61 @@ class Attempt:
             ]
             for reader in readers:
                 reader.start()
-            looked = time.monotonic()
             monitor = HostMonitor(self._agent, self._others, self._run_dir, self._link_timeout_s)
-            while process.poll() is None:
-                self._handle_signals(process)
-                if self._terminated_at is None and rank_status.any_killed(self._run_dir):
-                    # The launcher would take half a second to end the other ranks.
-                    self._terminated_at = time.monotonic()
-                    time.sleep(_FLUSH_S)
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                look_s = _LOOK_S if self._stop_requested_at is None else 1.0
-                if self._terminated_at is None and time.monotonic() > looked + look_s:
-                    looked = time.monotonic()
-                    self._check_progress(process, looked)
-                self._check_hosts(process, monitor)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=_POLL_S)
-            monitor.close()
+            if self._others:
+                signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # while stopped by Ctrl-Z it would look like a lost link
+            try:
+                self._supervise(process, monitor)
+            finally:
+                monitor.close()
             for reader in readers:
                 reader.join(timeout=1)  # a leftover process may keep the pipe open
         return process.returncode
 
+    def _supervise(self, process: subprocess.Popen[bytes], monitor: HostMonitor) -> None:
+        """Handle signals, hangs and lost hosts until the launcher has ended."""
+        looked = time.monotonic()
+        while process.poll() is None:
+            self._handle_signals(process)
+            if self._terminated_at is None and rank_status.any_killed(self._run_dir):
+                # The launcher would take half a second to end the other ranks.
+                time.sleep(_FLUSH_REMOTE_S if self._others else _FLUSH_S)
+                self._kill(process)
+            look_s = _LOOK_S if self._stop_requested_at is None else 1.0
+            if self._terminated_at is None and time.monotonic() > looked + look_s:
+                looked = time.monotonic()
+                self._check_progress(process, looked)
+            self._check_hosts(process, monitor)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_POLL_S)
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill the launcher and what it has started on this host; on other hosts its daemons end the ranks."""
+        self._terminated_at = time.monotonic()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
     def _check_hosts(self, process: subprocess.Popen[bytes], monitor: HostMonitor) -> None:
         """Report hosts that do not answer; end the launcher if one is lost."""
-        now = time.monotonic()
-        for line in monitor.news(now):
+        for line in monitor.look():
             _say(f"mpitrain: {line}")
-        if self._terminated_at is None and (lost := monitor.lost(now)):
+        if self._terminated_at is None and (lost := monitor.lost()):
             self.lost_hosts = dict.fromkeys(lost, f"no answer for {self._link_timeout_s:g} s")
-            self._terminated_at = now
+            self._kill(process)  # it would wait for its daemon on the lost host
+
+    def _check_reapers(self, statuses: Sequence[rank_status.RankStatus]) -> None:
+        """End local ranks that nothing watches, because their reaper is stopped, also at the last look."""
+        stopped = {s.reaper: s.rank for s in statuses if is_local(s.host) and process_state(s.reaper) == "T"}
+        for reaper in stopped.keys() & self._stopped_reapers:
+            _say(f"mpitrain: process {reaper}, which watches rank {stopped[reaper]}, is stopped; ending the rank")
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # it would wait for its daemon on the lost host
+                os.kill(reaper, signal.SIGKILL)  # the kernel then kills the rank
+        self._stopped_reapers = set(stopped)
 
     def _check_progress(self, process: subprocess.Popen[bytes], now: float) -> None:
         """End a launcher that hangs; repeat the stop request to ranks that have not ended."""
         statuses = rank_status.read(self._run_dir)
+        self._check_reapers(statuses)
         ended = bool(statuses) and len(statuses) == self._ranks and all(e.done or e.ended_at for e in statuses)
         self._all_ended_at = (self._all_ended_at or now) if ended else None
         if self._all_ended_at is not None and now > self._all_ended_at + _OUTSTAYS_S:
@@ -180,7 +202,10 @@ class Attempt:
         """Repeat the request to save and exit; end the ranks if none can fulfil it."""
         assert self._stop_requested_at is not None
         doing = rank_status.read_activities(self._run_dir)
-        if len(doing) < ranks or any(activity.busy for activity in doing.values()):
+        interrupted = (
+            self._interrupts.received[0] == signal.SIGINT
+        )  # by a user who waits; a scheduler sets its own limit
+        if not interrupted or len(doing) < ranks or any(activity.busy for activity in doing.values()):
             self._stop_requested_at = now
         elif now > self._stop_requested_at + _STOP_S:
             _say(f"mpitrain: ending the ranks, which cannot save{_listed(doing)}")
@@ -260,11 +285,21 @@ def remove_temporary(run_dir: Path) -> None:
     """Remove the files that killed ranks have left on this host, outside the run directory."""
     for host, paths in rank_status.read_temporary(run_dir).items():
         for path in paths if is_local(host) else ():
-            if Path(path).is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
+                if os.lstat(path).st_uid != os.geteuid():
+                    continue
+                if not os.path.isdir(path):
                     os.unlink(path)
+                elif _has_ended(int(path.rpartition(".")[2])):
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _has_ended(launcher: int) -> bool:
+    """Return whether a launcher has ended; wait a while for one that is ending."""
+    deadline = time.monotonic() + _LAUNCHER_ENDS_S
+    while pid_start(launcher) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not pid_start(launcher)
 
 
 def _read(pipe: IO[bytes]) -> bytes:
@@ -278,6 +313,7 @@ def _read(pipe: IO[bytes]) -> bytes:
 def _begin() -> None:
     """Set up the launcher's process (runs between fork and exec)."""
     os.setpgid(0, 0)  # only this parent receives the terminal's Ctrl-C; it decides what to forward
+    signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     end_with_parent(signal.SIGTERM)  # lets the launcher end its ranks
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..process.rank_status import RankStatus
-from ..process.reaper import EXITED
+from ..process.reaper import EXITED, HANGS
 
 # Open MPI's launcher, 4 and 5; Intel MPI's; MPICH's.
 _OPEN_MPI_SIGNAL = re.compile(r"process rank (\d+)\s+with PID (\d+)\s+on node (\S+)\s+exited\s+on\s+signal (\d+)")
@@ -71,7 +71,7 @@ def recorded_exits(statuses: Sequence[RankStatus]) -> list[RankExit]:
     would record their exit.
     """
     bad = [status for status in statuses if status.ended_at and (status.signal or status.status)]
-    bad.sort(key=lambda status: (not status.hang, _is_secondary(status.signal), status.ended_at))
+    bad.sort(key=lambda status: (not status.hang, _is_secondary(status.signal, status.status), status.ended_at))
     return [RankExit(status.rank, status.pid, status.host, status.signal, status.status) for status in bad]
 
 
@@ -88,10 +88,12 @@ def is_secondary_error(status: RankStatus) -> bool:
 
 def is_secondary(rank_exit: RankExit) -> bool:
     """Return whether this exit can be a consequence of another rank's exit."""
-    return _is_secondary(rank_exit.signal)
+    return _is_secondary(rank_exit.signal, rank_exit.status)
 
 
-def _is_secondary(number: int) -> bool:
+def _is_secondary(number: int, status: int) -> bool:
+    if not number and status in (HANGS, EXITED):
+        return False
     return number in (0, signal.SIGABRT, signal.SIGTERM)
 
 

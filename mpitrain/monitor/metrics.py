@@ -43,13 +43,13 @@ class MetricsFile:
 
     def _append(self, line: bytes) -> None:
         """Append a line; the file never ends with a part of one."""
-        size = os.fstat(self._file.fileno()).st_size
         try:
+            size = os.fstat(self._file.fileno()).st_size
             if self._file.write(line) < len(line):
+                os.ftruncate(self._file.fileno(), size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._warned = False
         except OSError as error:
-            os.ftruncate(self._file.fileno(), size)
             if not self._warned:
                 self._warned = True
                 _log.warning("%s cannot be written: %s; training continues", self._path, error.strerror)

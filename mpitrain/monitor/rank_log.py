@@ -6,6 +6,7 @@ package use ``logging.getLogger(__name__)``; level DEBUG is for the file only.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -65,7 +66,8 @@ class RankLog:
         root = logging.getLogger()
         for handler in self._handlers:
             root.removeHandler(handler)
-            handler.close()
+            with contextlib.suppress(OSError):  # the disk is full
+                handler.close()
         if self._handlers:
             root.setLevel(self._level)
             logging.captureWarnings(False)

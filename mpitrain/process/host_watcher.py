@@ -25,15 +25,14 @@ def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
     """Answer heartbeats until standard input ends; end the run's ranks if no heartbeat arrives for ``timeout_s``.
 
     Args:
-        address: This host's address, at which it answers.
+        address: This host's IP address, at which it answers.
         token: Begins every heartbeat of this run.
     """
-    # The local end of the address's own family; a host name is resolved here.
     family, kind, protocol, _, target = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as answers:
         answers.bind(target)
         print(answers.getsockname()[1], flush=True)
-        heard_at = None
+        silent_s, looked_at, begun = 0.0, time.monotonic(), False
         while True:
             ready, _, _ = select.select([answers, sys.stdin], [], [], _POLL_S)
             if sys.stdin in ready and not os.read(sys.stdin.fileno(), 4096):
@@ -41,10 +40,13 @@ def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
             if answers in ready:
                 data, sender = answers.recvfrom(512)
                 if data.startswith(token):
-                    heard_at = time.monotonic()
+                    silent_s, begun = 0.0, True
                     with contextlib.suppress(OSError):  # the link may be down
                         answers.sendto(data, sender)
-            if heard_at is not None and time.monotonic() > heard_at + timeout_s:
+            now = time.monotonic()
+            silent_s += min(now - looked_at, 2 * _POLL_S)  # time in which this process was suspended does not count
+            looked_at = now
+            if begun and silent_s > timeout_s:
                 end_ranks(run_dir)
                 return
 

@@ -12,6 +12,7 @@ import json
 import logging
 import mmap
 import os
+import re
 import socket
 import tempfile
 import time
@@ -25,6 +26,9 @@ from .pid import pid_start
 RUN_DIR_VARIABLE = "MPITRAIN_RUN_DIR"  # the run directory in which the ranks of ``mpitrain run`` register
 _FOLDER = ".ranks"
 _ACTIVITY, _TEMPORARY, _KILLED = "activity-", "temporary-", "killed"  # names of the files that reapers write
+# Names of Open MPI, MPICH, Intel MPI and UCX in /dev/shm, and of Open MPI's session directory with its launcher's pid.
+_SEGMENT = re.compile(r"(sm_segment|vader_segment|osc_sm|osc_rdma|osc_ucx|mpich_shm|Intel_MPI|ucx_shm)[\w.:-]*")
+_SESSION = re.compile(r"ompi\.\d+")
 _STEP_DIGITS = 19
 _SIZE = 4096
 _LONGEST_ERROR = 1000
@@ -155,9 +159,9 @@ def record_end(run_dir: Path, rank: int, pid: int, signal: int, exit_status: int
     _rewrite(path, replace(status, ended_at=time.time(), signal=signal, status=exit_status))
 
 
-def record_activity(run_dir: Path, rank: int, activity: LongActivity | None) -> None:
+def record_activity(run_dir: Path, rank: int, doing: LongActivity | None) -> None:
     """Record what a rank has been doing for a while, None if it makes progress; called by its reaper."""
-    text = "" if activity is None else json.dumps(asdict(activity))
+    text = "" if doing is None else json.dumps(asdict(doing))
     with contextlib.suppress(OSError):
         (folder_of(run_dir) / f"{_ACTIVITY}{rank}").write_text(text, encoding="utf-8")
 
@@ -179,7 +183,7 @@ def record_killed(run_dir: Path) -> None:
 
 def any_killed(run_dir: Path) -> bool:
     """Return whether a signal has killed a rank; quick."""
-    return (folder_of(run_dir) / _KILLED).exists()
+    return os.path.exists(folder_of(run_dir) / _KILLED)
 
 
 def record_temporary(run_dir: Path, rank: int, paths: Iterable[str]) -> None:
@@ -200,8 +204,10 @@ def read_temporary(run_dir: Path) -> dict[str, list[str]]:
 
 
 def is_temporary(path: str) -> bool:
-    """Return whether ``path`` can be a temporary file of a rank or of its launcher."""
-    return Path(path).parent in (Path("/dev/shm"), Path(tempfile.gettempdir())) and ".." not in path
+    """Return whether ``path`` is named like a shared-memory segment of an MPI library, or like Open MPI's session."""
+    folder, _, name = path.rpartition("/")
+    patterns = {"/dev/shm": _SEGMENT, tempfile.gettempdir(): _SESSION}
+    return folder in patterns and patterns[folder].fullmatch(name) is not None
 
 
 def folder_of(run_dir: Path) -> Path:

@@ -17,6 +17,7 @@ import socket
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -32,8 +33,8 @@ _STACKS_SIGNAL = signal.SIGRTMIN + 7  # makes a rank write its Python stacks
 _POLL_S = 0.5
 _WHILE_S = 1.0  # an activity that lasts longer is recorded for ``mpitrain run``
 _WRITING_S = 1.0  # at most, for a rank to write its stacks
-_STOPPED = "tT"  # states in /proc
-_STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "in an uninterruptible system call"}
+_ENDING_S = 5.0  # at most, for the report and for the end of a killed rank
+_STATES = {"T": "stopped by a signal", "D": "in an uninterruptible system call"}
 
 
 def become_reaper(run_dir: Path | None, rank: int) -> None:
@@ -46,6 +47,7 @@ def become_reaper(run_dir: Path | None, rank: int) -> None:
     """
     end_with_parent(signal.SIGKILL)  # a killed launcher does not end its ranks
     launched = os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the launcher may have ignored it
     page, file = activity.ActivityPage(), os.memfd_create("stacks")
     child = os.fork()
     if child:
@@ -70,7 +72,7 @@ class _Reaper:
     def __init__(self, run_dir: Path | None, rank: int, child: int, page: activity.ActivityPage, file: int) -> None:
         self._run_dir, self._rank, self._child = run_dir, rank, child
         self._page, self._file, self._watchdog = page, file, Watchdog()
-        self._polls = 0
+        self._polls, self._printed = 0, ""
         self._temporary: set[str] = set()
         self._temporary_complete = False
         self._recorded: rank_status.LongActivity | None = None
@@ -86,7 +88,10 @@ class _Reaper:
             now = time.monotonic()
             if now >= polled_at + _POLL_S:
                 # Time in which the reaper could not run does not count: its rank may have been suspended, too.
-                self._watch(min(now - polled_at, 2 * _POLL_S))
+                try:
+                    self._watch(min(now - polled_at, 2 * _POLL_S))
+                except Exception as error:  # the rank must not end because it cannot be watched
+                    self._print_once(f"mpitrain: rank {self._rank} is not watched: {type(error).__name__}: {error}")
                 polled_at = now
         _, how = os.waitpid(self._child, 0)
         killed_by = os.WTERMSIG(how) if os.WIFSIGNALED(how) else 0
@@ -96,28 +101,37 @@ class _Reaper:
         self._end(killed_by, status)
 
     def _watch(self, elapsed_s: float) -> None:
+        """Look at the rank once; do not return if it hangs."""
         seen, state = self._page.read(), process_state(self._child)
+        if state == "t":
+            return  # in a debugger
         self._record_temporary(seen)
         self._answer(seen, state)
-        hangs = self._watchdog.hangs(seen, state in _STOPPED, elapsed_s)
-        doing = _describe(seen, state)
+        hangs = self._watchdog.hangs(seen, state == "T", elapsed_s)
         if self._watchdog.idle_s < _WHILE_S:
             self._record(None)
         else:
-            self._record(rank_status.LongActivity(doing, self._watchdog.is_busy(seen, state in _STOPPED)))
+            self._record(rank_status.LongActivity(_doing(seen, state), self._watchdog.is_busy(seen, state == "T")))
         if hangs:
-            hang = f"made no progress for {self._watchdog.idle_s:.0f} s: {doing}"
-            report = (
-                f"mpitrain: rank {self._rank}{_role(seen)} on {socket.gethostname()}, process {self._child}, {hang}"
-            )
-            with contextlib.suppress(OSError):
-                sys.stderr.write(f"{report}\n{textwrap.indent(self._read_stacks(), '  ')}")
-                sys.stderr.flush()
-            if self._run_dir is not None:
-                rank_status.record_hang(self._run_dir, self._rank, self._child, hang)
-            os.kill(self._child, signal.SIGKILL)
-            os.waitpid(self._child, 0)
-            self._end(0, HANGS)
+            self._end_hanging(seen, state)
+
+    def _end_hanging(self, seen: activity.Activity, state: str) -> None:
+        """Report the rank, and end it and this process."""
+        hang = f"made no progress for {self._watchdog.idle_s:.0f} s: {_doing(seen, state)}"
+        role = f" ({seen.facts['role']})" if "role" in seen.facts else ""
+        report = f"mpitrain: rank {self._rank}{role} on {socket.gethostname()}, process {self._child}, {hang}"
+        report += "\n" + textwrap.indent(self._read_stacks(), "  ")
+        if self._run_dir is not None:
+            rank_status.record_hang(self._run_dir, self._rank, self._child, hang)
+        os.kill(self._child, signal.SIGKILL)
+        # In a thread, as standard error may be a full pipe.
+        writing = threading.Thread(target=_print_error, args=(report,), daemon=True)
+        writing.start()
+        writing.join(_ENDING_S)
+        deadline = time.monotonic() + _ENDING_S  # a process in an uninterruptible system call does not end
+        while os.waitpid(self._child, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._end(0, HANGS)
 
     def _answer(self, seen: activity.Activity, state: str) -> None:
         """Answer ``mpitrain stacks``."""
@@ -125,9 +139,9 @@ class _Reaper:
         run_dir = seen.facts.get("run_dir")
         if run_dir is None or self._polls % 2 or not stacks.is_asked(Path(run_dir), self._rank):
             return
-        found = self._read_stacks() if state not in _STOPPED else ""
+        found = self._read_stacks() if state != "T" else ""
         about = (self._rank, seen.facts.get("role", ""), socket.gethostname(), self._child, state, seen.step)
-        doing = (_describe(seen, state), self._watchdog.idle_s, seen.waits_for)
+        doing = (_doing(seen, state), self._watchdog.idle_s, seen.waits_for)
         stacks.answer(Path(run_dir), stacks.RankStacks(*about, *doing, found))
 
     def _record_temporary(self, seen: activity.Activity) -> None:
@@ -135,11 +149,16 @@ class _Reaper:
         if self._run_dir is None or self._temporary_complete:
             return
         self._temporary_complete = seen.kinds[:1] != ("start",)
-        found = mapped_files(self._child, "/dev/shm/")
-        found.add(f"{tempfile.gettempdir()}/ompi.{os.getppid()}")
+        found = {*mapped_files(self._child, "/dev/shm/"), f"{tempfile.gettempdir()}/ompi.{os.getppid()}"}
+        found = set(filter(rank_status.is_temporary, found))
         if found != self._temporary:
             self._temporary = found
             rank_status.record_temporary(self._run_dir, self._rank, found)
+
+    def _print_once(self, line: str) -> None:
+        if line != self._printed:
+            self._printed = line
+            _print_error(line + "\n")
 
     def _record(self, doing: rank_status.LongActivity | None) -> None:
         if self._run_dir is not None and doing != self._recorded:
@@ -177,10 +196,11 @@ class _Reaper:
         os._exit(status)
 
 
-def _describe(seen: activity.Activity, state: str) -> str:
+def _doing(seen: activity.Activity, state: str) -> str:
     return f"{_STATES[state]}, {describe(seen)}" if state in _STATES else describe(seen)
 
 
-def _role(seen: activity.Activity) -> str:
-    role = seen.facts.get("role")
-    return f" ({role})" if role else ""
+def _print_error(text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()

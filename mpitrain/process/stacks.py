@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _POLL_S = 0.1
+_ABANDONED_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def is_asked(run_dir: Path, rank: int) -> bool:
     # On a network file system, opening the directory makes the client look for new entries in it.
     with contextlib.suppress(OSError):
         os.close(os.open(folder.parent, os.O_RDONLY))
-    return folder.is_dir() and not _path(folder, rank).exists()
+    return os.path.isdir(folder) and not os.path.exists(_path(folder, rank))  # no error counts, such as ESTALE
 
 
 def answer(run_dir: Path, stacks: RankStacks) -> None:
@@ -70,6 +71,9 @@ def ask(run_dir: Path, ranks: int, timeout_s: float) -> list[RankStacks]:
         OSError: The run directory cannot be written, or another process asks (FileExistsError).
     """
     folder = _folder(run_dir)
+    with contextlib.suppress(OSError):
+        if time.time() - folder.stat().st_mtime > _ABANDONED_S:  # its process was killed
+            shutil.rmtree(folder)
     folder.mkdir()
     try:
         deadline = time.monotonic() + timeout_s

@@ -7,10 +7,11 @@ import math
 from ..core.activity import Activity
 
 SHORTEST_LIMIT_S = 60.0  # of the default limit
-HOOK_LIMIT_S = 600.0  # the default in hooks: users' hooks may do anything, at some steps only
-_STEPS_OF_LIMIT = 10  # the default limit in multiples of the longest activity so far
-_USUAL_S, _TIMES_USUAL = 5.0, 3  # an activity that takes longer, and longer than so many times the longest, is unusual
-_MEASURED_STEPS = 2  # after which that multiple is known
+PATIENT_LIMIT_S = 600.0  # the same in hooks, which may do anything, and for file systems, which may fail over
+_TIMES_LONGEST = 10  # the default limit, in multiples of the longest activity so far
+_USUAL_S, _TIMES_USUAL = 5.0, 3  # an activity is unusual if it takes more than both: seconds, multiples of the longest
+_MEASURED_STEPS = 2  # after which the longest activity is known
+_PATIENT = {"hooks", "load"}
 _LONG = {"start", "end", "done", "compile", "save", "validate"}
 _WAITING = {"average", "push", "pull", "wait", "step"}
 _DOING = {
@@ -58,7 +59,7 @@ class Watchdog:
         if before is not None and seen.count == before.count:
             self.idle_s += elapsed_s
         else:
-            if before is not None and not is_waiting(before) and not _is_long(before):
+            if before is not None and not _is_long(before) and not is_waiting(before):
                 self._longest_s = max(self._longest_s, self.idle_s)
             self.idle_s = 0.0
         return self.idle_s > self.limit_s(seen, stopped)
@@ -75,15 +76,13 @@ class Watchdog:
             return math.inf
         limit_s = seen.limit_s
         if limit_s is None:
-            shortest_s = HOOK_LIMIT_S if "hooks" in seen.kinds else SHORTEST_LIMIT_S
-            limit_s = max(shortest_s, _STEPS_OF_LIMIT * self._longest_s)
+            shortest_s = SHORTEST_LIMIT_S if _PATIENT.isdisjoint(seen.kinds) else PATIENT_LIMIT_S
+            limit_s = max(shortest_s, _TIMES_LONGEST * self._longest_s)
         if stopped:
             return limit_s
         if is_waiting(seen):
             return max(limit_s, 2 * seen.long_limit_s)
-        if _is_long(seen) or (seen.limit_s is None and seen.step < _MEASURED_STEPS):
-            return max(limit_s, seen.long_limit_s)
-        return limit_s
+        return max(limit_s, seen.long_limit_s) if _is_long(seen) else limit_s
 
 
 def is_waiting(seen: Activity) -> bool:
@@ -92,7 +91,8 @@ def is_waiting(seen: Activity) -> bool:
 
 
 def _is_long(seen: Activity) -> bool:
-    return not _LONG.isdisjoint(seen.kinds)
+    """Return whether the activity is expected to be long: by default the first steps are, too."""
+    return not _LONG.isdisjoint(seen.kinds) or (seen.limit_s is None and seen.steps < _MEASURED_STEPS)
 
 
 def describe(seen: Activity) -> str:

@@ -12,6 +12,8 @@ from ..monitor.trace import span
 from ..plan.plan import Plan
 from ..strategy.base import Strategy
 
+_WAIT = span("wait")
+
 
 class Evaluator:
     """Evaluates the parameters, or their moving averages if there are any.
@@ -32,11 +34,14 @@ class Evaluator:
         workers, count = self._workers, len(self._loader)
         start, stop = (count * (workers.rank + i) // workers.size for i in (0, 1))
         strategy, model = self._strategy, self._model
-        model.bind(strategy.vector(self._vector), strategy.grads)
+        with _WAIT:
+            vector = strategy.vector(self._vector)
+        model.bind(vector, strategy.grads)
         own = self._measure(start, stop)
         model.bind(strategy.params, strategy.grads)
         all_workers = np.empty((workers.size, 3))
-        workers.Allgather(own, all_workers)
+        with _WAIT:
+            workers.Allgather(own, all_workers)
         loss, correct, batches = all_workers.sum(axis=0).tolist()
         found = {"validation_loss": loss / count}
         return {**found, "validation_accuracy": correct / count} if batches else found

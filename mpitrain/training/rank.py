@@ -36,6 +36,7 @@ from ..monitor import worker_stats
 from ..monitor.console import Console, describe, terminal_columns
 from ..monitor.format import format_table
 from ..monitor.metrics import MetricsFile
+from ..monitor.trace import span
 from ..plan.config import RunConfig, plain
 from ..plan.hook import Hook
 from ..plan.job import Job
@@ -114,7 +115,8 @@ def run_rank(parse: Callable[[], TrainRequest]) -> NoReturn:
         sys.exit(1)
     rank_status.set_done(stopped=status == STOPPED_EARLY)
     sys.stdout.flush()
-    cluster.comm.Barrier()  # a launcher may kill the other ranks as soon as one exits with a nonzero status
+    with span("wait"):
+        cluster.comm.Barrier()  # a launcher may kill the other ranks as soon as one exits with a nonzero status
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # the launcher may send these while MPI finalizes
     sys.exit(status)
@@ -192,7 +194,9 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
 def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan) -> None:
     """Run a parameter server."""
     store = Store(cluster, plan, InitialStateLoader(cluster, plan, job.model, resume_plan))
+    activity.become("wait")  # between requests
     Server(store).serve()  # ends when the workers report that they have saved, also after a signal
+    activity.become("end")
     store.free()
 
 

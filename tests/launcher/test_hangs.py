@@ -15,7 +15,7 @@ from mpitrain.process.stacks import RankStacks, ask
 from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, Mpi, one_line, run
 
 JOB = JOBS / "hanging.py"
-LIMIT = ("--hang-timeout", "2")
+LIMIT = ("--hang-timeout", "4")
 FRAMES = {"loop": "in forward", "sleep": "in after_step", "stop": ""}
 
 

@@ -164,7 +164,7 @@ def test_preempted_and_resumed_is_never_having_been_preempted(site: Site, openmp
     assert site.cluster.wait(job.number) == "COMPLETED", job.log()
     assert site.cluster.state_of(taken.stdout.strip()) == "COMPLETED"
     log = job.log()
-    assert len(re.findall(r" after step [\d,]+.*: SIG", log)) == 1
+    assert len(re.findall(r" after step [\d,]+.*: (?:SIG|requested)", log)) == 1
     assert log.count("resumed from") == 1
     stopped = int(re.findall(r"at step (\d+) of 250;", log)[0])
     assert 20 <= stopped < 250

@@ -11,21 +11,36 @@ import pytest
 from mpitrain.core import activity
 from mpitrain.core.activity import KINDS, Activity, ActivityPage
 from mpitrain.monitor.trace import span
-from mpitrain.process.watchdog import HOOK_LIMIT_S, SHORTEST_LIMIT_S, Watchdog, describe
+from mpitrain.process.watchdog import PATIENT_LIMIT_S, SHORTEST_LIMIT_S, Watchdog, describe
 
 LIMIT_S, LONG_S = 100.0, 1000.0
 SEEN = Activity(
-    count=5, step=7, kinds=("wait", "step", "forward"), waits_for=None, limit_s=LIMIT_S, long_limit_s=LONG_S, facts={}
+    count=5,
+    step=7,
+    steps=7,
+    kinds=("wait", "step", "forward"),
+    waits_for=None,
+    limit_s=LIMIT_S,
+    long_limit_s=LONG_S,
+    facts={},
 )
 
 
 def limit(seen: Activity, stopped: bool = False) -> float:
     """The first second at which a process that makes no progress hangs."""
-    watchdog = Watchdog()
+    watchdog = after_steps()
     for second in range(10_000):
         if watchdog.hangs(seen, stopped, 1.0):
             return second - 1
     return math.inf
+
+
+def after_steps() -> Watchdog:
+    """A watchdog that has seen three quick steps."""
+    watchdog = Watchdog()
+    for step in range(4):
+        assert not watchdog.hangs(replace(SEEN, count=step), False, 1.0)
+    return watchdog
 
 
 @pytest.mark.parametrize(
@@ -56,14 +71,54 @@ def test_a_rank_that_waits_for_another_is_not_blamed() -> None:
 def test_the_default_limit_follows_the_longest_activity() -> None:
     seen = replace(SEEN, limit_s=None)
     assert limit(seen) == SHORTEST_LIMIT_S
-    assert limit(replace(seen, kinds=("wait", "hooks"))) == HOOK_LIMIT_S
-    assert limit(replace(seen, step=0)) == LONG_S  # how long a step takes is not known yet
-    watchdog = Watchdog()
+    assert limit(replace(seen, kinds=("wait", "hooks"))) == PATIENT_LIMIT_S
+    assert limit(replace(seen, kinds=("wait", "step", "load"))) == PATIENT_LIMIT_S
+    watchdog = after_steps()
     for second in range(300):
         # 20 s per activity; what is slow in validation or while waiting does not count.
         kinds = SEEN.kinds if second < 100 else ("wait", "hooks", "validate") if second < 200 else ("wait",)
-        assert not watchdog.hangs(replace(seen, count=second // (20 if second < 100 else 100), kinds=kinds), False, 1.0)
+        now = replace(SEEN, count=10 + second // (20 if second < 100 else 100), kinds=kinds)
+        assert not watchdog.hangs(now, False, 1.0)
     assert watchdog.limit_s(seen, False) == pytest.approx(200, abs=11)
+
+
+def test_the_first_steps_may_take_long_by_default() -> None:
+    """However long they take, they do not count."""
+    watchdog, seen = Watchdog(), replace(SEEN, limit_s=None)
+    for second in range(900):
+        assert not watchdog.hangs(replace(seen, count=second // 450, steps=second // 450), False, 1.0)
+    assert watchdog.limit_s(replace(seen, steps=1), False) == LONG_S
+    assert watchdog.limit_s(replace(seen, steps=2), False) == SHORTEST_LIMIT_S
+
+
+def test_the_end_of_a_long_activity_is_progress() -> None:
+    page = ActivityPage()
+    child = os.fork()
+    if not child:
+        activity.write_to(page)
+        with span("validate"):
+            before = page.read().count
+        os._exit(page.read().count - before)
+    _, how = os.waitpid(child, 0)
+    assert os.WEXITSTATUS(how) == 1
+
+
+def test_a_child_of_a_rank_does_not_write_to_its_page() -> None:
+    page = ActivityPage()
+    child = os.fork()
+    if not child:
+        activity.write_to(page)
+        before = page.read()
+        grandchild = os.fork()
+        with span("load"):
+            activity.wait_for(3)
+        if not grandchild:
+            os._exit(0)
+        os.waitpid(grandchild, 0)
+        activity.wait_for(None)
+        os._exit(page.read().count - before.count)
+    _, how = os.waitpid(child, 0)
+    assert os.WEXITSTATUS(how) == 4
 
 
 def test_any_new_activity_is_progress() -> None:
@@ -88,7 +143,7 @@ def test_a_process_reads_another_ones_activity() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     seen = page.read()
-    assert seen == Activity(4, 11, ("wait", "step", "forward"), 0, 0.25, 7, {"role": "worker 3"})
+    assert seen == Activity(6, 11, 11, ("wait", "step", "forward"), 0, 0.25, 7, {"role": "worker 3"})
     assert describe(seen) == "waiting for rank 0"
 
 

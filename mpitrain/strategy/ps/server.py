@@ -16,6 +16,7 @@ import numpy as np
 from ...comm.backoff import LONG
 from ...comm.mpi import MPI
 from ...comm.rpc import EMPTY, unpack
+from ...core import activity
 from ...core.layout import Array
 from ...monitor.trace import span
 from .coordinator import WAIT, CoordinatorMemory
@@ -74,6 +75,7 @@ class Server:
     def _answer(self, client: int, kind: Kind, fields: tuple[Any, ...]) -> None:
         """Reply to a request with these fields, or defer the reply in ``_deferred``."""
         getattr(self, f"_{kind.name.lower()}")(client, *fields)
+        activity.set_step(self._shard.version)
 
     def _reply(
         self, client: int, message: Array = EMPTY, vector: Array | None = None, rows: Array | None = None

@@ -1,0 +1,107 @@
+"""Injects hangs into runs, and checks that each is reported in time with the right rank and reason.
+
+    python bench/hangs.py [COUNT] [--hosts]
+
+Each run hangs at random: the kind (an endless loop in a layer, a sleep in a hook, SIGSTOP), the rank (chief, worker,
+server) and the mode. With --hosts the ranks are on three hosts, made of network namespaces (needs root and iproute2).
+Prints one line per hang, and a summary: how many were reported with the right rank, and the longest time to the report
+beyond --hang-timeout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from mpitrain.process import rank_status  # noqa: E402
+from tests.support.hosts.network import Hosts, make_hosts  # noqa: E402
+
+JOB = ROOT / "tests" / "support" / "jobs" / "hanging.py"
+LIMIT_S = 5.0
+MODES = {
+    "sync": (),
+    "local": ("--mode", "local"),
+    "async": ("--mode", "async"),
+    "ssp, server": ("--mode", "ssp", "--ps", "1", "--ps-placement", "first"),
+    "backup": ("--mode", "backup"),
+}
+WORDS = {"loop": "in the forward pass", "sleep": "in a hook", "stop": "stopped by a signal"}
+
+
+def hang(mode: str, kind: str, rank: int, hosts: Hosts | None, folder: Path) -> tuple[bool, float, str]:
+    """Return whether the hang was reported correctly, the seconds from the hang to the report, and the report."""
+    by_signal = kind == "stop"  # from here, so that any rank can be stopped at any time
+    words = [str(JOB), "--kind", "none" if by_signal else kind, "--rank", str(rank), "--steps", "1000000"]
+    words += ["--hang-timeout", str(LIMIT_S), "--log-steps", "0", "--run-dir", str(folder), *MODES[mode]]
+    if hosts is None:
+        command, environment = [sys.executable, "-m", "mpitrain", "run", "-n", "3", *words], dict(os.environ)
+    else:
+        command = hosts.run(Path(sys.executable), [1, 1, 1], *words)
+        environment = {**os.environ, **hosts.environment}
+    began = None
+    report = ""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True
+    ) as run:
+        deadline = time.monotonic() + 60
+        while run.poll() is None and time.monotonic() < deadline:
+            statuses = {status.rank: status for status in rank_status.read(folder)}
+            steps = [status.step for status in statuses.values()]
+            if len(statuses) == 3 and max(steps) >= 20:
+                if by_signal:
+                    os.kill(statuses[rank].pid, signal.SIGSTOP)
+                began = time.monotonic()
+                break
+            time.sleep(0.02)
+        assert run.stderr is not None
+        seconds = float("nan")
+        for line in run.stderr:
+            if "made no progress" in line and not report:
+                report, seconds = line.strip(), time.monotonic() - (began or 0)
+        run.wait(timeout=60)
+    named = re.search(r"rank (\d+)", report)
+    right = named is not None and int(named[1]) == rank and WORDS[kind] in report
+    return right, seconds, report
+
+
+def main() -> None:
+    """Inject the hangs, and print the summary."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int, nargs="?", default=10)
+    parser.add_argument("--hosts", action="store_true")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    draw = random.Random(given.seed)
+    context = make_hosts(Path(sys.executable), 3) if given.hosts else nullcontext(None)
+    correct, longest_s = 0, 0.0
+    with context as hosts, tempfile.TemporaryDirectory() as folder:
+        for number in range(given.count):
+            mode, kind = draw.choice(list(MODES)), draw.choice(list(WORDS))
+            first = 1 if "--ps" in MODES[mode] and kind != "stop" else 0  # a server computes no layer and calls no hook
+            rank = draw.randrange(first, 3)
+            right, seconds, report = hang(mode, kind, rank, hosts, Path(folder, str(number)))
+            correct += right
+            longest_s = max(longest_s, seconds) if right else longest_s
+            print(
+                f"{number:3d}  {mode:12} {kind:6} rank {rank}  {seconds:5.1f} s  {'ok' if right else report!r}",
+                flush=True,
+            )
+    print(
+        f"{correct} of {given.count} reported correctly; the longest took {longest_s - LIMIT_S:.1f} s beyond the limit"
+    )
+
+
+if __name__ == "__main__":
+    main()
