@@ -1,8 +1,9 @@
 """Compiled kernels on disk, so that only the first run on a machine compiles them.
 
-Numba's own cache is not safe here. It lies beside the sources, which keeps an uninstalled package importable; and two
-processes that compile different signatures of a function at the same time can store both under one name, after which a
-third process loads the wrong one. This cache lies in the user's cache directory and has one file per signature.
+Numba's own cache is not safe here. It lies in the folders of the sources, which keeps an uninstalled package
+importable. And two processes that compile different signatures of a function at the same time can store both under one
+name, after which a third process loads the wrong one. This cache lies in the user's cache directory and has one file
+per signature.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Device:
 
     Attributes:
         places: Arguments for ``launch.use``; all must give the same bits.
-        put: Copies an array there, to an address that is so many elements after an aligned one.
+        put: Copies an array there, to an address this number of elements after an aligned one.
         get: Copies one from there.
     """
 
@@ -46,7 +46,7 @@ class Device:
         """What the function returns, if anything, and then its arrays as it left them; ``BUFFER`` makes new ones.
 
         Args:
-            shift: Arrays begin so many elements after an aligned address.
+            shift: Arrays begin this number of elements after an aligned address.
         """
         runs = [self._run(place, name, arguments, shift) for place in self.places]
         for other in runs[1:]:
