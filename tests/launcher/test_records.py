@@ -1,4 +1,4 @@
-"""What whole runs leave beside metrics and checkpoints: status, logs, events, traces; and the commands that show it."""
+"""What runs write besides metrics and checkpoints: status, logs, events, traces; and the commands that show it."""
 
 from __future__ import annotations
 

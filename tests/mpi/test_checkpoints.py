@@ -233,7 +233,7 @@ def test_init_from_takes_what_fits(openmpi: Mpi, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def four_workers(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 2 steps of 4 workers, 3 examples each; beside it, under ``whole``, the same to the epoch's end."""
+    """A run of 2 steps of 4 workers, 3 examples each; and under ``whole`` the same to the epoch's end."""
     folder = tmp_path_factory.mktemp("four")
     for name, last in (("run", "2"), ("whole", "5")):
         resharding(openmpi, 4, folder / name, "3", last)

@@ -39,7 +39,7 @@ def step_of(job: Submitted) -> int:
 
 @pytest.fixture(scope="module")
 def limited(site: Site, openmpi: Mpi) -> Submitted:
-    """A job whose time is not enough; it takes a minute, beside the other tests."""
+    """A job whose time is not enough; it takes a minute, in parallel with the other tests."""
     flags = ["--pause", "0.1", "--train-steps", "650", "--log-steps", "50"]
     return site.submit(openmpi, "limited", "--time", "1", "--signal-secs", "0", SLOW, *flags)
 

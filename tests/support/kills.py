@@ -30,7 +30,7 @@ TIMEOUT_S = 120
 
 
 class Killer:
-    """Runs that are killed and resumed until so many kills have been made.
+    """Runs that are killed and resumed until the requested number of kills is reached.
 
     Attributes:
         counts: What happened, by name.

@@ -27,7 +27,7 @@ class Hosts:
         return {"MPITRAIN_TEST_HOSTS": self.prefix}
 
     def launch(self, ranks: list[int], words: list[str]) -> list[str]:
-        """The command line that runs ``words`` on so many ranks of each host, started from the first."""
+        """The command line that runs ``words`` on this number of ranks of each host, started from the first."""
         hosts = ",".join(f"{self.net}.{i}:{n}" for i, n in enumerate(ranks, 1))
         network = f"{self.net}.0/24"
         start = self.on_first()

@@ -54,15 +54,15 @@ def job(*, kind: str = "sleep", rank: int = 1, steps: int = 2000) -> Job:
         kind: loop, sleep, stop, exit (with status 0), or none.
         rank: The rank that hangs.
     """
-    mine = launched_rank(os.environ) == rank
+    hangs = launched_rank(os.environ) == rank
     rng = np.random.default_rng(0)
     x = rng.standard_normal((600, 8)).astype(np.float32)
     return Job(
-        model=nn.Sequential(Endless(STEP if mine and kind == "loop" else 0), nn.Dense(8, 3)),
+        model=nn.Sequential(Endless(STEP if hangs and kind == "loop" else 0), nn.Dense(8, 3)),
         loss=nn.SoftmaxCrossEntropy(),
         optimizer=optim.sgd(0.1),
         train=data.from_arrays(x, rng.integers(0, 3, 600)),
         batch_size=10,
         train_steps=steps,
-        hooks=[Hang(kind if mine else "none")],
+        hooks=[Hang(kind if hangs else "none")],
     )
