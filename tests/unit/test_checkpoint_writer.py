@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mpitrain import checkpoint
 from mpitrain.checkpoint import Snapshot
 from mpitrain.checkpoint.writer import CheckpointWriter, Write
 from mpitrain.core.layout import Layout
+from mpitrain.training.checkpointing import WrittenCheckpoints
 
 LAYOUT = Layout.pack([("a", (1000,), "param")])
 
@@ -134,3 +136,20 @@ def test_old_checkpoints_are_removed(tmp_path: Path) -> None:
         writer.save(snapshot_of(step))
     writer.close()
     assert [*checkpoint.steps(tmp_path)] == [5, 4]
+
+
+def test_an_unexpected_error_of_a_background_save_ends_the_next_step(tmp_path: Path) -> None:
+    def write(snapshot: Snapshot) -> None:
+        raise ValueError("on purpose")
+
+    writer = make(tmp_path, background=True, write=write)
+    checkpoints = WrittenCheckpoints(writer)
+    checkpoints.save(snapshot_of(1))
+    deadline = time.monotonic() + 10
+    while writer.busy:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    with pytest.raises(ValueError, match="on purpose"):
+        checkpoints.progress()
+    checkpoints.progress()
+    checkpoints.close()
