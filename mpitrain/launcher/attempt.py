@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from ..process import host_watcher, rank_status
-from ..process.pid import is_alive, pid_start, process_state
+from ..process.pid import is_alive, process_state
 from ..process.reaper import end_with_parent
 from .command_line import Command
 from .host_monitor import HostMonitor
@@ -33,7 +34,6 @@ _LOOK_S = 5.0  # between two checks of the ranks' progress
 _STOP_S = 4.0  # without a rank that is busy, after ranks were asked to save and exit
 _OUTSTAYS_S = 30.0  # time for the launcher to exit after all ranks have ended
 _ONCE_S = 0.1  # a scheduler may signal each process of a job and also the whole process group
-_LAUNCHER_ENDS_S = 5.0  # for a launcher whose supervisor was killed to end its ranks
 _LISTED = 8  # ranks in a message
 _KEPT_BYTES = 200_000  # of the latest output
 
@@ -202,9 +202,7 @@ class Attempt:
         """Repeat the request to save and exit; end the ranks if none can fulfil it."""
         assert self._stop_requested_at is not None
         doing = rank_status.read_activities(self._run_dir)
-        interrupted = (
-            self._interrupts.received[0] == signal.SIGINT
-        )  # by a user who waits; a scheduler sets its own limit
+        interrupted = self._interrupts.received[0] == signal.SIGINT  # a scheduler sets a limit of its own
         if not interrupted or len(doing) < ranks or any(activity.busy for activity in doing.values()):
             self._stop_requested_at = now
         elif now > self._stop_requested_at + _STOP_S:
@@ -263,10 +261,8 @@ class Attempt:
 
     def _kill_leftover_ranks_elsewhere(self) -> None:
         """Kill leftover ranks on other hosts, identified by their environment, and remove their temporary files."""
-        command = shlex.join([sys.executable, host_watcher.__file__, "end", str(self._run_dir)])
-        paths = [path for found in rank_status.read_temporary(self._run_dir).values() for path in found]
-        if paths:
-            command += f"; rm -rf {shlex.join(paths)}"
+        temporary = json.dumps(rank_status.read_temporary(self._run_dir))
+        command = shlex.join([sys.executable, host_watcher.__file__, "end", str(self._run_dir), temporary])
         self.unreachable = self._agent.run_on_each((host, command) for host in self._others)
 
     def _forward(self, pipe: IO[bytes], stream: IO[bytes]) -> None:
@@ -284,22 +280,8 @@ class Attempt:
 def remove_temporary(run_dir: Path) -> None:
     """Remove the files that killed ranks have left on this host, outside the run directory."""
     for host, paths in rank_status.read_temporary(run_dir).items():
-        for path in paths if is_local(host) else ():
-            with contextlib.suppress(OSError):
-                if os.lstat(path).st_uid != os.geteuid():
-                    continue
-                if not os.path.isdir(path):
-                    os.unlink(path)
-                elif _has_ended(int(path.rpartition(".")[2])):
-                    shutil.rmtree(path, ignore_errors=True)
-
-
-def _has_ended(launcher: int) -> bool:
-    """Return whether a launcher has ended; wait a while for one that is ending."""
-    deadline = time.monotonic() + _LAUNCHER_ENDS_S
-    while pid_start(launcher) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not pid_start(launcher)
+        if is_local(host):
+            host_watcher.remove(paths)
 
 
 def _read(pipe: IO[bytes]) -> bytes:

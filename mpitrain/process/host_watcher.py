@@ -1,7 +1,8 @@
 """A process on every other host of a run: answers the supervisor's heartbeats, and ends the ranks if none arrive.
 
 The supervisor starts it with the remote agent, as a script: it needs Python's standard library only. It prints the UDP
-port at which it answers. With the arguments ``end RUN_DIR`` the script only ends the ranks of a run.
+port at which it answers. With the arguments ``end RUN_DIR FILES`` the script only ends the ranks of a run
+and removes their temporary files, given as a JSON object by host.
 
 Heartbeats are datagrams: a connection retries ever more rarely, and would notice late that the link has returned.
 """
@@ -9,15 +10,18 @@ Heartbeats are datagrams: a connection retries ever more rarely, and would notic
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _POLL_S = 0.5
+_ENDING_S = 5.0
 _DAEMONS = (b"prted", b"orted", b"hydra_pmi_proxy", b"hydra_bstrap_pr")  # process names of Open MPI's and Hydra's
 
 
@@ -64,6 +68,26 @@ def end_ranks(run_dir: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def remove(paths: Iterable[str]) -> None:
+    """Remove this user's files, and directories whose name ends with the id of a process that has ended."""
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            if os.lstat(path).st_uid != os.geteuid():
+                continue
+            if not os.path.isdir(path):
+                os.unlink(path)
+            elif _has_ended(int(path.rpartition(".")[2])):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether a process has ended; wait a while for a launcher that is ending its ranks."""
+    deadline = time.monotonic() + _ENDING_S
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not os.path.exists(f"/proc/{pid}")
+
+
 def _daemons_above(pid: int) -> Iterator[int]:
     """Yield the launcher's daemons among the parents of a process."""
     while pid > 1:
@@ -91,5 +115,6 @@ def _read(path: str) -> bytes:
 if __name__ == "__main__":
     if sys.argv[1] == "end":
         end_ranks(sys.argv[2])
+        remove(json.loads(sys.argv[3]).get(socket.gethostname(), []))
     else:
         watch(sys.argv[1], sys.argv[2].encode(), sys.argv[3], float(sys.argv[4]))
