@@ -26,7 +26,7 @@ def run(hosts: Hosts, openmpi: Mpi, tmp_path: Path, request: pytest.FixtureReque
     time.sleep(2)  # until the bridge forwards again
 
 
-@pytest.mark.parametrize("run", [("--link-timeout", "12"), ("--link-timeout", "12", "--mode", "local")], indirect=True)
+@pytest.mark.parametrize("run", [("--link-timeout", "12")], indirect=True)
 def test_a_lost_link_ends_the_run_on_all_hosts(run: Run) -> None:
     run.wait_for_checkpoint()
     run.network.set_link(2, "down")

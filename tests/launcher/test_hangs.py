@@ -20,16 +20,17 @@ FRAMES = {"loop": "in forward", "sleep": "in after_step", "stop": ""}
 
 
 @pytest.mark.parametrize(
-    ("kind", "rank", "flags"),
+    ("mpi", "kind", "rank", "flags"),
     [
-        ("loop", 1, ()),
-        ("sleep", 0, ()),
-        ("stop", 1, ("--mode", "local")),
-        ("sleep", 1, ("--mode", "async")),
-        ("loop", 2, ("--mode", "ssp", "--ps", "1", "--ps-placement", "first")),
-        ("stop", 1, ("--mode", "backup")),
+        ("mpich", "loop", 1, ()),
+        ("openmpi", "sleep", 0, ()),
+        ("mpich", "stop", 1, ("--mode", "local")),
+        ("openmpi", "sleep", 1, ("--mode", "async")),
+        ("openmpi", "loop", 2, ("--mode", "ssp", "--ps", "1", "--ps-placement", "first")),
+        ("openmpi", "stop", 1, ("--mode", "backup")),
     ],
     ids=str,
+    indirect=["mpi"],
 )
 def test_the_rank_that_hangs_is_reported_and_ended(
     mpi: Mpi, kind: str, rank: int, flags: tuple[str, ...], tmp_path: Path

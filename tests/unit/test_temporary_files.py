@@ -1,9 +1,10 @@
-"""Which files outside a run directory count as a run's own, and how they are removed."""
+"""Which files outside a run directory count as a run's own, and which records inside are refused."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.errors import LaunchError
 from mpitrain.process import host_watcher, rank_status
+from mpitrain.process.run_directory import check_files
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,20 @@ def test_the_session_of_a_live_process_is_kept(tmp_path: Path, monkeypatch: pyte
         (folder / "inner").mkdir(parents=True)
     host_watcher.remove(map(str, (file, dead, live, tmp_path / "missing", tmp_path / "ompi.x")))
     assert sorted(tmp_path.iterdir()) == [live]
+
+
+@pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "status.json", "ranks.txt", "logs", ".ranks"])
+def test_records_must_not_be_links(name: str, tmp_path: Path) -> None:
+    check_files(tmp_path)
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LaunchError, match=re.escape(name)):
+        check_files(tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(LaunchError, match=re.escape(name)):
+        check_files(tmp_path)
+
+
+def test_checkpoints_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    check_files(tmp_path)
