@@ -59,7 +59,7 @@ def hang(mode: str, kind: str, rank: int, hosts: Hosts | None, folder: Path) -> 
         while run.poll() is None and time.monotonic() < deadline:
             statuses = {status.rank: status for status in rank_status.read(folder)}
             steps = [status.step for status in statuses.values()]
-            if len(statuses) == 3 and max(steps) >= 20:
+            if len(statuses) == 3 and max(steps) >= 19:  # the layer hangs in the 20th step
                 if by_signal:
                     os.kill(statuses[rank].pid, signal.SIGSTOP)
                 began = time.monotonic()
