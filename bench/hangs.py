@@ -30,21 +30,24 @@ from tests.support.hosts.network import Hosts, make_hosts  # noqa: E402
 
 JOB = ROOT / "tests" / "support" / "jobs" / "hanging.py"
 LIMIT_S = 5.0
+SERVER = ("--ps", "1", "--ps-placement", "first")
 MODES = {
     "sync": (),
     "local": ("--mode", "local"),
     "async": ("--mode", "async"),
-    "ssp, server": ("--mode", "ssp", "--ps", "1", "--ps-placement", "first"),
+    "ssp, server": ("--mode", "ssp", *SERVER),
     "backup": ("--mode", "backup"),
 }
+# Several hosts share no memory for the parameters.
+MODES_ON_HOSTS = {**MODES, "async": ("--mode", "async", *SERVER), "backup": ("--mode", "backup", *SERVER)}
 WORDS = {"loop": "in the forward pass", "sleep": "in a hook", "stop": "stopped by a signal"}
 
 
-def hang(mode: str, kind: str, rank: int, hosts: Hosts | None, folder: Path) -> tuple[bool, float, str]:
+def hang(flags: tuple[str, ...], kind: str, rank: int, hosts: Hosts | None, folder: Path) -> tuple[bool, float, str]:
     """Return whether the hang was reported correctly, the seconds from the hang to the report, and the report."""
     by_signal = kind == "stop"  # from here, so that any rank can be stopped at any time
     words = [str(JOB), "--kind", "none" if by_signal else kind, "--rank", str(rank), "--steps", "1000000"]
-    words += ["--hang-timeout", str(LIMIT_S), "--log-steps", "0", "--run-dir", str(folder), *MODES[mode]]
+    words += ["--hang-timeout", str(LIMIT_S), "--log-steps", "0", "--run-dir", str(folder), *flags]
     if hosts is None:
         command, environment = [sys.executable, "-m", "mpitrain", "run", "-n", "3", *words], dict(os.environ)
     else:
@@ -89,9 +92,10 @@ def main() -> None:
     with context as hosts, tempfile.TemporaryDirectory() as folder:
         for number in range(given.count):
             mode, kind = draw.choice(list(MODES)), draw.choice(list(WORDS))
-            first = 1 if "--ps" in MODES[mode] and kind != "stop" else 0  # a server computes no layer and calls no hook
+            flags = (MODES_ON_HOSTS if given.hosts else MODES)[mode]
+            first = 1 if "--ps" in flags and kind != "stop" else 0  # a server computes no layer and calls no hook
             rank = draw.randrange(first, 3)
-            right, seconds, report = hang(mode, kind, rank, hosts, Path(folder, str(number)))
+            right, seconds, report = hang(flags, kind, rank, hosts, Path(folder, str(number)))
             correct += right
             longest_s = max(longest_s, seconds) if right else longest_s
             print(

@@ -81,7 +81,8 @@ class Server:
         self, client: int, message: Array = EMPTY, vector: Array | None = None, rows: Array | None = None
     ) -> None:
         assert self._store.rpc is not None
-        self._store.rpc.respond(client, message, vector, rows)
+        with activity.waiting():  # a stopped client can block the reply
+            self._store.rpc.respond(client, message, vector, rows)
 
     def _apply(self, client: int, version: int, clip: float, scaled: bool) -> None:
         assert self._store.rpc is not None
