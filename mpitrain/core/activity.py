@@ -20,14 +20,16 @@ KINDS = tuple(
 )
 LONG_LIMIT_S = 1800.0  # for operations that take long, until ``set_limits`` is called
 _WAIT = KINDS.index("wait")
-_COUNT, _STEP, _DEPTH, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP = range(7)
-_STACK, _STACK_WORDS = 8, 24
+_STATE, _STEP, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP = range(6)
+_STACK, _STACK_WORDS = 8, 32
+# The state is one word, so that a mark is one store: the count times 32, plus the depth of the stack, below 32.
+_CHANGED, _ENTERED, _LEFT = 32, 33, 31
 _TEXT = 8 * (_STACK + _STACK_WORDS)  # byte offset
 _BYTES = 4096
 
 _words: memoryview = memoryview(bytearray(_BYTES)).cast("q")  # replaced by ``write_to``
 _thread = 0  # the thread that marks its activities; 0 for none
-_depth = 0
+_state = 0
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class ActivityPage:
     def read(self) -> Activity:
         """Return the activity at this moment; may be called by any process that has the page."""
         words = self.words
-        depth = min(max(words[_DEPTH], 0), _STACK_WORDS - 1)
+        count, depth = divmod(words[_STATE], _CHANGED)
         stack = words[_STACK : _STACK + depth + 1].tolist()
         kinds = tuple(KINDS[kind] for kind in stack if 0 <= kind < len(KINDS))
         text = bytes(self.memory[_TEXT:]).split(b"\0", 1)[0]
@@ -77,7 +79,7 @@ class ActivityPage:
             facts = {}
         waits_for, limit_s = words[_WAITS_FOR] - 1, words[_LIMIT_S]
         return Activity(
-            words[_COUNT],
+            count,
             words[_STEP],
             words[_STEP] - words[_FIRST_STEP],
             kinds,
@@ -90,28 +92,25 @@ class ActivityPage:
 
 def write_to(page: ActivityPage) -> None:
     """Mark the calling thread's activities on ``page`` from now on."""
-    global _words, _thread, _depth
-    _words, _thread, _depth = page.words, get_ident(), 0
+    global _words, _thread, _state
+    _words, _thread, _state = page.words, get_ident(), 0
 
 
 def enter(kind: int) -> None:
     """Mark the beginning of an activity; ``kind`` is an index into ``KINDS``. Other threads' calls do nothing."""
-    global _depth
+    global _state
     if get_ident() == _thread:
-        _depth += 1
-        if _depth < _STACK_WORDS:
-            _words[_STACK + _depth] = kind
-        _words[_DEPTH] = _depth
-        _words[_COUNT] += 1
+        _state += _ENTERED
+        _words[_STACK + _state % _STACK_WORDS] = kind
+        _words[_STATE] = _state
 
 
 def leave() -> None:
     """Mark the end of the innermost activity."""
-    global _depth
+    global _state
     if get_ident() == _thread:
-        _depth -= 1
-        _words[_DEPTH] = _depth
-        _words[_COUNT] += 1
+        _state += _LEFT
+        _words[_STATE] = _state
 
 
 @contextmanager
@@ -128,7 +127,7 @@ def become(kind: str) -> None:
     """Set the outermost activity, such as ``start``; ``steps`` counts from now on."""
     _words[_FIRST_STEP] = _words[_STEP]
     _words[_STACK] = KINDS.index(kind)
-    _words[_COUNT] += 1
+    _change()
 
 
 def set_step(step: int) -> None:
@@ -155,7 +154,13 @@ def wait_for(rank: int | None) -> None:
     word = 0 if rank is None else rank + 1
     if get_ident() == _thread and _words[_WAITS_FOR] != word:
         _words[_WAITS_FOR] = word
-        _words[_COUNT] += 1
+        _change()
+
+
+def _change() -> None:
+    global _state
+    _state += _CHANGED
+    _words[_STATE] = _state
 
 
 def _forget() -> None:
