@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpitrain.monitor import heartbeat as status
-from mpitrain.monitor.heartbeat import Heartbeat, ProcessHost, Status, classify, read, states, write
+from mpitrain.monitor.heartbeat import Heartbeat, ProcessHost, RunEnd, Status, classify, read, states, write
 
 HERE = ProcessHost("node1", "boot-a", "pid:[1]")
 ELSEWHERE = ProcessHost("node2", "boot-b", "pid:[2]")
@@ -80,8 +80,8 @@ def test_a_heartbeat_lives_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     while (newer := read(tmp_path)) is None or newer.step != 7 or newer.heartbeat <= first.heartbeat:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    heartbeat.end("finished")
-    heartbeat.end("failed")
+    heartbeat.end(RunEnd("finished"))
+    heartbeat.end(RunEnd("failed"))
     assert states([tmp_path]) == {tmp_path: "finished"}
 
 
@@ -116,6 +116,6 @@ def test_a_doubtful_run_is_watched(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     heartbeat = Heartbeat(tmp_path / "gone", "1 worker", 1, lambda: 0)
-    heartbeat.end("finished")
+    heartbeat.end(RunEnd("finished"))
     assert len(caplog.records) == 1
     assert "cannot be written" in caplog.text
