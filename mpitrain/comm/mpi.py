@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 
 from ..errors import LaunchError
+from ..process.launcher_env import is_launched
 
 # Open MPI probes UCX when the first window is created, and warns if there is no such device. Set before MPI starts,
 # unless the user has set it.
@@ -14,7 +15,21 @@ os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 # Open MPI fails without HOME, as in containers and under some schedulers. Any path works, even a missing one.
 os.environ.setdefault("HOME", "/")
 
-import mpi4py
+
+def is_on_one_node(environ: Mapping[str, str]) -> bool:
+    """Return whether all ranks run on this node, according to the launcher's variables."""
+    size = environ.get("OMPI_COMM_WORLD_SIZE")
+    if size is not None:
+        return size == environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    return not is_launched(environ) or environ.get("SLURM_STEP_NUM_NODES") == "1"
+
+
+# Open MPI's transport for libfabric waits a second before it gives up, and the one for TCP opens ports that other hosts
+# can reach. Ranks of one node need neither.
+if is_on_one_node(os.environ):
+    os.environ.setdefault("OMPI_MCA_btl", "^tcp,ofi")
+
+import mpi4py  # noqa: E402
 
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = True

@@ -22,6 +22,7 @@ from typing import Any
 
 import numba
 from numba.core import compiler, serialize
+from numba.core.runtime import rtsys
 
 from ..version import __version__
 
@@ -72,7 +73,7 @@ class KernelCache:
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled function of a signature, or None if it is not stored or its file is damaged."""
-        target_context.refresh()
+        rtsys.initialize(target_context)  # functions that compiled code calls; a refresh would prepare to compile
         path = self._path(sig, target_context.codegen())
         try:
             # The content is executed, so it must not be another user's.

@@ -125,8 +125,6 @@ def _open_mpi(launcher: Launcher, spec: LaunchSpec, machine: LocalMachine) -> tu
     if _is_oversubscribed(spec, machine):
         environment["OMPI_MCA_mpi_yield_when_idle"] = "1"
     words = []
-    if _is_one_node(spec, machine):
-        environment["OMPI_MCA_btl"] = "^tcp"  # ranks need no ports, which other hosts could reach
     if spec.hosts is not None:
         words += ["--host", ",".join(map(str, spec.hosts))]
     words += _open_mpi_binding(spec, machine)
@@ -173,11 +171,6 @@ def _hydra(launcher: Launcher, spec: LaunchSpec, machine: LocalMachine) -> tuple
     if spec.network is not None:
         words += ["-iface", spec.network]
     return words, environment
-
-
-def _is_one_node(spec: LaunchSpec, machine: LocalMachine) -> bool:
-    """Return whether all ranks will run on this host."""
-    return spec.hosts is None and not machine.allocated and spec.network is None
 
 
 def _is_oversubscribed(spec: LaunchSpec, machine: LocalMachine) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.comm.mpi import is_foreign_launcher
+from mpitrain.comm.mpi import is_foreign_launcher, is_on_one_node
 from mpitrain.errors import ConfigError
 from mpitrain.launcher.allocation import allocated_ranks
 from mpitrain.launcher.batch.resources import Resources, seconds_of
@@ -125,3 +125,19 @@ def test_a_refusal_is_one_line_with_a_fix() -> None:
 )
 def test_launchers_and_libraries(environ: dict[str, str], library: str, another: bool) -> None:
     assert is_foreign_launcher(environ, library) == another
+
+
+@pytest.mark.parametrize(
+    ("environ", "one"),
+    [
+        ({}, True),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, True),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, False),
+        ({"PMIX_RANK": "0", "SLURM_STEP_NUM_NODES": "1"}, True),
+        ({"PMIX_RANK": "0", "SLURM_STEP_NUM_NODES": "2"}, False),
+        ({"PMIX_RANK": "0"}, False),
+    ],
+    ids=str,
+)
+def test_ranks_on_one_node(environ: dict[str, str], one: bool) -> None:
+    assert is_on_one_node(environ) == one
