@@ -79,7 +79,10 @@ class TrainingConfig:
     dtype: Literal["float32", "float64"] = _option("float32", "Data type of parameters and arithmetic.")
     nan: Literal["stop", "skip", "ignore"] = _option("stop", "Action on a non-finite loss.")
     init_from: Path | None = _option(
-        None, "Initialize parameters from a checkpoint where they match, unless the run resumes from its own.", "PATH"
+        None,
+        "Initialize parameters from a checkpoint or a run directory where they match, unless the run resumes from its "
+        "own checkpoint.",
+        "PATH",
     )
     validate_steps: int = _option(1000, "Validate every N steps; 0: only at the end.", "N")
 
@@ -134,7 +137,8 @@ class RunDirConfig:
     run_dir: Path | None = _option(None, "Output directory.  [default: runs/JOB-TIME]", "DIR")
     resume: str = _option(
         "auto",
-        "auto: resume from the newest checkpoint in the run directory; never; or the path of a checkpoint.",
+        "auto: resume from the newest checkpoint in the run directory; never; or from PATH: a checkpoint, or a run "
+        "directory (uses its newest checkpoint).",
         "auto|never|PATH",
     )
     time_limit: float | None = _option(

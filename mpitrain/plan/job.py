@@ -111,7 +111,8 @@ def load_job_file(path: Path) -> JobFunction:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.parent.resolve()))  # so that job files can share code
+    # So that job files can share code. The console command does not search the current directory, ``python -m`` does.
+    sys.path[:0] = [str(path.parent.resolve()), str(Path.cwd())]
     try:
         spec.loader.exec_module(module)
     except UserError:
