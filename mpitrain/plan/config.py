@@ -158,6 +158,9 @@ class OutputConfig:
     """What a run prints and records."""
 
     log_steps: int = _option(100, "Report the loss every N steps; 0: never.", "N")
+    log_secs: float = _option(
+        10.0, "Without a terminal, print at most one of these reports in S seconds; 0: print all.", "S"
+    )
     tensorboard: bool | None = _option(None, "Write TensorBoard event files.  [default: if tensorboardX is installed]")
     histogram_steps: int = _option(
         0, "Add histograms of parameters and gradients to TensorBoard every N steps; 0: never.", "N"
@@ -323,7 +326,8 @@ GROUPS: list[type] = list(typing.get_type_hints(RunConfig).values())
 FIELDS = {each.name: each for group in GROUPS for each in dataclasses.fields(group)}
 
 _AT_LEAST_0 = (
-    "train_steps seed log_steps validate_steps save_steps histogram_steps save_secs keep keep_every hang_timeout"
+    "train_steps seed log_steps log_secs validate_steps save_steps histogram_steps save_secs keep keep_every "
+    "hang_timeout"
 )
 _AT_LEAST_1 = "batch_size accumulate_steps devices_per_rank trace_steps time_limit long_timeout threads local_steps"
 _MINIMUM = dict.fromkeys([*_AT_LEAST_0.split(), "bucket_bytes", "ps", "staleness", "backup_workers"], 0)

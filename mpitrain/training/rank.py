@@ -252,7 +252,8 @@ class _Run:
             return {**model.extra_state, **save_hooks(job.hooks)}
 
         hooks: list[Hook] = [
-            Log(config.output.log_steps, strategy),
+            # A terminal shows every report, in one place.
+            Log(config.output.log_steps, 0.0 if terminal_columns() else config.output.log_secs, strategy),
             Validate(config.training.validate_steps, evaluator),
             Save(save_steps, save_secs, strategy, extra_state, checkpoints, initial_state.saved),
             stop,
