@@ -19,6 +19,7 @@ from ..launcher.batch.site import find_site, read_site
 from ..launcher.batch.submit import SubmitRequest, submit_job, submit_options
 from ..plan import options as flags
 from ..plan.config import RunConfig
+from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..report.page import report_command
 from ..report.runs import runs_command
 from ..report.stacks import stacks_command
@@ -58,6 +59,10 @@ _LAUNCH = [
 ]
 
 
+# Flags by which scripts for TensorFlow's parameter servers give each process its role.
+_TENSORFLOW_ROLES = ("--job_name", "--task_index", "--ps_hosts", "--worker_hosts")
+
+
 class JobCommand(click.Command):
     """A command whose flags depend on its job file: the run's options and the job's own options."""
 
@@ -90,7 +95,8 @@ class JobCommand(click.Command):
         with click.Context(probe, ignore_unknown_options=True, allow_interspersed_args=False) as context:
             _, rest, _ = probe.make_parser(context).parse_args(list(args))
         if rest and rest[0].startswith("-"):
-            raise click.UsageError(f"{rest[0].split('=')[0]}: no such option before JOB; put a job's options after JOB")
+            name = rest[0].split("=")[0]
+            raise click.NoSuchOption(name, f"{name}: no such option before JOB; put a job's options after JOB")
         return len(args) - len(rest) if rest else None
 
     def _config_file(self, ctx: click.Context, args: list[str]) -> dict[str, Any]:
@@ -258,6 +264,17 @@ def _submit(**values: Any) -> int:
     return submit_job(context.meta["own"], submit_request)
 
 
+class _Commands(click.Group):
+    """The commands; a job file without a command is answered with the command that was probably meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0].endswith(".py") and not ctx.resilient_parsing:
+            raise click.UsageError(f"no such command {args[0]!r}; to train, run 'mpitrain run {args[0]}'")
+        return super().resolve_command(ctx, args)
+
+
 _HELP = """Train on many MPI ranks.
 
 \b
@@ -290,7 +307,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report_command,
         *checkpoint_commands.COMMANDS,
     ]
-    group = click.Group("mpitrain", help=_HELP, commands=commands)
+    group: click.Command = _Commands("mpitrain", help=_HELP, commands=commands)
     group = click.version_option(__version__, prog_name="mpitrain")(group)
     try:
         return int(_invoke(group, arguments) or 0)
@@ -310,6 +327,8 @@ def _invoke(command: click.Command, arguments: Sequence[str]) -> Any:
         return 0
     except click.ClickException as error:
         text = " ".join(error.format_message().split())
+        if isinstance(error, click.NoSuchOption) and error.option_name in _TENSORFLOW_ROLES:
+            text += f"{'' if text[-1] in '.?' else '.'} {HOW_ROLES_ARE_GIVEN}"
         raise ConfigError(text[:1].lower() + text[1:]) from error
     except click.Abort:
         raise KeyboardInterrupt from None

@@ -43,6 +43,7 @@ from ..plan.job import Job
 from ..plan.placement import ranges_of
 from ..plan.plan import Plan, make_plan
 from ..plan.progress import ExtraState
+from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process.launcher_env import is_launched, launched_rank
 from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
@@ -186,6 +187,8 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
             if config.output.log_device_placement:
                 _log.info("%s\n%s", ranks, placement_report(job.model, plan, devices, resident))
             _log.info("%s", _headline(cluster, request.name, config, threads, devices))
+            if "TF_CONFIG" in os.environ:
+                notes = [*notes, f"TF_CONFIG is not used. {HOW_ROLES_ARE_GIVEN}"]
             for note in [*notes, *resume_plan.notes, *_notes_on_data(job)]:
                 _log.info("%s", note)
         if cluster.is_server:

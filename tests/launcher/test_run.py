@@ -57,7 +57,10 @@ def test_job_files_on_fashion_mnist(openmpi: Mpi, name: str, tmp_path: Path) -> 
 @pytest.mark.quick
 def test_metrics_and_config(openmpi: Mpi, tmp_path: Path) -> None:
     flags = ["--run-dir", tmp_path, "--log-steps", "10", "--validate-steps", "40"]
-    openmpi.train(2, JOBS / "small.py", *flags)
+    done = openmpi.train(2, JOBS / "small.py", *flags, env={"TF_CONFIG": "{}"})
+    assert "TF_CONFIG" in done.stdout
+    printed = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert printed == [10, 40, 80, 100, 100]  # of the reports the first and the last, and all validations
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     logged = [line for line in lines if "loss" in line]
     assert [line["step"] for line in logged] == list(range(10, 101, 10))
