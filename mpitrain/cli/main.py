@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +16,11 @@ from ..doctor.command import doctor_command
 from ..errors import ConfigError, UserError
 from ..launcher.batch.site import find_site, read_site
 from ..launcher.batch.submit import SubmitRequest, submit_job, submit_options
+from ..monitor.rank_log import show_warnings
 from ..plan import options as flags
 from ..plan.config import RunConfig
 from ..plan.roles import HOW_ROLES_ARE_GIVEN
+from ..process.standard_streams import open_closed_streams
 from ..report.page import report_command
 from ..report.runs import runs_command
 from ..report.stacks import stacks_command
@@ -288,6 +289,7 @@ _HELP = """Train on many MPI ranks.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the ``mpitrain`` command and return its exit status."""
+    open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     # An error that every rank finds is printed once, so 'train' parses its flags only after MPI has started.
     if arguments[:1] == ["train"] and "--help" not in arguments:
@@ -295,7 +297,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         run_rank(lambda: _invoke(train_command(), arguments[1:]))
     if arguments[:1] == ["run"]:
-        warnings.simplefilter("ignore", FutureWarning)  # rank 0 shows those that the job file causes
+        show_warnings(False)  # the ranks show those that the job file causes
     elif signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' installs its own handler
     commands: list[click.Command] = [RunCommand(), train_command(), SubmitCommand(), placement_command()]

@@ -9,7 +9,6 @@ import shlex
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from ..monitor import heartbeat, worker_stats
 from ..monitor.console import Console, describe, terminal_columns
 from ..monitor.format import format_table
 from ..monitor.heartbeat import RunEnd
+from ..monitor.rank_log import show_warnings
 from ..monitor.trace import span
 from ..plan.config import RunConfig, plain
 from ..plan.hook import Hook
@@ -108,8 +108,7 @@ def run_rank(parse: Callable[[], TrainRequest]) -> NoReturn:
     rank_status = _register_rank()
     try:
         cluster = Cluster()
-        if cluster.rank:
-            warnings.simplefilter("ignore", FutureWarning)  # rank 0 shows those that the job file causes
+        show_warnings(cluster.rank == 0 or RUN_DIR_VARIABLE in os.environ)  # ``mpitrain run`` removes duplicates
         with cluster.agree("reading the command line and the job file"):
             request = parse()
         if _train(cluster, request, rank_status):

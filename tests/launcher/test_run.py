@@ -139,6 +139,16 @@ def test_alone_without_a_launcher(mpi: Mpi, tmp_path: Path) -> None:
     assert "1 worker on 1 node" in done.stdout
 
 
+@pytest.mark.quick
+def test_a_run_without_standard_output(openmpi: Mpi, job, tmp_path: Path) -> None:
+    path = job("import warnings\nwarnings.warn('of the job file')\n" + (JOBS / "small.py").read_text())
+    words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(path), "--train-steps", "5"]
+    done = run(["sh", "-c", 'exec "$@" >&-', "sh", *words, "--run-dir", str(tmp_path / "run")])
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()  # from all ranks together
+    assert "of the job file" in line
+
+
 def test_a_run_without_a_home(openmpi: Mpi, tmp_path: Path) -> None:
     words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(JOBS / "small.py"), "--train-steps", "5"]
     done = run(["env", "-u", "HOME", *words, "--run-dir", str(tmp_path)])
