@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import signal
 import sys
@@ -78,6 +79,14 @@ class JobCommand(click.Command):
         super().__init__(name, params=[*self._own, *self._run, job], callback=callback, help=help)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # A shell also completes command lines that are not valid yet.
+        ignored = (UserError, click.UsageError) if ctx.resilient_parsing else ()
+        with contextlib.suppress(*ignored):
+            self._add_job_options(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def _add_job_options(self, ctx: click.Context, args: list[str]) -> None:
+        """Load the job file, if there is one among the arguments, and read the ``--config`` file."""
         at = self._find_job(ctx, list(args))
         if at is not None:
             from ..plan.job import load_job_file
@@ -87,7 +96,6 @@ class JobCommand(click.Command):
             self._job = flags.job_options(path, self.function)
             self.params += self._job
             ctx.default_map = self._config_file(ctx, list(args))
-        return super().parse_args(ctx, args)
 
     def _find_job(self, ctx: click.Context, args: list[str]) -> int | None:
         """Return the index of the job file: the first argument that is neither a flag nor a flag's value."""
@@ -200,6 +208,9 @@ class SubmitCommand(JobCommand):
         self.params = [option for option in self.params if option not in self._own]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # for shell completion
+            self.params = [*self._own, *self.params]
+            return super().parse_args(ctx, args)
         if "--help" in args:
             return super().parse_args(ctx, _split_options(self._own, args)[1])
         at = self._find_job(ctx, list(args))
