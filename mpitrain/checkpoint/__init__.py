@@ -14,7 +14,7 @@ Nothing is pickled, and reading a checkpoint executes no code from it.
 
 from __future__ import annotations
 
-from .directory import Retention, first_intact, newest, path_for, remove_unfinished, shard_paths, steps, verify
+from .directory import Retention, find, first_intact, newest, path_for, remove_unfinished, shard_paths, steps, verify
 from .reader import Checkpoint
 from .snapshot import Snapshot
 from .state import Fit, load_matching, match_of, read, write
@@ -24,6 +24,7 @@ __all__ = [
     "Fit",
     "Retention",
     "Snapshot",
+    "find",
     "first_intact",
     "load_matching",
     "match_of",

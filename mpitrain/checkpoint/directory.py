@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import DamagedCheckpoint
+from ..errors import CheckpointError, DamagedCheckpoint
 from .disk import flush_folder
 from .reader import Checkpoint
 
@@ -39,6 +39,22 @@ def shard_paths(path: Path) -> list[Path]:
 def newest(folder: Path) -> Path | None:
     """Return the checkpoint of the highest step in a directory, or None, without verifying it."""
     return next(iter(steps(folder).values()), None)
+
+
+def find(path: Path) -> list[Path]:
+    """Return the checkpoint at ``path``, or all of a run directory or its ``checkpoints``, newest first; not verified.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give a checkpoint or a run directory")
+    if not path.is_dir():
+        return [path]
+    found = [*steps(path).values()] or [*steps(path / "checkpoints").values()]
+    if not found:
+        raise CheckpointError(f"{path} contains no checkpoint; give a checkpoint or a run directory that has one")
+    return found
 
 
 def verify(path: Path) -> None:

@@ -51,17 +51,16 @@ def plan_resume(config: RunConfig, checkpoints: Path, layout: Layout) -> ResumeP
     if resume:
         from_where = f"its own checkpoints in {checkpoints}" if auto else str(resume[0])
         return begin._replace(notes=(f"--init-from has no effect: the run resumes from {from_where}",))
-    _check("--init-from", config.training.init_from)
-    fit = checkpoint.match_of(config.training.init_from, layout)
+    init_from = _find("--init-from", config.training.init_from)
+    fit = checkpoint.match_of(init_from, layout)
     rest = f"; {fit}" if fit.wrong else ""
-    note = f"{len(fit.fitting):,} of {len(layout.entries):,} parameters loaded from {config.training.init_from}{rest}"
-    return begin._replace(init_from=config.training.init_from, notes=(note,))
+    note = f"{len(fit.fitting):,} of {len(layout.entries):,} parameters loaded from {init_from}{rest}"
+    return begin._replace(init_from=init_from, notes=(note,))
 
 
 def _requested(config: RunConfig, checkpoints: Path) -> tuple[Path, ...]:
     if config.run.resume != "never":
-        _check("--resume", Path(config.run.resume), "auto, never or ")
-        return (Path(config.run.resume),)
+        return (_find("--resume", Path(config.run.resume), ", or auto or never"),)
     if config.saving.keep and checkpoint.newest(checkpoints) is not None:
         raise CheckpointError(
             f"{checkpoints} contains checkpoints of another run, and --keep {config.saving.keep} would remove this "
@@ -70,12 +69,17 @@ def _requested(config: RunConfig, checkpoints: Path) -> tuple[Path, ...]:
     return ()
 
 
-def _check(option: str, path: Path, else_give: str = "") -> None:
-    """Check that the file named by the user is a checkpoint; its values are verified when they are read."""
-    if not path.is_file():
-        raise CheckpointError(f"{option} {path}: no such checkpoint; give {else_give}a checkpoint's path")
+def _find(option: str, path: Path, alternatives: str = "") -> Path:
+    """Return the checkpoint that the user named, or the newest of a run directory.
+
+    Its values are verified when they are read.
+    """
     try:
-        with checkpoint.Checkpoint(path):
-            pass
+        found = checkpoint.find(path)[0]
+    except CheckpointError as error:
+        raise CheckpointError(f"{option} {error}{alternatives}") from error
+    try:
+        with checkpoint.Checkpoint(found):
+            return found
     except DamagedCheckpoint as error:
-        raise CheckpointError(f"{option} {error}; give {else_give}another checkpoint's path") from error
+        raise CheckpointError(f"{option} {error}; give another checkpoint{alternatives}") from error

@@ -27,7 +27,7 @@ def verify(paths: tuple[Path, ...]) -> int:
     from .. import checkpoint
 
     status = 0
-    for path in (each for given in paths for each in _checkpoints(given)):
+    for path in (each for given in paths for each in checkpoint.find(given)):
         try:
             with checkpoint.Checkpoint(path) as opened:
                 opened.verify()
@@ -76,14 +76,14 @@ def diff(a: Path, b: Path) -> int:
 )
 @click.option("--averages", is_flag=True, help="Export the moving averages instead of the parameters.")
 @click.option(
-    "--output", type=_PATH, metavar="FILE", help="Output file.  [default: the checkpoint's name, in this directory]"
+    "--output", type=_PATH, metavar="FILE", help="Output file.  [default: RUN-step-N.FORMAT in this directory]"
 )
 def export(path: Path, to: str, dtype: str | None, averages: bool, output: Path | None) -> None:
     """Write the arrays to a file."""
     from ..checkpoint.export import export as write
 
     with _open(path) as opened:
-        target = output or Path(f"{opened.path.stem}.{to}")
+        target = output or Path(_export_name(opened.path, to))
         if target.exists():
             raise CheckpointError(f"{target} already exists; remove it, or pass another --output")
         try:
@@ -99,18 +99,11 @@ COMMANDS = [verify, inspect, diff, export]
 def _open(path: Path) -> Checkpoint:
     from .. import checkpoint
 
-    return checkpoint.Checkpoint(_checkpoints(path)[0])
+    return checkpoint.Checkpoint(checkpoint.find(path)[0])
 
 
-def _checkpoints(path: Path) -> list[Path]:
-    """Return the given checkpoint, or all checkpoints of a run directory or its ``checkpoints``, newest first."""
-    from .. import checkpoint
-
-    if not path.exists():
-        raise CheckpointError(f"{path} does not exist; give a checkpoint or a run directory")
-    if not path.is_dir():
-        return [path]
-    found = [*checkpoint.steps(path).values()] or [*checkpoint.steps(path / "checkpoints").values()]
-    if not found:
-        raise CheckpointError(f"{path} contains no checkpoint; give a checkpoint or a run directory that has one")
-    return found
+def _export_name(path: Path, to: str) -> str:
+    """Return the default name of an export: the run's and the checkpoint's."""
+    folder = path.absolute().parent
+    run = f"{folder.parent.name}-" if folder.name == "checkpoints" else ""
+    return f"{run}{path.stem}.{to}"

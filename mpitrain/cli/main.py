@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,11 @@ from ..doctor.command import doctor_command
 from ..errors import ConfigError, UserError
 from ..launcher.batch.site import find_site, read_site
 from ..launcher.batch.submit import SubmitRequest, submit_job, submit_options
+from ..monitor.rank_log import show_warnings
 from ..plan import options as flags
 from ..plan.config import RunConfig
+from ..plan.roles import HOW_ROLES_ARE_GIVEN
+from ..process.standard_streams import open_closed_streams
 from ..report.page import report_command
 from ..report.runs import runs_command
 from ..report.stacks import stacks_command
@@ -58,6 +61,10 @@ _LAUNCH = [
 ]
 
 
+# Flags by which scripts for TensorFlow's parameter servers give each process its role.
+_TENSORFLOW_ROLES = ("--job_name", "--task_index", "--ps_hosts", "--worker_hosts")
+
+
 class JobCommand(click.Command):
     """A command whose flags depend on its job file: the run's options and the job's own options."""
 
@@ -72,6 +79,14 @@ class JobCommand(click.Command):
         super().__init__(name, params=[*self._own, *self._run, job], callback=callback, help=help)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # A shell also completes command lines that are not valid yet.
+        ignored = (UserError, click.UsageError) if ctx.resilient_parsing else ()
+        with contextlib.suppress(*ignored):
+            self._add_job_options(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def _add_job_options(self, ctx: click.Context, args: list[str]) -> None:
+        """Load the job file, if there is one among the arguments, and read the ``--config`` file."""
         at = self._find_job(ctx, list(args))
         if at is not None:
             from ..plan.job import load_job_file
@@ -81,7 +96,6 @@ class JobCommand(click.Command):
             self._job = flags.job_options(path, self.function)
             self.params += self._job
             ctx.default_map = self._config_file(ctx, list(args))
-        return super().parse_args(ctx, args)
 
     def _find_job(self, ctx: click.Context, args: list[str]) -> int | None:
         """Return the index of the job file: the first argument that is neither a flag nor a flag's value."""
@@ -90,7 +104,8 @@ class JobCommand(click.Command):
         with click.Context(probe, ignore_unknown_options=True, allow_interspersed_args=False) as context:
             _, rest, _ = probe.make_parser(context).parse_args(list(args))
         if rest and rest[0].startswith("-"):
-            raise click.UsageError(f"{rest[0].split('=')[0]}: no such option before JOB; put a job's options after JOB")
+            name = rest[0].split("=")[0]
+            raise click.NoSuchOption(name, f"{name}: no such option before JOB; put a job's options after JOB")
         return len(args) - len(rest) if rest else None
 
     def _config_file(self, ctx: click.Context, args: list[str]) -> dict[str, Any]:
@@ -193,6 +208,9 @@ class SubmitCommand(JobCommand):
         self.params = [option for option in self.params if option not in self._own]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # for shell completion
+            self.params = [*self._own, *self.params]
+            return super().parse_args(ctx, args)
         if "--help" in args:
             return super().parse_args(ctx, _split_options(self._own, args)[1])
         at = self._find_job(ctx, list(args))
@@ -258,6 +276,17 @@ def _submit(**values: Any) -> int:
     return submit_job(context.meta["own"], submit_request)
 
 
+class _Commands(click.Group):
+    """The commands; a job file without a command is answered with the command that was probably meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0].endswith(".py") and not ctx.resilient_parsing:
+            raise click.UsageError(f"no such command {args[0]!r}; to train, run 'mpitrain run {args[0]}'")
+        return super().resolve_command(ctx, args)
+
+
 _HELP = """Train on many MPI ranks.
 
 \b
@@ -271,6 +300,7 @@ _HELP = """Train on many MPI ranks.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the ``mpitrain`` command and return its exit status."""
+    open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     # An error that every rank finds is printed once, so 'train' parses its flags only after MPI has started.
     if arguments[:1] == ["train"] and "--help" not in arguments:
@@ -278,7 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         run_rank(lambda: _invoke(train_command(), arguments[1:]))
     if arguments[:1] == ["run"]:
-        warnings.simplefilter("ignore", FutureWarning)  # rank 0 shows those that the job file causes
+        show_warnings(False)  # the ranks show those that the job file causes
     elif signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' installs its own handler
     commands: list[click.Command] = [RunCommand(), train_command(), SubmitCommand(), placement_command()]
@@ -290,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report_command,
         *checkpoint_commands.COMMANDS,
     ]
-    group = click.Group("mpitrain", help=_HELP, commands=commands)
+    group: click.Command = _Commands("mpitrain", help=_HELP, commands=commands)
     group = click.version_option(__version__, prog_name="mpitrain")(group)
     try:
         return int(_invoke(group, arguments) or 0)
@@ -310,6 +340,8 @@ def _invoke(command: click.Command, arguments: Sequence[str]) -> Any:
         return 0
     except click.ClickException as error:
         text = " ".join(error.format_message().split())
+        if isinstance(error, click.NoSuchOption) and error.option_name in _TENSORFLOW_ROLES:
+            text += f"{'' if text[-1] in '.?' else '.'} {HOW_ROLES_ARE_GIVEN}"
         raise ConfigError(text[:1].lower() + text[1:]) from error
     except click.Abort:
         raise KeyboardInterrupt from None

@@ -50,7 +50,8 @@ class LauncherFilter:
     """Takes the bytes of a stream and returns those to show.
 
     Lines that may come from the launcher are held back until complete. Other lines are forwarded immediately, because
-    a progress bar has no line ends. A warning printed by several ranks is shown once.
+    a progress bar has no line ends. A warning printed by several ranks is shown once; one that the chief printed first
+    is shown as often as the chief prints it.
 
     Attributes:
         dropped: The bytes that were filtered out.
@@ -61,7 +62,7 @@ class LauncherFilter:
         self._line = b""  # incomplete line, held back
         self._passing = False  # the current line is forwarded as it arrives
         self._block: list[bytes] | None = None
-        self._warned: set[bytes] = set()
+        self._warned: dict[bytes, bool] = {}  # for each warning, whether the chief printed it first
         self._blank = b""  # blank lines, dropped if the next line is
 
     def feed(self, data: bytes) -> bytes:
@@ -116,9 +117,9 @@ class LauncherFilter:
             block, self._block = b"".join(self._block), None
             return block  # not from the launcher: a rank printed the rule
         if (warning := _WARNING.match(line)) is not None:
-            repeated = warning[2] in self._warned
-            self._warned.add(warning[2])
-            return b"" if repeated and warning[1] else line
+            repeated, by_chief = warning[2] in self._warned, warning[1] is None
+            chief_was_first = self._warned.setdefault(warning[2], by_chief)
+            return b"" if repeated and not (by_chief and chief_was_first) else line
         return self._drop(line) if _LINES.match(line.rstrip(b"\n")) else line
 
     def _drop(self, text: bytes) -> bytes:

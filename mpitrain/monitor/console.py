@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..process.standard_streams import discard
 from .format import size_of
 
 # Ranks do not write to a terminal but to their launcher: ``mpitrain run`` passes on the width of the user's terminal.
@@ -109,7 +110,11 @@ class Console:
         if self._progress is not None:
             self._progress.console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
         else:
-            print(line, file=sys.stderr if self._columns or error else sys.stdout, flush=True)
+            stream = sys.stderr if self._columns or error else sys.stdout
+            try:
+                print(line, file=stream, flush=True)
+            except OSError:  # the reader of a pipe has ended, or a disk is full
+                discard(stream)
 
     def stop(self) -> None:
         """Close the bar, and leave it visible."""

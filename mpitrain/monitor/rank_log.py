@@ -10,7 +10,9 @@ import contextlib
 import logging
 import logging.handlers
 import sys
+import warnings
 from pathlib import Path
+from typing import TextIO
 
 from ..errors import UserError
 from .console import Console
@@ -87,6 +89,24 @@ class RankLog:
             root.setLevel(self._level)
             logging.captureWarnings(False)
         self._handlers, self._file = [], None
+
+
+def show_warnings(shown: bool) -> None:
+    """Print each warning of this process as one line, or none of them; until a ``RankLog`` captures them."""
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if shown:
+            text = warnings.formatwarning(message, category, filename, lineno)
+            print(f"WARNING: {text.splitlines()[0]}", file=sys.stderr, flush=True)
+
+    warnings.showwarning = show
 
 
 class _FileHandler(logging.FileHandler):

@@ -79,7 +79,10 @@ class TrainingConfig:
     dtype: Literal["float32", "float64"] = _option("float32", "Data type of parameters and arithmetic.")
     nan: Literal["stop", "skip", "ignore"] = _option("stop", "Action on a non-finite loss.")
     init_from: Path | None = _option(
-        None, "Initialize parameters from a checkpoint where they match, unless the run resumes from its own.", "PATH"
+        None,
+        "Initialize parameters from a checkpoint or a run directory where they match, unless the run resumes from its "
+        "own checkpoint.",
+        "PATH",
     )
     validate_steps: int = _option(1000, "Validate every N steps; 0: only at the end.", "N")
 
@@ -134,7 +137,8 @@ class RunDirConfig:
     run_dir: Path | None = _option(None, "Output directory.  [default: runs/JOB-TIME]", "DIR")
     resume: str = _option(
         "auto",
-        "auto: resume from the newest checkpoint in the run directory; never; or the path of a checkpoint.",
+        "auto: resume from the newest checkpoint in the run directory; never; or from PATH: a checkpoint, or a run "
+        "directory (uses its newest checkpoint).",
         "auto|never|PATH",
     )
     time_limit: float | None = _option(
@@ -154,6 +158,9 @@ class OutputConfig:
     """What a run prints and records."""
 
     log_steps: int = _option(100, "Report the loss every N steps; 0: never.", "N")
+    log_secs: float = _option(
+        10.0, "Without a terminal, print at most one of these reports in S seconds; 0: print all.", "S"
+    )
     tensorboard: bool | None = _option(None, "Write TensorBoard event files.  [default: if tensorboardX is installed]")
     histogram_steps: int = _option(
         0, "Add histograms of parameters and gradients to TensorBoard every N steps; 0: never.", "N"
@@ -319,7 +326,8 @@ GROUPS: list[type] = list(typing.get_type_hints(RunConfig).values())
 FIELDS = {each.name: each for group in GROUPS for each in dataclasses.fields(group)}
 
 _AT_LEAST_0 = (
-    "train_steps seed log_steps validate_steps save_steps histogram_steps save_secs keep keep_every hang_timeout"
+    "train_steps seed log_steps log_secs validate_steps save_steps histogram_steps save_secs keep keep_every "
+    "hang_timeout"
 )
 _AT_LEAST_1 = "batch_size accumulate_steps devices_per_rank trace_steps time_limit long_timeout threads local_steps"
 _MINIMUM = dict.fromkeys([*_AT_LEAST_0.split(), "bucket_bytes", "ps", "staleness", "backup_workers"], 0)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import importlib.util
 import inspect
 import re
 import sys
+import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from ..data import Split
 from ..data.split import sample_digest
@@ -67,7 +70,9 @@ class Job:
 
     def _check(self, name: str, value: object, kind: type) -> None:
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise JobError(f"Job({name}=...) got {value!r}: must be {kind.__name__}")
+            hint = "; for arrays use data.from_arrays(examples, labels)" if kind is Split else ""
+            given = textwrap.shorten(repr(value), 80)  # the text of an array has many lines
+            raise JobError(f"Job({name}=...) got {given}: must be {kind.__name__}{hint}")
 
     def facts(self) -> dict[str, object]:
         """Return what must be the same on every rank, except the model.
@@ -93,6 +98,7 @@ class Job:
 
 
 JobFunction = Callable[..., Job]
+_NO_ARGPARSE = "remove its parser: the parameters of 'def job(...)' become flags"
 
 
 def load_job_file(path: Path) -> JobFunction:
@@ -111,13 +117,10 @@ def load_job_file(path: Path) -> JobFunction:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.parent.resolve()))  # so that job files can share code
-    try:
+    # So that job files can share code. The console command does not search the current directory, ``python -m`` does.
+    sys.path[:0] = [str(path.parent.resolve()), str(Path.cwd())]
+    with _errors_described(path):
         spec.loader.exec_module(module)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise JobError(_describe(path, error)) from error
     return _job_function(path, module)
 
 
@@ -136,15 +139,33 @@ def make_job(path: Path, function: JobFunction, arguments: dict[str, Any]) -> Jo
     Raises:
         JobError: The function raises, or does not return a Job.
     """
-    try:
+    with _errors_described(path):
         job = function(**arguments)
+    if not isinstance(job, Job):
+        raise JobError(f"'job' in {path} returned {type(job).__name__}: must return a Job")
+    return job
+
+
+@contextlib.contextmanager
+def _errors_described(path: Path) -> Iterator[None]:
+    """Turn exceptions of the job file's code into a ``JobError``.
+
+    Its own ``argparse`` would print its usage, and exit, because it cannot parse the arguments of ``mpitrain``.
+    """
+
+    def refuse(self: argparse.ArgumentParser, message: str) -> NoReturn:
+        raise JobError(f"job file {path} parses the command line with argparse ({message}); {_NO_ARGPARSE}")
+
+    error_of_argparse = argparse.ArgumentParser.error
+    argparse.ArgumentParser.error = refuse  # type: ignore[method-assign]
+    try:
+        yield
     except UserError:
         raise
     except (Exception, SystemExit) as error:
         raise JobError(_describe(path, error)) from error
-    if not isinstance(job, Job):
-        raise JobError(f"'job' in {path} returned {type(job).__name__}: must return a Job")
-    return job
+    finally:
+        argparse.ArgumentParser.error = error_of_argparse  # type: ignore[method-assign]
 
 
 def _describe(path: Path, error: BaseException) -> str:
@@ -156,4 +177,5 @@ def _describe(path: Path, error: BaseException) -> str:
     ]
     place = f", line {frames[-1].lineno}, in {frames[-1].name}" if frames else ""
     text = " ".join(str(error).split())
-    return f"job file {path}{place}: {type(error).__name__}{': ' if text else ''}{text}"
+    hint = f"; if it parses the command line, {_NO_ARGPARSE}" if isinstance(error, SystemExit) else ""
+    return f"job file {path}{place}: {type(error).__name__}{': ' if text else ''}{text}{hint}"

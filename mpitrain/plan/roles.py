@@ -7,6 +7,7 @@ from typing import Literal
 
 from ..errors import ConfigError
 
+HOW_ROLES_ARE_GIVEN = "Start all processes with one command, 'mpitrain run -n N --ps K JOB': K of N become servers."
 PsPlacement = Literal["spread", "pack", "first"]
 
 

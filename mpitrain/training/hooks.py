@@ -54,14 +54,20 @@ class Log(Hook):
     """Reports loss, learning rate and speed every N steps, averaged over all workers since the last report.
 
     The first step's time is excluded, because kernels are compiled in it on a machine's first run. If workers exchange
-    results only at some steps, the report waits for the next one.
+    results only at some steps, the report waits for the next one. All reports are recorded.
+
+    Args:
+        every: N; 0 for never.
+        print_every_s: Shortest time between two printed reports; the first and the last one are always printed.
     """
 
-    def __init__(self, every: int, strategy: Strategy) -> None:
-        self._when, self._strategy = EveryNSteps(every), strategy
+    def __init__(self, every: int, print_every_s: float, strategy: Strategy) -> None:
+        self._when, self._print_every_s, self._strategy = EveryNSteps(every), print_every_s, strategy
 
     def begin(self, loop: Any) -> None:
         self._chief, self._reported_s = loop.cluster.chief, loop.training_s
+        self._printed_s = -math.inf
+        self._unprinted: tuple[int, dict[str, float]] | None = None
         self._reported_steps = loop.step
         self._when.start(loop.step)
         self._timed = self._warned = False
@@ -76,10 +82,15 @@ class Log(Hook):
             self._timed, self._reported_steps, self._reported_s = True, loop.step, loop.training_s
         self._report_if_due(loop)
 
+    def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
+        if point.last:  # before the last validation is printed
+            self._print(loop)
+
     def end(self, loop: Any) -> None:
         # In the served modes another worker may have taken the last step.
         if loop.cluster.chief:
             self._report_if_due(loop)
+            self._print(loop)
 
     def _report_if_due(self, loop: Any) -> None:
         if self._when.reached(loop.step):
@@ -100,9 +111,19 @@ class Log(Hook):
             values |= {"examples_per_s": steps * loop.plan.step_examples / seconds, "step_s": seconds / steps}
         if stats.skipped > before.skipped:
             values["skipped_steps"] = stats.skipped - before.skipped
-        loop.report(stats.step, values | worker_stats.since(before.workers, stats.workers, loop.plan.nbytes))
+        values |= worker_stats.since(before.workers, stats.workers, loop.plan.nbytes)
+        loop.record(stats.step, values)
+        self._unprinted = stats.step, values
+        if time.monotonic() >= self._printed_s + self._print_every_s:
+            self._print(loop)
         self._compare_shares(stats.workers)
         self._reported_steps, self._reported_s = stats.step, now
+
+    def _print(self, loop: Any) -> None:
+        """Print the latest report, unless it was printed."""
+        if self._unprinted is not None:
+            loop.print(*self._unprinted)
+            self._unprinted, self._printed_s = None, time.monotonic()
 
     def _compare_shares(self, now: list[WorkerStats]) -> None:
         """Warn once if a worker takes too small a share; the time before the first report does not count."""

@@ -138,8 +138,17 @@ class Loop:
 
     def report(self, step: int, values: dict[str, float]) -> None:
         """Print and record values measured at ``step``. Local; only the chief writes."""
-        if self._files.console is not None and self._files.metrics is not None:
+        self.print(step, values)
+        self.record(step, values)
+
+    def print(self, step: int, values: dict[str, float]) -> None:
+        """Print values measured at ``step``. Local; only the chief prints."""
+        if self._files.console is not None:
             self._files.console.measured(step, values)
+
+    def record(self, step: int, values: dict[str, float]) -> None:
+        """Write values measured at ``step`` to the run's metrics. Local; only the chief writes."""
+        if self._files.metrics is not None:
             self._files.metrics.write(step, time.perf_counter() - self._began, values)
 
     def run(self) -> str | None:

@@ -9,7 +9,6 @@ import shlex
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from ..monitor import heartbeat, worker_stats
 from ..monitor.console import Console, describe, terminal_columns
 from ..monitor.format import format_table
 from ..monitor.heartbeat import RunEnd
+from ..monitor.rank_log import show_warnings
 from ..monitor.trace import span
 from ..plan.config import RunConfig, plain
 from ..plan.hook import Hook
@@ -43,6 +43,7 @@ from ..plan.job import Job
 from ..plan.placement import ranges_of
 from ..plan.plan import Plan, make_plan
 from ..plan.progress import ExtraState
+from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process.launcher_env import is_launched, launched_rank
 from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
@@ -107,8 +108,7 @@ def run_rank(parse: Callable[[], TrainRequest]) -> NoReturn:
     rank_status = _register_rank()
     try:
         cluster = Cluster()
-        if cluster.rank:
-            warnings.simplefilter("ignore", FutureWarning)  # rank 0 shows those that the job file causes
+        show_warnings(cluster.rank == 0 or RUN_DIR_VARIABLE in os.environ)  # ``mpitrain run`` removes duplicates
         with cluster.agree("reading the command line and the job file"):
             request = parse()
         if _train(cluster, request, rank_status):
@@ -186,6 +186,8 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
             if config.output.log_device_placement:
                 _log.info("%s\n%s", ranks, placement_report(job.model, plan, devices, resident))
             _log.info("%s", _headline(cluster, request.name, config, threads, devices))
+            if "TF_CONFIG" in os.environ:
+                notes = [*notes, f"TF_CONFIG is not used. {HOW_ROLES_ARE_GIVEN}"]
             for note in [*notes, *resume_plan.notes, *_notes_on_data(job)]:
                 _log.info("%s", note)
         if cluster.is_server:
@@ -252,7 +254,8 @@ class _Run:
             return {**model.extra_state, **save_hooks(job.hooks)}
 
         hooks: list[Hook] = [
-            Log(config.output.log_steps, strategy),
+            # A terminal shows every report, in one place.
+            Log(config.output.log_steps, 0.0 if terminal_columns() else config.output.log_secs, strategy),
             Validate(config.training.validate_steps, evaluator),
             Save(save_steps, save_secs, strategy, extra_state, checkpoints, initial_state.saved),
             stop,

@@ -57,7 +57,10 @@ def test_job_files_on_fashion_mnist(openmpi: Mpi, name: str, tmp_path: Path) -> 
 @pytest.mark.quick
 def test_metrics_and_config(openmpi: Mpi, tmp_path: Path) -> None:
     flags = ["--run-dir", tmp_path, "--log-steps", "10", "--validate-steps", "40"]
-    openmpi.train(2, JOBS / "small.py", *flags)
+    done = openmpi.train(2, JOBS / "small.py", *flags, env={"TF_CONFIG": "{}"})
+    assert "TF_CONFIG" in done.stdout
+    printed = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert printed == [10, 40, 80, 100, 100]  # of the reports the first and the last, and all validations
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     logged = [line for line in lines if "loss" in line]
     assert [line["step"] for line in logged] == list(range(10, 101, 10))
@@ -134,6 +137,16 @@ def test_dry_run_prints_a_command_that_works(mpi: Mpi, tmp_path: Path) -> None:
 def test_alone_without_a_launcher(mpi: Mpi, tmp_path: Path) -> None:
     done = mpitrain(mpi, "train", JOBS / "small.py", "--train-steps", "5", "--run-dir", tmp_path)
     assert "1 worker on 1 node" in done.stdout
+
+
+@pytest.mark.quick
+def test_a_run_without_standard_output(openmpi: Mpi, job, tmp_path: Path) -> None:
+    path = job("import warnings\nwarnings.warn('of the job file')\n" + (JOBS / "small.py").read_text())
+    words = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(path), "--train-steps", "5"]
+    done = run(["sh", "-c", 'exec "$@" >&-', "sh", *words, "--run-dir", str(tmp_path / "run")])
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()  # from all ranks together
+    assert "of the job file" in line
 
 
 def test_a_run_without_a_home(openmpi: Mpi, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_preempted_and_resumed_is_never_having_been_preempted(site: Site, openmp
     for number in scripts.values():
         site.cluster.wait(number)  # these would take the nodes first
     nodes = ["--nodes", "2", "--sbatch=--nodelist=n1,n2", "--partition", "low", "--time", "5"]
-    flags = ["--train-steps", "250", "--log-steps", "10"]
+    flags = ["--train-steps", "250", "--log-steps", "10", "--log-secs", "0"]
     job = site.submit(openmpi, "preempted", *nodes, SLOW, "--pause", "0.04", *flags)
     until(lambda: step_of(job) >= 20)
     taker = ["--partition=high", "--nodelist=n2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
@@ -177,7 +177,7 @@ def test_preempted_and_resumed_is_never_having_been_preempted(site: Site, openmp
 
 
 def test_a_node_that_dies_brings_the_job_back(site: Site, openmpi: Mpi, scripts) -> None:
-    flags = ["--pause", "0.1", "--train-steps", "120", "--save-steps", "20", "--log-steps", "10"]
+    flags = ["--pause", "0.1", "--train-steps", "120", "--save-steps", "20", "--log-steps", "10", "--log-secs", "0"]
     job = site.submit(openmpi, "crashed", "--nodes", "2", "--sbatch=--nodelist=n2,n3", "--time", "5", SLOW, *flags)
     until(lambda: step_of(job) >= 50)
     site.cluster.crash_node(3)
@@ -192,7 +192,7 @@ def test_a_node_that_dies_brings_the_job_back(site: Site, openmpi: Mpi, scripts)
 
 
 def test_scancel_ends_every_process_and_nothing_comes_back(site: Site, openmpi: Mpi) -> None:
-    flags = ["--pause", "0.1", "--train-steps", "100000", "--log-steps", "1"]
+    flags = ["--pause", "0.1", "--train-steps", "100000", "--log-steps", "1", "--log-secs", "0"]
     job = site.submit(openmpi, "cancelled", "--nodes", "3", "--time", "5", SLOW, *flags)
     until(lambda: step_of(job) >= 3)
     assert all(any(str(job.run_dir) in line for line in site.cluster.processes(node)) for node in (1, 2, 3))

@@ -185,6 +185,13 @@ def test_export_of_averages(tmp_path: Path) -> None:
         assert read_back(tmp_path / "x.npz")["a.bias"].tobytes() == opened.read("averages/a.bias").tobytes()
 
 
+def test_the_default_name_of_an_export_contains_the_runs_name(run_dir: Path) -> None:
+    assert main(["export", str(run_dir), "--to", "npz"]) == 0
+    save(Path("step-5.h5"))
+    assert main(["export", "step-5.h5", "--to", "npz"]) == 0
+    assert {path.name for path in Path().glob("*.npz")} == {"run-step-0000000010.npz", "step-5.npz"}
+
+
 def test_export_does_not_make_weights_infinite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "step-5.h5"
     save(path, scale=1e6)

@@ -37,6 +37,18 @@ def test_filter(output: str, shown: str, size: int) -> None:
     assert got.decode() == shown
 
 
+@pytest.mark.parametrize("first", ["rank 1: ", ""])
+def test_a_warning_of_all_ranks_is_shown_once(first: str) -> None:
+    others = [prefix for prefix in ("", "rank 1: ", "rank 2: ", "rank 2: ") if prefix != first]
+    lines = "".join(f"{prefix}WARNING: look out\n" for prefix in (first, *others))
+    assert LauncherFilter().feed(lines.encode()).decode() == f"{first}WARNING: look out\n"
+
+
+def test_warnings_that_the_chief_repeats_are_shown() -> None:
+    lines = "WARNING: look out\n" * 2
+    assert LauncherFilter().feed(lines.encode()).decode() == lines
+
+
 def test_a_progress_bar_is_not_held_back() -> None:
     assert LauncherFilter().feed(BAR.encode()) == BAR.encode()
 

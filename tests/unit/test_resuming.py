@@ -49,7 +49,7 @@ def test_auto_offers_all_the_newest_first(folder: Path) -> None:
 def test_a_checkpoint_that_was_asked_for(folder: Path) -> None:
     five = checkpoint.path_for(folder, 5)
     assert begin(folder / "empty", resume=str(five)) == ((five,), None, ())
-    with pytest.raises(CheckpointError, match=r"--resume nowhere\.h5: no such checkpoint"):
+    with pytest.raises(CheckpointError, match=r"--resume nowhere\.h5 .*never"):
         begin(folder, resume="nowhere.h5")
     spoil(five)
     with pytest.raises(CheckpointError, match=f"--resume {five}") as caught:
@@ -70,6 +70,15 @@ def test_init_from(folder: Path) -> None:
     assert len(notes) == 1 and "--init-from" in notes[0]
     with pytest.raises(CheckpointError, match=f"--init-from {five}: .*params/c"):
         begin(folder / "empty", Layout.pack([("c", (7,), "param")]), init_from=five)
+
+
+def test_a_directory_stands_for_its_newest_checkpoint(folder: Path) -> None:
+    ten = checkpoint.path_for(folder, 10)
+    assert begin(folder / "empty", resume=str(folder)) == ((ten,), None, ())
+    assert begin(folder / "empty", init_from=folder)[:2] == ((), ten)
+    (folder / "run").mkdir()
+    with pytest.raises(CheckpointError, match=f"--init-from {folder / 'run'} contains no checkpoint"):
+        begin(folder / "empty", init_from=folder / "run")
 
 
 def test_never_does_not_throw_new_checkpoints_away_for_old_ones(folder: Path) -> None:

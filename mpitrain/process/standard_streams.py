@@ -1,0 +1,30 @@
+"""Standard streams that are closed (``command >&-`` in a shell), or that cannot be written (``command | head -1``)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+
+def open_closed_streams() -> None:
+    """Open the null device for each standard stream that is closed; call before opening any file.
+
+    A file that is opened later would get the free descriptor, and everything printed would be written to it.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest free descriptor: this one
+    if sys.stdout is None:
+        sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]
+    if sys.stderr is None:
+        sys.stderr = sys.__stderr__ = os.fdopen(2, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]
+
+
+def discard(stream: TextIO) -> None:
+    """Send what is still buffered, and everything printed later, to the null device."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)

@@ -1,0 +1,71 @@
+"""Mistakes of users who come from other programs: one line that says how it is done here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain import Job, nn, optim
+from mpitrain.cli.main import main
+from mpitrain.errors import JobError
+
+from ..support.launch import JOBS, one_line
+
+JOB = """
+from mpitrain import Job, data, nn, optim
+
+def job() -> Job:
+    digits = data.mnist(None)
+    model = nn.Dense(digits.features, 10)
+    return Job(model=model, loss=nn.SoftmaxCrossEntropy(), optimizer=optim.sgd(0.1), train=digits.train)
+"""
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
+    """Return the only line that the command prints before it exits with status 2."""
+    assert main(list(map(str, words))) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.splitlines() == [one_line(err)]
+    return err
+
+
+def test_a_job_file_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "mpitrain run jobs/mnist_mlp.py" in refused(capsys, "jobs/mnist_mlp.py", "--train-steps", "3")
+
+
+@pytest.mark.parametrize("option", ["--job_name=ps", "--task_index", "--ps_hosts=a,b", "--worker_hosts"])
+@pytest.mark.parametrize("before", [True, False])
+def test_roles_given_as_in_tensorflow(option: str, before: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [option, JOBS / "small.py"] if before else [JOBS / "small.py", option]
+    assert "mpitrain run -n N --ps K" in refused(capsys, "placement", *words)
+
+
+def test_arrays_instead_of_a_split() -> None:
+    arrays = np.zeros((100, 4)), np.zeros(100)
+    with pytest.raises(JobError, match=r"^.*data\.from_arrays.*$"):
+        Job(model=nn.Dense(4, 10), loss=nn.SoftmaxCrossEntropy(), optimizer=optim.sgd(0.1), train=arrays)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text", ["parser.parse_args()", "parser.parse_args(['--help'])", "def job():\n    parser.parse_args()", "exit(1)"]
+)
+def test_a_job_file_that_parses_the_command_line(
+    text: str, job, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = job(f"import argparse\nparser = argparse.ArgumentParser()\nparser.print_help = print\n{text}\n")
+    monkeypatch.setattr(sys, "argv", ["mpitrain", "placement", str(path)])
+    assert main(sys.argv[1:]) == 2
+    assert "def job(...)" in one_line(capfd.readouterr().err)
+
+
+def test_job_files_import_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "a_job.py").write_text("import package_of_the_user.module\n" + JOB)
+    (tmp_path / "package_of_the_user").mkdir()
+    (tmp_path / "package_of_the_user" / "module.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["placement", "jobs/a_job.py"]) == 0

@@ -1,0 +1,58 @@
+"""Which reports the ``Log`` hook prints; all of them are recorded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mpitrain.plan.progress import ConsistentPoint
+from mpitrain.strategy.base import Stats
+from mpitrain.training import hooks
+
+
+class Loop:
+    """Counts steps, and keeps the steps at which something is printed and recorded."""
+
+    def __init__(self) -> None:
+        self.step, self.training_s, self.learning_rate = 0, 0.0, 0.1
+        self.cluster, self.plan = SimpleNamespace(chief=True), SimpleNamespace(step_examples=1, nbytes=4)
+        self.printed: list[int] = []
+        self.recorded: list[int] = []
+
+    def print(self, step: int, values: dict[str, float]) -> None:
+        self.printed.append(step)
+
+    def record(self, step: int, values: dict[str, float]) -> None:
+        self.recorded.append(step)
+
+
+def reports(monkeypatch: pytest.MonkeyPatch, every_s: float, n: int) -> tuple[list[int], list[int]]:
+    """Return the printed and the recorded steps of a run of ``n`` steps, one second each."""
+    loop = Loop()
+    monkeypatch.setattr(hooks.time, "monotonic", lambda: 1000.0 + loop.step)
+    strategy: Any = SimpleNamespace(stats=lambda: Stats(loop.step, 0.0, loop.step, 0, []))
+    log = hooks.Log(2, every_s, strategy)
+    log.begin(loop)
+    for loop.step in range(1, n + 1):
+        loop.training_s = float(loop.step)
+        log.after_step(loop)
+        log.at_consistent_point(loop, ConsistentPoint(loop.step, 0, False, last=loop.step == n))
+    log.end(loop)
+    return loop.printed, loop.recorded
+
+
+@pytest.mark.parametrize(
+    ("every_s", "n", "printed"),
+    [
+        (0, 7, [2, 4, 6]),
+        (5, 19, [2, 8, 14, 18]),
+        (5, 20, [2, 8, 14, 20]),
+        (100, 2, [2]),
+        (100, 9, [2, 8]),
+        (100, 1, []),
+    ],
+)
+def test_printed_reports(monkeypatch: pytest.MonkeyPatch, every_s: float, n: int, printed: list[int]) -> None:
+    assert reports(monkeypatch, every_s, n) == (printed, list(range(2, n + 1, 2)))
