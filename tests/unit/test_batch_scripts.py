@@ -280,6 +280,42 @@ def test_options_that_a_scheduler_does_not_support_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        (("-N", "2", "-n", "8"), ("--nodes", "2", "--tasks-per-node", "4")),
+        (("-n", "3"), ("--tasks-per-node", "3")),
+        (("-N2", "--ntasks-per-node=4"), ("--nodes", "2", "--tasks-per-node", "4")),
+        (("-p", "gpu", "-t", "30", "-A", "acc"), ("--partition", "gpu", "--time", "30", "--account", "acc")),
+    ],
+    ids=str,
+)
+def test_slurms_spellings_of_flags(given: tuple[str, ...], same: tuple[str, ...], capsys, tmp_path: Path) -> None:
+    job, last = str(JOBS / "small.py"), ("--run-dir", str(tmp_path), "--dry-run")
+    scripts = []
+    for words in ((*given, job), (job, *given), (*same, job)):
+        assert main(["submit", *words, *last]) == 0
+        scripts.append(capsys.readouterr().out)
+    assert scripts[0] == scripts[1] == scripts[2]
+
+
+def test_a_value_with_a_dash_is_no_short_flag(tmp_path: Path, capsys) -> None:
+    job = tmp_path / "job.py"
+    job.write_text("def job(least: float = 0.0, tag: str = ''):\n    raise NotImplementedError\n")
+    words = ["--run-dir", "-night", str(job), "--least", "-inf", "--tag", "-p"]
+    assert main(["submit", "--dry-run", *words]) == 0
+    (command,) = (line for line in capsys.readouterr().out.splitlines() if "--run-dir" in line)
+    assert "--least=-inf --tag=-p --run-dir" in command
+
+
+def test_a_given_run_directory_is_in_the_script_once(tmp_path: Path, capsys) -> None:
+    assert main(["submit", "--run-dir", str(tmp_path / "own"), "--dry-run", str(JOBS / "small.py"), "--seed", "3"]) == 0
+    script = capsys.readouterr().out
+    (command,) = (line for line in script.splitlines() if "--run-dir" in line)
+    assert command.count("--run-dir") == 1 and "--seed 3" in command
+    assert f"run_dir={tmp_path}/own" in script.splitlines()
+
+
+@pytest.mark.parametrize(
     ("flags", "name", "command"),
     [
         ((), "#SBATCH --job-name=small", "-m mpitrain run "),
