@@ -247,13 +247,37 @@ def test_what_brings_a_job_back(status: int, signal: str, comes_back: bool, tmp_
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\nexit {status if name == 'python' else 0}\n")
         (tmp_path / name).chmod(0o755)
-    made = Batch("n", Resources(), tmp_path, Path("/r"), str(tmp_path / "python"), ["job.py"])
+    made = Batch("n", Resources(), tmp_path, tmp_path / "r", str(tmp_path / "python"), ["job.py"])
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
     environment["SLURM_RESTART_COUNT"] = "5" if "again" in signal else "1"
     text = render("slurm", made).text
     done = subprocess.run(["bash", "-c", text], env=environment, timeout=30, check=False, capture_output=True)
     assert done.returncode == status
     assert (tmp_path / "again").exists() == comes_back
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf"])
+def test_requeues_stop_after_three_without_a_newer_checkpoint(scheduler: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / "r"
+    (run_dir / "checkpoints").mkdir(parents=True)
+    (run_dir / "checkpoints" / "step-0000000005.h5").touch()
+    programs = {"python": f'[ -z "$SAVED" ] || touch "{run_dir}/checkpoints/$SAVED"; exit 75'}
+    programs |= dict.fromkeys(("scontrol", "qsub"), f"echo >>{tmp_path}/again")
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    text = render(scheduler, Batch("n", Resources(), tmp_path, run_dir, str(tmp_path / "python"), ["job.py"])).text  # type: ignore[arg-type]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
+    statuses, logged = [], []
+    for saved in ("", "", "step-0000000010.h5", "", "", "", "", ""):
+        done = subprocess.run(
+            ["bash", "-c", text], env=environment | {"SAVED": saved}, timeout=30, check=False, capture_output=True
+        )
+        statuses.append(done.returncode)
+        logged.append(len(done.stderr.splitlines()))
+    assert statuses == [75, 75, 75, 75, 75, 75, 1, 75]  # a job submitted again by hand is counted anew
+    assert logged == [0, 0, 0, 0, 0, 0, 1, 0]
+    assert scheduler == "lsf" or len((tmp_path / "again").read_text().splitlines()) == 7
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jinja2
 
+from ...process.signals import STOPPED_EARLY
 from ...version import __version__
 from . import lsf, pbs, slurm
 from .job import Batch, Script, shell
@@ -28,6 +29,7 @@ def render(scheduler: Scheduler, batch: Batch) -> Script:
     words: list[str] = []
     resources = batch.resources
     about: dict[str, Any]
+    on_status = 0  # the exit status with which the scheduler requeues a job
     if scheduler == "slurm":
         lines, words = slurm.directives(batch)
         again = slurm.AGAIN if resources.requeue else ""
@@ -39,6 +41,7 @@ def render(scheduler: Scheduler, batch: Batch) -> Script:
     else:
         lines = lsf.directives(batch)
         about = {"prefix": lsf.PREFIX, "index": lsf.INDEX, "command": lsf.command(batch), "again": ""}
+        on_status = STOPPED_EARLY if resources.requeue else 0
     about["index"] = about["index"] if batch.in_tasks else ""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
@@ -55,6 +58,7 @@ def render(scheduler: Scheduler, batch: Batch) -> Script:
         answers=slurm.ANSWERS if scheduler == "slurm" else "",
         script=shell([batch.script]),
         seeds=batch.seeds,
+        on_status=on_status,
         stays=not resources.requeue or scheduler == "pbs",
         **about,
     )
