@@ -28,7 +28,7 @@ QUIET_S = 75.0
 # Clocks without synchronization may differ by minutes, but not by more than this.
 SKEW_S = 3600.0
 
-State = Literal["running", "finished", "stopped", "failed", "died", "unknown"]
+State = Literal["submitted", "running", "finished", "stopped", "failed", "died", "unknown"]
 ENDED: tuple[State, ...] = ("finished", "stopped", "failed", "died")
 # Keys of status.json, and of its host entry, as written by version 0.1.
 _OLD_KEYS = {"machine": "host", "beat": "heartbeat", "began": "started_at"}
@@ -51,16 +51,26 @@ class ProcessHost:
 
 
 @dataclass(frozen=True)
+class BatchJob:
+    """A job of a scheduler: ``slurm``, ``pbs`` or ``lsf``."""
+
+    scheduler: str
+    job_id: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Status:
     """The content of the file.
 
     Attributes:
-        state: ``running`` until the run records how it ended; never ``died``.
+        state: ``submitted`` before the run starts, ``running`` until it records how it ended; never ``died``.
         step, train_steps: Number of completed steps, and of all steps.
         ranks: A description such as ``2 workers``.
         heartbeat: Number of times the file was written.
         host, pid, pid_start: The chief's process; ``pid_start`` distinguishes processes that have the same id.
         started_at: When this attempt began, in seconds since the epoch on the chief's clock.
+        job: The batch job that the run was submitted in, until its first attempt has ended; None without one.
     """
 
     state: State
@@ -72,6 +82,7 @@ class Status:
     pid: int
     pid_start: str
     started_at: float
+    job: BatchJob | None = None
 
 
 class Heartbeat:
@@ -85,9 +96,10 @@ class Heartbeat:
 
     def __init__(self, folder: Path, ranks: str, train_steps: int, step: Callable[[], int]) -> None:
         self._folder, self._step, self._warned = folder, step, False
-        pid = os.getpid()
+        pid, before = os.getpid(), read(folder)
+        job = before.job if before is not None and before.state == "submitted" else None
         self._status = Status(
-            "running", step(), train_steps, ranks, 0, ProcessHost.own(), pid, pid_start(pid), time.time()
+            "running", step(), train_steps, ranks, 0, ProcessHost.own(), pid, pid_start(pid), time.time(), job
         )
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -115,6 +127,16 @@ class Heartbeat:
             self._warned = True
 
 
+def write_submitted(folder: Path, ranks: str, job: BatchJob) -> None:
+    """Record a submitted run, whose directory may not exist yet.
+
+    Raises:
+        OSError: The directory cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder, Status("submitted", 0, 0, ranks, 0, ProcessHost.own(), 0, "", time.time(), job))
+
+
 def write(folder: Path, status: Status) -> None:
     """Replace a run directory's status atomically.
 
@@ -132,8 +154,9 @@ def read(folder: Path) -> Status | None:
         found = json.loads((folder / STATUS).read_text(encoding="utf-8"))
         found = {_OLD_KEYS.get(key, key): value for key, value in found.items()}
         host = {_OLD_HOST_KEYS.get(key, key): value for key, value in found["host"].items()}
-        values = {f.name: found[f.name] for f in fields(Status) if f.name != "host"}
-        return Status(host=ProcessHost(**{f.name: host[f.name] for f in fields(ProcessHost)}), **values)
+        values = {f.name: found[f.name] for f in fields(Status) if f.name not in ("host", "job")}
+        job = BatchJob(**found["job"]) if found.get("job") else None
+        return Status(host=ProcessHost(**{f.name: host[f.name] for f in fields(ProcessHost)}), job=job, **values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

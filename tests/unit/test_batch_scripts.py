@@ -17,6 +17,7 @@ from mpitrain.launcher.batch.job import Batch
 from mpitrain.launcher.batch.resources import Resources
 from mpitrain.launcher.batch.script import render
 from mpitrain.launcher.batch.sweep import Point
+from mpitrain.monitor.heartbeat import read
 
 from ..support.batches import batch
 from ..support.launch import JOBS
@@ -320,6 +321,30 @@ def test_slurms_spellings_of_flags(given: tuple[str, ...], same: tuple[str, ...]
         assert main(["submit", *words, *last]) == 0
         scripts.append(capsys.readouterr().out)
     assert scripts[0] == scripts[1] == scripts[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "tasks"),
+    [
+        ((), {"": "4711"}),
+        (("--array", "1,4-9:5%2"), {"task-1": "4711_1", "task-4": "4711_4", "task-9": "4711_9"}),
+        (("--sweep", "hidden_units=5,6"), {"hidden_units=5": "4711_0", "hidden_units=6": "4711_1"}),
+        (("--array", "1", "--scheduler", "lsf"), {"task-2": "4711"}),
+    ],
+    ids=str,
+)
+def test_a_submitted_run_has_a_state(
+    flags: tuple[str, ...], tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, answer in (("sbatch", "4711"), ("bsub", "Job <4711> is submitted")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{answer}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    run_dir, job = tmp_path / "run", str(JOBS / "small.py")
+    assert main(["submit", "--run-dir", str(run_dir), "--job-name", "night", "-N", "2", *flags, job]) == 0
+    found = {folder: read(run_dir / folder) for folder in tasks}
+    assert {folder: status.job.job_id for folder, status in found.items() if status and status.job} == tasks
+    assert {status.state for status in found.values() if status} == {"submitted"}
 
 
 def test_a_value_with_a_dash_is_no_short_flag(tmp_path: Path, capsys) -> None:

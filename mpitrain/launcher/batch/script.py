@@ -15,6 +15,8 @@ from .resources import seconds_of
 
 Scheduler = Literal["slurm", "pbs", "lsf"]
 
+FIRST_INDEX: dict[Scheduler, int] = {"slurm": 0, "pbs": 0, "lsf": 1}  # of an array whose indexes start at 0
+
 _TEMPLATE = Path(__file__).with_name("job.sh.j2")
 
 
@@ -53,7 +55,7 @@ def render(scheduler: Scheduler, batch: Batch) -> Script:
         limit_s=0 if scheduler == "slurm" or resources.time is None else seconds_of(resources.time),
         run_dir=shell([batch.run_dir]),
         points=[{"name": shell([f"/{point.name}"]), "words": shell(point.words)} for point in batch.points],
-        first=1 if scheduler == "lsf" else 0,
+        first=FIRST_INDEX[scheduler],
         starter=batch.starter,
         answers=slurm.ANSWERS if scheduler == "slurm" else "",
         script=shell([batch.script]),
