@@ -20,6 +20,7 @@ class ResumePlan(NamedTuple):
         notes: Lines for the user.
         saved: Whether ``resume`` are the run's own checkpoints, which need not be saved again.
         auto: Whether ``resume`` are all checkpoints, newest first, rather than one named by the user.
+        finished: Whether training has finished, so that nothing is left to do.
     """
 
     resume: tuple[Path, ...] = ()
@@ -27,6 +28,7 @@ class ResumePlan(NamedTuple):
     notes: tuple[str, ...] = ()
     saved: bool = False
     auto: bool = False
+    finished: bool = False
 
 
 def plan_resume(config: RunConfig, checkpoints: Path, layout: Layout) -> ResumePlan:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 
 from ..core.layout import Array
+from ..plan.progress import ExtraState
 
 
 class Snapshot:
@@ -26,11 +27,11 @@ class Snapshot:
         vectors: Mapping[str, Array],
         step: int,
         data_cursor: int,
-        extra_state: Mapping[str, float] | None = None,
+        extra_state: ExtraState | None = None,
         private: bool = False,
     ) -> None:
         self.vectors, self.step, self.data_cursor = vectors, step, data_cursor
-        self.extra_state: Mapping[str, float] = extra_state or {}
+        self.extra_state: ExtraState = extra_state or {}
         self.private = private
         self._released = threading.Event()
         if private:

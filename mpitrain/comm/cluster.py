@@ -232,7 +232,7 @@ class Cluster(Group):
 def _mismatch(ranks: list[int], what: str, first: str, other: str) -> RankMismatch:
     error = RankMismatch(
         f"rank{'s' * (len(ranks) > 1)} {_join(ranks)} and rank 0 differ in {what}: {first} on rank 0, "
-        f"{other} on rank {ranks[0]}; the job must be the same on every rank"
+        f"{other} on rank {ranks[0]}; the job must be the same on every rank: seed what it draws at random"
     )
     error.on_all_ranks = True
     return error

@@ -6,6 +6,7 @@ Numba compiles kernels at first use; ``KernelCache`` stores them, so that only t
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -48,21 +49,34 @@ def reduction(function: F) -> F:
 
 
 class _Listener(event.Listener):  # type: ignore[misc]
-    """Marks compilations, and logs the first one, which takes long. Kernels loaded from the cache are not compiled."""
+    """Marks and times compilations, and logs the first one. Kernels loaded from the cache are not compiled."""
 
-    _logged = False
+    seconds = 0.0
+    _logged, _depth, _began = False, 0, 0.0
 
     def on_start(self, event: object) -> None:
         activity.enter(_COMPILE)
+        if self._depth == 0:
+            self._began = time.perf_counter()
+        self._depth += 1  # a kernel that calls another one compiles it, too
         if not self._logged:
             self._logged = True
             _log.info("compiling kernels for this machine and model type; this takes up to a minute, once")
 
     def on_end(self, event: object) -> None:
         activity.leave()
+        self._depth -= 1
+        if self._depth == 0:
+            self.seconds += time.perf_counter() - self._began
 
 
-event.register("numba:compile", _Listener())
+_listener = _Listener()
+event.register("numba:compile", _listener)
+
+
+def compile_seconds() -> float:
+    """Return the seconds that this process has spent on compiling kernels."""
+    return _listener.seconds
 
 
 def _compile(function: F, fastmath: bool | set[str]) -> F:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from ..core.layout import Array, Shape
 from ..errors import DataError
+
+_SAMPLE = 16  # examples in a digest
 
 
 class Split:
@@ -70,6 +73,25 @@ class Split:
             DataError: The files do not match their headers.
         """
         raise NotImplementedError
+
+
+def sample_digest(split: Split) -> str:
+    """Return a digest of some examples and labels, spread over the split; from its beginning if it has no ranges.
+
+    Raises:
+        DataError: The files do not match their headers.
+    """
+    digest = hashlib.sha256()
+    spread = split.block is not None or isinstance(split, ArraySplit)
+    for index in range(min(_SAMPLE, len(split))):
+        start = index * len(split) // min(_SAMPLE, len(split)) if spread else index
+        examples, labels = (
+            np.empty((1, *split.shape), split.dtype),
+            np.empty((1, *split.label_shape), split.label_dtype),
+        )
+        split.read(start, start + 1, examples, labels)
+        digest.update(examples.tobytes() + labels.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _native(source: str, dtype: Any) -> np.dtype[Any]:

@@ -6,11 +6,10 @@ precision training, ICLR 2018, section 3.2). An overflow skips the step and halv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from ..core.layout import Array
+from ..plan.progress import ExtraState
 from .device import Gpu
 from .ops import updates
 
@@ -34,7 +33,7 @@ class GradScaler:
         results: View of ``state``: this worker's share of the loss, the total, and whether there was an update.
     """
 
-    def __init__(self, gpu: Gpu, scaled: bool, nan: str, extra_state: Mapping[str, float]) -> None:
+    def __init__(self, gpu: Gpu, scaled: bool, nan: str, extra_state: ExtraState) -> None:
         self._gpu, self._scaled, self._nan = gpu, scaled, nan
         state = np.zeros(updates.UPDATED + 1)
         state[updates.FACTOR] = state[updates.SCALE] = 1.0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, SupportsFloat
 
 from ..core.layout import Array
 from ..core.ranges import split_batch
+from ..plan.progress import ExtraState
 
 # Called with ``start`` when ``grads[start:]`` is final; with decreasing values, finally 0.
 OnReady = Callable[[int], None]
@@ -101,12 +102,12 @@ class Model:
         raise NotImplementedError
 
     @property
-    def extra_state(self) -> Mapping[str, float]:
-        """Numbers that a checkpoint stores in addition to the vectors, by name."""
+    def extra_state(self) -> ExtraState:
+        """What a checkpoint stores in addition to the vectors, by name."""
         return {}
 
-    def load_extra_state(self, state: Mapping[str, float]) -> None:
-        """Restore the numbers of ``extra_state``; ``state`` may contain others, or none."""
+    def load_extra_state(self, state: ExtraState) -> None:
+        """Restore ``extra_state``; ``state`` may have other names, too, or none."""
 
     # For subclasses.
 

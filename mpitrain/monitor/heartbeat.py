@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..process.pid import _text, is_alive, pid_start
 
@@ -28,8 +28,8 @@ QUIET_S = 75.0
 # Clocks without synchronization may differ by minutes, but not by more than this.
 SKEW_S = 3600.0
 
-State = Literal["submitted", "running", "finished", "stopped", "failed", "died", "unknown"]
-ENDED: tuple[State, ...] = ("finished", "stopped", "failed", "died")
+State = Literal["submitted", "running", "finished", "finished early", "stopped", "failed", "died", "unknown"]
+ENDED: tuple[State, ...] = ("finished", "finished early", "stopped", "failed", "died")
 # Keys of status.json, and of its host entry, as written by version 0.1.
 _OLD_KEYS = {"machine": "host", "beat": "heartbeat", "began": "started_at"}
 _OLD_HOST_KEYS = {"host": "hostname", "boot": "boot_id", "pids": "pid_namespace"}
@@ -48,6 +48,13 @@ class ProcessHost:
     def own(cls) -> ProcessHost:
         """Return the host of this process."""
         return cls(socket.gethostname(), _text("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid"))
+
+
+class RunEnd(NamedTuple):
+    """How a run ended, and why if a hook or a signal ended it early."""
+
+    state: State
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,8 @@ class Status:
         heartbeat: Number of times the file was written.
         host, pid, pid_start: The chief's process; ``pid_start`` distinguishes processes that have the same id.
         started_at: When this attempt began, in seconds since the epoch on the chief's clock.
-        job: The batch job that the run was submitted in, until its first attempt has ended; None without one.
+        reason: Why a run ended early; else empty.
+        job: The batch job of the first attempt of a submitted run; else None.
     """
 
     state: State
@@ -82,6 +90,7 @@ class Status:
     pid: int
     pid_start: str
     started_at: float
+    reason: str = ""
     job: BatchJob | None = None
 
 
@@ -99,26 +108,27 @@ class Heartbeat:
         pid, before = os.getpid(), read(folder)
         job = before.job if before is not None and before.state == "submitted" else None
         self._status = Status(
-            "running", step(), train_steps, ranks, 0, ProcessHost.own(), pid, pid_start(pid), time.time(), job
+            "running", step(), train_steps, ranks, 0, ProcessHost.own(), pid, pid_start(pid), time.time(), job=job
         )
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._write("running")
+        self._write(RunEnd("running"))
         self._thread.start()
 
-    def end(self, state: State) -> None:
+    def end(self, end: RunEnd) -> None:
         """Write how the run ended; later calls do nothing."""
         if not self._ending.is_set():
             self._ending.set()
             self._thread.join()
-            self._write(state)
+            self._write(end)
 
     def _beat(self) -> None:
         while not self._ending.wait(BEAT_S):
-            self._write("running")
+            self._write(RunEnd("running"))
 
-    def _write(self, state: State) -> None:
-        self._status = replace(self._status, state=state, step=self._step(), heartbeat=self._status.heartbeat + 1)
+    def _write(self, end: RunEnd) -> None:
+        beat = self._status.heartbeat + 1
+        self._status = replace(self._status, state=end.state, reason=end.reason, step=self._step(), heartbeat=beat)
         try:
             write(self._folder, self._status)
         except OSError as error:
@@ -134,7 +144,7 @@ def write_submitted(folder: Path, ranks: str, job: BatchJob) -> None:
         OSError: The directory cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder, Status("submitted", 0, 0, ranks, 0, ProcessHost.own(), 0, "", time.time(), job))
+    write(folder, Status("submitted", 0, 0, ranks, 0, ProcessHost.own(), 0, "", time.time(), job=job))
 
 
 def write(folder: Path, status: Status) -> None:
@@ -154,7 +164,7 @@ def read(folder: Path) -> Status | None:
         found = json.loads((folder / STATUS).read_text(encoding="utf-8"))
         found = {_OLD_KEYS.get(key, key): value for key, value in found.items()}
         host = {_OLD_HOST_KEYS.get(key, key): value for key, value in found["host"].items()}
-        values = {f.name: found[f.name] for f in fields(Status) if f.name not in ("host", "job")}
+        values = {f.name: found[f.name] for f in fields(Status) if f.name in found and f.name not in ("host", "job")}
         job = BatchJob(**found["job"]) if found.get("job") else None
         return Status(host=ProcessHost(**{f.name: host[f.name] for f in fields(ProcessHost)}), job=job, **values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

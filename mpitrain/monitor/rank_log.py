@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import logging.handlers
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from .console import Console
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s"
 _TIME = "%Y-%m-%d %H:%M:%S"
+_EARLY_MESSAGES = 10_000  # kept until the file is open
 
 
 def path_for(folder: Path, rank: int) -> Path:
@@ -26,21 +28,18 @@ def path_for(folder: Path, rank: int) -> Path:
 class RankLog:
     """Captures the process's log messages and warnings until it is closed. Every rank has its own.
 
+    Messages are written to the file from ``open`` on, with those captured before.
+
     Args:
-        folder: The run directory.
         console: The chief's; None on other ranks.
         warns: Whether a rank without console prints warnings. Without ``mpitrain run``, which removes duplicates, only
             the chief should.
-
-    Raises:
-        OSError: The log cannot be written.
     """
 
-    def __init__(self, folder: Path, rank: int, console: Console | None, warns: bool) -> None:
-        path = path_for(folder, rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._handlers: list[logging.Handler] = [_FileHandler(path, encoding="utf-8")]
-        self._handlers[0].setFormatter(logging.Formatter(_FORMAT, _TIME))
+    def __init__(self, console: Console | None, warns: bool) -> None:
+        self._early = logging.handlers.MemoryHandler(_EARLY_MESSAGES, flushLevel=sys.maxsize)
+        self._file: logging.Handler | None = None
+        self._handlers: list[logging.Handler] = [self._early]
         if console is not None:
             self._handlers.append(_ConsoleHandler(console))
         elif warns:
@@ -53,13 +52,29 @@ class RankLog:
             root.addHandler(handler)
         logging.captureWarnings(True)
 
+    def open(self, folder: Path, rank: int) -> None:
+        """Begin to write the log file in a run directory.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        path = path_for(folder, rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = _FileHandler(path, encoding="utf-8")
+        self._file.setFormatter(logging.Formatter(_FORMAT, _TIME))
+        self._early.setTarget(self._file)
+        self._early.flush()
+        logging.getLogger().removeHandler(self._early)
+        logging.getLogger().addHandler(self._file)
+        self._handlers[0] = self._file
+
     def failed(self, error: BaseException) -> None:
-        """Write how the rank ended to the log file only; the caller prints the error."""
-        if self._handlers:
+        """Write how the rank ended to the log file only, if it is open; the caller prints the error."""
+        if self._file is not None:
             kind, is_user_error = type(error), isinstance(error, UserError)
             message = str(error) if is_user_error else f"unexpected {kind.__name__}"
             details = None if is_user_error else (kind, error, error.__traceback__)
-            self._handlers[0].handle(logging.LogRecord("mpitrain", logging.ERROR, "", 0, message, (), details))
+            self._file.handle(logging.LogRecord("mpitrain", logging.ERROR, "", 0, message, (), details))
 
     def close(self) -> None:
         """Stop capturing log messages and warnings; later calls do nothing."""
@@ -71,7 +86,7 @@ class RankLog:
         if self._handlers:
             root.setLevel(self._level)
             logging.captureWarnings(False)
-        self._handlers = []
+        self._handlers, self._file = [], None
 
 
 class _FileHandler(logging.FileHandler):

@@ -51,8 +51,14 @@ class TrainingLoop(Protocol):
     @property
     def validation(self) -> Mapping[str, float]: ...
 
-    def stop(self) -> None:
-        """Ask all workers to stop soon. Local; one rank is enough."""
+    def stop(self, reason: str = ...) -> None:
+        """Finish training early; all workers stop soon. Local; one rank is enough.
+
+        The run saves, ends with status 0 and state ``finished early``, and is not resumed by the same command.
+
+        Args:
+            reason: Shown to the user and recorded.
+        """
 
     def report(self, step: int, values: dict[str, float]) -> None:
         """Print values of ``step`` and append them to ``metrics.jsonl``. Local; no effect except on the chief."""
@@ -65,6 +71,16 @@ class Hook:
     ``loop.cluster.workers``. In ``async``, ``ssp`` and ``backup`` each worker runs at its own pace, so ``after_step``
     must not communicate. Only the chief should write files. Messages of Python's ``logging`` are printed by the chief.
     """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs, such as the best loss so far; saved in every checkpoint, on the chief.
+
+        Values are numbers, strings, and lists and dicts of these.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what the chief's ``state_dict`` returned. Called on all workers before ``begin``, on a resume."""
 
     def begin(self, loop: TrainingLoop) -> None:
         """Called once on all workers, before the first step."""

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from ..data import Split
+from ..data.split import sample_digest
 from ..errors import JobError, UserError
 from ..nn.layer import Layer
 from ..nn.loss import Loss
@@ -69,8 +70,18 @@ class Job:
             raise JobError(f"Job({name}=...) got {value!r}: must be {kind.__name__}")
 
     def facts(self) -> dict[str, object]:
-        """Return what must be the same on every rank, except the model."""
+        """Return what must be the same on every rank, except the model.
+
+        Raises:
+            DataError: A data file does not match its header.
+        """
+        splits = {"training": self.train, "validation": self.validation}
         return {
+            **{
+                f"the {name} examples (a digest of some)": sample_digest(split)
+                for name, split in splits.items()
+                if split is not None
+            },
             "loss": type(self.loss).__name__,
             "optimizer": re.sub(r" at 0x[0-9a-f]+", "", repr(self.optimizer)),
             "number of training examples": len(self.train),

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from ..core.layout import Array
 
+ExtraState = Mapping[str, "float | str"]  # numbers and texts that a checkpoint stores in addition to the vectors
+
 
 class Progress(NamedTuple):
     """How far training has come.
@@ -14,12 +16,12 @@ class Progress(NamedTuple):
     Attributes:
         step: Number of completed steps; of all workers together in the served modes.
         data_cursor: Number of examples taken from the endless stream.
-        extra_state: On a resume: further numbers of the resumed run, whose precision or mode may differ.
+        extra_state: On a resume: that of the resumed run, whose precision or mode may differ.
     """
 
     step: int
     data_cursor: int
-    extra_state: Mapping[str, float] = {}
+    extra_state: Mapping[str, float | str] = {}
 
 
 class WorkItem(NamedTuple):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
 from typing import Any, SupportsFloat
 
 from ..checkpoint.snapshot import Snapshot
 from ..core.layout import Array
 from ..plan.plan import Plan
-from ..plan.progress import ConsistentPoint, Progress, WorkItem
+from ..plan.progress import ConsistentPoint, ExtraState, Progress, WorkItem
 from .base import Stats, StepResult, non_finite_error
 
 STOP = 1  # flag: a worker was asked to stop
@@ -28,6 +28,9 @@ class BulkSynchronous:
     Args:
         rank: Index of this worker among the workers.
         step, data_cursor: Where training begins.
+
+    Attributes:
+        compute_s: Seconds that this worker has taken from ``next`` to ``begin``, to load batches and compute losses.
     """
 
     params: Array
@@ -45,6 +48,7 @@ class BulkSynchronous:
         self._snapshot: Snapshot | None = None  # whose vectors must not change
         self._counted_to = step
         self._loss_sum, self._updated, self._skipped = 0.0, 0, 0
+        self.compute_s, self._step_began = 0.0, 0.0
         if step >= plan.train_steps:
             self._reach(0)
 
@@ -56,10 +60,14 @@ class BulkSynchronous:
         if self._point is not None:
             point, self._point = self._point, None
             return point
-        return None if self._ended else WorkItem(self.progress.step, self.progress.data_cursor + self._offset)
+        if self._ended:
+            return None
+        self._step_began = time.perf_counter()
+        return WorkItem(self.progress.step, self.progress.data_cursor + self._offset)
 
     def begin(self, loss: SupportsFloat) -> None:
         self._loss = loss
+        self.compute_s += time.perf_counter() - self._step_began
 
     def ready(self, start: int) -> None:
         """Do nothing: the gradient is used as a whole."""
@@ -82,7 +90,7 @@ class BulkSynchronous:
     def stats(self) -> Stats:
         return Stats(self._counted_to, self._loss_sum, self._updated, self._skipped, [])
 
-    def _extra_state(self) -> Mapping[str, float]:
+    def _extra_state(self) -> ExtraState:
         return {}
 
     def _await_release(self) -> None:

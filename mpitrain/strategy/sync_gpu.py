@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..core.layout import Array
 from ..core.ranges import Bucket
 from ..monitor.trace import span
 from ..plan.plan import Plan
-from ..plan.progress import InitialState
+from ..plan.progress import ExtraState, InitialState
 from .base import Stats, StepResult, non_finite_error
 from .bulk_synchronous import BulkSynchronous
 
@@ -93,7 +93,7 @@ class SyncGpu(BulkSynchronous):
         hierarchy.node.Barrier()  # no rank may gather into the host vectors before all have read the initial values
 
     def begin(self, loss: Any) -> None:
-        self._loss = loss.reshape(1)
+        super().begin(loss.reshape(1))
         self._started = 0
         if self._transport is not None:
             with self._device.activate():
@@ -178,7 +178,7 @@ class SyncGpu(BulkSynchronous):
 
     # Results.
 
-    def _extra_state(self) -> Mapping[str, float]:
+    def _extra_state(self) -> ExtraState:
         found = {} if self._transport is None else {_TRANSPORT + self._transport.name: 1.0}
         with self._device.activate():
             return found | self._scaler.extra_state()

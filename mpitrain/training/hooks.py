@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
-from ..models.base import Model
 from ..monitor import worker_stats
 from ..monitor.console import Console
 from ..monitor.trace import span
 from ..monitor.worker_stats import WorkerStats
 from ..plan.hook import Hook
-from ..plan.progress import ConsistentPoint
+from ..plan.progress import ConsistentPoint, ExtraState
 from ..process.rank_status import RankStatusFile
 from ..process.signals import Signals, TimeLimit
 from ..strategy.base import Stats, Strategy
@@ -142,15 +142,21 @@ class Save(Hook):
 
     Args:
         strategy: Returns the state, after requested pauses.
-        model: Its extra state is saved, too.
+        extra_state: Returns further state to save.
         saved: Whether the step at which training begins need not be saved.
     """
 
     def __init__(
-        self, every: int, every_s: float, strategy: Strategy, model: Model, checkpoints: Checkpoints, saved: bool
+        self,
+        every: int,
+        every_s: float,
+        strategy: Strategy,
+        extra_state: Callable[[], ExtraState],
+        checkpoints: Checkpoints,
+        saved: bool,
     ) -> None:
         self._when, self._every_s, self._checkpoints = EveryNSteps(every), every_s, checkpoints
-        self._strategy, self._model = strategy, model
+        self._strategy, self._extra_state = strategy, extra_state
         self._done_at = strategy.progress.step if saved else -1
         self._done_s, self._requested = time.monotonic(), False
 
@@ -171,7 +177,7 @@ class Save(Hook):
         if due and self._done_at != point.step:
             with span("save"):
                 snapshot = self._strategy.snapshot()
-                snapshot.extra_state = {**snapshot.extra_state, **self._model.extra_state}
+                snapshot.extra_state = {**snapshot.extra_state, **self._extra_state()}
                 self._checkpoints.save(snapshot)
             self._done_at = point.step
         if due:
@@ -202,17 +208,18 @@ class Stop(Hook):
     """Stops the run after a signal, and early enough to save before an external time limit.
 
     Args:
+        strategy: Asked to stop.
         signals: The signals of this rank.
         limit: The time limit; only the chief's clock counts.
         checkpoints: Leaves time for saving as long as the longest save took.
 
     Attributes:
-        requested: Whether this worker has requested the stop.
+        reason: Why this worker has requested the stop; empty if it has not.
     """
 
-    def __init__(self, signals: Signals, limit: TimeLimit, checkpoints: Checkpoints) -> None:
-        self._signals, self._limit, self._checkpoints = signals, limit, checkpoints
-        self.requested = False
+    def __init__(self, strategy: Strategy, signals: Signals, limit: TimeLimit, checkpoints: Checkpoints) -> None:
+        self._strategy, self._signals, self._limit, self._checkpoints = strategy, signals, limit, checkpoints
+        self.reason = ""
 
     def begin(self, loop: Any) -> None:
         self._last_s = time.time()
@@ -220,16 +227,16 @@ class Stop(Hook):
     def after_step(self, loop: Any) -> None:
         now = time.time()
         step_s, self._last_s = now - self._last_s, now
-        if self.requested:
+        if self.reason:
             return
         why = self._signals.received
         if why is None and loop.cluster.chief and self._limit.reached(now, step_s, self._checkpoints.longest_s):
             why = "the time limit is near"
         if why is not None:
-            self.requested = True
+            self.reason = why
             # Launchers send SIGTERM when another rank has died, and may leave no time to save.
             _log.info("stopping after step %s%s: %s", f"{loop.step:,}", "" if why == "SIGTERM" else " to save", why)
-            loop.stop()
+            self._strategy.request_stop()
 
 
 class ReportStep(Hook):

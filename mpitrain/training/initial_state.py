@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from .. import checkpoint
@@ -12,7 +11,7 @@ from ..core.layout import Array
 from ..errors import CheckpointError
 from ..nn.layer import Layer, initialize
 from ..plan.plan import Plan
-from ..plan.progress import Progress
+from ..plan.progress import ExtraState, Progress
 
 
 class InitialStateLoader:
@@ -31,7 +30,7 @@ class InitialStateLoader:
     def __init__(self, cluster: Cluster, plan: Plan, model: Layer, resume_plan: ResumePlan) -> None:
         self._cluster, self._plan, self._model, self._resume_plan = cluster, plan, model, resume_plan
         self.resumed: Path | None = None
-        self.extra_state: Mapping[str, float] = {}
+        self.extra_state: ExtraState = {}
         self.skipped: list[str] = []
 
     @property

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from ..plan.hook import Hook
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, WorkItem
 from ..strategy.base import Strategy
+from .run_record import RunRecord
 
 _STEP, _LOAD, _FORWARD, _BACKWARD, _HOOKS = map(span, ("step", "load", "forward", "backward", "hooks"))
 
@@ -34,14 +34,14 @@ class RunFiles:
     Attributes:
         folder: The run directory.
         console: None on other ranks.
-        metrics: None on other ranks.
-        record: Tables that are stored with every checkpoint.
+        record: None on other ranks.
+        metrics: None on other ranks, and until the run directory may be written.
     """
 
     folder: Path
-    console: Console | None
-    metrics: MetricsFile | None
-    record: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    console: Console | None = None
+    record: RunRecord | None = None
+    metrics: MetricsFile | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -75,6 +75,7 @@ class Loop:
         self._after_step = _defined(hooks, "after_step")
         self._at_consistent_point = _defined(hooks, "at_consistent_point")
         self.validation: dict[str, float] = {}
+        self._stop_reason: str | None = None
         self._began, self._paused_s = time.perf_counter(), 0.0
         model.bind(strategy.params, strategy.grads)
 
@@ -129,9 +130,11 @@ class Loop:
     position, say = Renamed("data_cursor"), logged("TrainingLoop.say")
     layout, step_examples = Renamed("plan.layout"), Renamed("plan.step_examples")
 
-    def stop(self) -> None:
-        """Ask all workers to stop soon. Local; one rank is enough."""
-        self._strategy.request_stop()
+    def stop(self, reason: str = "requested by a hook") -> None:
+        """Finish training early; all workers stop soon. Local; one rank is enough."""
+        if self._stop_reason is None:
+            self._stop_reason = reason
+            self._strategy.request_stop()
 
     def report(self, step: int, values: dict[str, float]) -> None:
         """Print and record values measured at ``step``. Local; only the chief writes."""
@@ -139,8 +142,11 @@ class Loop:
             self._files.console.measured(step, values)
             self._files.metrics.write(step, time.perf_counter() - self._began, values)
 
-    def run(self) -> None:
-        """Train until ``train_steps``, or until a hook stops the run. Collective over the workers.
+    def run(self) -> str | None:
+        """Train until ``train_steps``, or until the strategy is asked to stop. Collective over the workers.
+
+        Returns:
+            Why a hook has called ``stop`` on this worker; None if none has.
 
         Raises:
             NonFiniteLoss: The loss is not finite and ``--nan`` is ``stop``.
@@ -155,6 +161,7 @@ class Loop:
         activity.become("end")
         for hook in self._hooks:
             hook.end(self)
+        return self._stop_reason
 
     def _train(self) -> None:
         strategy = self._strategy

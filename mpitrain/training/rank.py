@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import tomli_w
 from threadpoolctl import threadpool_limits
 
 from ..checkpoint.resume import ResumePlan, plan_resume
@@ -25,6 +24,7 @@ from ..comm.mpi import MPI, library_name
 from ..comm.shared_dataset import SharedDataset
 from ..core import activity
 from ..core.device import Device
+from ..core.kernels import compile_seconds
 from ..core.layout import Array
 from ..data import Loader, Split
 from ..data.loader import Memory, own_buffers
@@ -32,16 +32,17 @@ from ..errors import CheckpointError, NonFiniteLoss, UserError
 from ..gpu.discovery import choose_devices
 from ..models.base import Model
 from ..models.select import make_model
-from ..monitor import worker_stats
+from ..monitor import heartbeat, worker_stats
 from ..monitor.console import Console, describe, terminal_columns
 from ..monitor.format import format_table
-from ..monitor.metrics import MetricsFile
+from ..monitor.heartbeat import RunEnd
 from ..monitor.trace import span
 from ..plan.config import RunConfig, plain
 from ..plan.hook import Hook
 from ..plan.job import Job
 from ..plan.placement import ranges_of
 from ..plan.plan import Plan, make_plan
+from ..plan.progress import ExtraState
 from ..process.launcher_env import is_launched, launched_rank
 from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
@@ -49,20 +50,26 @@ from ..process.reaper import become_reaper
 from ..process.run_directory import cannot_write, check_files, new_run_dir
 from ..process.signals import STOPPED_EARLY, Signals, TimeLimit, ask_slurm, end_of_time
 from ..strategy.base import Strategy
+from ..strategy.bulk_synchronous import BulkSynchronous
 from ..strategy.ps.server import Server
 from ..strategy.ps.store import Store
 from ..strategy.select import make_strategy, trains_on_gpus
 from ..strategy.sync_gpu import SyncGpu
 from .checkpointing import finish_saving, make_checkpoints
 from .evaluation import Evaluator
+from .hook_state import load_hooks, save_hooks
 from .hooks import Log, ReportStep, Save, ShowProgress, Stop, Validate
 from .initial_state import InitialStateLoader
 from .loop import Loop, RunFiles
 from .placement_report import placement_report
+from .run_record import RunRecord
+from .slow_workers import ReportSlowWorker
 from .telemetry import Telemetry
 from .versions import versions
 
 _log = logging.getLogger(__name__)
+_SHORT_S = 0.05  # shorter compilations are not reported
+_RANK_COLUMNS = ("rank", "host", "role", "task", "device")
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
@@ -71,16 +78,21 @@ class TrainRequest:
     """The training that a rank performs.
 
     Attributes:
-        name: The job's name.
+        job_file: Its path.
         arguments: The job function's arguments, for the record.
         config: The run's options as the user gave them.
         make: Makes the job; may fail on one rank only.
     """
 
-    name: str
+    job_file: Path
     arguments: dict[str, Any]
     config: RunConfig
     make: Callable[[], Job]
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.job_file.stem
 
 
 def run_rank(parse: Callable[[], TrainRequest]) -> NoReturn:
@@ -149,51 +161,53 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
         job = request.make()
         config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
         plan = make_plan(job, config, len(cluster.worker_ranks))
-    cluster.check_same({**config.as_toml(), **job.facts()})
+        facts = {**config.as_toml(), **job.facts()}
+    cluster.check_same(facts)
     cluster.check_layout(plan.layout)
-    files, resume_plan = RunFiles(Path(), None, None), ResumePlan()
-    with cluster.agree("opening the run directory"):
+    ranks = format_table(_RANK_COLUMNS, cluster.table(" ".join(device.name for device in devices)))
+    files, resume_plan = RunFiles(Path()), ResumePlan()
+    with cluster.agree("reading the run directory"):
         if cluster.chief:
-            folder = config.run.run_dir or _launcher_run_dir() or new_run_dir(request.name)
-            resume_plan = plan_resume(config, folder / "checkpoints", plan.layout)
-            files = _open_files(folder, request, config)
+            files = _find_files(request, config, ranks)
+            resume_plan = plan_resume(config, files.checkpoints, plan.layout)
+            finished = resume_plan.auto and bool(resume_plan.resume) and _has_finished_early(files.folder)
+            resume_plan = resume_plan._replace(finished=finished)
     resume_plan, files.folder = cluster.comm.bcast((resume_plan, files.folder), root=cluster.chief_rank)
+    if resume_plan.finished:
+        return False
     activity.describe(role=f"{cluster.role} {cluster.task_index}", run_dir=str(files.folder.absolute()))
     signals = Signals()
     signals.install()  # stays installed: a signal after training must not interrupt the regular exit
     rank_status.set_ready()
-    telemetry = None
+    telemetry, end = Telemetry(cluster, config, files.folder, files.console), RunEnd("failed")
     try:
-        telemetry = Telemetry(cluster, config, files.folder, files.console, files.metrics)
         resident = trains_on_gpus(cluster, plan, devices)
-        table = _write_ranks(cluster, files, " ".join(device.name for device in devices))
         if cluster.chief:
             if config.output.log_device_placement:
-                _log.info("%s\n%s", table, placement_report(job.model, plan, devices, resident))
+                _log.info("%s\n%s", ranks, placement_report(job.model, plan, devices, resident))
             _log.info("%s", _headline(cluster, request.name, config, threads, devices))
             for note in [*notes, *resume_plan.notes, *_notes_on_data(job)]:
                 _log.info("%s", note)
         if cluster.is_server:
-            _serve(cluster, job, plan, resume_plan)
-            stopped = False
+            _serve(cluster, job, plan, resume_plan, telemetry)
+            end = RunEnd("finished")
         else:
             # Only the chief's clock counts, so only the chief queries Slurm.
-            end = end_of_time(plan.config.run.time_limit, ask=ask_slurm) if cluster.chief else None
+            until = end_of_time(plan.config.run.time_limit, ask=ask_slurm) if cluster.chief else None
             run = _Run(cluster, job, plan, files, telemetry, resume_plan)
-            stopped = run.work(devices, signals, TimeLimit(end, time.time()), rank_status)
+            end = run.work(devices, signals, TimeLimit(until, time.time()), rank_status)
         telemetry.write_trace()
     finally:
-        if files.console is not None and files.metrics is not None:
+        if files.console is not None:
             files.console.stop()
-            files.metrics.close()
-        if telemetry is not None:
-            telemetry.close(sys.exc_info()[1])
-    return cluster.any(stopped)
+        telemetry.close(end, sys.exc_info()[1])
+    return cluster.any(end.state == "stopped")
 
 
-def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan) -> None:
+def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, telemetry: Telemetry) -> None:
     """Run a parameter server."""
     store = Store(cluster, plan, InitialStateLoader(cluster, plan, job.model, resume_plan))
+    telemetry.open(None, 0)
     activity.become("wait")  # between requests
     Server(store).serve()  # ends when the workers report that they have saved, also after a signal
     activity.become("end")
@@ -211,8 +225,10 @@ class _Run:
     telemetry: Telemetry
     resume_plan: ResumePlan
 
-    def work(self, devices: Sequence[Device], signals: Signals, limit: TimeLimit, rank_status: RankStatusFile) -> bool:
-        """Train; return whether the run was asked to stop before the last step, according to this worker."""
+    def work(
+        self, devices: Sequence[Device], signals: Signals, limit: TimeLimit, rank_status: RankStatusFile
+    ) -> RunEnd:
+        """Train; return how the run ended."""
         cluster, job, plan, files = self.cluster, self.job, self.plan, self.files
         initial_state = InitialStateLoader(cluster, plan, job.model, self.resume_plan)
         strategy = make_strategy(cluster, plan, devices, initial_state)
@@ -221,29 +237,44 @@ class _Run:
         with cluster.training.agree("copying the model to its devices"):
             model = make_model(job, plan, devices, _sum_over(cluster.workers))
         model.load_extra_state(initial_state.extra_state)
+        load_hooks(job.hooks, initial_state.extra_state)
         dataset = SharedDataset(cluster.training, plan.config.parallel.shared_memory)
         dtype = None if model.accepts_raw else plan.dtype
         loader = self._loader(dataset, job.train, dtype, model.memory)
         validation = None if job.validation is None else self._loader(dataset, job.validation, plan.dtype)
         evaluator = None if validation is None else Evaluator(cluster, plan, strategy, model, validation)
-        checkpoints = make_checkpoints(cluster, plan, files.checkpoints, files.record)
-        stop, config = Stop(signals, limit, checkpoints), plan.config
+        record = {} if files.record is None else files.record.tables
+        checkpoints = make_checkpoints(cluster, plan, files.checkpoints, record)
+        stop, config = Stop(strategy, signals, limit, checkpoints), plan.config
+        save_steps, save_secs = config.saving.save_steps, config.saving.save_secs
+
+        def extra_state() -> ExtraState:
+            return {**model.extra_state, **save_hooks(job.hooks)}
+
         hooks: list[Hook] = [
             Log(config.output.log_steps, strategy),
             Validate(config.training.validate_steps, evaluator),
-            Save(config.saving.save_steps, config.saving.save_secs, strategy, model, checkpoints, initial_state.saved),
+            Save(save_steps, save_secs, strategy, extra_state, checkpoints, initial_state.saved),
             stop,
             ReportStep(rank_status),
+            *(
+                [ReportSlowWorker(strategy)]
+                if isinstance(strategy, BulkSynchronous) and cluster.workers.size > 1
+                else []
+            ),
             *job.hooks,
             *self.telemetry.hooks(),
             *([] if files.console is None else [ShowProgress(files.console)]),
         ]
+        for change in files.record.changes() if files.record is not None else ():
+            _log.info("changed since the last start: %s", change)
+        files.metrics = self.telemetry.open(files.record, strategy.progress.step)
         loop = Loop(cluster, plan, strategy, model, loader, files, hooks)
         self.telemetry.attach(loop, resumed=initial_state.resumed is not None)
         _log.info("%s", _describe_job(loop, len(job.train), initial_state.resumed))
-        began, first = time.perf_counter(), loop.step
+        began, first, compiled = time.perf_counter(), loop.step, compile_seconds()
         try:
-            loop.run()
+            reason = loop.run()
         except NonFiniteLoss as error:
             if error.on_all_ranks:  # all ranks end regularly, so a sharded save in progress must be finished
                 with contextlib.suppress(CheckpointError):  # already reported
@@ -252,9 +283,9 @@ class _Run:
         seconds = time.perf_counter() - began
         if cluster.chief:
             self._account(strategy, model, loop.step, seconds)
-        # In the served modes another worker may have requested the stop first.
-        stopped = cluster.training.any(stop.requested) and loop.step < plan.train_steps
-        _log.info("%s", _summary(loop, files.folder, loop.step - first, seconds, stopped))
+        end = self._end(loop, stop.reason, reason)
+        compiling_s = cluster.workers.allreduce(compile_seconds() - compiled, op=MPI.MAX)
+        _log.info("%s", _summary(loop, files.folder, loop.step - first, seconds, compiling_s, end))
         _end_servers(cluster)
         model.close()
         loader.close()
@@ -262,7 +293,22 @@ class _Run:
             validation.close()
         strategy.close()
         dataset.free()
-        return stopped
+        return end
+
+    def _end(self, loop: Loop, stopped: str, finished: str | None) -> RunEnd:
+        """Return how training ended. Collective over the workers, because each may have requested the end.
+
+        Args:
+            stopped: Why this worker has stopped the run, such as a signal; empty if it has not.
+            finished: Why a hook of this worker has finished training early; None if none has.
+        """
+        all_workers = self.cluster.workers.allgather((stopped, finished))
+        if loop.step >= loop.train_steps:
+            return RunEnd("finished")
+        for reason, _ in all_workers:
+            if reason:
+                return RunEnd("stopped", reason)
+        return RunEnd("finished early", next((reason for _, reason in all_workers if reason), "no more work"))
 
     def _loader(self, dataset: SharedDataset, split: Split, dtype: Any, memory: Memory = own_buffers) -> Loader:
         """Return the batches of a split; in the stored type if ``dtype`` is None. Collective over the workers."""
@@ -314,15 +360,6 @@ def _end_servers(cluster: Cluster) -> None:
             time.sleep(100e-6)
 
 
-def _write_ranks(cluster: Cluster, files: RunFiles, device: str) -> str:
-    """Write the table of ranks to the run directory, and return it. Collective over all ranks."""
-    table = format_table(("rank", "host", "role", "task", "device"), cluster.table(device))
-    with cluster.agree("writing ranks.txt"):
-        if cluster.chief:
-            (files.folder / "ranks.txt").write_text(table + "\n", encoding="utf-8")
-    return table
-
-
 def _limit_threads(cluster: Cluster, given: int | None, devices: int) -> int:
     """Set and return the number of BLAS threads: as given, else from the environment, else this rank's share of cores.
 
@@ -351,22 +388,30 @@ def _register_rank() -> RankStatusFile:
     return RankStatusFile(run_dir, rank)
 
 
-def _open_files(folder: Path, request: TrainRequest, config: RunConfig) -> RunFiles:
+def _find_files(request: TrainRequest, config: RunConfig, ranks: str) -> RunFiles:
+    """Return the files of the run, in a directory that exists; nothing in it has changed yet."""
+    folder = config.run.run_dir or _launcher_run_dir() or new_run_dir(request.name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_files(folder)
-        with (folder / "config.toml").open("wb") as file:
-            record = {
-                "run": config.as_toml(),
-                "job": plain(request.arguments),
-                "versions": {"job_file": request.name, **versions(), "mpi": library_name()},
-            }
-            tomli_w.dump(record, file)
-        metrics = MetricsFile(folder / "metrics.jsonl")
     except OSError as error:
         raise cannot_write(folder, error) from error
-    about = {"config": record["run"], "job": record["job"], "versions": record["versions"]}
-    return RunFiles(folder, Console(terminal_columns()), metrics, about)
+    tables = {
+        "run": config.as_toml(),
+        "job": plain(request.arguments),
+        "versions": {"job_file": request.name, **versions(), "mpi": library_name()},
+    }
+    return RunFiles(folder, Console(terminal_columns()), RunRecord(folder, tables, request.job_file, ranks))
+
+
+def _has_finished_early(folder: Path) -> bool:
+    """Return whether a hook has finished the run early; print it."""
+    status = heartbeat.read(folder)
+    if status is None or status.state != "finished early":
+        return False
+    why = f"finished early at step {status.step:,}: {status.reason}"
+    print(f"nothing to train: {why}; to continue, pass --resume {shlex.quote(str(folder))}", flush=True)
+    return True
 
 
 def _notes_on_data(job: Job) -> list[str]:
@@ -399,18 +444,22 @@ def _describe_job(loop: Loop, examples: int, resumed: Path | None) -> str:
     )
 
 
-def _summary(loop: Loop, folder: Path, steps: int, seconds: float, stopped: bool) -> str:
+def _summary(loop: Loop, folder: Path, steps: int, seconds: float, compiling_s: float, end: RunEnd) -> str:
     lines = []
     if not steps:
         lines.append(f"nothing to train: already at step {loop.step:,} of {loop.train_steps:,}")
     else:
-        rate = steps * loop.plan.step_examples / seconds
+        rate = steps * loop.plan.step_examples / (seconds - compiling_s)
         took = f"{steps:,} step{'s' * (steps != 1)} in {seconds:.1f} s"
+        if compiling_s > _SHORT_S:
+            took += f", {compiling_s:.1f} s of them for compiling kernels"
         lines.append(f"{took}: {rate:,.0f} examples/s, including validation and saving")
     measured = "  ".join(describe(name, value) for name, value in loop.validation.items())
     if measured:
         lines.append(f"at step {loop.step:,}: {measured}")
-    if stopped:
+    if end.state == "finished early":
+        lines.append(f"finished early at step {loop.step:,} of {loop.train_steps:,}: {end.reason}")
+    if end.state == "stopped":
         lines.append(
             f"stopped early at step {loop.step:,} of {loop.train_steps:,}; "
             f"to resume, run the same command with --run-dir {shlex.quote(str(folder))}"

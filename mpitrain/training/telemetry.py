@@ -1,4 +1,4 @@
-"""A rank's log and trace, and the chief's heartbeat and TensorBoard events."""
+"""A rank's log and trace, and on the chief the run's record, metrics, heartbeat and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Any
 from ..comm import clock_sync as clock
 from ..comm.cluster import Cluster
 from ..core.layout import Array, Layout
-from ..errors import LaunchError
 from ..monitor import trace
 from ..monitor.console import Console
-from ..monitor.heartbeat import Heartbeat, State
+from ..monitor.heartbeat import Heartbeat, RunEnd
 from ..monitor.metrics import MetricsFile
 from ..monitor.rank_log import RankLog
 from ..monitor.tensorboard import Events, available
 from ..plan.config import RunConfig
 from ..plan.hook import Hook
 from ..process.rank_status import RUN_DIR_VARIABLE
+from ..process.run_directory import cannot_write
 from ..version import __version__
 from .hooks import EveryNSteps
 from .loop import Loop
+from .run_record import RunRecord
 
 _log = logging.getLogger(__name__)
 
@@ -42,34 +43,46 @@ class ChiefFiles:
 
 
 class Telemetry:
-    """Opened once the run directory exists, closed at the end of the run, even after an error.
+    """Prints messages from the beginning, and writes to the run directory once everything has been validated.
 
     Construction is collective over all ranks.
 
     Args:
+        folder: The run directory.
         console: The chief's; None on other ranks.
-        metrics: The chief's; None on other ranks.
-
-    Raises:
-        LaunchError: On every rank: a file in the run directory cannot be written.
     """
 
-    def __init__(
-        self, cluster: Cluster, config: RunConfig, folder: Path, console: Console | None, metrics: MetricsFile | None
-    ) -> None:
+    def __init__(self, cluster: Cluster, config: RunConfig, folder: Path, console: Console | None) -> None:
         self._cluster, self._folder, self._config = cluster, folder, config
         self._chief: ChiefFiles | None = None
         self._loop: Loop | None = None
-        with cluster.agree("opening the logs"):
-            try:
-                self._log = RankLog(folder, cluster.rank, console, warns=RUN_DIR_VARIABLE in os.environ)
-                if metrics is not None:
-                    self._chief = self._open(metrics)
-            except OSError as error:
-                raise LaunchError(f"{folder} cannot be written: {error.strerror}; pass another --run-dir") from error
+        self._log = RankLog(console, warns=RUN_DIR_VARIABLE in os.environ)
         _log.debug("%s, %s %d, process %d, mpitrain %s", *self._who(), os.getpid(), __version__)
         self._recorder = trace.record(config.output.trace_steps) if config.output.trace else None
         self._clock = self._measure_clock()
+
+    def open(self, record: RunRecord | None, step: int) -> MetricsFile | None:
+        """Write the run's record, and begin to write logs, metrics and heartbeats. Collective over all ranks.
+
+        Args:
+            record: The chief's; None on other ranks.
+            step: The step at which training begins.
+
+        Returns:
+            The metrics on the chief, None on other ranks.
+
+        Raises:
+            LaunchError: On every rank: a file in the run directory cannot be written.
+        """
+        with self._cluster.agree("opening the run directory"):
+            try:
+                self._log.open(self._folder, self._cluster.rank)
+                if record is not None:
+                    record.write(step)
+                    self._chief = self._open(MetricsFile(self._folder / "metrics.jsonl"), step)
+            except OSError as error:
+                raise cannot_write(self._folder, error) from error
+        return None if self._chief is None else self._chief.metrics
 
     def attach(self, loop: Loop, resumed: bool) -> None:
         """Record a worker's training from now on; call before it begins. Local."""
@@ -105,31 +118,27 @@ class Telemetry:
             except OSError as error:  # not fatal: training has finished
                 _log.warning("%s cannot be written: %s", self._folder / trace.TRACE, error.strerror)
 
-    def close(self, error: BaseException | None) -> None:
+    def close(self, end: RunEnd, error: BaseException | None) -> None:
         """Record how the run ended, with its error if any. Local."""
-        chief, loop = self._chief, self._loop
         if error is not None:
             self._log.failed(error)
-        if chief is not None:
-            done = loop is not None and loop.step >= loop.train_steps
-            state: State = "failed" if error is not None else "finished" if done else "stopped"
-            if chief.events is not None:
-                chief.events.close()
-            chief.heartbeat.end(state)
+        if self._chief is not None:
+            if self._chief.events is not None:
+                self._chief.events.close()
+            self._chief.metrics.close()
+            self._chief.heartbeat.end(end)
         self._log.close()
 
-    def _open(self, metrics: MetricsFile) -> ChiefFiles:
+    def _open(self, metrics: MetricsFile, step: int) -> ChiefFiles:
         requested = self._config.output.tensorboard or self._config.output.histogram_steps > 0
         wanted = requested or (self._config.output.tensorboard is None and available())
         events = Events(self._folder / "tensorboard") if wanted else None
         workers, servers = len(self._cluster.worker_ranks), len(self._cluster.servers)
         ranks = f"{workers} worker{'s' * (workers != 1)}"
         ranks += f" + {servers} server{'s' * (servers != 1)}" if servers else ""
-        heartbeat = Heartbeat(self._folder, ranks, self._config.training.train_steps or 0, self._step)
+        train_steps = self._config.training.train_steps or 0
+        heartbeat = Heartbeat(self._folder, ranks, train_steps, lambda: step if self._loop is None else self._loop.step)
         return ChiefFiles(metrics, heartbeat, events)
-
-    def _step(self) -> int:
-        return 0 if self._loop is None else self._loop.step
 
     def _who(self) -> tuple[str, str, int]:
         return self._cluster.rank_description, self._cluster.role, self._cluster.task_index

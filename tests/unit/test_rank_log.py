@@ -14,8 +14,10 @@ from mpitrain.monitor.rank_log import RankLog, path_for
 
 
 def test_log_and_warnings_with_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = RankLog(tmp_path, 3, None, warns=False)
+    log = RankLog(None, warns=False)
     logging.getLogger("some.package").info("message %d", 7)
+    assert not any(tmp_path.iterdir())
+    log.open(tmp_path, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         logging.captureWarnings(True)
@@ -30,8 +32,8 @@ def test_log_and_warnings_with_the_time(tmp_path: Path, capsys: pytest.CaptureFi
     assert "look out" not in capsys.readouterr().err
 
 
-def test_another_rank_prints_only_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = RankLog(tmp_path, 1, None, warns=True)
+def test_another_rank_prints_only_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    log = RankLog(None, warns=True)
     logging.getLogger("x").warning("beware")
     logging.getLogger("mpitrain.x").info("by the way")
     log.close()
@@ -41,7 +43,8 @@ def test_another_rank_prints_only_warnings(tmp_path: Path, capsys: pytest.Captur
 def test_the_chief_prints_the_messages_of_the_package_and_the_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = RankLog(tmp_path, 0, Console(0), warns=False)
+    log = RankLog(Console(0), warns=False)
+    log.open(tmp_path, 0)
     for name in ("mpitrain.training.rank", "mpitrain_job_mnist", "mpi4py", "mpitrainer.unrelated"):
         logging.getLogger(name).info("info of %s", name)
         logging.getLogger(name).debug("debug of %s", name)
@@ -55,7 +58,8 @@ def test_the_chief_prints_the_messages_of_the_package_and_the_job(
 
 def test_a_resumed_run_adds_to_its_logs(tmp_path: Path) -> None:
     for line in ("first", "second"):
-        log = RankLog(tmp_path, 0, None, warns=False)
+        log = RankLog(None, warns=False)
+        log.open(tmp_path, 0)
         logging.getLogger("x").info(line)
         log.close()
     assert [line.split()[-1] for line in path_for(tmp_path, 0).read_text().splitlines()] == ["first", "second"]

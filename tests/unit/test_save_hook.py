@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from mpitrain.checkpoint import Snapshot
-from mpitrain.models.base import Model
 from mpitrain.plan.progress import ConsistentPoint, Progress
 from mpitrain.training import hooks
 from mpitrain.training.checkpointing import Checkpoints
@@ -33,7 +32,7 @@ def saved_steps(monkeypatch: pytest.MonkeyPatch, every: int, every_s: float, n: 
     now = [0.0]
     monkeypatch.setattr(hooks.time, "monotonic", lambda: now[0])
     strategy: Any = Strategy()
-    hook = hooks.Save(every, every_s, strategy, Model(), Checkpoints(), saved=True)
+    hook = hooks.Save(every, every_s, strategy, dict, Checkpoints(), saved=True)
     loop = SimpleNamespace(step=0, cluster=SimpleNamespace(chief=True))
     hook.begin(loop)
     for step in range(1, n + 1):

@@ -16,6 +16,7 @@ from mpitrain.monitor.heartbeat import (
     BatchJob,
     Heartbeat,
     ProcessHost,
+    RunEnd,
     Status,
     classify,
     read,
@@ -76,7 +77,7 @@ def test_the_first_attempt_of_a_submitted_run_keeps_its_job(tmp_path: Path) -> N
     assert read(tmp_path) is not None and states([tmp_path]) == {tmp_path: "submitted"}
     for expected in (job, None):
         heartbeat = Heartbeat(tmp_path, "2 workers", 100, lambda: 0)
-        heartbeat.end("stopped")
+        heartbeat.end(RunEnd("stopped"))
         found = read(tmp_path)
         assert found is not None and (found.state, found.job) == ("stopped", expected)
     assert os.listdir(tmp_path) == [status.STATUS]
@@ -101,8 +102,8 @@ def test_a_heartbeat_lives_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     while (newer := read(tmp_path)) is None or newer.step != 7 or newer.heartbeat <= first.heartbeat:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    heartbeat.end("finished")
-    heartbeat.end("failed")
+    heartbeat.end(RunEnd("finished"))
+    heartbeat.end(RunEnd("failed"))
     assert states([tmp_path]) == {tmp_path: "finished"}
 
 
@@ -137,6 +138,6 @@ def test_a_doubtful_run_is_watched(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     heartbeat = Heartbeat(tmp_path / "gone", "1 worker", 1, lambda: 0)
-    heartbeat.end("finished")
+    heartbeat.end(RunEnd("finished"))
     assert len(caplog.records) == 1
     assert "cannot be written" in caplog.text

@@ -1,0 +1,42 @@
+"""The state of a job's hooks in checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from ..errors import JobError
+from ..plan.hook import Hook
+from ..plan.progress import ExtraState
+
+_NAME = "hooks"
+_LARGEST_BYTES = 32_768  # an HDF5 attribute holds 64 KiB
+
+
+def save_hooks(hooks: Sequence[Hook]) -> ExtraState:
+    """Return the state of all hooks that have one. Local.
+
+    Raises:
+        JobError: A hook's state cannot be saved.
+    """
+    states = [[type(hook).__name__, hook.state_dict()] for hook in hooks]
+    text = json.dumps([state for state in states if state[1]], default=_refuse)
+    if len(text.encode()) > _LARGEST_BYTES:
+        raise JobError(f"the state of all hooks has {len(text.encode()):,} bytes: must be at most {_LARGEST_BYTES:,}")
+    return {_NAME: text} if text != "[]" else {}
+
+
+def load_hooks(hooks: Sequence[Hook], state: ExtraState) -> None:
+    """Restore the hooks' state: the n-th state of a class goes to the job's n-th hook of that class. Local."""
+    saved = json.loads(str(state.get(_NAME, "[]")))
+    for hook in hooks:
+        found = next((entry for entry in saved if entry[0] == type(hook).__name__), None)
+        if found is not None:
+            saved.remove(found)
+            hook.load_state_dict(found[1])
+
+
+def _refuse(value: object) -> None:
+    raise JobError(
+        f"a hook's state_dict has a value of type {type(value).__name__}: must be a number, string, list or dict"
+    )

@@ -1,0 +1,138 @@
+"""The record of what a run trains: its options, job file and versions, and every earlier version of these.
+
+``config.toml`` holds the options of the last start. ``history`` has a directory for each start that differs from the
+one before: with ``config.toml``, the job file, and if that is in a git checkout the commit and the difference to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from ..core.toml import read_toml
+from ..plan.config import flag
+
+HISTORY, CONFIG = "history", "config.toml"
+_UNCOMPARED = {"run_dir", "resume", "time_limit"}  # where and until when a run trains, not how
+_GIT_S = 10.0  # at most, for one command
+
+
+class RunRecord:
+    """What one start of a run writes; chief only.
+
+    Args:
+        folder: The run directory.
+        tables: The content of ``config.toml``: ``run`` and ``job`` have the options, ``versions`` the software.
+        job_file: Its path.
+        ranks: A table of the ranks.
+
+    Attributes:
+        tables: As given; stored with every checkpoint.
+    """
+
+    def __init__(self, folder: Path, tables: Mapping[str, Mapping[str, Any]], job_file: Path, ranks: str) -> None:
+        self._folder, self._job_file, self._ranks = folder, job_file, ranks
+        self.tables = tables
+
+    def changes(self) -> list[str]:
+        """Return each option that differs from the last start, such as ``--batch-size: 100 -> 50``."""
+        before, now = _compared(_read(self._folder / CONFIG)), _compared(self.tables)
+        changed = []
+        for table in ("run", "job") if before else ():
+            old, new = before.get(table, {}), now[table]
+            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            changed += [f"{flag(name)}: {old.get(name, 'none')} -> {new.get(name, 'none')}" for name in names]
+        return changed
+
+    def write(self, step: int) -> None:
+        """Write ``ranks.txt``, ``config.toml``, and an entry of the history if anything has changed.
+
+        Args:
+            step: The step at which this start continues.
+
+        Raises:
+            OSError: The run directory cannot be written.
+        """
+        config = tomli_w.dumps(self.tables).encode()
+        history = self._folder / HISTORY
+        entries = sorted(history.glob("[0-9]*"))
+        if not entries and (self._folder / CONFIG).exists():  # written by an older version
+            entries = [_add(history, 1, 0, {CONFIG: (self._folder / CONFIG).read_bytes()})]
+        files = {self._job_file.name: self._job_file.read_bytes(), **_git_state(self._job_file.parent)}
+        if not entries or self._differs(entries[-1], files):
+            _add(history, len(entries) + 1, step, {**files, CONFIG: config})
+        _replace(self._folder / CONFIG, config)
+        (self._folder / "ranks.txt").write_text(self._ranks + "\n", encoding="utf-8")
+
+    def _differs(self, entry: Path, files: Mapping[str, bytes]) -> bool:
+        """Return whether this start differs from an entry of the history."""
+        if _compared(_read(entry / CONFIG)) != _compared(self.tables):
+            return True
+        return {path.name: path.read_bytes() for path in entry.iterdir() if path.name != CONFIG} != files
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the tables of ``config.toml``; none if there is no valid file."""
+    try:
+        return read_toml(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def _compared(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the tables without options that do not change how a run trains."""
+    return {
+        name: {option: value for option, value in table.items() if option not in _UNCOMPARED}
+        for name, table in tables.items()
+    }
+
+
+def _add(history: Path, first: int, step: int, files: Mapping[str, bytes]) -> Path:
+    """Add an entry to the history; it appears complete or not at all."""
+    partial = history / ".partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, content in files.items():
+        (partial / name).write_bytes(content)
+    names = (f"{number:04d}-step-{step}" for number in itertools.count(first))
+    entry = next(history / name for name in names if not any(history.glob(f"{name[:4]}-*")))
+    partial.rename(entry)
+    return entry
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+
+
+def _git_state(folder: Path) -> dict[str, bytes]:
+    """Return the commit of the checkout that contains ``folder``, and the difference to it, as files; else nothing."""
+    if not any((parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents)):
+        return {}
+    commit = _git(folder, "rev-parse", "HEAD")
+    difference = _git(folder, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD")
+    found = {"git-commit.txt": commit, "git-diff.patch": difference}
+    return {name: content for name, content in found.items() if content}
+
+
+def _git(folder: Path, *words: str) -> bytes:
+    """Return the output of a git command; empty if it fails."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return b""
+    return done.stdout if done.returncode == 0 else b""

@@ -1,0 +1,78 @@
+"""Find a worker that slows down the others, in modes in which all workers take the same steps."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..plan.hook import Hook
+from ..plan.progress import ConsistentPoint
+from ..strategy.bulk_synchronous import BulkSynchronous
+
+PERIOD_S = 10.0  # over which workers are compared
+_FIRST_STEPS = 10  # not compared: kernels are compiled and caches filled; their rate gives the first period in steps
+_TIMES_TYPICAL, _SHARE = 2.0, 0.2  # slow: more than twice the others' median, and by more than a fifth of the period
+
+_log = logging.getLogger(__name__)
+
+
+class ReportSlowWorker(Hook):
+    """Warns once of a worker that needs much more time for a batch and its loss than the others.
+
+    Every ``PERIOD_S`` seconds or so, the workers exchange how long they have computed. Time in the backward pass and
+    in hooks does not count, because it may contain waiting for other workers.
+    """
+
+    def __init__(self, strategy: BulkSynchronous) -> None:
+        self._strategy = strategy
+
+    def begin(self, loop: Any) -> None:
+        self._first, self._reported = True, False
+        self._start_period(loop.step, _FIRST_STEPS)
+
+    def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
+        if point.step < self._compare_at or self._reported:
+            return
+        own = self._strategy.compute_s - self._computed_s, time.perf_counter() - self._began
+        seconds, elapsed = zip(*loop.cluster.workers.allgather(own), strict=True)  # the same on all workers
+        period_s = max(elapsed)
+        worker = None if self._first or period_s < PERIOD_S / 2 else slow_worker(seconds, period_s)
+        self._first = False
+        if worker is not None:
+            self._reported = True
+            _log.warning("%s", _describe(worker, seconds, loop.cluster.host_of[loop.cluster.worker_ranks[worker]]))
+        self._start_period(point.step, math.ceil((point.step - self._start) / period_s * PERIOD_S))
+
+    def _start_period(self, step: int, steps: int) -> None:
+        self._start, self._compare_at = step, step + max(steps, 1)
+        self._began, self._computed_s = time.perf_counter(), self._strategy.compute_s
+
+
+def slow_worker(seconds: Sequence[float], period_s: float) -> int | None:
+    """Return the worker that slows down the others, or None.
+
+    Args:
+        seconds: Each worker's time for loading and computing within the period; two workers or more.
+    """
+    slowest = max(seconds)
+    typical = _typical(seconds)
+    if slowest > _TIMES_TYPICAL * typical and slowest - typical > _SHARE * period_s:
+        return seconds.index(slowest)
+    return None
+
+
+def _typical(seconds: Sequence[float]) -> float:
+    """Return the median of all but the slowest worker."""
+    return statistics.median(sorted(seconds)[:-1])
+
+
+def _describe(worker: int, seconds: Sequence[float], host: str) -> str:
+    times = seconds[worker] / max(_typical(seconds), 1e-9)
+    return (
+        f"worker {worker} on {host} needs {times:.1f} times as long as the others to load a batch and compute its "
+        "loss, and every step waits for it; check what slows it down"
+    )

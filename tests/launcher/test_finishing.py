@@ -1,0 +1,59 @@
+"""What a run directory contains after runs that were refused, changed, or finished early by a hook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from mpitrain.monitor import heartbeat
+
+from ..support.launch import JOBS, Mpi, one_line, run
+
+JOB = JOBS / "finishing.py"
+
+
+def train(mpi: Mpi, folder: Path, *flags: str) -> CompletedProcess[str]:
+    words = [str(mpi.python), "-m", "mpitrain", "run", "-n", "2", str(JOB), "--run-dir", str(folder)]
+    return run([*words, *flags], timeout=80)
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_refused_command_changes_no_file(openmpi: Mpi, tmp_path: Path) -> None:
+    assert train(openmpi, tmp_path).returncode == 0
+    before = files_of(tmp_path)
+    for flags in (["--hidden-units", "16"], ["--seed", "5"], ["--resume", str(tmp_path / "none.h5")]):
+        refused = train(openmpi, tmp_path, *flags)
+        assert refused.returncode == 2 and one_line(refused.stderr)
+        assert files_of(tmp_path) == before, flags
+
+
+def test_changed_options_are_reported_and_kept(openmpi: Mpi, tmp_path: Path) -> None:
+    assert train(openmpi, tmp_path, "--train-steps", "20").returncode == 0
+    changed = train(openmpi, tmp_path, "--train-steps", "40", "--learning-rate", "0.02")
+    assert changed.returncode == 0
+    reported = [line.partition("--")[2] for line in changed.stdout.splitlines() if " -> " in line]
+    assert reported == ["train-steps: 20 -> 40", "learning-rate: 0.01 -> 0.02"]
+    assert sorted(path.name for path in (tmp_path / "history").iterdir()) == ["0001-step-0", "0002-step-20"]
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--mode", "async", "--ps", "1", "--ps-placement", "first")], ids=["sync", "async"]
+)
+def test_a_run_that_a_hook_finishes_early(openmpi: Mpi, flags: tuple[str, ...], tmp_path: Path) -> None:
+    assert train(openmpi, tmp_path, "--limit", "10", *flags).returncode == 0
+    status = heartbeat.read(tmp_path)
+    assert status is not None and (status.state, status.reason) == ("finished early", "seen 10 steps")
+    before = files_of(tmp_path)
+    assert train(openmpi, tmp_path, "--limit", "10", *flags).returncode == 0
+    assert files_of(tmp_path) == before, "it is not started again"
+
+    newest = max((tmp_path / "checkpoints").iterdir())
+    assert train(openmpi, tmp_path, "--limit", "20", "--resume", str(newest), *flags).returncode == 0
+    again = heartbeat.read(tmp_path)
+    assert again is not None and again.reason == "seen 20 steps"
+    assert again.step < status.step + 15, "the hook's state was restored"

@@ -1,0 +1,41 @@
+"""The state of hooks in checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpitrain import Hook
+from mpitrain.errors import JobError
+from mpitrain.training.hook_state import load_hooks, save_hooks
+
+
+class Best(Hook):
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state["state"]
+
+
+class Other(Best):
+    pass
+
+
+def test_each_hook_gets_its_own_state_back() -> None:
+    saved = save_hooks([Hook(), Best(0.5), Other([1, "x"]), Best({"a": None})])
+    restored = [Best(None), Best(None), Hook(), Other(None), Other("not saved")]
+    load_hooks(restored, {"other": 1.0, **saved})
+    assert [hook.state for hook in restored if isinstance(hook, Best)] == [0.5, {"a": None}, [1, "x"], "not saved"]
+    load_hooks(restored, {})
+    assert save_hooks([Hook()]) == {}
+
+
+@pytest.mark.parametrize("state", [object(), "x" * 40_000])
+def test_state_that_cannot_be_saved_is_refused(state: object) -> None:
+    with pytest.raises(JobError):
+        save_hooks([Best(state)])
