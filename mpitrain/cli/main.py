@@ -216,9 +216,13 @@ class SubmitCommand(JobCommand):
         at = self._find_job(ctx, list(args))
         if at is None:
             raise click.MissingParameter(ctx=ctx, param=self.params[-1])
-        jobs = self._names_of(Path(args[at]))
-        own, before = _split_options(self._own, args[:at])
-        more, after = _split_options([option for option in self._own if option.name not in jobs], args[at + 1 :])
+        job = self._options_of(Path(args[at]))
+        names = {option.name for option in job}
+        own, before = _split_options(self._own, _join_values(self._run, args[:at]))
+        more, after = _split_options(
+            [option for option in self._own if option.name not in names],
+            _join_values([*self._run, *job], args[at + 1 :]),
+        )
         ctx.meta["rank_arguments"] = [*before, args[at], *after]
         rest = super().parse_args(ctx, list(ctx.meta["rank_arguments"]))
         ctx.meta["own"] = self._own_values(own, more)
@@ -228,11 +232,11 @@ class SubmitCommand(JobCommand):
         """Return the flags of the run and of the job."""
         return [*self._run, *self._job]
 
-    def _names_of(self, path: Path) -> set[str]:
-        """Return the names of a job's flags."""
+    def _options_of(self, path: Path) -> list[click.Option]:
+        """Return a job's flags."""
         from ..plan.job import load_job_file
 
-        return {str(option.name) for option in flags.job_options(path, load_job_file(path))}
+        return flags.job_options(path, load_job_file(path))
 
     def _own_values(self, *given: dict[str, Any]) -> dict[str, Any]:
         """Return the values of this command's own flags; the site file supplies those not given."""
@@ -261,13 +265,26 @@ def _split_options(options: Sequence[click.Option], words: Sequence[str]) -> tup
     return values, rest
 
 
+def _join_values(options: Sequence[click.Option], words: Sequence[str]) -> list[str]:
+    """Join these options' flags with values such as -inf, which another parser would search for short flags."""
+    takes_value = {name for option in options if not option.is_flag for name in option.opts}
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] in takes_value and word.startswith("-"):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
 def _submit(**values: Any) -> int:
     context = click.get_current_context()
     command = context.command
     assert isinstance(command, SubmitCommand)
     request = command.request(values)
     seeded = context.get_parameter_source("seed") is not click.core.ParameterSource.DEFAULT
-    arguments = context.meta["rank_arguments"]
+    run_dir = [option for option in command.sweepable() if option.name == "run_dir"]
+    _, arguments = _split_options(run_dir, context.meta["rank_arguments"])  # the script sets it
 
     def check(words: Sequence[str]) -> None:
         _invoke(train_command(), [*arguments, *words])

@@ -7,6 +7,7 @@ file's age with the clock of the file system, and in case of doubt waits for the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -28,7 +29,7 @@ QUIET_S = 75.0
 # Clocks without synchronization may differ by minutes, but not by more than this.
 SKEW_S = 3600.0
 
-State = Literal["running", "finished", "finished early", "stopped", "failed", "died", "unknown"]
+State = Literal["submitted", "running", "finished", "finished early", "stopped", "failed", "died", "unknown"]
 ENDED: tuple[State, ...] = ("finished", "finished early", "stopped", "failed", "died")
 # Keys of status.json, and of its host entry, as written by version 0.1.
 _OLD_KEYS = {"machine": "host", "beat": "heartbeat", "began": "started_at"}
@@ -58,17 +59,27 @@ class RunEnd(NamedTuple):
 
 
 @dataclass(frozen=True)
+class BatchJob:
+    """A job of a scheduler: ``slurm``, ``pbs`` or ``lsf``."""
+
+    scheduler: str
+    job_id: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Status:
     """The content of the file.
 
     Attributes:
-        state: ``running`` until the run records how it ended; never ``died``.
+        state: ``submitted`` before the run starts, ``running`` until it records how it ended; never ``died``.
         step, train_steps: Number of completed steps, and of all steps.
         ranks: A description such as ``2 workers``.
         heartbeat: Number of times the file was written.
         host, pid, pid_start: The chief's process; ``pid_start`` distinguishes processes that have the same id.
         started_at: When this attempt began, in seconds since the epoch on the chief's clock.
         reason: Why a run ended early; else empty.
+        job: The batch job of the first attempt of a submitted run; else None.
     """
 
     state: State
@@ -81,6 +92,7 @@ class Status:
     pid_start: str
     started_at: float
     reason: str = ""
+    job: BatchJob | None = None
 
 
 class Heartbeat:
@@ -94,9 +106,10 @@ class Heartbeat:
 
     def __init__(self, folder: Path, ranks: str, train_steps: int, step: Callable[[], int]) -> None:
         self._folder, self._step, self._warned = folder, step, False
-        pid = os.getpid()
+        pid, before = os.getpid(), read(folder)
+        job = before.job if before is not None and before.state == "submitted" else None
         self._status = Status(
-            "running", step(), train_steps, ranks, 0, ProcessHost.own(), pid, pid_start(pid), time.time()
+            "running", step(), train_steps, ranks, 0, ProcessHost.own(), pid, pid_start(pid), time.time(), job=job
         )
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -125,6 +138,18 @@ class Heartbeat:
             self._warned = True
 
 
+def write_submitted(folder: Path, ranks: str, job: BatchJob) -> None:
+    """Record a submitted run, whose directory may not exist yet; a run that has a status keeps it.
+
+    Raises:
+        OSError: The directory cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    status = Status("submitted", 0, 0, ranks, 0, ProcessHost.own(), 0, "", time.time(), job=job)
+    with contextlib.suppress(FileExistsError), (folder / STATUS).open("x", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(status)) + "\n")
+
+
 def write(folder: Path, status: Status) -> None:
     """Replace a run directory's status atomically.
 
@@ -142,8 +167,9 @@ def read(folder: Path) -> Status | None:
         found = json.loads((folder / STATUS).read_text(encoding="utf-8"))
         found = {_OLD_KEYS.get(key, key): value for key, value in found.items()}
         host = {_OLD_HOST_KEYS.get(key, key): value for key, value in found["host"].items()}
-        values = {f.name: found[f.name] for f in fields(Status) if f.name in found and f.name != "host"}
-        return Status(host=ProcessHost(**{f.name: host[f.name] for f in fields(ProcessHost)}), **values)
+        values = {f.name: found[f.name] for f in fields(Status) if f.name in found and f.name not in ("host", "job")}
+        job = BatchJob(**found["job"]) if found.get("job") else None
+        return Status(host=ProcessHost(**{f.name: host[f.name] for f in fields(ProcessHost)}), job=job, **values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -65,11 +65,13 @@ def run_options(**defaults: Any) -> list[click.Option]:
 
 
 def options_of(kind: type, **defaults: Any) -> list[click.Option]:
-    """Return an option for each field of a dataclass whose metadata has ``help`` and ``metavar``."""
+    """Return an option for each field of a dataclass whose metadata has ``help`` and ``metavar``.
+
+    Metadata ``also`` is a second spelling of the flag.
+    """
     hints = typing.get_type_hints(kind)
     return [
-        _option(f.name, hints[f.name], defaults.get(f.name, f.default), f.metadata["help"], f.metadata["metavar"])
-        for f in dataclasses.fields(kind)
+        _option(f.name, hints[f.name], defaults.get(f.name, f.default), **f.metadata) for f in dataclasses.fields(kind)
     ]
 
 
@@ -96,7 +98,7 @@ def job_options(path: Path, function: JobFunction) -> list[click.Option]:
         hint = hints.get(name, str if default is None else type(default))
         required = parameter.default is inspect.Parameter.empty
         try:
-            options.append(_option(name, hint, default, described.get(name, ""), None, required))
+            options.append(_option(name, hint, default, described.get(name, ""), required=required))
         except TypeError as error:
             raise JobError(f"parameter {name!r} of 'job' in {path} {error}") from error
     return options
@@ -136,9 +138,9 @@ def read_toml_option(path: Path, flag_name: str) -> dict[str, Any]:
 
 
 def _option(
-    name: str, hint: Any, default: Any, help: str, metavar: str | None = None, required: bool = False
+    name: str, hint: Any, default: Any, help: str, metavar: str | None = None, also: str = "", required: bool = False
 ) -> click.Option:
-    names = [flag(name), name]
+    names = [flag(name), *([also] if also else []), name]
     if hint is bool or hint == (bool | None):
         names[0] = f"{flag(name)}/{flag('no_' + name)}"
         kind = None

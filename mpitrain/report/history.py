@@ -17,6 +17,7 @@ import numpy as np
 from ..core.layout import Array
 from ..core.toml import read_toml
 from ..errors import RecordError
+from ..monitor.heartbeat import STATUS
 
 METRICS = "metrics.jsonl"
 CONFIG = "config.toml"
@@ -130,7 +131,7 @@ class Run:
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder is a run directory."""
-    return (folder / CONFIG).is_file() or (folder / METRICS).is_file()
+    return any((folder / name).is_file() for name in (CONFIG, METRICS, STATUS))
 
 
 def open_run(folder: Path) -> Run:
@@ -143,7 +144,7 @@ def open_run(folder: Path) -> Run:
         raise RecordError(f"{folder}: no such directory; give a run directory, such as runs/JOB-TIME")
     if not is_run(folder):
         raise RecordError(
-            f"{folder} is not a run directory: it has neither {CONFIG} nor {METRICS}; mpitrain runs lists runs"
+            f"{folder} is not a run directory: it has no {CONFIG}, {METRICS} or {STATUS}; mpitrain runs lists runs"
         )
     return Run(folder, _read_config(folder / CONFIG))
 

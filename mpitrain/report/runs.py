@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from ..errors import RecordError
 from ..monitor.format import duration, format_table
-from ..monitor.heartbeat import State, Status, age_s, read, states
+from ..monitor.heartbeat import BatchJob, State, Status, age_s, read, states
+from ..monitor.slurm_jobs import FORGOTTEN, ask_ends
 from .history import Run, is_run, read_run
 
 _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age")
@@ -26,9 +27,9 @@ def runs_command(folder: Path) -> None:
     if not found:
         print(f"no runs in {folder}")
         return
-    state = states(found)
+    state = described_states(found)
     ages = {path: age_s(path) for path in found}
-    rows = [_row(path, folder, state[path], ages[path]) for path in sorted(found, key=lambda path: ages[path])]
+    rows = [_row(path, folder, *state[path], ages[path]) for path in sorted(found, key=lambda path: ages[path])]
     print(format_table(_HEAD, rows))
 
 
@@ -51,6 +52,31 @@ def find(folder: Path) -> Iterator[Path]:
         yield from find(child)
 
 
+def described_states(folders: Sequence[Path]) -> dict[Path, tuple[State, str]]:
+    """Return the state of each run, and a description that includes the batch job of a run without a step.
+
+    Such a run could not record how it ended. Slurm is asked once for the jobs of all of them.
+    """
+    found = states(folders)
+    jobs = {folder: job for folder, state in found.items() if (job := _job_without_step(folder, state)) is not None}
+    ends = ask_ends(job.job_id for job in jobs.values() if job.scheduler == "slurm")
+    return {folder: _describe(state, jobs.get(folder), ends) for folder, state in found.items()}
+
+
+def _job_without_step(folder: Path, state: State) -> BatchJob | None:
+    status = read(folder) if state in ("submitted", "died") else None
+    return None if status is None or status.step else status.job
+
+
+def _describe(state: State, job: BatchJob | None, ends: Mapping[str, str]) -> tuple[State, str]:
+    if job is None:
+        return state, state
+    end = ends.get(job.job_id)
+    if end is not None and state == "submitted":
+        state = "unknown" if end == FORGOTTEN else "died"
+    return state, f"{state} (job {job.job_id}{f', {end}' if end is not None else ''})"
+
+
 def best_validation(run: Run) -> str:
     """Return the best validation accuracy, or loss if there is no accuracy, with its step."""
     for name, shown, best in (("validation_accuracy", "accuracy", max), ("validation_loss", "loss", min)):
@@ -62,18 +88,19 @@ def best_validation(run: Run) -> str:
     return "-"
 
 
-def _row(path: Path, folder: Path, state: State, age: float) -> tuple[str, ...]:
+def _row(path: Path, folder: Path, state: State, description: str, age: float) -> tuple[str, ...]:
     status = read(path)
     name = str(path.relative_to(folder)) if path != folder else path.resolve().name
     try:
         run = read_run(path)
     except RecordError:
-        return (name, "?", "?", "?", "?", "cannot be read", state, duration(age))
+        return (name, "?", "?", "?", "?", "cannot be read", description, duration(age))
     step = max(run.step, status.step if status is not None else 0)
     if state == "died":
         step = max(step, _saved_step(path))  # it may have died before its first metrics line and second heartbeat
     mode = str(run.option("mode") or "?")
-    return (name, run.job, mode, _ranks(status), _progress(step, run), best_validation(run), state, duration(age))
+    job = status.job.name if status is not None and status.job is not None and not run.config else run.job
+    return (name, job, mode, _ranks(status), _progress(step, run), best_validation(run), description, duration(age))
 
 
 def _saved_step(folder: Path) -> int:

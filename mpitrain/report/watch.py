@@ -99,6 +99,8 @@ class View:
         own_host = status.ProcessHost.own()
         state = status.classify(self._status, own_host, age, is_alive)
         self.state = "died" if state is None else state
+        if not self.run.config and self.state != "submitted":
+            self.run.config = open_run(self.folder).config  # it is complete before the run's first heartbeat
 
     @property
     def step(self) -> int:
@@ -118,6 +120,9 @@ class View:
         return Group(*head, *self._plots(width, height - len(head) - 1))
 
     def _about(self) -> str:
+        if self._status is not None and self._status.job is not None and self.state == "submitted":
+            job = self._status.job
+            return f"{job.name}, {self._status.ranks}: submitted as job {job.job_id}"
         ranks = f", {self._status.ranks} on {self._status.host.hostname}" if self._status is not None else ""
         return f"{self.run.job}, {self.run.option('mode') or '?'}{ranks}: {self.state}"
 

@@ -202,6 +202,32 @@ def test_scancel_ends_every_process_and_nothing_comes_back(site: Site, openmpi: 
     assert site.cluster.state_of(job.number) == "CANCELLED"
 
 
+def test_a_run_whose_job_ends_before_it_starts_is_listed_with_the_reason(site: Site, openmpi: Mpi) -> None:
+    later = ["--sbatch=--begin=now+3600", "--job-name", "night"]
+    jobs = [
+        site.submit(openmpi, "not-started/one", *later, SLOW),
+        site.submit(openmpi, "not-started/array", *later, "--array", "0-1", SLOW),
+        site.submit(openmpi, "not-started/starting", "--job-name", "night", "--setup", "sleep 600 & wait $!", SLOW),
+    ]
+    command = [str(openmpi.python), "-m", "mpitrain", "runs", str(site.folder / "not-started")]
+
+    def states() -> dict[str, str]:
+        done = run(command, env=site.environment(openmpi))
+        assert done.returncode == 0 and done.stdout.count("night") == 4, done.stdout + done.stderr
+        return {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
+
+    numbers = [jobs[0].number, *(f"{jobs[1].number}_{index}" for index in range(2)), jobs[2].number]
+    names = ["one", "array/task-0", "array/task-1", "starting"]
+    site.cluster.wait(jobs[2].number, "RUNNING")
+    found = states()
+    assert all(f"submitted (job {number})" in found[name] for name, number in zip(names, numbers, strict=True)), found
+    site.cluster.call("scancel", *(job.number for job in jobs))
+    for job in jobs:
+        site.cluster.wait(job.number)
+    found = states()
+    assert all(f"(job {number}, CANCELLED)" in found[name] for name, number in zip(names, numbers, strict=True)), found
+
+
 def test_a_time_limit_is_met_with_a_checkpoint(site: Site, limited: Submitted) -> None:
     site.cluster.restart_now(limited.number, timeout=100)
     assert site.cluster.wait(limited.number) == "COMPLETED", limited.log()

@@ -39,6 +39,8 @@ def test_durations(text: str, seconds: int) -> None:
         ({"mem": "lots"}, "--mem is 'lots'"),
         ({"nodes": 0}, "--nodes is 0"),
         ({"array": "a-b"}, "--array is 'a-b'"),
+        ({"ntasks": 3, "nodes": 2}, "--ntasks 3 .*--nodes 2"),
+        ({"ntasks": 8, "nodes": 2, "tasks_per_node": 8}, "--ntasks 8 .*--nodes 2 .*--tasks-per-node 8"),
         ({"mem": "1G", "mem_per_cpu": "1G"}, "--mem and --mem-per-cpu"),
         ({"ps_nodes": 1, "array": "0-1"}, "--ps-nodes .*--array"),
     ],

@@ -17,6 +17,7 @@ from mpitrain.launcher.batch.job import Batch
 from mpitrain.launcher.batch.resources import Resources
 from mpitrain.launcher.batch.script import render
 from mpitrain.launcher.batch.sweep import Point
+from mpitrain.monitor.heartbeat import read
 
 from ..support.batches import batch
 from ..support.launch import JOBS
@@ -247,13 +248,37 @@ def test_what_brings_a_job_back(status: int, signal: str, comes_back: bool, tmp_
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\nexit {status if name == 'python' else 0}\n")
         (tmp_path / name).chmod(0o755)
-    made = Batch("n", Resources(), tmp_path, Path("/r"), str(tmp_path / "python"), ["job.py"])
+    made = Batch("n", Resources(), tmp_path, tmp_path / "r", str(tmp_path / "python"), ["job.py"])
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
     environment["SLURM_RESTART_COUNT"] = "5" if "again" in signal else "1"
     text = render("slurm", made).text
     done = subprocess.run(["bash", "-c", text], env=environment, timeout=30, check=False, capture_output=True)
     assert done.returncode == status
     assert (tmp_path / "again").exists() == comes_back
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf"])
+def test_requeues_stop_after_three_without_a_newer_checkpoint(scheduler: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / "r"
+    (run_dir / "checkpoints").mkdir(parents=True)
+    (run_dir / "checkpoints" / "step-0000000005.h5").touch()
+    programs = {"python": f'[ -z "$SAVED" ] || touch "{run_dir}/checkpoints/$SAVED"; exit 75'}
+    programs |= dict.fromkeys(("scontrol", "qsub"), f"echo >>{tmp_path}/again")
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    text = render(scheduler, Batch("n", Resources(), tmp_path, run_dir, str(tmp_path / "python"), ["job.py"])).text  # type: ignore[arg-type]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
+    statuses, logged = [], []
+    for saved in ("", "", "step-0000000010.h5", "", "", "", "", ""):
+        done = subprocess.run(
+            ["bash", "-c", text], env=environment | {"SAVED": saved}, timeout=30, check=False, capture_output=True
+        )
+        statuses.append(done.returncode)
+        logged.append(len(done.stderr.splitlines()))
+    assert statuses == [75, 75, 75, 75, 75, 75, 1, 75]  # a job submitted again by hand is counted anew
+    assert logged == [0, 0, 0, 0, 0, 0, 1, 0]
+    assert scheduler == "lsf" or len((tmp_path / "again").read_text().splitlines()) == 7
 
 
 @pytest.mark.parametrize(
@@ -277,6 +302,66 @@ def test_options_that_a_scheduler_does_not_support_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         render(scheduler, batch(**given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        (("-N", "2", "-n", "8"), ("--nodes", "2", "--tasks-per-node", "4")),
+        (("-n", "3"), ("--tasks-per-node", "3")),
+        (("-N2", "--ntasks-per-node=4"), ("--nodes", "2", "--tasks-per-node", "4")),
+        (("-p", "gpu", "-t", "30", "-A", "acc"), ("--partition", "gpu", "--time", "30", "--account", "acc")),
+    ],
+    ids=str,
+)
+def test_slurms_spellings_of_flags(given: tuple[str, ...], same: tuple[str, ...], capsys, tmp_path: Path) -> None:
+    job, last = str(JOBS / "small.py"), ("--run-dir", str(tmp_path), "--dry-run")
+    scripts = []
+    for words in ((*given, job), (job, *given), (*same, job)):
+        assert main(["submit", *words, *last]) == 0
+        scripts.append(capsys.readouterr().out)
+    assert scripts[0] == scripts[1] == scripts[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "tasks"),
+    [
+        ((), {"": "4711"}),
+        (("--array", "1,4-9:5%2"), {"task-1": "4711_1", "task-4": "4711_4", "task-9": "4711_9"}),
+        (("--sweep", "hidden_units=5,6"), {"hidden_units=5": "4711_0", "hidden_units=6": "4711_1"}),
+        (("--array", "1", "--scheduler", "lsf"), {"task-2": "4711"}),
+    ],
+    ids=str,
+)
+def test_a_submitted_run_has_a_state(
+    flags: tuple[str, ...], tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, answer in (("sbatch", "4711"), ("bsub", "Job <4711> is submitted")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{answer}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    run_dir, job = tmp_path / "run", str(JOBS / "small.py")
+    assert main(["submit", "--run-dir", str(run_dir), "--job-name", "night", "-N", "2", *flags, job]) == 0
+    found = {folder: read(run_dir / folder) for folder in tasks}
+    assert {folder: status.job.job_id for folder, status in found.items() if status and status.job} == tasks
+    assert {status.state for status in found.values() if status} == {"submitted"}
+
+
+def test_a_value_with_a_dash_is_no_short_flag(tmp_path: Path, capsys) -> None:
+    job = tmp_path / "job.py"
+    job.write_text("def job(least: float = 0.0, tag: str = ''):\n    raise NotImplementedError\n")
+    words = ["--run-dir", "-night", str(job), "--least", "-inf", "--tag", "-p"]
+    assert main(["submit", "--dry-run", *words]) == 0
+    (command,) = (line for line in capsys.readouterr().out.splitlines() if "--run-dir" in line)
+    assert "--least=-inf --tag=-p --run-dir" in command
+
+
+def test_a_given_run_directory_is_in_the_script_once(tmp_path: Path, capsys) -> None:
+    assert main(["submit", "--run-dir", str(tmp_path / "own"), "--dry-run", str(JOBS / "small.py"), "--seed", "3"]) == 0
+    script = capsys.readouterr().out
+    (command,) = (line for line in script.splitlines() if "--run-dir" in line)
+    assert command.count("--run-dir") == 1 and "--seed 3" in command
+    assert f"run_dir={tmp_path}/own" in script.splitlines()
 
 
 @pytest.mark.parametrize(

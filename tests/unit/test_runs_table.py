@@ -9,8 +9,9 @@ import pytest
 
 from mpitrain.cli.main import main
 from mpitrain.monitor.format import amount, duration, format_table
-from mpitrain.monitor.heartbeat import ProcessHost, Status, write
+from mpitrain.monitor.heartbeat import BatchJob, ProcessHost, Status, write, write_submitted
 from mpitrain.process.pid import pid_start
+from mpitrain.report.runs import described_states
 
 from ..support.run_directories import make_run
 
@@ -31,6 +32,48 @@ def test_runs_at_any_depth_in_every_state(tmp_path: Path, capsys: pytest.Capture
     assert rows.keys() == {"a", "b/c", "d", "old"}
     assert [rows[name].split()[-3] for name in ("a", "b/c", "d", "old")] == ["finished", "running", "died", "unknown"]
     assert "mnist_mlp  sync  2 workers  1,000/1,000  accuracy 0.94" in rows["a"]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "number", "expected"),
+    [
+        ("slurm", "1", "submitted"),
+        ("slurm", "2", "died TIMEOUT"),
+        ("slurm", "3", "died OUT_OF_MEMORY"),
+        ("slurm", "4_0", "submitted"),
+        ("slurm", "4_7", "died CANCELLED"),
+        ("slurm", "5", "died CANCELLED"),  # known to the accounting database alone
+        ("slurm", "6", "unknown"),  # to neither
+        ("pbs", "2", "submitted"),
+    ],
+)
+def test_a_submitted_run_has_the_state_of_its_job(
+    scheduler: str, number: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {
+        "squeue": "1|RUNNING\n2|TIMEOUT\n3+0|OUT_OF_MEMORY\n3+1|OUT_OF_MEMORY\n4_0|PENDING\n4_[1-9%2]|CANCELLED\n",
+        "sacct": "5|CANCELLED by 1000\n",
+    }
+    runs = tmp_path / "runs"
+    write_submitted(runs / "a", "2 ranks", BatchJob(scheduler, number, "night"))
+    write_submitted(runs / "other", "2 ranks", BatchJob("slurm", "1", "night"))
+    for name, answer in answers.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho >>{tmp_path}/calls\nprintf '{answer.replace('%', '%%')}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    state, description = described_states([runs / "a", runs / "other"])[runs / "a"]
+    assert state == expected.split()[0]
+    assert all(word in description for word in (*expected.split(), number))
+    assert len((tmp_path / "calls").read_text().splitlines()) == (2 if number in ("5", "6") else 1)
+
+
+def test_a_submitted_run_is_listed_without_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    write_submitted(tmp_path / "a", "2 ranks", BatchJob("slurm", "4711", "night"))
+    row = table(capsys, tmp_path)["a"]
+    assert all(word in row for word in ("night", "2 ranks", "submitted", "4711"))
 
 
 def test_a_run_that_has_measured_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

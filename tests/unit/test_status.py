@@ -12,7 +12,18 @@ from pathlib import Path
 import pytest
 
 from mpitrain.monitor import heartbeat as status
-from mpitrain.monitor.heartbeat import Heartbeat, ProcessHost, RunEnd, Status, classify, read, states, write
+from mpitrain.monitor.heartbeat import (
+    BatchJob,
+    Heartbeat,
+    ProcessHost,
+    RunEnd,
+    Status,
+    classify,
+    read,
+    states,
+    write,
+    write_submitted,
+)
 
 HERE = ProcessHost("node1", "boot-a", "pid:[1]")
 ELSEWHERE = ProcessHost("node2", "boot-b", "pid:[2]")
@@ -58,6 +69,17 @@ def test_from_elsewhere_a_file_of_doubtful_age_decides_nothing(age: float | None
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     write(tmp_path, RUNNING)
     assert read(tmp_path) == RUNNING
+
+
+def test_the_first_attempt_of_a_submitted_run_keeps_its_job(tmp_path: Path) -> None:
+    job = BatchJob("slurm", "4711", "night")
+    write_submitted(tmp_path, "2 ranks", job)
+    assert read(tmp_path) is not None and states([tmp_path]) == {tmp_path: "submitted"}
+    for expected in (job, None):
+        heartbeat = Heartbeat(tmp_path, "2 workers", 100, lambda: 0)
+        heartbeat.end(RunEnd("stopped"))
+        found = read(tmp_path)
+        assert found is not None and (found.state, found.job) == ("stopped", expected)
     assert os.listdir(tmp_path) == [status.STATUS]
 
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from mpitrain.cli.main import main
-from mpitrain.monitor.heartbeat import BEAT_S, QUIET_S, SKEW_S, ProcessHost, Status, write
+from mpitrain.monitor.heartbeat import BEAT_S, QUIET_S, SKEW_S, BatchJob, ProcessHost, Status, write, write_submitted
 from mpitrain.report import watch
 from mpitrain.report.braille import curve
 
@@ -56,6 +56,19 @@ def test_what_comes_later_is_shown(tmp_path: Path) -> None:
     view.look()
     assert "step 700" in "\n".join(picture(view, 100, 40))
     assert "loss 77" in "\n".join(picture(view, 100, 40))
+
+
+def test_a_submitted_run_is_shown_before_and_after_it_starts(tmp_path: Path) -> None:
+    write_submitted(tmp_path / "run", "8 ranks", BatchJob("slurm", "4711", "night"))
+    view = watch.View(tmp_path / "run")
+    view.look()
+    text = "\n".join(picture(view, 100, 40))
+    assert all(part in text for part in ("night", "8 ranks", "submitted", "4711"))
+    assert not view.ended
+    (make_run(tmp_path / "started") / "config.toml").rename(tmp_path / "run" / "config.toml")
+    write(tmp_path / "run", ELSEWHERE)
+    view.look()
+    assert "mnist_mlp, sync, 2 workers on far: running" in "\n".join(picture(view, 100, 40))
 
 
 def test_a_run_elsewhere_is_dead_when_no_beat_was_seen_for_long(tmp_path: Path) -> None:

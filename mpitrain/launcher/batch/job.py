@@ -85,6 +85,23 @@ class Batch:
             raise ConfigError(f"--array {given}: the sweep has {len(self.points)} runs; give indexes in {everything}")
         return given
 
+    def run_dirs(self, first_index: int) -> list[tuple[int | None, Path]]:
+        """Return each run directory with the index of its array task, or None without an array.
+
+        Args:
+            first_index: The scheduler's index for index 0.
+        """
+        if not self.in_tasks:
+            return [(None, self.run_dir)]
+        found: list[tuple[int | None, Path]] = []
+        for part in (self.array or "").partition("%")[0].split(","):
+            start, _, rest = part.partition("-")
+            last, _, stride = rest.partition(":")
+            for at in range(int(start), int(last or start) + 1, int(stride or 1)):
+                name = self.points[at].name if self.points else f"task-{at + first_index}"
+                found.append((at + first_index, self.run_dir / name))
+        return found
+
 
 @dataclass(frozen=True)
 class Script:

@@ -17,8 +17,8 @@ _MEMORY = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
 _ARRAY = re.compile(r"(\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*)?(%\d+)?")
 
 
-def _option(help: str, metavar: str | None = None, default: Any = None) -> Any:
-    return field(default=default, metadata={"help": help, "metavar": metavar})
+def _option(help: str, metavar: str | None = None, default: Any = None, also: str = "") -> Any:
+    return field(default=default, metadata={"help": help, "metavar": metavar, "also": also})
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,11 @@ class Resources:
         ConfigError: A value is invalid.
     """
 
-    nodes: int = _option("Number of nodes.", "N", 1)
-    tasks_per_node: int | None = _option("Ranks per node.  [default: one per GPU, else 1]", "N")
+    nodes: int = _option("Number of nodes.", "N", 1, also="-N")
+    ntasks: int | None = _option("Total number of ranks, without servers of --ps-nodes.", "N", also="-n")
+    tasks_per_node: int | None = _option(
+        "Ranks per node.  [default: one per GPU, else 1]", "N", also="--ntasks-per-node"
+    )
     cpus_per_task: int | None = _option("Cores per rank.", "N")
     gpus: str | None = _option("GPUs of the whole job.", "[TYPE:]N")
     gpus_per_node: str | None = _option("GPUs per node.", "[TYPE:]N")
@@ -38,9 +41,9 @@ class Resources:
     gres: str | None = _option("Generic resources per node.", "NAME[:TYPE]:N,...")
     mem: str | None = _option("Memory per node, such as 16G.", "SIZE")
     mem_per_cpu: str | None = _option("Memory per core.", "SIZE")
-    time: str | None = _option("Time limit: minutes, HH:MM:SS or D-HH:MM:SS.", "TIME")
-    partition: str | None = _option("Partition or queue.", "NAME")
-    account: str | None = _option("Account or project to charge.", "NAME")
+    time: str | None = _option("Time limit: minutes, HH:MM:SS or D-HH:MM:SS.", "TIME", also="-t")
+    partition: str | None = _option("Partition or queue.", "NAME", also="-p")
+    account: str | None = _option("Account or project to charge.", "NAME", also="-A")
     qos: str | None = _option("Quality of service.", "NAME")
     constraint: str | None = _option("Required node features.", "FEATURES")
     array: str | None = _option("Array indexes; add %N to run at most N tasks at once.", "0-9%2")
@@ -61,7 +64,7 @@ class Resources:
     ps_constraint: str | None = _option("Required features of the server nodes.", "FEATURES")
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "tasks_per_node", "cpus_per_task", "ps_tasks_per_node", "ps_cpus_per_task"):
+        for name in ("nodes", "ntasks", "tasks_per_node", "cpus_per_task", "ps_tasks_per_node", "ps_cpus_per_task"):
             self._at_least(name, 1)
         for name in ("signal_secs", "ps_nodes"):
             self._at_least(name, 0)
@@ -70,6 +73,7 @@ class Resources:
         self._matches("array", _ARRAY, "indexes such as 0-9, 1,3,5 or 0-9%2")
         if self.time is not None:
             seconds_of(self.time)
+        self._check_ntasks()
         if self.mem is not None and self.mem_per_cpu is not None:
             raise ConfigError("--mem and --mem-per-cpu are both given; remove one")
         if self.gpus is not None and self.gpus_per_node is not None:
@@ -82,6 +86,8 @@ class Resources:
         """Ranks per node: as given, else one per GPU."""
         if self.tasks_per_node is not None:
             return self.tasks_per_node
+        if self.ntasks is not None:
+            return self.ntasks // self.nodes
         if self.gpus_per_node is not None:
             return _number_in(self.gpus_per_node) or 1
         if self.gpus is not None:
@@ -112,6 +118,17 @@ class Resources:
         if self.signal_secs is not None:
             return self.signal_secs
         return 60 if self.time is None else min(60, seconds_of(self.time) // 20)
+
+    def _check_ntasks(self) -> None:
+        if self.ntasks is None:
+            return
+        if self.ntasks % self.nodes:
+            raise ConfigError(f"--ntasks {self.ntasks} must be a multiple of --nodes {self.nodes}; change one")
+        if self.tasks_per_node is not None and self.ntasks != self.nodes * self.tasks_per_node:
+            raise ConfigError(
+                f"--ntasks {self.ntasks} differs from --nodes {self.nodes} times --tasks-per-node "
+                f"{self.tasks_per_node}; remove one of them"
+            )
 
     def _at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -11,9 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import LaunchError
+from ...monitor.heartbeat import BatchJob, write_submitted
+from ...monitor.slurm_jobs import ENDED, FORGOTTEN
 from ...process.run_directory import missing_folders, remove_empty
 from .job import Batch, Script
-from .script import Scheduler
+from .script import FIRST_INDEX, Scheduler
 
 _COMMANDS: dict[Scheduler, str] = {"slurm": "sbatch", "pbs": "qsub", "lsf": "bsub"}
 _NUMBERS = {"slurm": r"^(\d+)", "pbs": r"^(\S+)", "lsf": r"<(\d+)>"}
@@ -28,15 +31,12 @@ _ADVICE = (
     ("time limit", "sinfo shows each partition's limit"),
     ("dependency", "squeue lists the existing jobs"),
 )
-_FORGOTTEN = "no longer known to Slurm"
-_STATES = "COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL OUT_OF_MEMORY BOOT_FAIL DEADLINE PREEMPTED REVOKED"
-_OVER = frozenset([*_STATES.split(), _FORGOTTEN])
 _POLL_S = 1.0
 _ASK_S = 5.0  # between two queries, to limit the load on the controller
 
 
 def submit(scheduler: Scheduler, batch: Batch, script: Script) -> str:
-    """Write the script into the job's log directory, submit it, and return the job id.
+    """Write the script into the job's log directory, submit it, and return the job id; record its runs as submitted.
 
     Raises:
         LaunchError: The script cannot be written, the scheduler is not installed here, or it rejects the job.
@@ -49,11 +49,13 @@ def submit(scheduler: Scheduler, batch: Batch, script: Script) -> str:
         )
     made = _write(batch, script)
     try:
-        return _hand_over(scheduler, [program, *script.words], batch, script)
+        number = _hand_over(scheduler, [program, *script.words], batch, script)
     except LaunchError:
         batch.script.unlink(missing_ok=True)
         remove_empty(made)
         raise
+    _record(scheduler, batch, number)
+    return number
 
 
 def follow(job: str, log: Path) -> bool:
@@ -64,7 +66,7 @@ def follow(job: str, log: Path) -> bool:
     at, asked_at, state = 0, 0.0, "PENDING"
     try:
         while True:
-            over = state in _OVER
+            over = state in ENDED or state == FORGOTTEN
             at = _print_from(log, at)
             if over:
                 break
@@ -87,7 +89,7 @@ def _state(job: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     if "Invalid job id" in answer.stderr:
-        return _FORGOTTEN
+        return FORGOTTEN
     found = re.search(r"\bJobState=(\w+)", answer.stdout)
     return found[1] if found else None
 
@@ -116,6 +118,15 @@ def _write(batch: Batch, script: Script) -> list[Path]:
             f"the run directory {batch.run_dir} cannot be written: {error.strerror}; give another --run-dir"
         ) from error
     return made
+
+
+def _record(scheduler: Scheduler, batch: Batch, number: str) -> None:
+    """Record the job's runs as submitted; if a run has already started, its next heartbeat replaces this status."""
+    ranks = f"{batch.resources.ranks} rank{'s' * (batch.resources.ranks != 1)}"
+    with contextlib.suppress(OSError):  # the job has been submitted and does not need the record
+        for index, run_dir in batch.run_dirs(FIRST_INDEX[scheduler]):
+            task = f"{number}_{index}" if index is not None and scheduler == "slurm" else number
+            write_submitted(run_dir, ranks, BatchJob(scheduler, task, batch.name))
 
 
 def _hand_over(scheduler: Scheduler, words: Sequence[str], batch: Batch, script: Script) -> str:

@@ -7,12 +7,15 @@ from typing import Any, Literal
 
 import jinja2
 
+from ...process.signals import STOPPED_EARLY
 from ...version import __version__
 from . import lsf, pbs, slurm
 from .job import Batch, Script, shell
 from .resources import seconds_of
 
 Scheduler = Literal["slurm", "pbs", "lsf"]
+
+FIRST_INDEX: dict[Scheduler, int] = {"slurm": 0, "pbs": 0, "lsf": 1}  # of an array whose indexes start at 0
 
 _TEMPLATE = Path(__file__).with_name("job.sh.j2")
 
@@ -28,6 +31,7 @@ def render(scheduler: Scheduler, batch: Batch) -> Script:
     words: list[str] = []
     resources = batch.resources
     about: dict[str, Any]
+    on_status = 0  # the exit status with which the scheduler requeues a job
     if scheduler == "slurm":
         lines, words = slurm.directives(batch)
         again = slurm.AGAIN if resources.requeue else ""
@@ -39,6 +43,7 @@ def render(scheduler: Scheduler, batch: Batch) -> Script:
     else:
         lines = lsf.directives(batch)
         about = {"prefix": lsf.PREFIX, "index": lsf.INDEX, "command": lsf.command(batch), "again": ""}
+        on_status = STOPPED_EARLY if resources.requeue else 0
     about["index"] = about["index"] if batch.in_tasks else ""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
@@ -50,11 +55,12 @@ def render(scheduler: Scheduler, batch: Batch) -> Script:
         limit_s=0 if scheduler == "slurm" or resources.time is None else seconds_of(resources.time),
         run_dir=shell([batch.run_dir]),
         points=[{"name": shell([f"/{point.name}"]), "words": shell(point.words)} for point in batch.points],
-        first=1 if scheduler == "lsf" else 0,
+        first=FIRST_INDEX[scheduler],
         starter=batch.starter,
         answers=slurm.ANSWERS if scheduler == "slurm" else "",
         script=shell([batch.script]),
         seeds=batch.seeds,
+        on_status=on_status,
         stays=not resources.requeue or scheduler == "pbs",
         **about,
     )
