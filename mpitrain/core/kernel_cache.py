@@ -22,7 +22,7 @@ from typing import Any
 
 import numba
 from numba.core import compiler, serialize
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 
 from ..version import __version__
 
