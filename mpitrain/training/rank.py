@@ -208,8 +208,10 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
 
 def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, telemetry: Telemetry) -> None:
     """Run a parameter server."""
-    store = Store(cluster, plan, InitialStateLoader(cluster, plan, job.model, resume_plan))
-    telemetry.open(None, 0)
+    initial_state = InitialStateLoader(cluster, plan, job.model, resume_plan)
+    store = Store(cluster, plan, initial_state)
+    if not initial_state.nothing_to_train:
+        telemetry.open(None, 0)
     activity.become("wait")  # between requests
     Server(store).serve()  # ends when the workers report that they have saved, also after a signal
     activity.become("end")
@@ -269,9 +271,10 @@ class _Run:
             *self.telemetry.hooks(),
             *([] if files.console is None else [ShowProgress(files.console)]),
         ]
-        for change in files.record.changes() if files.record is not None else ():
-            _log.info("changed since the last start: %s", change)
-        files.metrics = self.telemetry.open(files.record, strategy.progress.step)
+        if not initial_state.nothing_to_train:  # else the run is only validated, and its records do not change
+            for change in files.record.changes() if files.record is not None else ():
+                _log.info("changed since the last start: %s", change)
+            files.metrics = self.telemetry.open(files.record, initial_state.step)
         loop = Loop(cluster, plan, strategy, model, loader, files, hooks)
         self.telemetry.attach(loop, resumed=initial_state.resumed is not None)
         _log.info("%s", _describe_job(loop, len(job.train), initial_state.resumed))
@@ -321,7 +324,8 @@ class _Run:
     def _account(self, strategy: Strategy, model: Model, step: int, seconds: float) -> None:
         """Record the use of device memory, and in the served modes what each worker and server did; chief only."""
         plan, cluster, metrics = self.plan, self.cluster, self.files.metrics
-        assert metrics is not None
+        if metrics is None:
+            return
         memory = model.memory_use()
         if memory and isinstance(strategy, SyncGpu):
             memory = {"parameters, slots, gradient": (len(plan.vectors) + 1) * plan.nbytes, **memory}
