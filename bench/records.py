@@ -144,6 +144,8 @@ class Order:
 
     def _files(self) -> dict[str, tuple[int, bytes]]:
         paths = [path for path in self.folder.rglob("*") if path.is_file()]
+        # What a killed run has left is removed by the next start.
+        paths = [path for path in paths if path.suffix != ".partial" and path.parent.name != ".ranks"]
         return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
 
 
