@@ -153,5 +153,6 @@ def check_labels(split: Split, labels: Array, first: int = 0) -> None:
         label, number = labels[tuple(wrong[0])], first + int(wrong[0][0])
         last = split.classes - 1
         raise DataError(
-            f"{split.source}: label {label} of example {number:,} is out of range: must be from 0 to {last}"
+            f"{split.source}: label {label} of example {number:,} is out of range: must be from 0 to {last}, "
+            f"for {split.classes} classes"
         )
