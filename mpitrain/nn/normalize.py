@@ -95,12 +95,13 @@ class BatchNorm(Layer):
         self._count: Any = len(self._x)
         if self.sync and ctx.sum_over_workers is not None:
             self._join_workers(moments, ctx.sum_over_workers)
-        origin, mean, variance = moments
-        self._center[0] = origin + mean
-        self._center[1] = origin - self._center[0] + mean
+        origin, offset, variance = moments
+        mean = origin + offset
+        self._center[0] = mean
+        self._center[1] = origin - self._center[0] + offset
         self._inverse[...] = 1 / self.device.xp.sqrt(variance + self.eps)
         share = (1 - self.momentum) * batch * ctx.weight
-        self.mean_grad[...] = share * (origin + mean - self.mean)
+        self.mean_grad[...] = share * (mean - self.mean)
         self.variance_grad[...] = share * (variance - self.variance)
 
     def _join_workers(self, moments: Array, sum_over_workers: SumOverWorkers) -> None:
@@ -109,18 +110,19 @@ class BatchNorm(Layer):
         First the workers agree on an origin, the mean of all rows up to rounding. The second sum is of moments about
         it, so that nothing cancels however large the mean is.
         """
-        origin, mean, variance = moments
+        origin, offset, variance = moments
         sums = self.buffer("sums", (self.features + 1,), np.float64)
-        sums[:-1] = (origin + mean) * self._count
+        sums[:-1] = (origin + offset) * self._count
         sums[-1] = self._count
         sum_over_workers(sums)
         share, self._count = self._count / sums[-1:], sums[-1:]
-        mean += origin - sums[:-1] / self._count
-        origin[...] = sums[:-1] / self._count
-        variance += mean * mean
+        mean = sums[:-1] / self._count
+        offset += origin - mean
+        origin[...] = mean
+        variance += offset * offset
         moments[1:] *= share
         sum_over_workers(moments[1:])
-        variance -= mean * mean
+        variance -= offset * offset
         self.device.xp.maximum(variance, 0, out=variance)  # against rounding errors; NaN is preserved
 
 
