@@ -26,7 +26,7 @@ class BatchNorm(Layer):
         momentum: Weight of the old value in the running averages, in [0, 1).
         eps: Added to the variance.
         sync: Compute statistics over the batches of all workers, as if they were one batch; ``forward`` and
-            ``backward`` are then collective over the workers.
+            ``backward`` are then collective over the workers, with two sums and one sum.
         name: Overrides the name that the model assigns.
     """
 

@@ -81,11 +81,11 @@ def test_synchronized_workers_are_one_worker_with_the_joined_batch(parts):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("parts", [(64,), (32, 32), (21, 1, 42), (16, 16, 16, 16)])
 def test_the_error_does_not_grow_with_the_mean(parts, dtype):
-    """Relative to the largest element, in float32 and float64.
+    """The bound is 16 eps of the largest element.
 
-    Subtracting the center rounds once (1/2 eps) and its remainder once; the factor has the roundings of the variance
-    (about sqrt(rows) / 2 and its square root), its inverse and the product with the scale; then follow a product and a
-    sum. That is less than 8 eps for 64 rows; backward has twice as many operations.
+    The variance is a sum of 64 rows, whose error is about sqrt(64) / 2 eps; the square root halves it. With the
+    inverse, two subtractions, two products and a sum, each of 1/2 eps, forward has 5 eps. Backward has twice as many
+    operations.
     """
     rng = np.random.default_rng(0)
     for offset in (0, 1e3, 1e6, 1e8):

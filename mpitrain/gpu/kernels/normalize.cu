@@ -36,7 +36,7 @@ struct Moments {
     double count, mean, squares;
 };
 
-// Chan, Golub and LeVeque, Algorithms for computing the sample variance, The American Statistician 37, 1983, eq. 2.1.
+// The moments of the values of both; see core/ops.py.
 __device__ __forceinline__ Moments merged(Moments a, Moments b) {
     if (b.count == 0) return a;
     const double count = a.count + b.count, share = b.count / count, apart = b.mean - a.mean;
