@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +28,7 @@ from ..core.kernels import compile_seconds
 from ..core.layout import Array
 from ..data import Loader, Split
 from ..data.loader import Memory, own_buffers
+from ..data.split import check_conversion
 from ..errors import CheckpointError, NonFiniteLoss, UserError
 from ..gpu.discovery import choose_devices
 from ..models.base import Model
@@ -243,9 +245,8 @@ class _Run:
         model.load_extra_state(initial_state.extra_state)
         load_hooks(job.hooks, initial_state.extra_state)
         dataset = SharedDataset(cluster.training, plan.config.parallel.shared_memory)
-        dtype = None if model.accepts_raw else plan.dtype
-        loader = self._loader(dataset, job.train, dtype, model.memory)
-        validation = None if job.validation is None else self._loader(dataset, job.validation, plan.dtype)
+        loader = self._loader(dataset, "training", job.train, model.accepts_raw, model.memory)
+        validation = None if job.validation is None else self._loader(dataset, "validation", job.validation)
         evaluator = None if validation is None else Evaluator(cluster, plan, strategy, model, validation)
         record = {} if files.record is None else files.record.tables
         checkpoints = make_checkpoints(cluster, plan, files.checkpoints, record)
@@ -316,10 +317,15 @@ class _Run:
                 return RunEnd("stopped", reason)
         return RunEnd("finished early", next((reason for _, reason in all_workers if reason), "no more work"))
 
-    def _loader(self, dataset: SharedDataset, split: Split, dtype: Any, memory: Memory = own_buffers) -> Loader:
-        """Return the batches of a split; in the stored type if ``dtype`` is None. Collective over the workers."""
+    def _loader(
+        self, dataset: SharedDataset, name: str, split: Split, raw: bool = False, memory: Memory = own_buffers
+    ) -> Loader:
+        """Return the batches of a split; in the stored type if ``raw``. Collective over the workers."""
         plan = self.plan
-        return Loader(split, dataset.load(split), plan.config.training.seed, dtype, memory, plan.step_examples)
+        dtype = None if split.has_integers and self.job.model.integer_inputs else plan.dtype
+        storage = dataset.load(split, partial(check_conversion, name, split, dtype))
+        seed = plan.config.training.seed
+        return Loader(split, storage, seed, None if raw else dtype, memory, plan.step_examples)
 
     def _account(self, strategy: Strategy, model: Model, step: int, seconds: float) -> None:
         """Record the use of device memory, and in the served modes what each worker and server did; chief only."""
