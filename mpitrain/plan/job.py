@@ -82,11 +82,6 @@ class Job:
         """
         splits = {"training": self.train, "validation": self.validation}
         return {
-            **{
-                f"the {name} examples (a digest of some)": sample_digest(split)
-                for name, split in splits.items()
-                if split is not None
-            },
             "loss": type(self.loss).__name__,
             "optimizer": re.sub(r" at 0x[0-9a-f]+", "", repr(self.optimizer)),
             "number of training examples": len(self.train),
@@ -94,6 +89,11 @@ class Job:
             "number of validation examples": 0 if self.validation is None else len(self.validation),
             "moving average": self.moving_average,
             "hooks": [type(hook).__name__ for hook in self.hooks],
+            **{
+                f"the {name} examples (a digest of some)": sample_digest(split)
+                for name, split in splits.items()
+                if split is not None
+            },
         }
 
 

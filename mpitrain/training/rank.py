@@ -252,6 +252,10 @@ class _Run:
         checkpoints = make_checkpoints(cluster, plan, files.checkpoints, record)
         stop, config = Stop(strategy, signals, limit, checkpoints), plan.config
         save_steps, save_secs = config.saving.save_steps, config.saving.save_secs
+        if not initial_state.nothing_to_train:  # else the run is only validated, and its records do not change
+            for change in files.record.changes() if files.record is not None else ():
+                _log.info("changed since the last start: %s", change)
+            files.metrics = self.telemetry.open(files.record, initial_state.step)
 
         def extra_state() -> ExtraState:
             return {**model.extra_state, **save_hooks(job.hooks)}
@@ -272,10 +276,6 @@ class _Run:
             *self.telemetry.hooks(),
             *([] if files.console is None else [ShowProgress(files.console)]),
         ]
-        if not initial_state.nothing_to_train:  # else the run is only validated, and its records do not change
-            for change in files.record.changes() if files.record is not None else ():
-                _log.info("changed since the last start: %s", change)
-            files.metrics = self.telemetry.open(files.record, initial_state.step)
         loop = Loop(cluster, plan, strategy, model, loader, files, hooks)
         self.telemetry.attach(loop, resumed=initial_state.resumed is not None)
         _log.info("%s", _describe_job(loop, len(job.train), initial_state.resumed))
