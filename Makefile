@@ -20,8 +20,8 @@ test: .venv/.test
 
 # Tests of hosts and of Slurm start daemons that answer in time only if nothing else keeps the cores busy.
 test-all: env
-	$(BIN)/python -m pytest -m full -n auto --dist loadgroup tests/unit tests/mpi tests/launcher tests/gpu
-	$(BIN)/python -m pytest -m full tests/hosts tests/slurm
+	$(BIN)/python -m pytest -m full -n auto --dist loadgroup --durations 20 tests/unit tests/mpi tests/launcher tests/gpu
+	$(BIN)/python -m pytest -m full --durations 10 tests/hosts tests/slurm
 
 lint: .venv/.lint docs
 	$(BIN)/ruff check .
