@@ -20,7 +20,7 @@ FORMAT = 2
 SHARD_NAME = re.compile(r"(step-[0-9]+)-[0-9a-f]+-[0-9]+-of-[0-9]+\.h5")
 
 _MAX_COUNT = 2**53  # of steps and of examples; exact in JSON
-_MAX_TEXT = 1 << 16  # characters of an attribute; the list of shards may be longer
+_MAX_TEXT = 1 << 20  # characters of an attribute; the list of shards may be longer
 # Values of up to 64 MiB may come from any file; more than that need 1 byte in the file for 256 bytes of values.
 _ALWAYS_BYTES, _MAX_EXPANSION = 1 << 26, 256
 
@@ -104,8 +104,6 @@ def _check_values(group: str, values: Mapping[str, Value]) -> None:
     for name, value in values.items():
         if isinstance(value, str) and len(value) > _MAX_TEXT and (group, name) != ("/", "parts"):
             raise UnsupportedStructure(f"the attribute {name} of {group} has more than {_MAX_TEXT:,} characters")
-        if group == "run/state" and isinstance(value, float) and not math.isfinite(value):
-            raise UnsupportedStructure(f"the attribute {name} of {group} is not finite")
 
 
 def _shards(root: Mapping[str, Value]) -> dict[str, str]:

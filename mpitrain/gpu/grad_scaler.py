@@ -6,6 +6,8 @@ precision training, ICLR 2018, section 3.2). An overflow skips the step and halv
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ..core.layout import Array
@@ -67,6 +69,6 @@ class GradScaler:
 
 def _number(extra_state: ExtraState, name: str, default: float) -> float:
     value = extra_state.get(name, default)
-    if isinstance(value, str):
-        raise CheckpointError(f"the checkpoint's {name} is a text; use another checkpoint, or --init-from")
+    if isinstance(value, str) or not math.isfinite(value):
+        raise CheckpointError(f"the checkpoint's {name} is {value!r}, not a number; use another one, or --init-from")
     return value
