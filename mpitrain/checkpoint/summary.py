@@ -44,7 +44,8 @@ def norm(array: Array) -> float:
     """Return the Euclidean norm, summed in float64; not finite if a value is not."""
     total = 0.0
     for block in np.array_split(array.reshape(-1), max(1, array.size >> 20)):
-        total += float(np.square(block, dtype=np.float64).sum())
+        with np.errstate(over="ignore"):
+            total += float(np.square(block, dtype=np.float64).sum())
     return float(np.sqrt(total))
 
 
