@@ -182,7 +182,7 @@ def decompress(data: bytes, shape: Shape, dtype: np.dtype[Any]) -> Array:
         content = stream.decompress(data, count * dtype.itemsize + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from error
-    if len(content) != count * dtype.itemsize or not stream.eof:
+    if len(content) != count * dtype.itemsize or not stream.eof or stream.unused_data:
         raise ValueError("of another size")
     shuffled = np.frombuffer(content, np.uint8).reshape(dtype.itemsize, count)
     return np.ascontiguousarray(shuffled.T).view(dtype).reshape(shape)

@@ -32,6 +32,7 @@ _MAX_TEXT_BYTES = 1 << 26  # the list of shards is the longest text
 _MAX_CHUNK_BYTES = 1 << 24
 _NOWHERE = 2**64 - 1
 _MALFORMED = "its structure is malformed"
+_REPEATS = "its structure repeats itself"
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 # Types of object header messages
@@ -130,7 +131,7 @@ class _Parser:
 
     def __init__(self, read: Read, base: int, size: int) -> None:
         self._read, self._base = read, base
-        self._left = 16 * size + (1 << 20)  # bytes that may still be read, and 64 for each time
+        self._left = 6 * size + (1 << 20)  # bytes that may still be used, and 64 for each time
         self._visited: set[int] = set()  # addresses of objects and of blocks of trees, each of which has one parent
         self._collections: dict[int, dict[int, bytes]] = {}
         self._tree = Tree({}, {})
@@ -147,24 +148,29 @@ class _Parser:
 
     def _at(self, address: int, count: int, signature: bytes = b"") -> bytes:
         """Return ``count`` bytes at an address, which begin with ``signature``."""
-        self._left -= count + 64
-        if self._left < 0:
-            raise UnsupportedStructure("its structure repeats itself")
+        self._charge(count + 64)
         data = self._read(self._base + address, count) if address < 1 << 62 else b""
         if len(data) != count or not data.startswith(signature):
             raise UnsupportedStructure(_MALFORMED)
         return data
 
+    def _charge(self, count: int) -> None:
+        """Count work: blocks of a crafted file may overlap, or be used any number of times."""
+        self._left -= count
+        if self._left < 0:
+            raise UnsupportedStructure(_REPEATS)
+
     def _once(self, address: int) -> int:
         """Return an address; refuse one that was visited before, which excludes cycles and hard links."""
         if address in self._visited:
-            raise UnsupportedStructure("its structure repeats itself")
+            raise UnsupportedStructure(_REPEATS)
         self._visited.add(address)
         return address
 
     def _visit(self, path: str, address: int, depth: int) -> None:
         if depth > _MAX_DEPTH:
             raise UnsupportedStructure(f"its groups are nested deeper than {_MAX_DEPTH}")
+        self._charge(len(path))
         messages = self._messages(self._once(address))
         kinds = {kind for kind, _ in messages}
         if _EXTERNAL in kinds:
@@ -308,7 +314,9 @@ class _Parser:
             self._collections[collection] = dict(self._global_objects(collection))
         if index not in self._collections[collection]:
             raise UnsupportedStructure(_MALFORMED)
-        return self._collections[collection][index]
+        found = self._collections[collection][index]
+        self._charge(len(found))
+        return found
 
     def _global_objects(self, collection: int) -> Iterator[tuple[int, bytes]]:
         (size,) = struct.unpack_from("<Q", self._at(collection, 16, b"GCOL\x01"), 8)
@@ -333,6 +341,8 @@ class _Parser:
         if (_FILTERS in messages) != (tuple(layout[:2]) == (3, 2)):
             raise UnsupportedStructure(f"the compression of {path!r} is malformed")
         nbytes = math.prod(shape) * dtype.itemsize
+        if math.prod(n or 1 for n in shape) * dtype.itemsize >= 1 << 62:  # NumPy's limit, also for empty arrays
+            raise UnsupportedStructure(f"{path!r} is larger than any memory")
         if tuple(layout[:2]) == (3, 1):
             address, size = struct.unpack_from("<QQ", layout, 2)
             if size != nbytes or (address == _NOWHERE and nbytes):

@@ -74,7 +74,10 @@ class Manifest:
         if digest != _digest(len(block), body):
             raise DamagedManifest("its first bytes are damaged")
         try:
-            content = json.loads(body.rstrip(b"\0"))
+            text = body.rstrip(b"\0")
+            if text.count(b"[") + text.count(b"{") > 16 + len(text) // 32:
+                raise ValueError("not ranges: as objects they would need many times the memory of the text")
+            content = json.loads(text)
             size, rest = content["bytes"], content["rest"]
             arrays = {name: _ranges(values) for name, values in content["arrays"].items()}
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:

@@ -20,7 +20,7 @@ FORMAT = 2
 SHARD_NAME = re.compile(r"(step-[0-9]+)-[0-9a-f]+-[0-9]+-of-[0-9]+\.h5")
 
 _MAX_COUNT = 2**53  # of steps and of examples; exact in JSON
-_MAX_TEXT = 1 << 20  # characters of an attribute; the list of shards may be longer
+_MAX_TEXT, _MAX_SHARDS_TEXT = 1 << 20, 1 << 22  # characters of an attribute, and of the list of shards
 # Values of up to 64 MiB may come from any file; more than that need 1 byte in the file for 256 bytes of values.
 _ALWAYS_BYTES, _MAX_EXPANSION = 1 << 26, 256
 
@@ -46,6 +46,8 @@ def check(tree: Tree, manifest: Manifest, stored_bytes: int) -> Mapping[str, str
     for name, dataset in tree.datasets.items():
         if any(rows.file not in shards or rows.name.strip("/") != name for rows in dataset.virtual):
             raise UnsupportedStructure(f"the values of {name} are in a file that is not one of its shards")
+    if sum(chunk.stop - chunk.start for each in tree.datasets.values() for chunk in each.chunks) > manifest.size:
+        raise UnsupportedStructure("its compressed values overlap")
     expanded = sum(_expanded_bytes(dataset) for dataset in tree.datasets.values())
     if expanded > max(_ALWAYS_BYTES, _MAX_EXPANSION * stored_bytes):
         raise UnsupportedStructure(
@@ -102,8 +104,9 @@ def _check_root(root: Mapping[str, Value]) -> None:
 
 def _check_values(group: str, values: Mapping[str, Value]) -> None:
     for name, value in values.items():
-        if isinstance(value, str) and len(value) > _MAX_TEXT and (group, name) != ("/", "parts"):
-            raise UnsupportedStructure(f"the attribute {name} of {group} has more than {_MAX_TEXT:,} characters")
+        limit = _MAX_SHARDS_TEXT if (group, name) == ("/", "parts") else _MAX_TEXT
+        if isinstance(value, str) and len(value) > limit:
+            raise UnsupportedStructure(f"the attribute {name} of {group} has more than {limit:,} characters")
 
 
 def _shards(root: Mapping[str, Value]) -> dict[str, str]:

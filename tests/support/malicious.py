@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import zlib
@@ -141,6 +143,7 @@ EDITS: dict[str, Edit] = {
     ),
     "declared size, plain chunks": lambda f, _: _add(f, shape=(_TERA,), dtype="f4", chunks=(1 << 16,)),
     "declared size, contiguous": lambda f, _: _add(f, shape=(_TERA,), dtype="f4"),
+    "declared size, empty": lambda f, _: _add(f, shape=(0, 2**62), dtype="f8"),
     "huge chunk": lambda f, _: _chunk(f, _BOMB[:5000], (1 << 26,), (1 << 26,)),
     "bomb": lambda f, _: _chunk(f, _BOMB),
     "bomb of declared size": lambda f, _: _add(
@@ -266,6 +269,32 @@ def _edited(edit: Edit) -> Callable[[Path, Path], None]:
     return write
 
 
+def _repeated_text(path: Path, _: Path) -> None:
+    """Let 3,000 attributes have the same long text."""
+    with h5py.File(path, "r+") as file:
+        for index in range(3000):
+            file["run"].attrs[f"a{index}"] = "x" * 11
+        file["run"].attrs["long"] = "x" * 999_999
+    content = path.read_bytes()
+    at = content.index(struct.pack("<I", 999_999))
+    reference = re.compile(re.escape(struct.pack("<I", 11)) + b".{4}\0{4}.\0{3}", re.DOTALL)  # length, address, index
+    path.write_bytes(reference.sub(lambda _: content[at : at + 16], content))
+    seal(path)
+
+
+def _overlapping_chunks(path: Path, _: Path) -> None:
+    """Let 100 chunks have the same bytes of the file."""
+    with h5py.File(path, "r+") as file:
+        _add(file, data=np.zeros(500, "f4"), chunks=(5,), compression="gzip", shuffle=True)
+        size = file["params/x"].id.get_chunk_info(0).size
+    content = path.read_bytes() + bytes(200_000)
+    for first in range(0, 500, 5):
+        key = struct.pack("<IIQQ", size, 0, first, 0)
+        content = content.replace(key, struct.pack("<I", 200_000) + key[4:])
+    path.write_bytes(content)
+    seal(path)
+
+
 def _fifo(path: Path, _: Path) -> None:
     path.unlink()
     os.mkfifo(path)
@@ -333,6 +362,8 @@ RECIPES: dict[str, Callable[[Path, Path], None]] = {
     **{name: _edited(edit) for name, edit in EDITS.items()},
     **{name: lambda path, _, content=content: seal(path, content) for name, content in CONTENTS.items()},  # type: ignore[misc]
     **{name: lambda path, _, text=text: seal_text(path, text) for name, text in TEXTS.items()},  # type: ignore[misc]
+    "repeated text": _repeated_text,
+    "overlapping chunks": _overlapping_chunks,
     "named pipe": _fifo,
     "sparse": _sparse,
     "sparse values": _sparse_values,
