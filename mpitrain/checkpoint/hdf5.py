@@ -144,6 +144,8 @@ class _Parser:
         if (version, offset_bytes, length_bytes, base) != (0, 8, 8, self._base):
             raise UnsupportedStructure("its superblock is malformed or of another version")
         self._visit("/", root, 0)
+        if "/" not in self._tree.groups:
+            raise UnsupportedStructure("its root is not a group")
         return self._tree
 
     def _at(self, address: int, count: int, signature: bytes = b"") -> bytes:

@@ -282,6 +282,15 @@ def _repeated_text(path: Path, _: Path) -> None:
     seal(path)
 
 
+def _dataset_as_root(path: Path, _: Path) -> None:
+    with h5py.File(path) as file:
+        address = h5py.h5o.get_info(file["params/dense.bias"].id).addr
+    with path.open("r+b") as content:
+        content.seek(manifest_of(path).block + 64)
+        content.write(struct.pack("<Q", address))
+    seal(path)
+
+
 def _overlapping_chunks(path: Path, _: Path) -> None:
     """Let 100 chunks have the same bytes of the file."""
     with h5py.File(path, "r+") as file:
@@ -363,6 +372,7 @@ RECIPES: dict[str, Callable[[Path, Path], None]] = {
     **{name: lambda path, _, content=content: seal(path, content) for name, content in CONTENTS.items()},  # type: ignore[misc]
     **{name: lambda path, _, text=text: seal_text(path, text) for name, text in TEXTS.items()},  # type: ignore[misc]
     "repeated text": _repeated_text,
+    "dataset as root": _dataset_as_root,
     "overlapping chunks": _overlapping_chunks,
     "named pipe": _fifo,
     "sparse": _sparse,
