@@ -15,6 +15,7 @@ temporary files, no .ranks, no partial checkpoint and no process may be left.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -31,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from mpitrain.process import rank_status  # noqa: E402
+from mpitrain.process.host_watcher import temporary_files  # noqa: E402
 from tests.support.hosts.network import Hosts, make_hosts  # noqa: E402
 from tests.support.kills import ranks_of  # noqa: E402
 
@@ -62,13 +64,14 @@ class Kill:
 
     def inject(self) -> tuple[str, float]:
         """Start the run and kill the process; return what is wrong, if anything, and the seconds to the run's end."""
-        before = temporary_files()
+        before = set(temporary_files(0))
         with self._start() as process:
             try:
                 pid = self._victim(process)
                 if pid is None:
                     return "", 0.0  # the run ended before
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(pid, signal.SIGKILL)
                 began = time.monotonic()
                 process.wait(timeout=FINISHES_WITHIN_S if self.restarts else ENDS_WITHIN_S)
                 took_s = time.monotonic() - began
@@ -120,7 +123,7 @@ class Kill:
         """Return what the run has left behind; wait a while for processes that are ending."""
         deadline = time.monotonic() + 20
         while True:
-            left = [*sorted(temporary_files() - before), *map(str, self.folder.glob("checkpoints/*.partial"))]
+            left = [*sorted({*temporary_files(0)} - before), *map(str, self.folder.glob("checkpoints/*.partial"))]
             left += [str(path) for path in [self.folder / ".ranks"] if path.exists()]
             left += [f"process {pid}" for pid in ranks_of(self.folder)]
             if not left or time.monotonic() > deadline:
@@ -133,12 +136,6 @@ class Kill:
 
     def _output(self) -> str:
         return self._log.read_text(errors="replace")
-
-
-def temporary_files() -> set[str]:
-    """Return the files of MPI libraries outside the run directory."""
-    paths = [*Path("/dev/shm").iterdir(), *Path(tempfile.gettempdir()).iterdir()]
-    return {str(path) for path in paths if rank_status.is_temporary(str(path))}
 
 
 def first_child_of(pid: int) -> int | None:

@@ -96,9 +96,6 @@ def export(path: Path, to: str, dtype: str | None, averages: bool, output: Path 
     click.echo(f"wrote {count:,} arrays to {target}")
 
 
-COMMANDS = [verify, inspect, diff, export]
-
-
 def _open(path: Path) -> Checkpoint:
     from .. import checkpoint
 

@@ -1,10 +1,30 @@
-"""The table of ``mpitrain placement``."""
+"""``mpitrain placement``."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from ..errors import ConfigError
 from ..monitor.format import format_table, size_of
 from ..plan.placement import ranges_of
-from ..plan.plan import Plan
+from ..plan.plan import Plan, make_plan
+from .job_command import JobCommand, request_of
+
+
+def _placement(**values: Any) -> int:
+    request = request_of(**values)
+    job = request.make()
+    config = request.config.merged({"batch_size": 1, "train_steps": job.train_steps})
+    if not config.servers.ps:
+        raise ConfigError("--ps 0: there is no server to place variables on; give --ps 1 or more")
+    print(placement_table(make_plan(job, config, workers=2 + (config.parallel.backup_workers or 0))))
+    return 0
+
+
+def placement_command() -> JobCommand:
+    """Return ``mpitrain placement``, which shows on which server each variable is placed."""
+    about = "Print which server holds which variable, without training."
+    return JobCommand("placement", [], _placement, about, mode="async", ps=1)
 
 
 def placement_table(plan: Plan) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from ..errors import LaunchError
 from ..process.launcher_env import is_launched
@@ -16,20 +17,7 @@ os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 os.environ.setdefault("HOME", "/")
 
 
-def is_on_one_node(environ: Mapping[str, str]) -> bool:
-    """Return whether all ranks run on this node, according to the launcher's variables."""
-    size = environ.get("OMPI_COMM_WORLD_SIZE")
-    if size is not None:
-        return size == environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
-    return not is_launched(environ) or environ.get("SLURM_STEP_NUM_NODES") == "1"
-
-
-# Open MPI's transport for libfabric waits a second before it gives up, and the one for TCP opens ports that other hosts
-# can reach. Ranks of one node need neither.
-if is_on_one_node(os.environ):
-    os.environ.setdefault("OMPI_MCA_btl", "^tcp,ofi")
-
-import mpi4py  # noqa: E402
+import mpi4py
 
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = True
@@ -57,11 +45,36 @@ def start() -> MPI.Intracomm:
     if is_foreign_launcher(os.environ, MPI.Get_library_version()):
         check_launcher(os.environ, 1)
     if not MPI.Is_initialized():
-        with warnings.catch_warnings():
+        with _transports_of_one_node(), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # about launchers; check_launcher reports it with a fix
             MPI.Init_thread()
     check_launcher(os.environ, MPI.COMM_WORLD.size)
     return MPI.COMM_WORLD
+
+
+@contextmanager
+def _transports_of_one_node() -> Iterator[None]:
+    """Exclude Open MPI's transports for TCP and libfabric if all ranks run on this node, unless the user chose some.
+
+    The one for TCP opens ports that other hosts can reach. The one for libfabric waits a second before it gives up.
+    """
+    name = "OMPI_MCA_btl"
+    if name in os.environ or not is_on_one_node(os.environ):
+        yield
+        return
+    os.environ[name] = "^tcp,ofi"
+    try:
+        yield
+    finally:
+        del os.environ[name]  # programs that this process starts may use other nodes
+
+
+def is_on_one_node(environ: Mapping[str, str]) -> bool:
+    """Return whether all ranks run on this node, according to the launcher's variables."""
+    size = environ.get("OMPI_COMM_WORLD_SIZE")
+    if size is not None:
+        return size == environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    return not is_launched(environ) or environ.get("SLURM_STEP_NUM_NODES") == "1"
 
 
 def is_foreign_launcher(environ: Mapping[str, str], library: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..data import InMemory, Split, Storage, Streaming, check_labels
+from ..data.loader import Check
 from .cluster import Group
 from .shared_memory import SharedArrays, sharing_problem
 
@@ -22,19 +23,22 @@ class SharedDataset:
         self._share = share
         self._shared = SharedArrays(group.node)
 
-    def load(self, split: Split) -> Storage:
+    def load(self, split: Split, check: Check | None = None) -> Storage:
         """Return storage of ``split``, shared by the node, or one per rank if memory cannot be shared.
 
         A split larger than half of the node's free memory is streamed, if its file can be read in ranges.
 
+        Args:
+            check: See ``Streaming``; checks all examples now, unless they are streamed.
+
         Raises:
-            DataError: On every rank, if one rank cannot read its file.
+            DataError: On every rank, if one rank cannot read its file, or the values are not valid.
         """
         group = self._group
         share = self._share and not any(group.comm.allgather(sharing_problem(group.node, split.nbytes)))
         needed = split.nbytes * (1 if share else group.node.size)
         if split.block is not None and any(group.comm.allgather(needed > _RESIDENT_PART * _free_bytes())):
-            return Streaming(split)
+            return Streaming(split, check)
         arrays = self._shared if share else SharedArrays(group.self_comm)
         examples = arrays.allocate((len(split), *split.shape), split.dtype)
         labels = arrays.allocate((len(split), *split.label_shape), split.label_dtype)
@@ -42,6 +46,8 @@ class SharedDataset:
             if not share or group.node.rank == 0:
                 split.read(0, len(split), examples, labels)
                 check_labels(split, labels)
+                if check is not None:
+                    check(examples, 0)
         return InMemory(examples, labels)
 
     def free(self) -> None:

@@ -15,6 +15,7 @@ from ..errors import DataError
 from .permutation import MIXED_BLOCKS, order
 from .split import Split, check_labels
 
+Check = Callable[[Array, int], None]
 _CACHED_BLOCKS = 2 * MIXED_BLOCKS + 1  # blocks of this batch and the next one, which may be in the next group
 
 
@@ -44,11 +45,12 @@ class Streaming:
 
     Args:
         split: Its ``block`` must not be None.
+        check: Checks examples, given the index of the first one, when they have been read; raises DataError.
     """
 
-    def __init__(self, split: Split) -> None:
+    def __init__(self, split: Split, check: Check | None = None) -> None:
         assert split.block is not None
-        self._split, self._rows = split, split.block
+        self._split, self._rows, self._check = split, split.block, check
         self._blocks: OrderedDict[int, Future[tuple[Array, Array]]] = OrderedDict()
         self._reader = ThreadPoolExecutor(1, "read ahead")
 
@@ -56,7 +58,7 @@ class Streaming:
         """Copy the examples of these indices, converted and scaled.
 
         Raises:
-            DataError: The file cannot be read.
+            DataError: The file cannot be read, or its values are not valid.
         """
         self.expect(indices)
         of_block = indices // self._rows
@@ -87,6 +89,8 @@ class Streaming:
         labels = np.empty((stop - start, *split.label_shape), split.label_dtype)
         split.read(start, stop, examples, labels)
         check_labels(split, labels, start)
+        if self._check is not None:
+            self._check(examples, start)
         return examples, labels
 
     def close(self) -> None:

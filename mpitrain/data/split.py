@@ -26,7 +26,7 @@ class Split:
         dtype: Stored data type, in this machine's byte order.
         label_shape, label_dtype: Shape and data type of a label.
         classes: Number of classes; labels are integers in [0, classes). None if labels are not classes.
-        scale: Factor applied to examples when a batch is made.
+        scale: Factor applied to examples when a batch is made; not to integers that the model takes unchanged.
         block: Number of consecutive examples to read at a time; None if the file cannot be read in ranges.
         note: A note to the user about how the files are read, or None.
 
@@ -61,6 +61,11 @@ class Split:
         example = math.prod(self.shape) * self.dtype.itemsize
         label = math.prod(self.label_shape) * self.label_dtype.itemsize
         return self.count * (example + label)
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether the stored examples are integers."""
+        return self.dtype.kind in "iu"
 
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
         """Read the examples [start, stop) and their labels into arrays.
@@ -153,5 +158,36 @@ def check_labels(split: Split, labels: Array, first: int = 0) -> None:
         label, number = labels[tuple(wrong[0])], first + int(wrong[0][0])
         last = split.classes - 1
         raise DataError(
-            f"{split.source}: label {label} of example {number:,} is out of range: must be from 0 to {last}"
+            f"{split.source}: label {label} of example {number:,} is out of range: must be from 0 to {last}, "
+            f"for {split.classes} classes"
+        )
+
+
+def check_conversion(name: str, split: Split, dtype: np.dtype[Any] | None, examples: Array, first: int = 0) -> None:
+    """Check that integer examples of the split keep their values in ``dtype``.
+
+    Args:
+        name: Name of the split, such as ``training``.
+        dtype: float32 or float64; None if examples are not converted.
+        examples: Some of the split's examples, in stored form.
+        first: Index of the first one.
+
+    Raises:
+        DataError: A value would be rounded; the message names the split, the example and the value.
+    """
+    if dtype is None or not split.has_integers or not examples.size:
+        return
+    bound = 2 ** (np.finfo(dtype).nmant + 1)  # all integers up to here are exact
+    if np.iinfo(split.dtype).max < bound or (-bound <= int(examples.min()) and int(examples.max()) <= bound):
+        return
+    # A larger one is exact if its digits fit without the zero bits at the end. The smallest int64 has no positive
+    # counterpart, but becomes it as a uint64.
+    size = np.abs(examples.astype(np.int64) if examples.dtype.kind == "i" else examples).astype(np.uint64)
+    wrong = np.argwhere(size // np.maximum(size & (~size + np.uint64(1)), np.uint64(1)) > bound)
+    if len(wrong):
+        value, number = examples[tuple(wrong[0])], first + int(wrong[0][0])
+        wider = "--dtype float64 or " if dtype == np.float32 else ""
+        raise DataError(
+            f"the {name} examples ({split.source}) cannot be converted to {dtype}: {value} of example {number:,} would "
+            f"become {int(dtype.type(value))}; use {wider}a first layer that takes integers, such as nn.Embedding"
         )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -106,6 +103,7 @@ class Attempt:
         self._stop_requested_at: float | None = None  # when the ranks were asked to save and exit
         self._all_ended_at: float | None = None  # when all ranks were first seen to have ended
         self.pid = self.status = 0
+        self._began = 0.0
         self.statuses: list[rank_status.RankStatus] = []
         self.unreachable: dict[str, str] = {}
         self._stopped_reapers: set[int] = set()  # process ids
@@ -114,10 +112,10 @@ class Attempt:
     def run(self) -> None:
         """Run the launcher until it ends, then kill all leftover ranks."""
         rank_status.clear(self._run_dir)
+        self._began = time.time()
         self.status = self._launch(self._command.words, {**os.environ, **self._command.environment})
         self.statuses = rank_status.read(self._run_dir)
         self._kill_leftover_ranks()
-        remove_temporary(self._run_dir)
         rank_status.clear(self._run_dir)
 
     @property
@@ -239,7 +237,7 @@ class Attempt:
         return bool(statuses) and len(statuses) == expected and all(status.ready for status in statuses)
 
     def _kill_leftover_ranks(self) -> None:
-        """Kill the ranks that are still alive; normally they end with their launcher."""
+        """Kill the ranks that are still alive, on all hosts, and remove what they leave; normally nothing is left."""
         local = [status for status in self.statuses if is_local(status.host)]
         deadline = time.monotonic() + (1.0 if self.status else 5.0)
         while any(is_alive(status.pid, status.start) for status in local):
@@ -255,15 +253,11 @@ class Attempt:
         if self._terminated_at is not None or not well:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # such as an ssh whose remote side waits for the dead launcher
-            self._kill_leftover_ranks_elsewhere()
-        # A killed Open MPI launcher leaves a session directory that breaks a later launcher with the same process id.
-        shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{self.pid}", ignore_errors=True)
-
-    def _kill_leftover_ranks_elsewhere(self) -> None:
-        """Kill leftover ranks on other hosts, identified by their environment, and remove their temporary files."""
-        temporary = json.dumps(rank_status.read_temporary(self._run_dir))
-        command = shlex.join([sys.executable, host_watcher.__file__, "end", str(self._run_dir), temporary])
-        self.unreachable = self._agent.run_on_each((host, command) for host in self._others)
+            # A killed Open MPI launcher leaves a session directory that breaks a later one with the same process id.
+            within_s = time.time() - self._began + 1.0
+            host_watcher.remove_leftovers(str(self._run_dir), within_s)
+            words = [sys.executable, host_watcher.__file__, "end", str(self._run_dir), f"{within_s:.0f}"]
+            self.unreachable = self._agent.run_on_each((host, shlex.join(words)) for host in self._others)
 
     def _forward(self, pipe: IO[bytes], stream: IO[bytes]) -> None:
         """Forward the output to ``stream``, without the launcher's comments on how ranks ended."""
@@ -275,13 +269,6 @@ class Attempt:
             _write(stream, launcher_filter.feed(chunk))
         _write(stream, launcher_filter.rest())
         self.filtered_output += launcher_filter.dropped.decode(errors="replace")
-
-
-def remove_temporary(run_dir: Path) -> None:
-    """Remove the files that killed ranks have left on this host, outside the run directory."""
-    for host, paths in rank_status.read_temporary(run_dir).items():
-        if is_local(host):
-            host_watcher.remove(paths)
 
 
 def _read(pipe: IO[bytes]) -> bytes:

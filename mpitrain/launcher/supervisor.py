@@ -17,12 +17,12 @@ from ..errors import ConfigError, LaunchError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..plan.config import RunConfig
-from ..process import rank_status
+from ..process import host_watcher, rank_status
 from ..process.pid import is_alive
 from ..process.run_directory import cannot_write, check_files, missing_folders, new_run_dir, remove_empty
 from ..process.signals import STOPPED_EARLY
 from .allocation import allocated_ranks
-from .attempt import Attempt, Interrupts, remove_temporary
+from .attempt import Attempt, Interrupts
 from .command_line import LaunchSpec, LocalMachine, compose
 from .hosts import Host, RemoteAgent, assign_ranks, interface_of, is_local, network_of, parse_hosts, read_hostfile
 from .mpi_flavors import Launcher, find_launcher
@@ -164,7 +164,8 @@ def _run_dir(name: str, given: Path | None) -> Iterator[Path]:
     except OSError as error:
         raise cannot_write(given or Path("runs"), error) from error
     _wait_for_others(folder)
-    remove_temporary(folder)  # of a run whose supervisor was killed
+    if (age_s := rank_status.age_s(folder)) is not None:  # of a run whose supervisor was killed
+        host_watcher.remove_leftovers(str(folder.absolute()), age_s)
     try:
         yield folder.absolute()
     finally:

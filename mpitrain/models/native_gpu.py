@@ -198,9 +198,10 @@ class NativeGpuModel(Model):
         return own
 
     def _examples(self, stored: Any) -> Array:
-        """Convert and scale a batch from its stored form to the model's input."""
+        """Convert and scale a batch from its stored form to the model's input, unless the model takes integers."""
         dtype, scale = self._params.dtype, self._split.scale
-        if stored.dtype == dtype and scale == 1:
+        is_kept = self._split.has_integers and self._model.integer_inputs
+        if is_kept or (stored.dtype == dtype and scale == 1):
             found: Array = stored
             return found
         count = len(stored)

@@ -15,6 +15,7 @@ from .conv import Conv2D
 from .dense import Dense
 from .layer import Context, Layer, walk
 from .normalize import BatchNorm, LayerNorm
+from .shape import Flatten, Reshape
 
 # Layers whose backward does not read the output of forward, so that the next layer may overwrite it.
 FORGETS_OUTPUT = (Dense, Conv2D, BatchNorm, LayerNorm)
@@ -46,6 +47,7 @@ class Sequential(Layer):
         _check_layers(self, layers)
         self.layers = layers
         self.after_backward: Callable[[int], None] | None = None
+        self.integer_inputs = _takes_integers(layers)
         self._names = _names_of(layers)
         self._first = 0  # backward stops at this child; earlier ones need no gradient
 
@@ -91,6 +93,10 @@ class Residual(Sequential):
 
     supports_amp = True
 
+    def __init__(self, *layers: Layer, name: str | None = None) -> None:
+        super().__init__(*layers, name=name)
+        self.integer_inputs = False  # x is added to activations
+
     def build(self, shape: Shape) -> Shape:
         made = super().build(shape)
         if made != shape:
@@ -125,6 +131,11 @@ def _join(before: Layer | None, layer: Layer) -> None:
         layer.follows_bias = False
         if isinstance(before, Biased) and type(before) in _BIASED and before.has_bias and type(layer) in _ACTIVATIONS:
             before.activation, layer.follows_bias = (layer.kind, layer.slope), True
+
+
+def _takes_integers(layers: tuple[Layer, ...]) -> bool:
+    """Return whether the first layer that reads elements, not only their order, takes integers."""
+    return next((layer.integer_inputs for layer in layers if type(layer) not in (Flatten, Reshape)), False)
 
 
 def _has_params(layer: Layer) -> bool:

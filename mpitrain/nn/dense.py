@@ -80,6 +80,7 @@ class Embedding(Layer):
     weight: Array
     weight_grad: Array
     supports_amp = True
+    integer_inputs = True
     needs_dx = False  # integers have no gradient
 
     def __init__(

@@ -61,6 +61,10 @@ class Layer:
     A subclass may set ``supports_amp = True``. Then ``x`` and ``dy`` may be 16-bit or of the parameters' type; convert
     them with ``cast_input``, and return arrays created by ``activations``.
 
+    A subclass that takes integers, such as indices, may set ``integer_inputs = True``. As the first layer of a model it
+    gets integer examples in their stored type and without the split's ``scale``; other layers get them converted to the
+    parameters' type.
+
     A subclass whose ``forward`` and ``backward`` enqueue the same GPU work in every training step, except for values in
     arrays, may set ``static = True``. A model with only static layers is recorded as CUDA graphs and replayed. Layers
     of ``mpitrain.nn`` are static.
@@ -69,6 +73,7 @@ class Layer:
     device: Device = CPU  # device of the layer's arrays; see ``place``
     # Whether the layer accepts and returns 16-bit activations and gradients; see ``place``.
     supports_amp = False
+    integer_inputs = False  # whether integer examples stay integers if this is the first layer
     compute_dtype: np.dtype[Any] | None = None  # type of returned activations; None for the parameters' type
     output_shape: Shape = ()  # of one example; set for a whole model when it is laid out
     needs_dx = True  # set to False by the model if no earlier layer has parameters
@@ -135,8 +140,8 @@ class Layer:
         )
 
     def cast_output(self, array: Array, tag: str) -> Array:
-        """Return activations or their gradients in the parameters' type."""
-        if self.compute_dtype is None or array.dtype == self.dtype:
+        """Return activations or their gradients in the parameters' type; integers as they are."""
+        if self.compute_dtype is None or array.dtype == self.dtype or array.dtype.kind in "iu":
             return array
         return self._cast(self.device.xp.ascontiguousarray(array), tag, self.dtype)
 

@@ -54,6 +54,10 @@ class Loss:
             JobError: They do not.
         """
 
+    def classes(self, shape: Shape) -> int | None:
+        """Return the number of classes for outputs of ``shape``; None if labels are not classes."""
+        return None
+
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         """Return ``weight`` times the sum of the losses, and its gradient with respect to ``outputs``.
 
@@ -92,6 +96,9 @@ class SoftmaxCrossEntropy(Loss):
                 f"SoftmaxCrossEntropy: the model's output shape is {shape}, but the labels have {wanted} classes; "
                 f"end the model with Dense(..., {wanted})"
             )
+
+    def classes(self, shape: Shape) -> int | None:
+        return shape[0]
 
     def __call__(self, outputs: Array, labels: Array, weight: float) -> tuple[float, Array]:
         _check_classes(outputs, labels)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from ..core.layout import Array, Shape
 from .arguments import positive, within, wrong_shape
 from .init import ones, zeros
-from .layer import Context, Layer
+from .layer import Context, Layer, SumOverWorkers
 
 
 class BatchNorm(Layer):
     """Normalizes each index of the last axis over the batch and all other axes, then scales and shifts it.
 
-    ``mean`` and ``variance`` (biased) are running averages, used during validation. Sums are computed in float64.
+    ``mean`` and ``variance`` (biased) are running averages, used during validation. Statistics are computed in
+    float64, with an error that does not grow with the ratio of mean to deviation.
 
     Ioffe and Szegedy, Batch normalization, ICML 2015, algorithms 1 and 2.
 
@@ -24,7 +26,7 @@ class BatchNorm(Layer):
         momentum: Weight of the old value in the running averages, in [0, 1).
         eps: Added to the variance.
         sync: Compute statistics over the batches of all workers, as if they were one batch; ``forward`` and
-            ``backward`` are then collective over the workers.
+            ``backward`` are then collective over the workers, with two sums and one sum.
         name: Overrides the name that the model assigns.
     """
 
@@ -59,11 +61,11 @@ class BatchNorm(Layer):
     def forward(self, x: Array, ctx: Context) -> Array:
         x = self.cast_input(x, "x")
         self._ctx, self._x = ctx, x.reshape(-1, self.features)
-        self._center, self._inverse = (self.buffer("center", self.mean.shape), self.buffer("inverse", self.mean.shape))
+        self._center, self._inverse = self.buffer("center", (2, self.features)), self.buffer("inverse", self.mean.shape)
         if ctx.training:
             self._use_batch(ctx, len(x))
         else:
-            self._center[...] = self.mean
+            self._center[0], self._center[1] = self.mean, 0
             self._inverse[...] = 1 / self.device.xp.sqrt(self.variance + self.eps)
         y = self.activations("y", x.shape)
         self.ops.normalize(self._x, self._center, self._inverse, self.scale, self.shift, y.reshape(self._x.shape))
@@ -78,7 +80,8 @@ class BatchNorm(Layer):
         if not self.needs_dx:
             return None
         if self._ctx.training:
-            self._sum_over_workers(sums, self._ctx)
+            if self.sync and self._ctx.sum_over_workers is not None:
+                self._ctx.sum_over_workers(sums)
             sums /= self._count
         else:
             sums[...] = 0  # running statistics do not depend on x
@@ -87,23 +90,40 @@ class BatchNorm(Layer):
 
     def _use_batch(self, ctx: Context, batch: int) -> None:
         """Compute the statistics of this batch, and set the increments of the running ones."""
-        sums = self.buffer("sums", (2 * self.features + 1,), np.float64)
-        self.ops.moment_sums(self._x, sums)
-        self._sum_over_workers(sums, ctx)
-        self._count = sums[-1:].copy()  # a copy, because dividing ``sums`` would change it
-        sums /= self._count
-        mean = sums[: self.features]
-        variance = sums[self.features : -1] - mean * mean
-        self.device.xp.maximum(variance, 0, out=variance)  # against rounding errors; NaN is preserved
-        self._center[...] = mean
+        moments = self.buffer("moments", (3, self.features), np.float64)
+        self.ops.moments(self._x, moments)
+        self._count: Any = len(self._x)
+        if self.sync and ctx.sum_over_workers is not None:
+            self._join_workers(moments, ctx.sum_over_workers)
+        origin, offset, variance = moments
+        mean = origin + offset
+        self._center[0] = mean
+        self._center[1] = origin - self._center[0] + offset
         self._inverse[...] = 1 / self.device.xp.sqrt(variance + self.eps)
         share = (1 - self.momentum) * batch * ctx.weight
         self.mean_grad[...] = share * (mean - self.mean)
         self.variance_grad[...] = share * (variance - self.variance)
 
-    def _sum_over_workers(self, sums: Array, ctx: Context) -> None:
-        if self.sync and ctx.sum_over_workers is not None:
-            ctx.sum_over_workers(sums)
+    def _join_workers(self, moments: Array, sum_over_workers: SumOverWorkers) -> None:
+        """Replace the moments and the number of rows of this worker's batch with those of the joined batch.
+
+        First the workers agree on an origin, the mean of all rows up to rounding. The second sum is of moments about
+        it, so that nothing cancels however large the mean is.
+        """
+        origin, offset, variance = moments
+        sums = self.buffer("sums", (self.features + 1,), np.float64)
+        sums[:-1] = (origin + offset) * self._count
+        sums[-1] = self._count
+        sum_over_workers(sums)
+        share, self._count = self._count / sums[-1:], sums[-1:]
+        mean = sums[:-1] / self._count
+        offset += origin - mean
+        origin[...] = mean
+        variance += offset * offset
+        moments[1:] *= share
+        sum_over_workers(moments[1:])
+        variance -= offset * offset
+        self.device.xp.maximum(variance, 0, out=variance)  # against rounding errors; NaN is preserved
 
 
 class LayerNorm(Layer):

@@ -148,7 +148,7 @@ def make_job(path: Path, function: JobFunction, arguments: dict[str, Any]) -> Jo
 
 @contextlib.contextmanager
 def _errors_described(path: Path) -> Iterator[None]:
-    """Turn exceptions of the job file's code into a ``JobError``.
+    """Turn exceptions of the job file's code into a ``JobError``, and name its line in errors of this package.
 
     Its own ``argparse`` would print its usage, and exit, because it cannot parse the arguments of ``mpitrain``.
     """
@@ -160,8 +160,10 @@ def _errors_described(path: Path) -> Iterator[None]:
     argparse.ArgumentParser.error = refuse  # type: ignore[method-assign]
     try:
         yield
-    except UserError:
-        raise
+    except UserError as error:
+        if not (place := _place(path, error)):
+            raise
+        raise type(error)(f"{place}: {error}") from error
     except (Exception, SystemExit) as error:
         raise JobError(_describe(path, error)) from error
     finally:
@@ -172,10 +174,14 @@ def _describe(path: Path, error: BaseException) -> str:
     """Return the error as one line, with the line of the job file that raised it."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {error.msg}"
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == path or f.filename == str(path)
-    ]
-    place = f", line {frames[-1].lineno}, in {frames[-1].name}" if frames else ""
+    place = _place(path, error) or f"job file {path}"
     text = " ".join(str(error).split())
     hint = f"; if it parses the command line, {_NO_ARGPARSE}" if isinstance(error, SystemExit) else ""
-    return f"job file {path}{place}: {type(error).__name__}{': ' if text else ''}{text}{hint}"
+    return f"{place}: {type(error).__name__}{': ' if text else ''}{text}{hint}"
+
+
+def _place(path: Path, error: BaseException) -> str:
+    """Return the line of the job file in which the error was raised; empty if it was raised elsewhere."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
+    return f"job file {path}, line {lines[-1]}" if lines else ""

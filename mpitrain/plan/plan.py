@@ -133,6 +133,9 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     if layout.n_params == 0:
         raise JobError("the model has no trainable parameters; add a layer such as nn.Dense")
     job.loss.check(job.model.output_shape, job.train.classes)
+    for split in (job.train, job.validation):
+        if split is not None and split.classes is None:
+            split.classes = job.loss.classes(job.model.output_shape)  # labels are checked when they are read
     job.optimizer.check()
     _check_mode(job, config, workers)
     return Plan(

@@ -1,8 +1,8 @@
 """A process on every other host of a run: answers the supervisor's heartbeats, and ends the ranks if none arrive.
 
 The supervisor starts it with the remote agent, as a script: it needs Python's standard library only. It prints the UDP
-port at which it answers. With the arguments ``end RUN_DIR FILES`` the script only ends the ranks of a run
-and removes their temporary files, given as a JSON object by host.
+port at which it answers. With the arguments ``end RUN_DIR SECONDS`` the script only ends the ranks of a run, and
+removes what MPI libraries have left in the shared memory and the temporary files of the host within SECONDS.
 
 Heartbeats are datagrams: a connection retries ever more rarely, and would notice late that the link has returned.
 """
@@ -10,23 +10,30 @@ Heartbeats are datagrams: a connection retries ever more rarely, and would notic
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import re
 import select
 import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 _POLL_S = 0.5
 _ENDING_S = 5.0
+# Names of Open MPI, MPICH, Intel MPI and UCX in /dev/shm, and of Open MPI's session directory with its launcher's pid.
+_SHM = "/dev/shm"
+_SEGMENT = re.compile(r"(sm_segment|vader_segment|osc_sm|osc_rdma|osc_ucx|mpich_shm|Intel_MPI|ucx_shm)[\w.:-]*")
+_SESSION = re.compile(r"ompi\.(\d+)")
 _DAEMONS = (b"prted", b"orted", b"hydra_pmi_proxy", b"hydra_bstrap_pr")  # process names of Open MPI's and Hydra's
 
 
 def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
     """Answer heartbeats until standard input ends; end the run's ranks if no heartbeat arrives for ``timeout_s``.
+
+    Then remove what the ranks have left.
 
     Args:
         address: This host's IP address, at which it answers.
@@ -36,11 +43,11 @@ def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
     with socket.socket(family, kind, protocol) as answers:
         answers.bind(target)
         print(answers.getsockname()[1], flush=True)
-        silent_s, looked_at, begun = 0.0, time.monotonic(), False
+        silent_s, looked_at, begun, started_at = 0.0, time.monotonic(), False, time.time()
         while True:
             ready, _, _ = select.select([answers, sys.stdin], [], [], _POLL_S)
             if sys.stdin in ready and not os.read(sys.stdin.fileno(), 4096):
-                return
+                break  # the supervisor has ended
             if answers in ready:
                 data, sender = answers.recvfrom(512)
                 if data.startswith(token):
@@ -52,14 +59,13 @@ def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
             looked_at = now
             if begun and silent_s > timeout_s:
                 end_ranks(run_dir)
-                return
+                break
+    remove_leftovers(run_dir, time.time() - started_at)
 
 
 def end_ranks(run_dir: str) -> None:
-    """Kill this host's ranks of a run, which are identified by their environment, and the daemons that started them."""
-    mark = f"MPITRAIN_RUN_DIR={run_dir}".encode()
-    names = [name for name in os.listdir("/proc") if name.isdigit()]
-    marked = [int(name) for name in names if mark in _read(f"/proc/{name}/environ").split(b"\0") and _is_here(name)]
+    """Kill this host's ranks of a run, and the daemons that started them."""
+    marked = _processes_of(run_dir)
     ranks = [pid for pid in marked if b"-m\0mpitrain\0train" in _read(f"/proc/{pid}/cmdline")]
     # Under ssh a daemon does not have the mark.
     daemons = {daemon for pid in marked for daemon in _daemons_above(pid)}
@@ -68,24 +74,66 @@ def end_ranks(run_dir: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def remove(paths: Iterable[str]) -> None:
-    """Remove this user's files, and directories whose name ends with the id of a process that has ended."""
-    for path in paths:
-        with contextlib.suppress(OSError, ValueError):
-            if os.lstat(path).st_uid != os.geteuid():
-                continue
-            if not os.path.isdir(path):
-                os.unlink(path)
-            elif _has_ended(int(path.rpartition(".")[2])):
-                shutil.rmtree(path, ignore_errors=True)
+def remove_leftovers(run_dir: str, within_s: float) -> None:
+    """Remove what MPI libraries of killed ranks have left on this host: shared memory, and Open MPI's sessions.
 
+    A file is removed if it belongs to this user, is named like such a file, and is not used: no process has mapped the
+    memory, and the launcher of the session has ended. First waits for the run's processes, which are ending.
 
-def _has_ended(pid: int) -> bool:
-    """Return whether a process has ended; wait a while for a launcher that is ending its ranks."""
-    deadline = time.monotonic() + _ENDING_S
-    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+    Args:
+        within_s: Only files that were written within this many seconds.
+    """
+    deadline, since = time.monotonic() + _ENDING_S, time.time() - within_s
+    while _processes_of(run_dir) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return not os.path.exists(f"/proc/{pid}")
+    files = temporary_files(since)
+    for path in files:
+        session = _SESSION.fullmatch(os.path.basename(path))
+        if session is not None and _has_ended(session[1]):
+            shutil.rmtree(path, ignore_errors=True)
+    unused = {path for path in files if path.startswith(_SHM)}
+    for _ in range(2):  # twice: another process may be about to map one that it has just created
+        if unused:
+            unused -= _mapped_files()
+            time.sleep(0.1)
+    for path in unused:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def temporary_files(since: float) -> list[str]:
+    """Return this user's files of MPI libraries, outside run directories, that were written after a time."""
+    found = []
+    for folder, pattern in ((_SHM, _SEGMENT), (tempfile.gettempdir(), _SESSION)):
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(folder):
+                if pattern.fullmatch(entry.name) and _is_own(entry, since):
+                    found.append(entry.path)
+    return found
+
+
+def _is_own(entry: os.DirEntry[str], since: float) -> bool:
+    try:
+        about = entry.stat(follow_symlinks=False)
+    except OSError:
+        return False
+    return about.st_uid == os.geteuid() and about.st_mtime >= since and not entry.is_symlink()
+
+
+def _has_ended(pid: str) -> bool:
+    state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:1]
+    return state in ([], [b"Z"], [b"X"])  # also if its parent has not noticed yet
+
+
+def _mapped_files() -> set[str]:
+    """Return the files in /dev/shm that this user's processes have mapped."""
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            for line in _read(f"/proc/{name}/maps").splitlines():
+                if (at := line.find(_SHM.encode() + b"/")) > 0:
+                    found.add(os.fsdecode(line[at:]).removesuffix(" (deleted)"))
+    return found
 
 
 def _daemons_above(pid: int) -> Iterator[int]:
@@ -95,6 +143,13 @@ def _daemons_above(pid: int) -> Iterator[int]:
         if name.partition(b"(")[2] in _DAEMONS:
             yield pid
         pid = int(fields.split()[1]) if fields else 0
+
+
+def _processes_of(run_dir: str) -> list[int]:
+    """Return this host's processes of a run, which are identified by their environment."""
+    mark = f"MPITRAIN_RUN_DIR={run_dir}".encode()
+    names = [name for name in os.listdir("/proc") if name.isdigit()]
+    return [int(name) for name in names if mark in _read(f"/proc/{name}/environ").split(b"\0") and _is_here(name)]
 
 
 def _is_here(name: str) -> bool:
@@ -115,6 +170,6 @@ def _read(path: str) -> bytes:
 if __name__ == "__main__":
     if sys.argv[1] == "end":
         end_ranks(sys.argv[2])
-        remove(json.loads(sys.argv[3]).get(socket.gethostname(), []))
+        remove_leftovers(sys.argv[2], float(sys.argv[3]))
     else:
         watch(sys.argv[1], sys.argv[2].encode(), sys.argv[3], float(sys.argv[4]))

@@ -16,13 +16,6 @@ def process_state(pid: int) -> str:
     return "".join(_stat(pid)[:1])
 
 
-def mapped_files(pid: int, prefix: str) -> set[str]:
-    """Return the existing files that a process has mapped whose path begins with ``prefix``."""
-    lines = _text(f"/proc/{pid}/maps").splitlines()
-    paths = {words[5] for line in lines if len(words := line.split(maxsplit=5)) > 5}
-    return {path for path in paths if path.startswith(prefix) and not path.endswith(" (deleted)")}
-
-
 def is_alive(pid: int, start: str) -> bool:
     """Return whether the process with this id and start time is alive on this machine."""
     words = _stat(pid)

@@ -12,11 +12,8 @@ import json
 import logging
 import mmap
 import os
-import re
 import socket
-import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -25,10 +22,7 @@ from .pid import pid_start
 
 RUN_DIR_VARIABLE = "MPITRAIN_RUN_DIR"  # the run directory in which the ranks of ``mpitrain run`` register
 _FOLDER = ".ranks"
-_ACTIVITY, _TEMPORARY, _KILLED = "activity-", "temporary-", "killed"  # names of the files that reapers write
-# Names of Open MPI, MPICH, Intel MPI and UCX in /dev/shm, and of Open MPI's session directory with its launcher's pid.
-_SEGMENT = re.compile(r"(sm_segment|vader_segment|osc_sm|osc_rdma|osc_ucx|mpich_shm|Intel_MPI|ucx_shm)[\w.:-]*")
-_SESSION = re.compile(r"ompi\.\d+")
+_ACTIVITY, _KILLED = "activity-", "killed"  # names of the files that reapers write
 _STEP_DIGITS = 19
 _SIZE = 4096
 _LONGEST_ERROR = 1000
@@ -186,28 +180,11 @@ def any_killed(run_dir: Path) -> bool:
     return os.path.exists(folder_of(run_dir) / _KILLED)
 
 
-def record_temporary(run_dir: Path, rank: int, paths: Iterable[str]) -> None:
-    """Record the temporary files that a rank has on its host, outside the run directory; called by its reaper."""
-    record = {"host": socket.gethostname(), "paths": sorted(paths)}
+def age_s(run_dir: Path) -> float | None:
+    """Return the age in seconds of the oldest status file, with a minute to spare; None if there is none."""
     with contextlib.suppress(OSError):
-        (folder_of(run_dir) / f"{_TEMPORARY}{rank}").write_text(json.dumps(record), encoding="utf-8")
-
-
-def read_temporary(run_dir: Path) -> dict[str, list[str]]:
-    """Return the temporary files of all ranks, by host."""
-    found: dict[str, list[str]] = {}
-    for path in folder_of(run_dir).glob(f"{_TEMPORARY}*"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            record = json.loads(path.read_text(encoding="utf-8"))
-            found.setdefault(record["host"], []).extend(p for p in record["paths"] if is_temporary(p))
-    return found
-
-
-def is_temporary(path: str) -> bool:
-    """Return whether ``path`` is named like a shared-memory segment of an MPI library, or like Open MPI's session."""
-    folder, _, name = path.rpartition("/")
-    patterns = {"/dev/shm": _SEGMENT, tempfile.gettempdir(): _SESSION}
-    return folder in patterns and patterns[folder].fullmatch(name) is not None
+        return time.time() - min(path.stat().st_mtime for path in folder_of(run_dir).iterdir()) + 60.0
+    return None
 
 
 def folder_of(run_dir: Path) -> Path:
@@ -226,7 +203,7 @@ def clear(run_dir: Path) -> None:
     folder = folder_of(run_dir)
     with contextlib.suppress(OSError):  # a reaper may still be writing
         for path in folder.iterdir():
-            if path.name == _KILLED or path.name.removeprefix(_ACTIVITY).removeprefix(_TEMPORARY).isdecimal():
+            if path.name == _KILLED or path.name.removeprefix(_ACTIVITY).isdecimal():
                 path.unlink(missing_ok=True)
         folder.rmdir()
 

@@ -15,7 +15,6 @@ import resource
 import signal
 import socket
 import sys
-import tempfile
 import textwrap
 import threading
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 
 from ..core import activity
 from . import rank_status, stacks
-from .pid import mapped_files, process_state
+from .pid import process_state
 from .watchdog import Watchdog, describe
 
 HANGS = 124  # exit status of a rank that was ended because it hangs, as of timeout(1)
@@ -73,8 +72,6 @@ class _Reaper:
         self._run_dir, self._rank, self._child = run_dir, rank, child
         self._page, self._file, self._watchdog = page, file, Watchdog()
         self._polls, self._printed = 0, ""
-        self._temporary: set[str] = set()
-        self._temporary_complete = False
         self._recorded: rank_status.LongActivity | None = None
 
     def run(self) -> None:
@@ -105,7 +102,6 @@ class _Reaper:
         seen, state = self._page.read(), process_state(self._child)
         if state == "t":
             return  # in a debugger
-        self._record_temporary(seen)
         self._answer(seen, state)
         hangs = self._watchdog.hangs(seen, state == "T", elapsed_s)
         if self._watchdog.idle_s < _WHILE_S:
@@ -143,17 +139,6 @@ class _Reaper:
         about = (self._rank, seen.facts.get("role", ""), socket.gethostname(), self._child, state, seen.step)
         doing = (_doing(seen, state), self._watchdog.idle_s, seen.waits_for)
         stacks.answer(Path(run_dir), stacks.RankStacks(*about, *doing, found))
-
-    def _record_temporary(self, seen: activity.Activity) -> None:
-        """Record the files in /dev/shm that the rank has mapped, and its launcher's folder, while the rank starts."""
-        if self._run_dir is None or self._temporary_complete:
-            return
-        self._temporary_complete = seen.kinds[:1] != ("start",)
-        found = {*mapped_files(self._child, "/dev/shm/"), f"{tempfile.gettempdir()}/ompi.{os.getppid()}"}
-        found = set(filter(rank_status.is_temporary, found))
-        if found != self._temporary:
-            self._temporary = found
-            rank_status.record_temporary(self._run_dir, self._rank, found)
 
     def _print_once(self, line: str) -> None:
         if line != self._printed:

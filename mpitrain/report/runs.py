@@ -16,10 +16,7 @@ from .history import Run, is_run, read_run
 _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age")
 
 
-_SHORT_HELP = "List the runs in a folder: job, mode, ranks, step, best validation, state, age."
-
-
-@click.command("runs", short_help=_SHORT_HELP)
+@click.command("runs")
 @click.argument("folder", required=False, default=Path("runs"), type=click.Path(path_type=Path), metavar="[FOLDER]")
 def runs_command(folder: Path) -> None:
     """List the runs in FOLDER (default: runs), newest first."""

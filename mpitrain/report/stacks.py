@@ -16,7 +16,7 @@ _HEAD = ("rank", "role", "host", "process", "step", "for", "activity")
 _TIMEOUT_S = 5.0
 
 
-@click.command("stacks", short_help="Show what every rank of a live run is doing.")
+@click.command("stacks")
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 def stacks_command(run: Path) -> int:
     """Show what every rank of a live run is doing: its activity, which rank it waits for, and its Python stacks.

@@ -35,7 +35,7 @@ _LABEL = 9  # width of the labels left of a curve, in columns
 _INTERVAL: dict[str, Any] = {"type": click.FloatRange(min=_SHORTEST_S), "default": 1.0, "show_default": True}
 
 
-@click.command("watch", short_help="Show a live view of a run in the terminal.")
+@click.command("watch")
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("--interval", metavar="SECONDS", help="Seconds between updates.", **_INTERVAL)
 def watch_command(run: Path, interval: float) -> None:

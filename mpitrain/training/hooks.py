@@ -112,7 +112,7 @@ class Log(Hook):
         if stats.skipped > before.skipped:
             values["skipped_steps"] = stats.skipped - before.skipped
         values |= worker_stats.since(before.workers, stats.workers, loop.plan.nbytes)
-        loop.record(stats.step, values)
+        loop.report(stats.step, values, show=False)
         self._unprinted = stats.step, values
         if time.monotonic() >= self._printed_s + self._print_every_s:
             self._print(loop)
@@ -122,7 +122,7 @@ class Log(Hook):
     def _print(self, loop: Any) -> None:
         """Print the latest report, unless it was printed."""
         if self._unprinted is not None:
-            loop.print(*self._unprinted)
+            loop.report(*self._unprinted, record=False)
             self._unprinted, self._printed_s = None, time.monotonic()
 
     def _compare_shares(self, now: list[WorkerStats]) -> None:

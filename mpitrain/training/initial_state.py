@@ -23,6 +23,7 @@ class InitialStateLoader:
     Attributes:
         resumed: The checkpoint that training resumes from, or None; set by the call.
         extra_state: That of the resumed run; set by the call.
+        step: Number of completed steps; set by the call.
         saved: Whether that checkpoint is the run's own and need not be saved again.
         skipped: One line for each newer checkpoint that was skipped, with the reason.
     """
@@ -31,11 +32,17 @@ class InitialStateLoader:
         self._cluster, self._plan, self._model, self._resume_plan = cluster, plan, model, resume_plan
         self.resumed: Path | None = None
         self.extra_state: ExtraState = {}
+        self.step = 0
         self.skipped: list[str] = []
 
     @property
     def saved(self) -> bool:
         return self.resumed is not None and self._resume_plan.saved
+
+    @property
+    def nothing_to_train(self) -> bool:
+        """Whether the run's own checkpoint has all steps; the same on all ranks."""
+        return self.saved and self.step >= self._plan.train_steps
 
     def __call__(self, vectors: dict[str, Array] | None, root: int) -> Progress:
         """Fill the given vectors, and return the progress that they belong to. Collective over all ranks.
@@ -49,7 +56,7 @@ class InitialStateLoader:
         """
         progress = self._resume(vectors) if self._resume_plan.resume else self._initialize(vectors)
         found: Progress = self._cluster.comm.bcast(progress, root=root)
-        self.extra_state = found.extra_state
+        self.extra_state, self.step = found.extra_state, found.step
         return found
 
     def _resume(self, vectors: dict[str, Array] | None) -> Progress:

@@ -136,19 +136,11 @@ class Loop:
             self._stop_reason = reason
             self._strategy.request_stop()
 
-    def report(self, step: int, values: dict[str, float]) -> None:
-        """Print and record values measured at ``step``. Local; only the chief writes."""
-        self.print(step, values)
-        self.record(step, values)
-
-    def print(self, step: int, values: dict[str, float]) -> None:
-        """Print values measured at ``step``. Local; only the chief prints."""
-        if self._files.console is not None:
+    def report(self, step: int, values: dict[str, float], show: bool = True, record: bool = True) -> None:
+        """Print (``show``) and write to the metrics (``record``) what was measured at ``step``. Local; chief only."""
+        if show and self._files.console is not None:
             self._files.console.measured(step, values)
-
-    def record(self, step: int, values: dict[str, float]) -> None:
-        """Write values measured at ``step`` to the run's metrics. Local; only the chief writes."""
-        if self._files.metrics is not None:
+        if record and self._files.metrics is not None:
             self._files.metrics.write(step, time.perf_counter() - self._began, values)
 
     def run(self) -> str | None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +28,7 @@ from ..core.kernels import compile_seconds
 from ..core.layout import Array
 from ..data import Loader, Split
 from ..data.loader import Memory, own_buffers
+from ..data.split import check_conversion
 from ..errors import CheckpointError, NonFiniteLoss, UserError
 from ..gpu.discovery import choose_devices
 from ..models.base import Model
@@ -208,8 +210,10 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
 
 def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, telemetry: Telemetry) -> None:
     """Run a parameter server."""
-    store = Store(cluster, plan, InitialStateLoader(cluster, plan, job.model, resume_plan))
-    telemetry.open(None, 0)
+    initial_state = InitialStateLoader(cluster, plan, job.model, resume_plan)
+    store = Store(cluster, plan, initial_state)
+    if not initial_state.nothing_to_train:
+        telemetry.open(None, 0)
     activity.become("wait")  # between requests
     Server(store).serve()  # ends when the workers report that they have saved, also after a signal
     activity.become("end")
@@ -241,9 +245,8 @@ class _Run:
         model.load_extra_state(initial_state.extra_state)
         load_hooks(job.hooks, initial_state.extra_state)
         dataset = SharedDataset(cluster.training, plan.config.parallel.shared_memory)
-        dtype = None if model.accepts_raw else plan.dtype
-        loader = self._loader(dataset, job.train, dtype, model.memory)
-        validation = None if job.validation is None else self._loader(dataset, job.validation, plan.dtype)
+        loader = self._loader(dataset, "training", job.train, model.accepts_raw, model.memory)
+        validation = None if job.validation is None else self._loader(dataset, "validation", job.validation)
         evaluator = None if validation is None else Evaluator(cluster, plan, strategy, model, validation)
         record = {} if files.record is None else files.record.tables
         checkpoints = make_checkpoints(cluster, plan, files.checkpoints, record)
@@ -269,9 +272,10 @@ class _Run:
             *self.telemetry.hooks(),
             *([] if files.console is None else [ShowProgress(files.console)]),
         ]
-        for change in files.record.changes() if files.record is not None else ():
-            _log.info("changed since the last start: %s", change)
-        files.metrics = self.telemetry.open(files.record, strategy.progress.step)
+        if not initial_state.nothing_to_train:  # else the run is only validated, and its records do not change
+            for change in files.record.changes() if files.record is not None else ():
+                _log.info("changed since the last start: %s", change)
+            files.metrics = self.telemetry.open(files.record, initial_state.step)
         loop = Loop(cluster, plan, strategy, model, loader, files, hooks)
         self.telemetry.attach(loop, resumed=initial_state.resumed is not None)
         _log.info("%s", _describe_job(loop, len(job.train), initial_state.resumed))
@@ -313,15 +317,21 @@ class _Run:
                 return RunEnd("stopped", reason)
         return RunEnd("finished early", next((reason for _, reason in all_workers if reason), "no more work"))
 
-    def _loader(self, dataset: SharedDataset, split: Split, dtype: Any, memory: Memory = own_buffers) -> Loader:
-        """Return the batches of a split; in the stored type if ``dtype`` is None. Collective over the workers."""
+    def _loader(
+        self, dataset: SharedDataset, name: str, split: Split, raw: bool = False, memory: Memory = own_buffers
+    ) -> Loader:
+        """Return the batches of a split; in the stored type if ``raw``. Collective over the workers."""
         plan = self.plan
-        return Loader(split, dataset.load(split), plan.config.training.seed, dtype, memory, plan.step_examples)
+        dtype = None if split.has_integers and self.job.model.integer_inputs else plan.dtype
+        storage = dataset.load(split, partial(check_conversion, name, split, dtype))
+        seed = plan.config.training.seed
+        return Loader(split, storage, seed, None if raw else dtype, memory, plan.step_examples)
 
     def _account(self, strategy: Strategy, model: Model, step: int, seconds: float) -> None:
         """Record the use of device memory, and in the served modes what each worker and server did; chief only."""
         plan, cluster, metrics = self.plan, self.cluster, self.files.metrics
-        assert metrics is not None
+        if metrics is None:
+            return
         memory = model.memory_use()
         if memory and isinstance(strategy, SyncGpu):
             memory = {"parameters, slots, gradient": (len(plan.vectors) + 1) * plan.nbytes, **memory}

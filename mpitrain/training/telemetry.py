@@ -112,7 +112,7 @@ class Telemetry:
         clocks = (self._clock, self._measure_clock())
         local = trace.RankTrace.of(cluster.rank, role, cluster.host, self._recorder.tracks, clocks)
         all_ranks = cluster.comm.gather(local, root=cluster.chief_rank)
-        if all_ranks is not None:
+        if all_ranks is not None and self._chief is not None:
             try:
                 trace.write(self._folder / trace.TRACE, all_ranks, self._config.parallel.mode in ("sync", "local"))
             except OSError as error:  # not fatal: training has finished

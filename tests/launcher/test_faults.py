@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpitrain.process import rank_status
+from mpitrain.process.host_watcher import temporary_files
 
 from ..support.kills import ranks_of
 from ..support.launch import JOBS, Mpi, one_line, run
@@ -33,7 +34,6 @@ def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int = 200)
     while True:
         assert time.monotonic() < deadline and process.poll() is None
         statuses = rank_status.read(folder)
-        # The reaper records the files twice a second while a rank starts, and once more after that.
         if len(statuses) == 2 and all(status.step > step for status in statuses):
             return statuses
         time.sleep(0.1)
@@ -41,6 +41,10 @@ def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int = 200)
 
 def child_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def _mapped_by(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
 
 
 def wait_until_gone(folder: Path, paths: list[str]) -> None:
@@ -56,11 +60,13 @@ def wait_until_gone(folder: Path, paths: list[str]) -> None:
     indirect=["mpi"],
 )
 def test_nothing_is_left_after_a_kill(mpi: Mpi, victim: str, tmp_path: Path) -> None:
+    began = time.time()
     with start(mpi, tmp_path, 1_000_000) as process:
         try:
             rank = wait_for_step(process, tmp_path)[1]
-            paths = [path for found in rank_status.read_temporary(tmp_path).values() for path in found]
-            assert any(path.startswith("/dev/shm/") and os.path.exists(path) for path in paths)
+            # Of this run: other tests run at the same time.
+            paths = [path for path in temporary_files(began) if path in _mapped_by(rank.pid)]
+            assert paths
             pids = {"rank": rank.pid, "reaper": rank.reaper, "supervisor": process.pid}
             os.kill(pids.get(victim) or child_of(process.pid), signal.SIGKILL)
             output, _ = process.communicate(timeout=60)

@@ -32,6 +32,14 @@ def test_a_refused_command_changes_no_file(openmpi: Mpi, tmp_path: Path) -> None
         assert files_of(tmp_path) == before, flags
 
 
+def test_a_finished_run_is_validated_again_without_a_change(openmpi: Mpi, tmp_path: Path) -> None:
+    assert train(openmpi, tmp_path).returncode == 0
+    before = files_of(tmp_path)
+    again = train(openmpi, tmp_path, "--log-steps", "1")
+    assert again.returncode == 0 and "validation loss" in again.stdout
+    assert files_of(tmp_path) == before
+
+
 def test_changed_options_are_reported_and_kept(openmpi: Mpi, tmp_path: Path) -> None:
     assert train(openmpi, tmp_path, "--train-steps", "20").returncode == 0
     changed = train(openmpi, tmp_path, "--train-steps", "40", "--learning-rate", "0.02")

@@ -106,8 +106,9 @@ def test_dropout_of_16_bits(device: Device, dtype: Any) -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 40), (7, 3), (300, 33), (65, 64), (1000, 10)])
 def test_batch_norm(device: Device, rows: int, columns: int, dtype: Any) -> None:
     x, dy = 3 + draw((rows, columns), dtype), draw((rows, columns), dtype, 1)
-    center, inverse, scale, shift = (1 + np.abs(draw(columns, dtype, seed)) for seed in range(2, 6))
-    device.check("moment_sums", x, np.zeros(2 * columns + 1))
+    inverse, scale, shift = (1 + np.abs(draw(columns, dtype, seed)) for seed in range(3, 6))
+    center = draw((2, columns), dtype, 2) * np.array([[1], [2**-10]], dtype)
+    device.check("moments", x, np.zeros((3, columns)))
     device.check("normalize", x, center, inverse, scale, shift, np.zeros_like(x))
     sums = np.full((2, columns), np.nan)
     device.check("gradient_sums", x, center, inverse, dy, sums)
@@ -141,8 +142,8 @@ def test_nan_in_a_row_stays_in_its_row(device: Device) -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 3), (65, 64), (3, 1030), (2, 9000)])
 def test_normalization_of_16_bits(device: Device, rows: int, columns: int, dtype: Any) -> None:
     x, dy = ((mean + draw((rows, columns), np.float32, seed)).astype(dtype) for seed, mean in enumerate((3, 0)))
-    center, inverse, scale, shift = (1 + np.abs(draw(columns, np.float32, seed)) for seed in range(2, 6))
-    device.check_narrow("moment_sums", x, np.zeros(2 * columns + 1))
+    center, (inverse, scale, shift) = draw((2, columns), np.float32, 2), 1 + np.abs(draw((3, columns), np.float32, 3))
+    device.check_narrow("moments", x, np.zeros((3, columns)))
     device.check_narrow("normalize", x, center, inverse, scale, shift, np.zeros_like(x))
     sums, means = np.full((2, columns), np.nan), np.random.default_rng(7).standard_normal((2, columns))
     device.check_narrow("gradient_sums", x, center, inverse, dy, sums)

@@ -9,7 +9,7 @@ import pytest
 
 from mpitrain import data
 from mpitrain.data.permutation import order
-from mpitrain.data.split import Split
+from mpitrain.data.split import Split, check_conversion
 from mpitrain.errors import DataError
 
 
@@ -184,3 +184,36 @@ def test_an_hdf5_file_streams_as_it_would_from_memory(tmp_path, streaming):
         examples, labels = loader.batch(position, 8)
         assert np.array_equal(labels, order(position, 8, 37, 3, 6))
         np.testing.assert_allclose(examples, pixels[labels] / 255, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("stored", "batch", "exact", "rounded"),
+    [
+        (np.int32, np.float32, [2**24, -(2**24), 2**24 + 2, -(2**31), 2**30], [2**24 + 1, -(2**24) - 1, 2**31 - 1]),
+        (np.uint32, np.float32, [2**31, 2**32 - 256], [2**32 - 1]),
+        (np.int64, np.float32, [-(2**63), 3 * 2**50], [2**50 + 1, 2**63 - 1]),
+        (np.int64, np.float64, [2**53, -(2**63)], [2**53 + 1, 2**63 - 1]),
+        (np.uint64, np.float64, [2**63, 2**64 - 2**11], [2**64 - 1]),
+        (np.int64, None, [2**53 + 1], []),
+        (np.float64, np.float32, [0.1], []),
+    ],
+)
+def test_integers_that_a_conversion_would_round_are_refused_with_their_place(stored, batch, exact, rounded):
+    dtype = None if batch is None else np.dtype(batch)
+    for value, is_exact in [*((value, True) for value in exact), *((value, False) for value in rounded)]:
+        examples = np.array([[0, 1], [1, value]], stored)
+        split = data.from_arrays(examples, np.zeros(2))
+        if is_exact:
+            check_conversion("validation", split, dtype, examples, 40)
+        else:
+            with pytest.raises(DataError, match=rf"validation.* {value} .* 41 "):
+                check_conversion("validation", split, dtype, examples, 40)
+
+
+def test_a_streamed_block_is_checked_when_it_is_read():
+    checked = []
+    storage = data.Streaming(Watched(20, 5), lambda examples, first: checked.append((first, examples[0, 0])))
+    loader = data.Loader(Watched(20, 5), storage, 3, np.float32)
+    loader.batch(0, 20)
+    loader.close()
+    assert sorted(checked) == [(0, 0), (5, 5), (10, 10), (15, 15)]

@@ -8,6 +8,7 @@ from typing import Literal
 import click
 import pytest
 
+from mpitrain.cli.main import _COMMANDS, _Commands
 from mpitrain.errors import ConfigError, JobError
 from mpitrain.plan import options as flags
 from mpitrain.plan.config import RunConfig
@@ -106,3 +107,10 @@ def test_config_file(tmp_path: Path) -> None:
 def test_options_out_of_range_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="--" + name.replace("_", "-")):
         RunConfig.of(**{name: 0})
+
+
+def test_every_command_is_found_by_its_name() -> None:
+    for name in _COMMANDS:
+        command = _Commands("mpitrain").get_command(click.Context(click.Command("mpitrain")), name)
+        assert command is not None and command.name == name
+    assert _Commands("mpitrain").get_command(click.Context(click.Command("mpitrain")), "none") is None

@@ -21,11 +21,11 @@ class Loop:
         self.printed: list[int] = []
         self.recorded: list[int] = []
 
-    def print(self, step: int, values: dict[str, float]) -> None:
-        self.printed.append(step)
-
-    def record(self, step: int, values: dict[str, float]) -> None:
-        self.recorded.append(step)
+    def report(self, step: int, values: dict[str, float], show: bool = True, record: bool = True) -> None:
+        if show:
+            self.printed.append(step)
+        if record:
+            self.recorded.append(step)
 
 
 def reports(monkeypatch: pytest.MonkeyPatch, every_s: float, n: int) -> tuple[list[int], list[int]]:

@@ -175,7 +175,7 @@ def test_what_is_summed_over_workers_has_been_summed_over_devices() -> None:
     three: list[Array] = []
     gradient(1, summing=one)
     gradient(3, summing=three)
-    assert len(one) == len(three) == 4  # statistics and their gradient, twice
+    assert len(one) == len(three) == 6  # means, moments and their gradient, twice
     for a, b in zip(one, three, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-14)
 

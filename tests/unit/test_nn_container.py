@@ -148,3 +148,17 @@ def test_initial_values_depend_on_the_seed_and_the_name_alone():
     longer = weights(0, nn.Dense(4, 3), nn.ReLU(), nn.Dense(3, 2), nn.Dense(2, 2))
     np.testing.assert_array_equal(first["dense2.weight"], longer["dense2.weight"])
     assert (first["dense1.weight"] != weights(1, nn.Dense(4, 3), nn.Dense(3, 2))["dense1.weight"]).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "takes_integers"),
+    [
+        (lambda: nn.Sequential(nn.Embedding(5, 3), nn.Flatten()), True),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Sequential(nn.Reshape(2, 3), nn.Embedding(5, 3))), True),
+        (lambda: nn.Sequential(nn.Dropout(0.5), nn.Embedding(5, 3)), False),
+        (lambda: nn.Sequential(nn.Dense(2, 3)), False),
+        (lambda: nn.Residual(nn.Embedding(5, 3)), False),
+    ],
+)
+def test_a_model_takes_integers_if_the_first_layer_that_reads_them_does(model, takes_integers):
+    assert model().integer_inputs == takes_integers

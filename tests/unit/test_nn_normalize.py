@@ -78,6 +78,37 @@ def test_synchronized_workers_are_one_worker_with_the_joined_batch(parts):
     np.testing.assert_allclose(sum(worker["grads"] for worker in workers), whole["grads"], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("parts", [(64,), (32, 32), (21, 1, 42), (16, 16, 16, 16)])
+def test_the_error_does_not_grow_with_the_mean(parts, dtype):
+    """The bound is 16 eps of the largest element.
+
+    The variance is a sum of 64 rows, whose error is about sqrt(64) / 2 eps; the square root halves it. With the
+    inverse, two subtractions, two products and a sum, each of 1/2 eps, forward has 5 eps. Backward has twice as many
+    operations.
+    """
+    rng = np.random.default_rng(0)
+    for offset in (0, 1e3, 1e6, 1e8):
+        for deviation in (1e-3, 1, 1e3):
+            x = (offset + deviation * rng.standard_normal((64, 2, 3))).astype(dtype)
+            dy = rng.standard_normal(x.shape).astype(dtype)
+            cuts = np.cumsum(parts)[:-1]
+            workers = trained(np.split(x, cuts), np.split(dy, cuts), scale=1, shift=0)
+            for name, exact in zip(("y", "dx"), batch_norm_of_80_bits(x, dy), strict=True):
+                found = np.concatenate([worker[name] for worker in workers]).astype(np.longdouble)
+                error, largest = np.abs(found - exact).max(), np.abs(exact).max()
+                assert error <= 16 * np.finfo(dtype).eps * largest, f"{name} of {offset} +- {deviation}"
+
+
+def batch_norm_of_80_bits(x, dy, eps=1e-5):
+    x, dy = (array.reshape(-1, array.shape[-1]).astype(np.longdouble) for array in (x, dy))
+    centered = x - x[0]  # exact; otherwise 80 bits would not be enough
+    centered -= centered.mean(axis=0)
+    inverse = 1 / np.sqrt((centered**2).mean(axis=0) + np.longdouble(eps))
+    y = centered * inverse
+    return (a.reshape(-1, 2, 3) for a in (y, inverse * (dy - dy.mean(axis=0) - y * (dy * y).mean(axis=0))))
+
+
 def test_workers_that_are_not_synchronized_never_communicate():
     def fail(array: np.ndarray) -> None:
         raise AssertionError("communicated")
@@ -92,7 +123,7 @@ def test_workers_that_are_not_synchronized_never_communicate():
     synchronized.backward(y.copy())
 
 
-def trained(batches, gradients):
+def trained(batches, gradients, scale=(1, 2, 3), shift=(4, 5, 6)):
     """One synchronized step of BatchNorm on each batch, all workers at once, each a thread."""
     summing = Summing(len(batches))
     total = sum(map(len, batches))
@@ -100,8 +131,8 @@ def trained(batches, gradients):
 
     def work(i):
         norm = nn.BatchNorm(3, sync=True)
-        _, _, grads = bound(norm, (2, 3))
-        norm.scale[...], norm.shift[...], norm.mean[...] = (1, 2, 3), (4, 5, 6), (7, 8, 9)
+        _, _, grads = bound(norm, (2, 3), batches[i].dtype)
+        norm.scale[...], norm.shift[...], norm.mean[...] = scale, shift, (7, 8, 9)
         ctx = nn.Context(training=True, weight=1 / total, sum_over_workers=summing)
         y = norm.forward(batches[i], ctx)
         dx = norm.backward(gradients[i].copy())

@@ -2,53 +2,61 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from mpitrain.errors import LaunchError
-from mpitrain.process import host_watcher, rank_status
+from mpitrain.process import host_watcher
 from mpitrain.process.run_directory import check_files
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("/dev/shm/sm_segment.vm.0.5a4b0001.0", True),
-        ("/dev/shm/mpich_shm_166f3952_0", True),
-        (f"{tempfile.gettempdir()}/ompi.123", True),
-        (f"{tempfile.gettempdir()}/ompi.123/x", False),
-        (f"{tempfile.gettempdir()}/ompi.", False),
-        (f"{tempfile.gettempdir()}/sm_segment.1", False),
-        ("/dev/shm/dataset.npy", False),
-        ("/dev/shm/../../home/sm_segment.1", False),
-        ("/dev/shm/sm_segment.1/../x", False),
-        ("/etc/passwd", False),
-    ],
-)
-def test_only_names_of_mpi_libraries_are_temporary(path: str, expected: bool, tmp_path: Path) -> None:
-    assert rank_status.is_temporary(path) == expected
-    (tmp_path / ".ranks").mkdir()
-    (tmp_path / ".ranks" / "temporary-0").write_text(json.dumps({"host": "a", "paths": [path]}))
-    assert rank_status.read_temporary(tmp_path) == {"a": [path] if expected else []}
+@pytest.fixture
+def segments() -> Iterator[Callable[[str], Path]]:
+    """Make files in /dev/shm whose names begin with the given one; they are gone after the test."""
+    made: list[Path] = []
+
+    def make(name: str) -> Path:
+        made.append(Path(f"/dev/shm/{name}.{os.getpid()}.{len(made)}"))
+        made[-1].write_bytes(b"x" * 4096)
+        return made[-1]
+
+    yield make
+    for path in made:
+        path.unlink(missing_ok=True)
+
+
+def test_only_segments_that_no_process_has_mapped_are_removed(segments: Callable[[str], Path], tmp_path: Path) -> None:
+    unused, other, old, used = map(segments, ("sm_segment", "dataset", "mpich_shm", "sm_segment"))
+    os.utime(old, (0, time.time() - 100))
+    program = "import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program, used], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
+        assert user.stdin is not None and user.stdout is not None
+        user.stdout.readline()
+        host_watcher.remove_leftovers(str(tmp_path), 50.0)
+        assert [path.exists() for path in (unused, other, old, used)] == [False, True, True, True]
+        user.stdin.close()
+    host_watcher.remove_leftovers(str(tmp_path), 50.0)
+    assert not used.exists()
 
 
 def test_the_session_of_a_live_process_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_watcher, "_ENDING_S", 0.1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    file, dead, live = tmp_path / "file", tmp_path / f"ompi.{ended.pid}", tmp_path / f"ompi.{os.getpid()}"
-    file.touch()
-    for folder in (dead, live):
+    dead, live, other = (tmp_path / f"ompi.{name}" for name in (ended.pid, os.getpid(), "x"))
+    for folder in (dead, live, other):
         (folder / "inner").mkdir(parents=True)
-    host_watcher.remove(map(str, (file, dead, live, tmp_path / "missing", tmp_path / "ompi.x")))
-    assert sorted(tmp_path.iterdir()) == [live]
+    (tmp_path / "ompi.1").symlink_to(other)
+    host_watcher.remove_leftovers(str(tmp_path), 50.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([live.name, other.name, "ompi.1"])
 
 
 @pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "status.json", "ranks.txt", "logs", ".ranks"])

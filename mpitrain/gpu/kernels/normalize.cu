@@ -1,7 +1,8 @@
-// Normalization: the CUDA version of the kernels in nn/normalize.py.
+// Normalization: the CUDA version of the kernels in core/ops.py, which explains the two numbers of a center.
 //
 // Sums over rows are computed in tiles of 32 columns, whose blocks share the rows; add_columns, in sum.cu, adds the
-// blocks' results. Sums over a row are computed by a team.
+// blocks' results. Moments are computed in the same tiles, and merged by merge_moments. Sums over a row are computed by
+// a team.
 
 #include "common.cuh"
 
@@ -30,12 +31,78 @@ __device__ void sum_columns(long long rows, int columns, double* parts, F terms)
     parts[(blockIdx.y * 2LL + 1) * columns + column] = total.y;
 }
 
+// Number and mean of some values, and the sum of their squared deviations from the mean.
+struct Moments {
+    double count, mean, squares;
+};
+
+// The moments of the values of both; see core/ops.py.
+__device__ __forceinline__ Moments merged(Moments a, Moments b) {
+    if (b.count == 0) return a;
+    const double count = a.count + b.count, share = b.count / count, apart = b.mean - a.mean;
+    return {count, a.mean + apart * share, a.squares + b.squares + apart * apart * (a.count * share)};
+}
+
+// Merges the moments of the block's eight lines; only the threads of the first line get the result.
+__device__ __forceinline__ Moments merged_lines(Moments own) {
+    __shared__ Moments lines[8][kWarp];
+    lines[threadIdx.y][threadIdx.x] = own;
+    __syncthreads();
+    if (threadIdx.y > 0) return own;
+    for (int line = 1; line < 8; ++line) own = merged(own, lines[line][threadIdx.x]);
+    return own;
+}
+
+// parts[blockIdx.y] = the moments of this block's rows for each column, relative to the first row of all: all counts,
+// then all means, then all squares. A thread centers eight values at a time on their own mean.
 template <typename T>
-__device__ void moment_sums(const T* x, long long rows, int columns, double* parts) {
-    sum_columns(rows, columns, parts, [=](long long i, int) -> double2 {
-        const double value = Real<T>(x[i]);
-        return {value, value * value};
-    });
+__device__ void moments(const T* x, long long rows, int columns, double* parts) {
+    constexpr int group = 8;
+    const int column = blockIdx.x * kWarp + threadIdx.x;
+    const long long apart = gridDim.y * 8LL;
+    Moments total = {0, 0, 0};
+    if (column < columns) {
+        const double first = Real<T>(x[column]);
+        long long row = blockIdx.y * 8LL + threadIdx.y;
+        for (; row + (group - 1) * apart < rows; row += group * apart) {
+            double values[group], sum = 0, squares = 0;
+#pragma unroll
+            for (int k = 0; k < group; ++k) {
+                values[k] = Real<T>(x[(row + k * apart) * columns + column]) - first;
+                sum += values[k];
+            }
+            const double mean = sum / group;
+#pragma unroll
+            for (int k = 0; k < group; ++k) squares += (values[k] - mean) * (values[k] - mean);
+            total = merged(total, {group, mean, squares});
+        }
+        for (; row < rows; row += apart)
+            total = merged(total, {1, Real<T>(x[row * columns + column]) - first, 0});
+    }
+    total = merged_lines(total);
+    if (threadIdx.y > 0 || column >= columns) return;
+    double* const part = parts + blockIdx.y * 3LL * columns + column;
+    part[0] = total.count;
+    part[columns] = total.mean;
+    part[2LL * columns] = total.squares;
+}
+
+// Merges the blocks' parts. result: the first row, the mean minus the first row, and the biased variance.
+template <typename T>
+__device__ void merge_moments(const T* x, const double* parts, int count, int columns, double* result) {
+    const int column = blockIdx.x * kWarp + threadIdx.x;
+    Moments total = {0, 0, 0};
+    if (column < columns) {
+        for (int i = threadIdx.y; i < count; i += blockDim.y) {
+            const double* const part = parts + i * 3LL * columns + column;
+            total = merged(total, {part[0], part[columns], part[2LL * columns]});
+        }
+    }
+    total = merged_lines(total);
+    if (threadIdx.y > 0 || column >= columns) return;
+    result[column] = Real<T>(x[column]);
+    result[columns + column] = total.mean;
+    result[2LL * columns + column] = total.squares / total.count;
 }
 
 template <typename T>
@@ -43,7 +110,7 @@ __device__ void gradient_sums(const T* x, const Real<T>* center, const Real<T>* 
                               int columns, double* parts) {
     sum_columns(rows, columns, parts, [=](long long i, int j) -> double2 {
         const Real<T> slope = dy[i], value = x[i];
-        return {(double)slope, (double)(slope * (value - center[j]) * inverse[j])};
+        return {(double)slope, (double)(slope * (value - center[j] - center[columns + j]) * inverse[j])};
     });
 }
 
@@ -63,14 +130,15 @@ __device__ void normalize(const T* x, const Real<T>* center, const Real<T>* inve
     const bool aligned = is_aligned<N>(x) && is_aligned<N>(y);
     const bool together = columns % N == 0 && is_aligned<N>(center) && is_aligned<N>(inverse) &&
                           is_aligned<N>(scale) && is_aligned<N>(shift);
-    auto normal = [](R value, R center, R inverse, R scale, R shift) {
-        return (value - center) * inverse * scale + shift;
+    auto normal = [](R value, R center, R rest, R inverse, R scale, R shift) {
+        return (value - center - rest) * inverse * scale + shift;
     };
     each_pack<N>(n, aligned, [=](auto size, long long i) {
         constexpr int width = decltype(size)::value;  // NVRTC rejects size.value in nested functions
         const int column = column_of(i, columns);
         auto of = [=](const R* values) { return around<width>(values, column, columns, together); };
-        store(y + i, map_pack(normal, load<width>(x + i), of(center), of(inverse), of(scale), of(shift)));
+        store(y + i, map_pack(normal, load<width>(x + i), of(center), of(center + columns), of(inverse), of(scale),
+                               of(shift)));
     });
 }
 
@@ -83,16 +151,16 @@ __device__ void normalize_backward(const T* x, const Real<T>* center, const Real
     const bool aligned = is_aligned<N>(x) && is_aligned<N>(dy);
     const bool together =
         columns % N == 0 && is_aligned<N>(center) && is_aligned<N>(inverse) && is_aligned<N>(scale);
-    auto slope = [](R value, R gradient, R center, R inverse, R scale, double total, double moment) {
-        return scale * inverse * (gradient - R(total) - (value - center) * inverse * R(moment));
+    auto slope = [](R value, R gradient, R center, R rest, R inverse, R scale, double total, double moment) {
+        return scale * inverse * (gradient - R(total) - (value - center - rest) * inverse * R(moment));
     };
     each_pack<N>(n, aligned, [=](auto size, long long i) {
         constexpr int width = decltype(size)::value;  // NVRTC rejects size.value in nested functions
         const int column = column_of(i, columns);
         auto of = [=](const R* values) { return around<width>(values, column, columns, together); };
         auto mean = [=](const double* values) { return around<width>(values, column, columns, false); };
-        store(dy + i, map_pack(slope, load<width>(x + i), load<width>(dy + i), of(center), of(inverse),
-                               of(scale), mean(means), mean(means + columns)));
+        store(dy + i, map_pack(slope, load<width>(x + i), load<width>(dy + i), of(center), of(center + columns),
+                               of(inverse), of(scale), mean(means), mean(means + columns)));
     });
 }
 
@@ -199,8 +267,11 @@ __device__ void layer_norm_backward(const T* normal, const Real<T>* inverse, con
 }
 
 #define INSTANCE(T)                                                                                              \
-    KERNEL moment_sums_##T(const T* x, long long rows, int columns, double* parts) {                             \
-        moment_sums(x, rows, columns, parts);                                                                    \
+    KERNEL moments_##T(const T* x, long long rows, int columns, double* parts) {                                 \
+        moments(x, rows, columns, parts);                                                                        \
+    }                                                                                                            \
+    KERNEL merge_moments_##T(const T* x, const double* parts, int count, int columns, double* result) {          \
+        merge_moments(x, parts, count, columns, result);                                                         \
     }                                                                                                            \
     KERNEL gradient_sums_##T(const T* x, const Real<T>* center, const Real<T>* inverse, const T* dy,             \
                              long long rows, int columns, double* parts) {                                       \

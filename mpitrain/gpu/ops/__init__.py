@@ -183,14 +183,24 @@ def drop(x: Array, y: Array, seed: int, layer: int, position: Array, below: int,
 # Normalization.
 
 
-def moment_sums(x: Array, sums: Array) -> None:
-    """``sums``, shape (2 * features + 1,): the columns' sums, the sums of their squares, and the number of rows."""
-    features = x.shape[1]
-    sum_columns("moment_sums", x, (x,), sums[: 2 * features])
-    sums[2 * features :] = len(x)
+def moments(x: Array, result: Array) -> None:
+    """Compute the moments of the columns: the first row, the mean minus the first row, and the biased variance.
+
+    Args:
+        x: Shape (rows, features).
+        result: Shape (3, features), float64.
+    """
+    rows, columns = x.shape
+    tiles = -(-columns // WARP)
+    shared = shares(rows, LINES, tiles)
+    parts = empty((shared, 3 * columns), np.float64)
+    begin("normalize", named("moments", x), (tiles, shared), (WARP, LINES), (x, int64(rows), int32(columns), parts))
+    arguments = (x, parts, int32(shared), int32(columns), result)
+    begin("normalize", named("merge_moments", x), (tiles, 1), (WARP, LINES), arguments)
 
 
 def normalize(x: Array, center: Array, inverse: Array, scale: Array, shift: Array, y: Array) -> None:
+    """``y = (x - center) * inverse * scale + shift``; ``center`` has shape (2, features), the others (features,)."""
     arguments = (x, center, inverse, scale, shift, int64(x.size), int32(x.shape[1]), y)
     flat("normalize", "normalize", y, x.size, arguments)
 

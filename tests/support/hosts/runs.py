@@ -7,6 +7,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from mpitrain import checkpoint
 from mpitrain.process import rank_status
 
@@ -38,8 +40,7 @@ class Run:
     def wait_for_checkpoint(self) -> None:
         deadline = time.monotonic() + 40
         while not checkpoint.steps(self.run_dir / "checkpoints"):
-            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
-            time.sleep(0.02)
+            self._check(deadline)
 
     def wait_for_ranks(self, other_than: int = 0) -> list[rank_status.RankStatus]:
         """The ranks, when all are training, and rank 1 is not the process that it was."""
@@ -48,8 +49,14 @@ class Run:
             entries = rank_status.read(self.run_dir)
             if len(entries) == 3 and entries[1].pid != other_than and all(entry.step for entry in entries):
                 return entries
-            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
-            time.sleep(0.02)
+            self._check(deadline)
+
+    def _check(self, deadline: float) -> None:
+        """Wait a moment; fail if the run has ended, or after the deadline."""
+        if time.monotonic() > deadline or self.process.poll() is not None:
+            self.process.terminate()
+            pytest.fail(f"{self.process.communicate(timeout=20)}")
+        time.sleep(0.02)
 
     def end(self) -> tuple[int, str, list[str]]:
         """Return the status, standard output and lines of standard error; no process is left on any host."""

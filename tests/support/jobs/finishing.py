@@ -20,7 +20,7 @@ class Patience(Hook):
     def after_step(self, loop) -> None:
         time.sleep(self.pause)
         self.seen += 1
-        if self.seen == self.limit and loop.cluster.workers.rank == loop.cluster.workers.size - 1:
+        if self.seen >= self.limit and loop.cluster.workers.rank == loop.cluster.workers.size - 1:
             loop.stop(f"seen {self.seen} steps")
 
 

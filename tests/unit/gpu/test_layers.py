@@ -72,6 +72,11 @@ def test_a_model_of_images(same: Compare) -> None:
     same(run)
 
 
+def test_batch_norm_of_a_mean_far_above_the_deviation(same: Compare) -> None:
+    x = 1e8 + np.random.default_rng(0).standard_normal((100, 3))
+    same(lambda: steps([nn.BatchNorm(3), nn.Dense(3, 2)], nn.MeanSquaredError(), x, np.ones((100, 2))))
+
+
 @pytest.mark.parametrize(
     ("criterion", "labels"),
     [(nn.SigmoidCrossEntropy(), np.array([0, 1, 1, 0, 1, 0])), (nn.MeanSquaredError(), np.arange(6.0))],

@@ -1,0 +1,116 @@
+"""Commands whose flags depend on a job file."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import docstring_parser
+
+from ..errors import UserError
+from ..plan import options as flags
+from ..plan.config import RunConfig
+
+if TYPE_CHECKING:
+    from ..plan.job import JobFunction
+    from ..training.rank import TrainRequest
+
+_CONFIG = flags.option(
+    "--config", type=flags.PATH, metavar="FILE", help="Read options from a TOML file; flags override it."
+)
+
+
+class JobCommand(click.Command):
+    """A command whose flags depend on its job file: the run's options and the job's own options."""
+
+    def __init__(
+        self, name: str, own: Sequence[click.Option], callback: Callable[..., Any], help: str, **defaults: Any
+    ) -> None:
+        self._own = list(own)
+        self._run = [*flags.run_options(**defaults), _CONFIG]
+        self._job: list[click.Option] = []
+        self.function: JobFunction | None = None
+        job = click.Argument(["job_file"], type=flags.PATH, metavar="JOB")
+        super().__init__(name, params=[*self._own, *self._run, job], callback=callback, help=help)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # A shell also completes command lines that are not valid yet.
+        ignored = (UserError, click.UsageError) if ctx.resilient_parsing else ()
+        with contextlib.suppress(*ignored):
+            self._add_job_options(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def _add_job_options(self, ctx: click.Context, args: list[str]) -> None:
+        """Load the job file, if there is one among the arguments, and read the ``--config`` file."""
+        at = self._find_job(ctx, list(args))
+        if at is not None:
+            from ..plan.job import load_job_file
+
+            path = Path(args[at])
+            self.function = load_job_file(path)
+            self._job = flags.job_options(path, self.function)
+            self.params += self._job
+            ctx.default_map = self._config_file(ctx, list(args))
+
+    def _find_job(self, ctx: click.Context, args: list[str]) -> int | None:
+        """Return the index of the job file: the first argument that is neither a flag nor a flag's value."""
+        probe = click.Command(self.name, params=[*self._own, *self._run])
+        probe.allow_interspersed_args = False
+        with click.Context(probe, ignore_unknown_options=True, allow_interspersed_args=False) as context:
+            _, rest, _ = probe.make_parser(context).parse_args(list(args))
+        if rest and rest[0].startswith("-"):
+            name = rest[0].split("=")[0]
+            raise click.NoSuchOption(name, f"{name}: no such option before JOB; put a job's options after JOB")
+        return len(args) - len(rest) if rest else None
+
+    def _config_file(self, ctx: click.Context, args: list[str]) -> dict[str, Any]:
+        """Return the options in the ``--config`` file; it must be read before the other flags are parsed."""
+        with click.Context(self, resilient_parsing=True) as context:
+            options, _, _ = self.make_parser(context).parse_args(args)
+        if not options.get("config"):
+            return {}
+        return flags.read_config_file(Path(str(options["config"])), [*self._run, *self._job])
+
+    def request(self, values: dict[str, Any]) -> TrainRequest:
+        """Return the values of all flags as a request for one rank."""
+        from ..plan.job import make_job
+        from ..training.rank import TrainRequest
+
+        path, function = values["job_file"], self.function
+        assert function is not None
+        arguments = {str(option.name): values[str(option.name)] for option in self._job}
+        run = [str(option.name) for option in self._run if option is not _CONFIG]
+        config = RunConfig.of(**{name: values[name] for name in run})
+        return TrainRequest(path, arguments, config, lambda: make_job(path, function, arguments))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        about = "Options of the job"
+        if self.function is not None:
+            described = docstring_parser.parse(inspect.getdoc(self.function) or "").short_description
+            about = f"Options of the job ({described})" if described else about
+        help_option = self.get_help_option(ctx)
+        for title, options in (
+            ("Options", [*self._own, *([help_option] if help_option else [])]),
+            (about, self._job),
+            ("Options of the run", self._run),
+        ):
+            records = [r for r in (option.get_help_record(ctx) for option in options) if r is not None]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def request_of(**values: Any) -> TrainRequest:
+    """Return the values of all flags of the current command as a request for one rank."""
+    command = click.get_current_context().command
+    assert isinstance(command, JobCommand)
+    return command.request(values)
+
+
+def train_command() -> JobCommand:
+    """Return ``mpitrain train``, the command that every rank runs."""
+    return JobCommand("train", [], request_of, "Train on this rank: under mpirun or srun on all of them, else alone.")
