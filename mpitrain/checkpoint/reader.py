@@ -26,7 +26,7 @@ from .manifest import HEAD, DamagedManifest, Manifest, Range, block_bytes
 from .structure import check, check_shards
 
 _CHUNK = 1 << 23  # with smaller reads the kernel reads ahead less
-_FINITE_CHUNK = 1 << 19  # fits into the L2 cache
+_FINITE_CHUNK = 1 << 20  # fits into the L2 cache; smaller ones cost more than they save
 # Larger files must have 1 byte on disk for 64 bytes of length: reading the holes of a sparse file would take hours.
 _MAX_SPARSE_BYTES, _MAX_SPARSENESS = 1 << 26, 64
 
