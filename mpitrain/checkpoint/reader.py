@@ -26,6 +26,7 @@ from .manifest import HEAD, DamagedManifest, Manifest, Range, block_bytes
 from .structure import check, check_shards
 
 _CHUNK = 1 << 23  # with smaller reads the kernel reads ahead less
+_VERIFY_CHUNK = 1 << 21  # values that are looked at twice stay in the cache
 _FINITE_CHUNK = 1 << 20  # fits into the L2 cache; smaller ones cost more than they save
 # Larger files must have 1 byte on disk for 64 bytes of length: reading the holes of a sparse file would take hours.
 _MAX_SPARSE_BYTES, _MAX_SPARSENESS = 1 << 26, 64
@@ -241,9 +242,9 @@ class Checkpoint:
     def _verify_range(self, name: str, which: Range) -> bool:
         """Verify a range of a dataset; return whether all of its values are finite. Thread-safe."""
         digest, dtype, finite = Digest(), self.datasets[name].dtype, True
-        room = np.empty(min(_CHUNK, which.stop - which.start), np.uint8)
-        for at in range(which.start, which.stop, _CHUNK):
-            chunk = room[: min(_CHUNK, which.stop - at)]
+        room = np.empty(min(_VERIFY_CHUNK, which.stop - which.start), np.uint8)
+        for at in range(which.start, which.stop, _VERIFY_CHUNK):
+            chunk = room[: min(_VERIFY_CHUNK, which.stop - at)]
             self._read_chunk(at, chunk)
             for lo in range(0, len(chunk), _FINITE_CHUNK):
                 values = chunk[lo : lo + _FINITE_CHUNK]
