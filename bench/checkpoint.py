@@ -142,7 +142,7 @@ def main() -> None:
         def save_and_load(checkout: Checkout) -> list[float]:
             return [float(speed) for speed in checkout.run(*map(str, words)).split()]
 
-        compare("save, load", Checkout(arguments.baseline.resolve()), save_and_load, arguments.rounds)
+        compare("save, load, verify", Checkout(arguments.baseline.resolve()), save_and_load, arguments.rounds)
         return
     python = arguments.torch if Path(arguments.torch).exists() else None
     layout, side = layout_of(arguments.mib)
@@ -153,9 +153,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         if arguments.inner:
             path = checkpoint.path_for(Path(folder), 5)
-            save_s = timed(lambda: checkpoint.write(path, layout, vectors, 5, 0, 0, {}))
-            forget(path)
-            print(gib / save_s, gib / timed(lambda: checkpoint.read(path, layout, vectors, 0)))
+            actions = (
+                lambda: save(path, layout, vectors),
+                lambda: checkpoint.read(path, layout, vectors, 0),
+                lambda: checkpoint.verify(path),
+            )
+            for action in actions:
+                print(gib / timed(action))
+                forget(path)
             return
         for _ in range(arguments.rounds):
             for name, seconds in one_round(Path(folder), layout, side, vectors, python).items():

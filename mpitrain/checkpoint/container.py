@@ -7,7 +7,9 @@ values are transferred between memory and disk at full speed.
 
 from __future__ import annotations
 
+import math
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
@@ -17,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..core.h5 import h5py
-from ..core.layout import Array
+from ..core.layout import Array, Shape
 from .digest import Digest, bytes_of
 from .disk import replacing
 from .manifest import Manifest, Range, block_size_for, gaps
@@ -166,6 +168,24 @@ def _store(file: h5py.File, name: str, array: Array) -> None:
         file.create_dataset(name, data=array, compression="gzip", compression_opts=1, shuffle=True)
     else:
         file[name] = array  # HDF5 cannot split it into chunks
+
+
+def decompress(data: bytes, shape: Shape, dtype: np.dtype[Any]) -> Array:
+    """Return the values of a chunk compressed with gzip after shuffling: all first bytes, all second bytes and so on.
+
+    Raises:
+        ValueError: They are not compressed like this, or do not have the given shape.
+    """
+    count = math.prod(shape)
+    stream = zlib.decompressobj()
+    try:
+        content = stream.decompress(data, count * dtype.itemsize + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if len(content) != count * dtype.itemsize or not stream.eof or stream.unused_data:
+        raise ValueError("of another size")
+    shuffled = np.frombuffer(content, np.uint8).reshape(dtype.itemsize, count)
+    return np.ascontiguousarray(shuffled.T).view(dtype).reshape(shape)
 
 
 def _size(memory: FileIO) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..core.layout import Array
 from .reader import Checkpoint
+from .summary import printable
 
 
 def differences(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
@@ -20,7 +21,8 @@ def differences(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
         first, second = a.attributes.get(group, {}), b.attributes.get(group, {})
         for name in sorted({*first, *second} - {"saved_at"}):
             if first.get(name) != second.get(name):
-                yield f"{group.rstrip('/')}/{name}: {first.get(name, 'missing')} | {second.get(name, 'missing')}"
+                values = (printable(each.get(name, "missing")) for each in (first, second))
+                yield f"{group.rstrip('/')}/{name}: {' | '.join(values)}"
     for name in [*a.datasets, *(name for name in b.datasets if name not in a.datasets)]:
         line = _compare(a, b, name)
         if line:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 import xxhash
 
@@ -10,6 +13,7 @@ from ..core.layout import Array
 # 128 bits at memory speed, so that digests do not slow down saving. Detects damage, not forgery.
 ALGORITHM = "xxh3-128"
 LENGTH = len(ALGORITHM) + 1 + 32
+_DIGEST = re.compile(f"{ALGORITHM}:[0-9a-f]{{32}}")
 
 
 class Digest:
@@ -34,6 +38,11 @@ def digest_of(data: bytes) -> str:
     digest = Digest()
     digest.add(data)
     return str(digest)
+
+
+def is_digest(value: Any) -> bool:
+    """Return whether a value read from a file is the text of a digest."""
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 def bytes_of(array: Array) -> Array:

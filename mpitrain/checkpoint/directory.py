@@ -12,11 +12,11 @@ from typing import TypeVar
 from ..errors import CheckpointError, DamagedCheckpoint
 from .disk import flush_folder
 from .reader import Checkpoint
+from .structure import SHARD_NAME
 
 T = TypeVar("T")
 
 _NAME = re.compile(r"step-(\d+)\.h5")
-_PART = re.compile(r"(step-\d+)-[0-9a-f]+-\d+-of-\d+\.h5")
 
 
 def path_for(folder: Path, step: int) -> Path:
@@ -146,7 +146,7 @@ def remove_unfinished(folder: Path) -> None:
 
 def _index_of(path: Path) -> Path | None:
     """Return the index of a shard, derived from its name; None for other files."""
-    named = _PART.fullmatch(path.name)
+    named = SHARD_NAME.fullmatch(path.name)
     return path.with_name(f"{named[1]}.h5") if named else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None
         raise CheckpointError(f"{checkpoint.path} contains no {group}; remove --averages")
     names = [name for name in checkpoint.datasets if name.startswith(f"{group}/")]
     arrays = {name.partition("/")[2]: _convert(checkpoint, name, dtype) for name in names}
+    if to == "safetensors" and "__metadata__" in arrays:
+        raise CheckpointError("safetensors does not support an array of the name __metadata__; use --to npz")
     about = {"format": "mpitrain", "step": str(checkpoint.step), "source": checkpoint.path.name}
     data = _library("safetensors.numpy").save(arrays, about) if to == "safetensors" else _npz(arrays)
     with replacing(path) as writer:
@@ -65,7 +68,10 @@ def _convert(checkpoint: Checkpoint, name: str, dtype: str | None) -> Array:
 
 def _npz(arrays: Mapping[str, Array]) -> bytes:
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **dict(arrays))
+    with zipfile.ZipFile(buffer, "w") as archive:  # as numpy.savez does, which does not allow all names
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
     return buffer.getvalue()
 
 

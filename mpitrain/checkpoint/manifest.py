@@ -16,12 +16,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from .digest import LENGTH, digest_of
+from .digest import LENGTH, digest_of, is_digest
 
 _MAGIC = b"mpitrain checkpoint 2\n"
 _DIGITS = 12
+_MAX_BLOCK = 1 << 28  # a million ranges
 HEAD = len(_MAGIC) + LENGTH + 1 + _DIGITS + 1  # bytes of the first two lines
 
 
@@ -71,9 +73,18 @@ class Manifest:
         digest, body = block[len(_MAGIC) : HEAD].decode("ascii", "replace").split(" ")[0], block[HEAD:]
         if digest != _digest(len(block), body):
             raise DamagedManifest("its first bytes are damaged")
-        content = json.loads(body.rstrip(b"\0"))
-        arrays = {name: _ranges(values) for name, values in content["arrays"].items()}
-        return cls(len(block), content["bytes"], content["rest"], arrays)
+        try:
+            text = body.rstrip(b"\0")
+            if text.count(b"[") + text.count(b"{") > 16 + len(text) // 32:
+                raise ValueError("not ranges: as objects they would need many times the memory of the text")
+            content = json.loads(text)
+            size, rest = content["bytes"], content["rest"]
+            arrays = {name: _ranges(values) for name, values in content["arrays"].items()}
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+            raise DamagedManifest("its manifest is malformed") from error
+        if type(size) is not int or not is_digest(rest) or not _disjoint(arrays, len(block), size):
+            raise DamagedManifest("its manifest is malformed")
+        return cls(len(block), size, rest, arrays)
 
     def other_ranges(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges covered by ``rest``, in order."""
@@ -93,6 +104,8 @@ def block_bytes(head: bytes) -> int:
     digits = head[HEAD - _DIGITS - 1 : HEAD - 1]
     if len(head) < HEAD or not digits.isdigit() or int(digits) <= HEAD or head[HEAD - 1 : HEAD] != b"\n":
         raise DamagedManifest("its first bytes are damaged")
+    if int(digits) > _MAX_BLOCK:
+        raise DamagedManifest(f"its manifest is longer than {_MAX_BLOCK >> 20} MiB")
     return int(digits)
 
 
@@ -116,7 +129,27 @@ def gaps(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[t
 
 
 def _ranges(values: list[Any]) -> list[Range]:
-    return [Range(*each) for each in (values if isinstance(values[0], list) else [values])]
+    """Parse the ranges of an array.
+
+    Raises:
+        ValueError: They are not consecutive, or not ranges; or TypeError, IndexError.
+    """
+    ranges = [Range(*each) for each in (values if isinstance(values[0], list) else [values])]
+    for each in ranges:
+        if type(each.start) is not int or type(each.stop) is not int or not is_digest(each.digest):
+            raise ValueError("not a range")
+    if any(one.stop != other.start for one, other in pairwise(ranges)):
+        raise ValueError("not consecutive")
+    return ranges
+
+
+def _disjoint(arrays: Mapping[str, list[Range]], start: int, stop: int) -> bool:
+    """Return whether no two ranges overlap, none is empty, and all are within [start, stop)."""
+    for lo, hi in sorted((each.start, each.stop) for ranges in arrays.values() for each in ranges):
+        if not start <= lo < hi:
+            return False
+        start = hi
+    return start <= stop
 
 
 def _digest(block: int, body: bytes) -> str:

@@ -1,60 +1,59 @@
-"""Read checkpoints: digests are verified before any structure is interpreted or any value is returned."""
+"""Read checkpoints, which may come from strangers.
+
+Digests are verified before any structure is interpreted, the structure is validated before any of it is used, and
+values are verified before they are returned.
+"""
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 
-from ..core.h5 import h5py
-from ..core.layout import Array, Shape
+from ..core.layout import Array
 from ..errors import DamagedCheckpoint
-from .container import memory_file, read_chunks
+from .container import decompress, memory_file, read_chunks
 from .digest import Digest, bytes_of, digest_of
+from .hdf5 import Chunk, Dataset, UnsupportedStructure, Value, parse
 from .manifest import HEAD, DamagedManifest, Manifest, Range, block_bytes
+from .structure import check, check_shards
 
-FORMAT = 2
 _CHUNK = 1 << 23  # with smaller reads the kernel reads ahead less
-
-
-@dataclass(frozen=True)
-class DatasetInfo:
-    """Shape and dtype of a dataset."""
-
-    shape: Shape
-    dtype: np.dtype[Any]
+_VERIFY_CHUNK = 1 << 21  # values that are looked at twice stay in the cache
+_FINITE_CHUNK = 1 << 20  # fits into the L2 cache; smaller ones cost more than they save
+# Larger files must have 1 byte on disk for 64 bytes of length: reading the holes of a sparse file would take hours.
+_MAX_SPARSE_BYTES, _MAX_SPARSENESS = 1 << 26, 64
 
 
 class Checkpoint:
-    """An open checkpoint. Its structure is verified on opening; values are verified as they are read.
+    """An open checkpoint. Its structure is verified and validated on opening; values are verified as they are read.
+
+    Opens no other files than the shards of a sharded checkpoint, which are in the same directory.
+
+    Args:
+        path: The checkpoint; may be a symbolic link.
+        is_shard: Whether it is a shard, which may neither be a symbolic link nor have shards.
 
     Attributes:
         attributes: Attributes of the root and of every group, by path: "/", "run/config" and so on.
-        datasets: Shapes and dtypes by path, such as ``params/dense1.weight``.
+        datasets: Shapes, dtypes and storage by path, such as ``params/dense1.weight``.
         identity: Digest of the manifest, which covers everything else; it differs for any other content.
 
     Raises:
         DamagedCheckpoint: The file cannot be read, is not a checkpoint, or is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_shard: bool = False) -> None:
         self.path = path
-        self.attributes: dict[str, dict[str, Any]] = {}
-        self.datasets: dict[str, DatasetInfo] = {}
-        self._shards: dict[str, Checkpoint] = {}  # shards, by file name
-        self._rows: dict[str, list[tuple[str, int, int]]] = {}  # of virtual datasets: shard, first and last row (excl.)
-        try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise DamagedCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+        self._shards: dict[str, Checkpoint] = {}  # by file name
+        self._descriptor = _open_regular(path, os.O_NOFOLLOW if is_shard else 0)
         try:
             self._open()
         except BaseException:
@@ -62,7 +61,7 @@ class Checkpoint:
             raise
         self._pool = ThreadPoolExecutor(2, "checkpoint-reader")
         try:
-            self._open_shards()
+            self._open_shards(is_shard)
         except BaseException:
             self.close()
             raise
@@ -78,7 +77,6 @@ class Checkpoint:
         for shard in self._shards.values():
             shard.close()
         self._pool.shutdown(cancel_futures=True)
-        self._file.close()
         self._memory.close()
         os.close(self._descriptor)
 
@@ -107,32 +105,40 @@ class Checkpoint:
         reads: list[Future[None]] = []
         of_shards: dict[str, dict[str, Array]] = {name: {} for name in self._shards}
         for name, out in wanted.items():
-            if self.datasets[name].dtype != out.dtype or not out.flags.c_contiguous:
+            dataset = self.datasets[name]
+            if dataset.dtype != out.dtype or not out.flags.c_contiguous:
                 out[...] = self.read(name)
-            elif name in self._rows:
-                for shard, lo, hi in self._rows[name]:
-                    of_shards[shard][name] = out[lo:hi]
             elif name in self._ranges:
                 reads += self._start_reading(name, bytes_of(out))
-            elif out.shape:  # compressed, and verified with the structure
-                self._file[name].read_direct(out)
-            else:
-                out[...] = self._file[name][()]
+            elif dataset.chunks:
+                reads.append(self._pool.submit(self._decompress, name, out))
+            elif dataset.place:  # a scalar
+                out[...] = self._stored(name)
+            for rows in dataset.virtual:
+                of_shards[rows.file][name] = out[rows.lo : rows.hi]
         for shard, values in of_shards.items():
             self._shards[shard].read_into(values)
         for read in reads:
             read.result()
 
-    def verify(self) -> None:
-        """Read and verify all values.
+    def verify(self) -> list[str]:
+        """Read and verify all values; return the names of datasets with values that are not finite.
 
         Raises:
             DamagedCheckpoint: Some values are damaged.
         """
-        for read in [read for name in self._ranges for read in self._start_reading(name)]:
-            read.result()
+        checks = [
+            (name, self._pool.submit(self._verify_range, name, each))
+            for name, ranges in self._ranges.items()
+            for each in ranges
+        ]
+        checks += [
+            (name, self._pool.submit(self._verify_stored, name)) for name in self.datasets if name not in self._ranges
+        ]
+        found = {name for name, finite in checks if not finite.result()}
         for shard in self._shards.values():
-            shard.verify()
+            found.update(shard.verify())
+        return [name for name in self.datasets if name in found]
 
     def _open(self) -> None:
         try:
@@ -145,10 +151,11 @@ class Checkpoint:
         self._memory = memory_file()
         try:
             self._copy_rest(manifest)
-            self._ranges: Mapping[str, list[Range]] = manifest.arrays
-            self._file = h5py.File(self._memory, "r")
-            self._list()
+            self._parse(manifest)
             self._check_name()
+        except UnsupportedStructure as error:
+            self._memory.close()
+            raise self._damaged(str(error)) from error
         except OSError as error:
             self._memory.close()
             raise DamagedCheckpoint(f"{self.path} cannot be read: {error}") from error
@@ -158,7 +165,10 @@ class Checkpoint:
 
     def _read_manifest(self) -> Manifest:
         block = block_bytes(os.pread(self._descriptor, HEAD, 0))
-        size = os.fstat(self._descriptor).st_size
+        status = os.fstat(self._descriptor)
+        size, on_disk = status.st_size, 512 * status.st_blocks  # some file systems do not count blocks
+        if size > _MAX_SPARSE_BYTES and 0 < on_disk < size // _MAX_SPARSENESS:
+            raise DamagedManifest(f"it is sparse: only {on_disk:,} of {size:,} bytes are on disk")
         if block > size:
             raise DamagedManifest(f"it ends after {size:,} bytes, inside the manifest")
         front = os.pread(self._descriptor, block, 0)
@@ -172,38 +182,40 @@ class Checkpoint:
         """Copy the structure to memory, where it cannot change after it was verified."""
         descriptor, digest = self._memory.fileno(), Digest()
         os.ftruncate(descriptor, manifest.size)
-        os.pwrite(descriptor, os.pread(self._descriptor, manifest.block, 0), 0)
+        self._stored_bytes = 0
         for start, stop in manifest.other_ranges():
             at = start
             for chunk in read_chunks(self._descriptor, start, stop):
                 digest.add(chunk)
-                at += os.pwrite(descriptor, chunk.data, at)
+                if chunk.any():  # holes of the file use no memory
+                    self._stored_bytes += os.pwrite(descriptor, chunk.data, at)
+                at += len(chunk)
         if str(digest) != manifest.rest:
             raise self._damaged("its structure (names, shapes, step, options) is damaged")
 
-    def _list(self) -> None:
-        def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:
-            if isinstance(item, h5py.Group):
-                self.attributes[name] = {key: _python(value) for key, value in item.attrs.items()}
-            else:
-                self.datasets[name] = DatasetInfo(item.shape, item.dtype)
+    def _parse(self, manifest: Manifest) -> None:
+        tree = parse(lambda at, count: os.pread(self._memory.fileno(), count, at), manifest.block, self._stored_bytes)
+        self._listed = check(tree, manifest, self._stored_bytes)
+        self._ranges: Mapping[str, list[Range]] = manifest.arrays
+        self.attributes: dict[str, dict[str, Value]] = tree.groups
+        self.datasets: dict[str, Dataset] = tree.datasets
 
-        visit("/", self._file)
-        self._file.visititems(visit)
-
-    def _open_shards(self) -> None:
+    def _open_shards(self, is_shard: bool) -> None:
         """Open the shards that contain the values of virtual datasets; see ``sharded``."""
-        for file, identity in json.loads(self.attributes["/"].get("parts", "{}")).items():
+        if is_shard and self._listed:
+            raise self._damaged("it is a shard, but has shards itself")
+        for file, identity in self._listed.items():
             try:
-                shard = Checkpoint(self.path.with_name(file))
+                shard = Checkpoint(self.path.with_name(file), is_shard=True)
             except DamagedCheckpoint as error:
                 raise self._damaged(f"shard {error}") from error
             self._shards[file] = shard
             if shard.identity != identity:
                 raise self._damaged(f"its shard {file} belongs to another checkpoint")
-        for name in self.datasets if self._shards else ():
-            if self._file[name].is_virtual:
-                self._rows[name] = [_rows_in(source) for source in self._file[name].virtual_sources()]
+        try:
+            check_shards(self.datasets, {file: shard.datasets for file, shard in self._shards.items()})
+        except UnsupportedStructure as error:
+            raise self._damaged(str(error)) from error
 
     def _check_name(self) -> None:
         """Check that the file was not renamed: the run would resume at another step than requested."""
@@ -211,26 +223,74 @@ class Checkpoint:
         if named and int(named[1]) != self.step:
             raise self._damaged(f"it contains step {self.step:,}; the file was renamed or replaced")
 
-    def _start_reading(self, name: str, out: Array | None = None) -> list[Future[None]]:
-        """Read a dataset's bytes in threads, into ``out``, shape (n,) uint8, or only to verify them."""
+    def _start_reading(self, name: str, out: Array) -> list[Future[None]]:
+        """Read a dataset's bytes in threads into ``out``, shape (n,) uint8."""
         first = self._ranges[name][0].start
         return [
-            self._pool.submit(self._read_range, name, each, None if out is None else out[each.start - first :])
-            for each in self._ranges[name]
+            self._pool.submit(self._read_range, name, each, out[each.start - first :]) for each in self._ranges[name]
         ]
 
-    def _read_range(self, name: str, which: Range, out: Array | None) -> None:
-        """Read and verify a range of a dataset, into the front of ``out``, (n,) uint8, if given; thread-safe."""
-        start, stop, written = which
-        room = np.empty(min(_CHUNK, stop - start), np.uint8) if out is None else None
+    def _read_range(self, name: str, which: Range, out: Array) -> None:
+        """Read and verify a range of a dataset, into the front of ``out``, shape (n,) uint8; thread-safe."""
         digest = Digest()
-        for at in range(start, stop, _CHUNK):
-            count = min(_CHUNK, stop - at)
-            chunk = room[:count] if room is not None else out[at - start : at - start + count]  # type: ignore[index]
+        for at in range(which.start, which.stop, _CHUNK):
+            chunk = out[at - which.start : min(at + _CHUNK, which.stop) - which.start]
             self._read_chunk(at, chunk)
             digest.add(chunk)
-        if str(digest) != written:
+        self._compare(name, which, digest)
+
+    def _verify_range(self, name: str, which: Range) -> bool:
+        """Verify a range of a dataset; return whether all of its values are finite. Thread-safe."""
+        digest, dtype, finite = Digest(), self.datasets[name].dtype, True
+        room = np.empty(min(_VERIFY_CHUNK, which.stop - which.start), np.uint8)
+        for at in range(which.start, which.stop, _VERIFY_CHUNK):
+            chunk = room[: min(_VERIFY_CHUNK, which.stop - at)]
+            self._read_chunk(at, chunk)
+            for lo in range(0, len(chunk), _FINITE_CHUNK):
+                values = chunk[lo : lo + _FINITE_CHUNK]
+                digest.add(values)  # brings it into the cache
+                finite = finite and _is_finite(values.view(dtype))
+        self._compare(name, which, digest)
+        return finite
+
+    def _compare(self, name: str, which: Range, digest: Digest) -> None:
+        if str(digest) != which.digest:
             raise self._damaged(f"the values of {name} are damaged")
+
+    def _verify_stored(self, name: str) -> bool:
+        """Decompress a dataset that is a part of the structure; return whether its values are finite. Thread-safe."""
+        dataset = self.datasets[name]
+        if dataset.place:
+            return _is_finite(self._stored(name))
+        finite = True
+        for _, values in self._chunks(name):
+            finite &= _is_finite(values)
+        return finite
+
+    def _stored(self, name: str) -> Array:
+        """Return the value of a scalar that is a part of the structure."""
+        dataset = self.datasets[name]
+        assert dataset.place is not None
+        return np.frombuffer(os.pread(self._memory.fileno(), dataset.dtype.itemsize, dataset.place[0]), dataset.dtype)[
+            0
+        ]
+
+    def _decompress(self, name: str, out: Array) -> None:
+        """Decompress a dataset into ``out``, of its shape and dtype; thread-safe."""
+        for chunk, values in self._chunks(name):
+            out[tuple(slice(at, at + n) for at, n in zip(chunk.first, values.shape, strict=True))] = values
+
+    def _chunks(self, name: str) -> Iterator[tuple[Chunk, Array]]:
+        """Yield the compressed chunks of a dataset with their values, without those beyond its shape."""
+        dataset = self.datasets[name]
+        for chunk in dataset.chunks:
+            data = os.pread(self._memory.fileno(), chunk.stop - chunk.start, chunk.start)
+            try:
+                values = decompress(data, dataset.chunk_shape, dataset.dtype)
+            except ValueError as error:
+                raise self._damaged(f"the values of {name} are not compressed as declared") from error
+            rest = (n - at for n, at in zip(dataset.shape, chunk.first, strict=True))
+            yield chunk, values[tuple(slice(n) for n in rest)]
 
     def _read_chunk(self, start: int, out: Array) -> None:
         done = 0
@@ -247,14 +307,24 @@ class Checkpoint:
         return DamagedCheckpoint(f"{self.path} is not a valid checkpoint: {why}")
 
 
-def _rows_in(source: Any) -> tuple[str, int, int]:
-    """Return the shard of a part of a virtual dataset, its first row and its last row (exclusive)."""
-    first, last = source.vspace.get_select_bounds()
-    return source.file_name, int(first[0]), int(last[0]) + 1
+def _open_regular(path: Path, flags: int) -> int:
+    """Open a regular file for reading; never waits for the writer of a named pipe.
+
+    Raises:
+        DamagedCheckpoint: It cannot be opened, or is not a regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    except OSError as error:
+        link = flags & os.O_NOFOLLOW and error.errno == errno.ELOOP
+        raise DamagedCheckpoint(
+            f"{path} cannot be read: {'it is a symbolic link' if link else error.strerror}"
+        ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamagedCheckpoint(f"{path} is not a regular file")
+    return descriptor
 
 
-def _python(value: Any) -> Any:
-    """Convert an attribute to a Python value."""
-    if isinstance(value, bytes):
-        return value.decode()
-    return value.item() if isinstance(value, np.generic) else value
+def _is_finite(values: Array) -> bool:
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())

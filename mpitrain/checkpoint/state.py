@@ -15,8 +15,9 @@ from ..core.layout import Array, Layout
 from ..errors import CheckpointError
 from ..plan.progress import Progress
 from .container import Compression, write_container
-from .reader import FORMAT, Checkpoint
+from .reader import Checkpoint
 from .snapshot import Snapshot
+from .structure import FORMAT
 
 _EXTRA_STATE = "run/state"  # group whose attributes hold the extra state
 
@@ -53,7 +54,7 @@ def contents(
 ) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
     """Return what ``write`` writes: arrays and attributes by path; the arrays are views of the vectors."""
     arrays: dict[str, Array] = {}
-    attributes: dict[str, dict[str, Any]] = {"/": _root(snapshot.step, snapshot.data_cursor, seed)}
+    attributes: dict[str, dict[str, Any]] = {"/": root_attributes(snapshot.step, snapshot.data_cursor, seed)}
     for name, vector in snapshot.vectors.items():
         group = _group(name)
         attributes[group] = {}
@@ -186,7 +187,8 @@ def _fit(checkpoint: Checkpoint, layout: Layout) -> Fit:
     return fit
 
 
-def _root(step: int, data_cursor: int, seed: int) -> dict[str, Any]:
+def root_attributes(step: int, data_cursor: int, seed: int) -> dict[str, Any]:
+    """Return the attributes of the root that every checkpoint has."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return {"format": FORMAT, "step": step, "position": data_cursor, "seed": seed, "saved_at": now}
 

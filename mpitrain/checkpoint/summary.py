@@ -24,7 +24,7 @@ def describe(checkpoint: Checkpoint, now: datetime | None = None) -> Iterator[st
     """
     yield f"{checkpoint.path}: {_facts(checkpoint, now or datetime.now(timezone.utc))}"
     for name in ("run/state", "run/job", "run/config", "run/versions"):
-        values = ", ".join(f"{key} {value}" for key, value in checkpoint.attributes.get(name, {}).items())
+        values = ", ".join(f"{key} {printable(value)}" for key, value in checkpoint.attributes.get(name, {}).items())
         if values:
             yield f"{name.removeprefix('run/')}: {values}"
     yield ""
@@ -44,13 +44,20 @@ def norm(array: Array) -> float:
     """Return the Euclidean norm, summed in float64; not finite if a value is not."""
     total = 0.0
     for block in np.array_split(array.reshape(-1), max(1, array.size >> 20)):
-        total += float(np.square(block, dtype=np.float64).sum())
+        with np.errstate(over="ignore"):
+            total += float(np.square(block, dtype=np.float64).sum())
     return float(np.sqrt(total))
+
+
+def printable(value: Any) -> str:
+    """Return a value as text, with control characters escaped: a stranger's text may contain terminal commands."""
+    text = str(value)
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def _facts(checkpoint: Checkpoint, now: datetime) -> str:
     root = dict(checkpoint.attributes["/"])
-    saved = root.pop("saved_at")
+    saved = str(root.pop("saved_at"))
     root.pop("format")
     since = (now - datetime.fromisoformat(saved)).total_seconds()
     ordered = [*(name for name in _FIRST if name in root), *(name for name in root if name not in _FIRST)]
@@ -65,4 +72,4 @@ def _row(checkpoint: Checkpoint, name: str) -> tuple[str, str, str, str]:
 
 
 def _number(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else printable(value)

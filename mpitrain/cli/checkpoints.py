@@ -22,7 +22,8 @@ _PATH_HELP = "PATH is a checkpoint, or a run directory (uses its newest checkpoi
 def verify(paths: tuple[Path, ...]) -> int:
     """Check that checkpoints are undamaged.
 
-    PATH is a checkpoint, or a run directory (checks all of its checkpoints). The exit status is 1 if any is damaged.
+    PATH is a checkpoint, or a run directory (checks all of its checkpoints). The exit status is 1 if any is damaged, or
+    contains values that are not finite.
     """
     from .. import checkpoint
 
@@ -30,8 +31,10 @@ def verify(paths: tuple[Path, ...]) -> int:
     for path in (each for given in paths for each in checkpoint.find(given)):
         try:
             with checkpoint.Checkpoint(path) as opened:
-                opened.verify()
-                click.echo(f"{path}: ok, step {opened.step:,}")
+                not_finite = opened.verify()
+                found = f"contains values that are not finite: {', '.join(not_finite)}" if not_finite else "ok"
+                click.echo(f"{path}: {found}, step {opened.step:,}")
+                status = max(status, int(bool(not_finite)))
         except DamagedCheckpoint as error:
             click.echo(str(error))
             status = 1

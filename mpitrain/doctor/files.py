@@ -13,6 +13,7 @@ import numpy as np
 from ..checkpoint import shared_file
 from ..checkpoint.container import write_container
 from ..checkpoint.reader import Checkpoint
+from ..checkpoint.state import root_attributes
 from ..comm.cluster import Cluster
 from ..core.h5 import h5py
 from ..errors import DamagedCheckpoint
@@ -96,7 +97,7 @@ def _save(folder: Path) -> Finding:
     try:
         for _ in range(2):
             began = time.perf_counter()
-            write_container(path, {"params/x": state}, {"/": {"step": 0}})
+            write_container(path, {"params/x": state}, {"/": root_attributes(0, 0, 0)})
             seconds = time.perf_counter() - began
         with Checkpoint(path) as saved:
             saved.verify()

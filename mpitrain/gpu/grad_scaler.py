@@ -6,9 +6,12 @@ precision training, ICLR 2018, section 3.2). An overflow skips the step and halv
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ..core.layout import Array
+from ..errors import CheckpointError
 from ..plan.progress import ExtraState
 from .device import Gpu
 from .ops import updates
@@ -38,8 +41,8 @@ class GradScaler:
         state = np.zeros(updates.UPDATED + 1)
         state[updates.FACTOR] = state[updates.SCALE] = 1.0
         if scaled:
-            state[updates.SCALE] = extra_state.get(_SCALE, _FIRST_SCALE)
-            state[updates.GOOD] = extra_state.get(_GOOD, 0)
+            state[updates.SCALE] = _number(extra_state, _SCALE, _FIRST_SCALE)
+            state[updates.GOOD] = _number(extra_state, _GOOD, 0)
         self.state = gpu.copy_of(state)
         self.scale = self.state[updates.SCALE : updates.SCALE + 1] if scaled else None
         self.results = self.state[updates.OWN : updates.UPDATED + 1]
@@ -62,3 +65,10 @@ class GradScaler:
         state = np.empty(self.state.size)
         self._gpu.download(self.state, state)
         return {_SCALE: float(state[updates.SCALE]), _GOOD: float(state[updates.GOOD])}
+
+
+def _number(extra_state: ExtraState, name: str, default: float) -> float:
+    value = extra_state.get(name, default)
+    if isinstance(value, str) or not math.isfinite(value):
+        raise CheckpointError(f"the checkpoint's {name} is {value!r}, not a number; use another one, or --init-from")
+    return value

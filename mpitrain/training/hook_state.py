@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
-from ..errors import JobError
+from ..errors import CheckpointError, JobError
 from ..plan.hook import Hook
 from ..plan.progress import ExtraState
 
@@ -27,13 +28,26 @@ def save_hooks(hooks: Sequence[Hook]) -> ExtraState:
 
 
 def load_hooks(hooks: Sequence[Hook], state: ExtraState) -> None:
-    """Restore the hooks' state: the n-th state of a class goes to the job's n-th hook of that class. Local."""
-    saved = json.loads(str(state.get(_NAME, "[]")))
+    """Restore the hooks' state: the n-th state of a class goes to the job's n-th hook of that class. Local.
+
+    Raises:
+        CheckpointError: The state is not one that ``save_hooks`` returns.
+    """
+    saved = _states(str(state.get(_NAME, "[]")))
     for hook in hooks:
         found = next((entry for entry in saved if entry[0] == type(hook).__name__), None)
         if found is not None:
             saved.remove(found)
             hook.load_state_dict(found[1])
+
+
+def _states(text: str) -> list[tuple[str, Any]]:
+    try:
+        return [(name, values) for name, values in json.loads(text)]
+    except (ValueError, TypeError, RecursionError) as error:
+        malformed = CheckpointError("the checkpoint's state of hooks is malformed; use another one, or --init-from")
+        malformed.on_all_ranks = True
+        raise malformed from error
 
 
 def _refuse(value: object) -> None:

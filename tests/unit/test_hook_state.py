@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mpitrain import Hook
-from mpitrain.errors import JobError
+from mpitrain.errors import CheckpointError, JobError
 from mpitrain.training.hook_state import load_hooks, save_hooks
 
 
@@ -39,3 +39,9 @@ def test_each_hook_gets_its_own_state_back() -> None:
 def test_state_that_cannot_be_saved_is_refused(state: object) -> None:
     with pytest.raises(JobError):
         save_hooks([Best(state)])
+
+
+@pytest.mark.parametrize("text", ["", "5", "[5]", "[[1, 2, 3]]", "{", "[" * 30_000])
+def test_malformed_state_is_refused(text: str) -> None:
+    with pytest.raises(CheckpointError):
+        load_hooks([Best(None)], {"hooks": text})

@@ -1,0 +1,13 @@
+"""Write malicious checkpoints with valid digests, and find out what reading them does; see ``docs/checkpoints.md``.
+
+python bench/malicious.py 10000
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.support import malicious
+
+sys.exit(malicious.main(int(sys.argv[1])))
