@@ -21,7 +21,7 @@ from mpitrain.cli.main import main
 from mpitrain.errors import DamagedCheckpoint
 
 from ..support.damage import LAYOUT, save, state
-from ..support.launch import ROOT
+from ..support.launch import ROOT, missing
 from ..support.malicious import RECIPES, SECRET, seal
 
 FOREIGN = ("external storage", "external link", "soft link", "virtual secret", "virtual relative", "shard is a link")
@@ -34,10 +34,13 @@ def test_malicious_files_are_refused_or_harmless() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.full
 def test_no_other_file_is_opened(tmp_path: Path) -> None:
     """As the kernel sees it, because Python does not see what libraries open."""
-    if shutil.which("strace") is None or subprocess.run(["strace", "-o/dev/null", "true"], check=False).returncode:
-        pytest.skip("strace is not installed, or may not trace")
+    if shutil.which("strace") is None:
+        missing("strace")
+    if subprocess.run(["strace", "-o/dev/null", "true"], check=False).returncode:
+        pytest.skip("this system does not allow to trace")
     secret, trace = tmp_path / "secret", tmp_path / "trace"
     secret.write_bytes(SECRET)
     paths = [save(tmp_path / name, 30) for name in FOREIGN]

@@ -56,6 +56,7 @@ def test_the_options_of_an_older_version_are_kept(tmp_path: Path, job_file: Path
     assert history(tmp_path) == {"0001-step-0": ["config.toml"], "0002-step-0": ["config.toml", "job.py"]}
 
 
+@pytest.mark.full
 def test_the_commit_and_the_changes_to_it_are_kept(tmp_path: Path, job_file: Path) -> None:
     git = ["git", "-C", str(job_file.parent), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "job.py"], ["commit", "-qm", "first"]):
