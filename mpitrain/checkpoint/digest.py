@@ -25,9 +25,9 @@ class Digest:
     def __init__(self) -> None:
         self._state = xxhash.xxh3_128()
 
-    def add(self, data: bytes | Array) -> None:
+    def add(self, data: bytes | memoryview | Array) -> None:
         """Add ``data``: bytes, or a C-contiguous array of uint8."""
-        self._state.update(data if isinstance(data, bytes) else data.data)
+        self._state.update(data if isinstance(data, (bytes, memoryview)) else data.data)
 
     def __str__(self) -> str:
         return f"{ALGORITHM}:{self._state.hexdigest()}"

@@ -13,32 +13,28 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from ..core.layout import Shape
+from .hdf5_blocks import CONTINUATION, MALFORMED, MAX_NAME_BYTES, NOWHERE, Blocks, Message, Read, UnsupportedStructure
 
 Value = bool | int | float | str
-Read = Callable[[int, int], bytes]  # offset in the file and number of bytes; fewer are returned at the end
 
 _MAX_DEPTH = 8  # of groups
 _MAX_RANK = 32
-_MAX_MESSAGES_BYTES = 1 << 24  # of one object
-_MAX_NAME_BYTES = 1024
-_MAX_TEXT_BYTES = 1 << 26  # the list of shards is the longest text
 _MAX_CHUNK_BYTES = 1 << 24
-_NOWHERE = 2**64 - 1
-_MALFORMED = "its structure is malformed"
-_REPEATS = "its structure repeats itself"
+_ITEM_BYTES = 128  # of work for each chunk and shard, because they use more memory than their bytes in the file
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 # Types of object header messages
 _NIL, _SPACE, _LINK_INFO, _TYPE, _OLD_FILL, _FILL, _LINK, _EXTERNAL, _LAYOUT = 0, 1, 2, 3, 4, 5, 6, 7, 8
-_GROUP_INFO, _FILTERS, _ATTRIBUTE, _CONTINUATION, _SYMBOLS, _MODIFIED, _ATTRIBUTE_INFO = 10, 11, 12, 16, 17, 18, 21
-_KNOWN = {_NIL, _ATTRIBUTE, _CONTINUATION, _MODIFIED, _ATTRIBUTE_INFO}
+_GROUP_INFO, _FILTERS, _ATTRIBUTE, _SYMBOLS, _MODIFIED, _ATTRIBUTE_INFO = 10, 11, 12, 17, 18, 21
+_KNOWN = {_NIL, _ATTRIBUTE, CONTINUATION, _MODIFIED, _ATTRIBUTE_INFO}
 _OF_GROUP = _KNOWN | {_LINK_INFO, _LINK, _GROUP_INFO, _SYMBOLS}
 _OF_DATASET = _KNOWN | {_SPACE, _TYPE, _OLD_FILL, _FILL, _LAYOUT, _FILTERS}
 
@@ -46,10 +42,6 @@ _OF_DATASET = _KNOWN | {_SPACE, _TYPE, _OLD_FILL, _FILL, _LAYOUT, _FILTERS}
 _FLOATS = {2: (0, 16, 10, 5, 0, 10, 15), 4: (0, 32, 23, 8, 0, 23, 127), 8: (0, 64, 52, 11, 0, 52, 1023)}
 _BOOL = b"FALSE\0\0\0TRUE\0\0\0\0\0\1"  # names and values of the enumeration
 _DEFLATE, _SHUFFLE = 1, 2
-
-
-class UnsupportedStructure(ValueError):
-    """The structure is malformed, or uses a part of HDF5 that checkpoints do not use; the message states which."""
 
 
 @dataclass(frozen=True)
@@ -119,61 +111,36 @@ def parse(read: Read, base: int, size: int) -> Tree:
         UnsupportedStructure: It is malformed, or uses parts of HDF5 that checkpoints do not use.
     """
     try:
-        return _Parser(read, base, size).tree()
+        return _Parser(Blocks(read, base, size)).tree()
     except UnsupportedStructure:
         raise
-    except (struct.error, ValueError, IndexError) as error:  # numbers or texts that do not fit into their message
-        raise UnsupportedStructure(_MALFORMED) from error
+    except (struct.error, ValueError, IndexError, OverflowError) as error:  # a number or text that does not fit
+        raise UnsupportedStructure(MALFORMED) from error
 
 
 class _Parser:
     """Parses one file. Addresses are relative to ``base``, except in the result."""
 
-    def __init__(self, read: Read, base: int, size: int) -> None:
-        self._read, self._base = read, base
-        self._left = 6 * size + (1 << 20)  # bytes that may still be used, and 64 for each time
-        self._visited: set[int] = set()  # addresses of objects and of blocks of trees, each of which has one parent
-        self._collections: dict[int, dict[int, bytes]] = {}
-        self._tree = Tree({}, {})
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks, self._tree = blocks, Tree({}, {})
 
     def tree(self) -> Tree:
         """Parse the superblock (II.A) and everything below it."""
         version, offset_bytes, length_bytes, base, root = struct.unpack_from(
-            "<B4xBB9xQ32xQ", self._at(0, 96, _SIGNATURE), 8
+            "<B4xBB9xQ32xQ", self._blocks.at(0, 96, _SIGNATURE), 8
         )
-        if (version, offset_bytes, length_bytes, base) != (0, 8, 8, self._base):
+        if (version, offset_bytes, length_bytes, base) != (0, 8, 8, self._blocks.base):
             raise UnsupportedStructure("its superblock is malformed or of another version")
         self._visit("/", root, 0)
         if "/" not in self._tree.groups:
             raise UnsupportedStructure("its root is not a group")
         return self._tree
 
-    def _at(self, address: int, count: int, signature: bytes = b"") -> bytes:
-        """Return ``count`` bytes at an address, which begin with ``signature``."""
-        self._charge(count + 64)
-        data = self._read(self._base + address, count) if address < 1 << 62 else b""
-        if len(data) != count or not data.startswith(signature):
-            raise UnsupportedStructure(_MALFORMED)
-        return data
-
-    def _charge(self, count: int) -> None:
-        """Count work: blocks of a crafted file may overlap, or be used any number of times."""
-        self._left -= count
-        if self._left < 0:
-            raise UnsupportedStructure(_REPEATS)
-
-    def _once(self, address: int) -> int:
-        """Return an address; refuse one that was visited before, which excludes cycles and hard links."""
-        if address in self._visited:
-            raise UnsupportedStructure(_REPEATS)
-        self._visited.add(address)
-        return address
-
     def _visit(self, path: str, address: int, depth: int) -> None:
         if depth > _MAX_DEPTH:
             raise UnsupportedStructure(f"its groups are nested deeper than {_MAX_DEPTH}")
-        self._charge(len(path))
-        messages = self._messages(self._once(address))
+        self._blocks.charge(len(path))
+        messages = self._blocks.messages(self._blocks.once(address))
         kinds = {kind for kind, _ in messages}
         if _EXTERNAL in kinds:
             raise UnsupportedStructure(f"the values of {path!r} are in an external file")
@@ -189,65 +156,36 @@ class _Parser:
         links = sorted(self._links(messages))
         if len(dict(links)) != len(links):
             raise UnsupportedStructure(f"{path!r} has a name twice")
+        if any("/" in name for name, _ in links):
+            raise UnsupportedStructure(f"{path!r} contains a name with a slash")
         for name, child in links:
             self._visit(name if path == "/" else f"{path}/{name}", child, depth + 1)
 
-    def _messages(self, address: int) -> list[tuple[int, bytes]]:
-        """Return types and contents of the messages of an object (IV.A.1.a: version 1 object header prefix)."""
-        version, expected, length = struct.unpack("<BxH4xI4x", self._at(address, 16))
-        if version != 1:
-            raise UnsupportedStructure(_MALFORMED)
-        found: list[tuple[int, bytes]] = []
-        blocks, total = [(address + 16, length)], 0
-        for start, length in blocks:  # grows with each continuation
-            total += length
-            if total > _MAX_MESSAGES_BYTES:
-                raise UnsupportedStructure("an object has too many attributes")
-            data, at = self._at(start, length), 0
-            while at + 8 <= length and len(found) < expected:
-                kind, size, flags = struct.unpack_from("<HHB", data, at)
-                content, at = data[at + 8 : at + 8 + size], at + 8 + size
-                if len(content) != size or flags & 2:  # 2: shared, the content is elsewhere
-                    raise UnsupportedStructure(_MALFORMED)
-                found.append((kind, content))
-                if kind == _CONTINUATION:
-                    blocks.append(struct.unpack_from("<QQ", content))
-        if len(found) != expected:
-            raise UnsupportedStructure(_MALFORMED)
-        return found
-
     # Links
 
-    def _links(self, messages: list[tuple[int, bytes]]) -> Iterator[tuple[str, int]]:
+    def _links(self, messages: list[Message]) -> Iterator[tuple[str, int]]:
         """Yield name and address of each object in a group; the links are in one of three forms."""
         for kind, data in messages:
             if kind == _SYMBOLS:
                 tree, heap = struct.unpack_from("<QQ", data)
-                (names,) = struct.unpack_from("<Q", self._at(heap, 32, b"HEAP"), 24)
-                for node in self._leaves(tree, 0, 8):
+                (names,) = struct.unpack_from("<Q", self._blocks.at(heap, 32, b"HEAP"), 24)
+                for node in self._blocks.leaves(tree, 0, 8):
                     yield from self._symbols(node[1], names)
             elif kind == _LINK:
                 yield self._link(data)
             elif kind == _LINK_INFO:
                 heap, tree = struct.unpack_from("<QQ", data, 10 if data[1] & 1 else 2)
-                if heap != _NOWHERE:
-                    for record in self._records(tree, 5, 11):
-                        yield self._link(self._heap_object(heap, record[4:]))
+                if heap != NOWHERE:
+                    for record in self._blocks.records(tree, 5, 11):
+                        yield self._link(self._blocks.heap_object(heap, record[4:]))
 
     def _symbols(self, node: int, names: int) -> Iterator[tuple[str, int]]:
         """Yield the links of a symbol table node (III.B)."""
-        (count,) = struct.unpack_from("<H", self._at(self._once(node), 8, b"SNOD"), 6)
-        for name, child, cached in struct.iter_unpack("<QQI20x", self._at(node + 8, 40 * count)):
+        (count,) = struct.unpack_from("<H", self._blocks.at(self._blocks.once(node), 8, b"SNOD"), 6)
+        for name, child, cached in struct.iter_unpack("<QQI20x", self._blocks.at(node + 8, 40 * count)):
             if cached not in (0, 1):
                 raise UnsupportedStructure("it contains a soft link")
-            yield self._name(self._short(names + name)), child
-
-    def _short(self, address: int) -> bytes:
-        """Return the text at an address up to its end or the longest name."""
-        found = b""
-        while b"\0" not in found and len(found) <= _MAX_NAME_BYTES:
-            found += self._at(address + len(found), 8)  # names are padded to 8 bytes
-        return found
+            yield self._name(self._blocks.text(names + name)), child
 
     def _link(self, data: bytes) -> tuple[str, int]:
         """Parse a link message (IV.A.2.g)."""
@@ -264,26 +202,26 @@ class _Parser:
         length, at = int.from_bytes(data[at : at + width], "little"), at + width
         (address,) = struct.unpack_from("<Q", data, at + length)
         if version != 1:
-            raise UnsupportedStructure(_MALFORMED)
+            raise UnsupportedStructure(MALFORMED)
         return self._name(data[at : at + length]), address
 
     def _name(self, data: bytes) -> str:
         name = data.split(b"\0")[0]
-        if not 0 < len(name) <= _MAX_NAME_BYTES:
+        if not 0 < len(name) <= MAX_NAME_BYTES:
             raise UnsupportedStructure("it contains a name that is empty or too long")
         return name.decode()
 
     # Attributes
 
-    def _attributes(self, path: str, messages: list[tuple[int, bytes]]) -> Iterator[tuple[str, Value]]:
+    def _attributes(self, path: str, messages: list[Message]) -> Iterator[tuple[str, Value]]:
         for kind, data in messages:
             if kind == _ATTRIBUTE:
                 yield self._attribute(path, data)
             elif kind == _ATTRIBUTE_INFO:
                 heap, tree = struct.unpack_from("<QQ", data, 4 if data[1] & 1 else 2)
-                if heap != _NOWHERE:
-                    for record in self._records(tree, 8, 17):
-                        yield self._attribute(path, self._heap_object(heap, record[:8]))
+                if heap != NOWHERE:
+                    for record in self._blocks.records(tree, 8, 17):
+                        yield self._attribute(path, self._blocks.heap_object(heap, record[:8]))
 
     def _attribute(self, path: str, data: bytes) -> tuple[str, Value]:
         """Parse an attribute message (IV.A.2.m) with one number or text."""
@@ -302,35 +240,13 @@ class _Parser:
     def _value(self, name: str, kind: bytes, data: bytes) -> Value:
         if kind[0] & 15 == 9 and kind[1] & 15 == 1:  # a text of variable length
             length, collection, index = struct.unpack_from("<IQI", data)
-            text = self._global_object(collection, index)[:length] if length else b""
+            text = self._blocks.global_object(collection, index)[:length] if length else b""
             if len(text) != length:
                 raise UnsupportedStructure(f"{name} is malformed")
             return text.decode()
         dtype = _dtype(name, kind)
         value: Value = np.frombuffer(data[: dtype.itemsize], dtype)[0].item()
         return value
-
-    def _global_object(self, collection: int, index: int) -> bytes:
-        """Return an object of the global heap (III.E)."""
-        if collection not in self._collections:
-            self._collections[collection] = dict(self._global_objects(collection))
-        if index not in self._collections[collection]:
-            raise UnsupportedStructure(_MALFORMED)
-        found = self._collections[collection][index]
-        self._charge(len(found))
-        return found
-
-    def _global_objects(self, collection: int) -> Iterator[tuple[int, bytes]]:
-        (size,) = struct.unpack_from("<Q", self._at(collection, 16, b"GCOL\x01"), 8)
-        if size > _MAX_TEXT_BYTES:
-            raise UnsupportedStructure("it contains a text that is too long")
-        data, at = self._at(collection, size), 16
-        while at + 16 <= size:
-            index, length = struct.unpack_from("<H6xQ", data, at)
-            if not index:  # free space
-                return
-            yield index, data[at + 16 : at + 16 + length]
-            at += 16 + -(-length // 8) * 8
 
     # Datasets
 
@@ -347,9 +263,9 @@ class _Parser:
             raise UnsupportedStructure(f"{path!r} is larger than any memory")
         if tuple(layout[:2]) == (3, 1):
             address, size = struct.unpack_from("<QQ", layout, 2)
-            if size != nbytes or (address == _NOWHERE and nbytes):
+            if size != nbytes or (address == NOWHERE and nbytes):
                 raise UnsupportedStructure(f"the size of {path!r} does not match its shape")
-            start = self._base + address
+            start = self._blocks.base + address
             return Dataset(shape, dtype, place=(start, start + size) if nbytes else None)
         if tuple(layout[:2]) == (3, 2):
             return self._compressed(path, shape, dtype, layout, messages[_FILTERS])
@@ -367,22 +283,24 @@ class _Parser:
         if [*_filters(filters)] != [_SHUFFLE, _DEFLATE]:
             raise UnsupportedStructure(f"the compression of {path!r} is not gzip")
         expected, chunks = math.prod(-(-n // each) for n, each in zip(shape, chunk, strict=True)), []
-        for key, address in self._leaves(tree, 1, 8 * rank + 16):
+        self._blocks.charge(expected * _ITEM_BYTES)
+        for key, address in islice(self._blocks.leaves(tree, 1, 8 * rank + 16), expected + 1):
             size, mask, *first = struct.unpack(f"<II{rank + 1}Q", key)
             if mask or any(at % each or at >= n for at, each, n in zip(first, chunk, shape, strict=False)):
                 raise UnsupportedStructure(f"the chunks of {path!r} are malformed")
-            chunks.append(Chunk(tuple(first[:rank]), self._base + address, self._base + address + size))
+            chunks.append(Chunk(tuple(first[:rank]), self._blocks.base + address, self._blocks.base + address + size))
         if len(chunks) != expected or len({each.first for each in chunks}) != expected:
-            raise UnsupportedStructure(f"{path!r} has {len(chunks):,} chunks, not {expected:,}")
+            raise UnsupportedStructure(f"{path!r} does not have {expected:,} different chunks")
         return Dataset(shape, dtype, chunk_shape=tuple(chunk), chunks=tuple(chunks))
 
     def _virtual(self, path: str, shape: Shape, layout: bytes) -> Iterator[Rows]:
         """Yield the sources of a virtual dataset (III.E, global heap block for virtual datasets)."""
         collection, index = struct.unpack_from("<QI", layout, 2)
-        data = self._global_object(collection, index)
+        data = self._blocks.global_object(collection, index)
         version, count = struct.unpack_from("<BQ", data)
         at, reached = 9, 0
         for _ in range(count if not version else 0):
+            self._blocks.charge(_ITEM_BYTES)
             file, name = _two_texts(data, at)
             at += len(file) + len(name) + 2
             whole = struct.unpack_from("<II8x", data, at)
@@ -394,76 +312,6 @@ class _Parser:
             yield Rows(file.decode(), name.decode(), lo, hi)
         if not shape or reached != shape[0]:
             raise UnsupportedStructure(f"the shards of {path!r} do not have all of its rows")
-
-    # Trees and heaps
-
-    def _leaves(self, tree: int, kind: int, key_bytes: int) -> Iterator[tuple[bytes, int]]:
-        """Yield key and address of all children of the leaves of a version 1 B-tree (III.A.1)."""
-        nodes = [tree]
-        while nodes:
-            node = self._once(nodes.pop())
-            found, level, count = struct.unpack_from("<BBH", self._at(node, 24, b"TREE"), 4)
-            entries = self._at(node + 24, count * (key_bytes + 8))
-            if found != kind:
-                raise UnsupportedStructure(_MALFORMED)
-            for key, child in struct.iter_unpack(f"<{key_bytes}sQ", entries):
-                if level:
-                    nodes.append(child)
-                else:
-                    yield key, child
-
-    def _records(self, tree: int, kind: int, size: int) -> Iterator[bytes]:
-        """Yield the records of a version 2 B-tree (III.A.2)."""
-        header = self._at(self._once(tree), 38, b"BTHD\0")
-        found, node_bytes, record_bytes, depth, root, count = struct.unpack_from("<BIHH2xQH", header, 5)
-        if (found, record_bytes) != (kind, size) or depth > 16 or node_bytes > 1 << 16:
-            raise UnsupportedStructure(_MALFORMED)
-        # Bytes of the numbers of records in a child, and, by the child's depth, in all nodes below it
-        below = (node_bytes - 10) // size
-        width, totals = _width(below), [0]
-        for _ in range(depth):
-            pointer = 8 + width + totals[-1]
-            fits = (node_bytes - 10 - pointer) // (size + pointer)
-            below = (fits + 1) * below + fits
-            totals.append(_width(below))
-        nodes = [(root, count, depth)] if root != _NOWHERE else []
-        while nodes:
-            node, count, level = nodes.pop()
-            pointer = 8 + width + totals[level - 1] if level else 0
-            length = 6 + count * size + (count + 1) * pointer
-            if length > node_bytes:
-                raise UnsupportedStructure(_MALFORMED)
-            data = self._at(self._once(node), length, b"BTIN\0" if level else b"BTLF\0")
-            for at in range(6, 6 + count * size, size):
-                yield data[at : at + size]
-            for at in range(6 + count * size, length, pointer or 1):
-                child = data[at : at + pointer]
-                nodes.append((_number(child[:8]), _number(child[8 : 8 + width]), level - 1))
-
-    def _heap_object(self, heap: int, identity: bytes) -> bytes:
-        """Return a managed object of a fractal heap (III.G)."""
-        header = self._at(heap, 146, b"FRHP\0")
-        (filters,) = struct.unpack_from("<H", header, 7)
-        width, first, largest, bits, _, root, rows = struct.unpack_from("<HQQHHQH", header, 110)
-        offset_bytes = -(-bits // 8)
-        offset, length = _number(identity[1 : 1 + offset_bytes]), _number(identity[1 + offset_bytes :])
-        if filters or identity[0] or not width or not first or largest < first or offset_bytes > 8 or length > 1 << 16:
-            raise UnsupportedStructure(_MALFORMED)
-        prefix = 13 + offset_bytes  # bytes in a block before its entries
-        block, begin, size = root, 0, first
-        while rows:
-            row, at, size = 0, begin, first
-            while row < rows and offset >= at + width * size:
-                at += width * size
-                size *= 2 if row else 1
-                row += 1
-            if row == rows:
-                raise UnsupportedStructure(_MALFORMED)
-            column = (offset - at) // size
-            begin = at + column * size
-            block = _number(self._at(block + prefix + 8 * (row * width + column), 8))
-            rows = 0 if size <= largest else (size // (first * width)).bit_length()
-        return self._at(block + offset - begin, length)
 
 
 def _shape(space: bytes) -> Shape | None:
@@ -523,12 +371,3 @@ def _rows(path: str, shape: Shape, data: bytes, at: int) -> tuple[int, int, int]
     if kind != 2 or found != rank or blocks != 1 or not whole or first[0] >= last[0]:
         raise UnsupportedStructure(f"the shards of {path!r} are malformed")
     return first[0], last[0], at
-
-
-def _number(data: bytes) -> int:
-    return int.from_bytes(data, "little")
-
-
-def _width(largest: int) -> int:
-    """Return the number of bytes in which HDF5 stores numbers up to ``largest``."""
-    return (largest.bit_length() - 1) // 8 + 1

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from .digest import LENGTH, digest_of, is_digest
+from .digest import LENGTH, Digest, is_digest
 
 _MAGIC = b"mpitrain checkpoint 2\n"
 _DIGITS = 12
@@ -70,11 +70,11 @@ class Manifest:
         Raises:
             DamagedManifest: It is damaged.
         """
-        digest, body = block[len(_MAGIC) : HEAD].decode("ascii", "replace").split(" ")[0], block[HEAD:]
-        if digest != _digest(len(block), body):
+        digest = block[len(_MAGIC) : HEAD].decode("ascii", "replace").split(" ")[0]
+        if digest != _digest(len(block), memoryview(block)[HEAD:]):
             raise DamagedManifest("its first bytes are damaged")
         try:
-            text = body.rstrip(b"\0")
+            text = block.rstrip(b"\0")[HEAD:]
             if text.count(b"[") + text.count(b"{") > 16 + len(text) // 32:
                 raise ValueError("not ranges: as objects they would need many times the memory of the text")
             content = json.loads(text)
@@ -152,5 +152,8 @@ def _disjoint(arrays: Mapping[str, list[Range]], start: int, stop: int) -> bool:
     return start <= stop
 
 
-def _digest(block: int, body: bytes) -> str:
-    return digest_of(_MAGIC + str(block).encode() + body)
+def _digest(block: int, body: bytes | memoryview) -> str:
+    digest = Digest()
+    digest.add(_MAGIC + str(block).encode())
+    digest.add(body)
+    return str(digest)

@@ -21,7 +21,8 @@ from ..core.layout import Array
 from ..errors import DamagedCheckpoint
 from .container import decompress, memory_file, read_chunks
 from .digest import Digest, bytes_of, digest_of
-from .hdf5 import Chunk, Dataset, UnsupportedStructure, Value, parse
+from .hdf5 import Chunk, Dataset, Value, parse
+from .hdf5_blocks import UnsupportedStructure
 from .manifest import HEAD, DamagedManifest, Manifest, Range, block_bytes
 from .structure import check, check_shards
 
@@ -148,7 +149,10 @@ class Checkpoint:
             raise self._damaged(str(error)) from error
         except OSError as error:
             raise DamagedCheckpoint(f"{self.path} cannot be read: {error.strerror}") from error
-        self._memory = memory_file()
+        try:
+            self._memory = memory_file()
+        except OSError as error:  # such as too many open files
+            raise DamagedCheckpoint(f"{self.path} cannot be read: {error.strerror}") from error
         try:
             self._copy_rest(manifest)
             self._parse(manifest)
@@ -167,6 +171,7 @@ class Checkpoint:
         block = block_bytes(os.pread(self._descriptor, HEAD, 0))
         status = os.fstat(self._descriptor)
         size, on_disk = status.st_size, 512 * status.st_blocks  # some file systems do not count blocks
+        self._on_disk = (status.st_dev, status.st_ino), on_disk or size
         if size > _MAX_SPARSE_BYTES and 0 < on_disk < size // _MAX_SPARSENESS:
             raise DamagedManifest(f"it is sparse: only {on_disk:,} of {size:,} bytes are on disk")
         if block > size:
@@ -212,8 +217,10 @@ class Checkpoint:
             self._shards[file] = shard
             if shard.identity != identity:
                 raise self._damaged(f"its shard {file} belongs to another checkpoint")
+        on_disk = dict(shard._on_disk for shard in self._shards.values())  # hard links to the same file count once
         try:
-            check_shards(self.datasets, {file: shard.datasets for file, shard in self._shards.items()})
+            shards = {file: shard.datasets for file, shard in self._shards.items()}
+            check_shards(self.datasets, shards, sum(on_disk.values()))
         except UnsupportedStructure as error:
             raise self._damaged(str(error)) from error
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from .digest import is_digest
-from .hdf5 import Dataset, Tree, UnsupportedStructure, Value
+from .hdf5 import Dataset, Tree, Value
+from .hdf5_blocks import UnsupportedStructure
 from .manifest import Manifest
 
 FORMAT = 2
@@ -48,24 +49,22 @@ def check(tree: Tree, manifest: Manifest, stored_bytes: int) -> Mapping[str, str
             raise UnsupportedStructure(f"the values of {name} are in a file that is not one of its shards")
     if sum(chunk.stop - chunk.start for each in tree.datasets.values() for chunk in each.chunks) > manifest.size:
         raise UnsupportedStructure("its compressed values overlap")
-    expanded = sum(_expanded_bytes(dataset) for dataset in tree.datasets.values())
-    if expanded > max(_ALWAYS_BYTES, _MAX_EXPANSION * stored_bytes):
-        raise UnsupportedStructure(
-            f"its {stored_bytes:,} bytes expand to {expanded:,} bytes, more than {_MAX_EXPANSION} times as many"
-        )
+    _check_expansion(sum(_expanded_bytes(dataset) for dataset in tree.datasets.values()), stored_bytes)
     return shards
 
 
-def check_shards(datasets: Mapping[str, Dataset], shards: Mapping[str, Mapping[str, Dataset]]) -> None:
+def check_shards(datasets: Mapping[str, Dataset], shards: Mapping[str, Mapping[str, Dataset]], on_disk: int) -> None:
     """Check that shards have the rows of virtual datasets, in the same dtype.
 
     Args:
         datasets: The datasets of the checkpoint.
         shards: The datasets of each shard, by file name.
+        on_disk: Bytes of all shards on disk.
 
     Raises:
-        UnsupportedStructure: A shard has other rows.
+        UnsupportedStructure: A shard has other rows, or the shards are too small for the values.
     """
+    _check_expansion(sum(dataset.nbytes for dataset in datasets.values() if dataset.virtual), on_disk)
     for name, dataset in datasets.items():
         for rows in dataset.virtual:
             part = shards[rows.file].get(name)
@@ -94,11 +93,12 @@ def _check_root(root: Mapping[str, Value]) -> None:
     for name in ("step", "position"):
         if not 0 <= int(root[name]) <= _MAX_COUNT:
             raise UnsupportedStructure(f"its {name} is {root[name]}, which is not between 0 and {_MAX_COUNT}")
+    saved = str(root.get("saved_at"))
     try:
-        aware = datetime.fromisoformat(str(root.get("saved_at"))).tzinfo is not None
+        aware = datetime.fromisoformat(saved).tzinfo is not None
     except ValueError:
         aware = False
-    if not aware:
+    if not aware or not saved.isprintable():  # any character may separate date and time
         raise UnsupportedStructure("its attribute saved_at is not a time")
 
 
@@ -137,6 +137,13 @@ def _check_places(datasets: Mapping[str, Dataset], manifest: Manifest) -> None:
             raise UnsupportedStructure(f"its manifest has no digest of {name}")
         if any(chunk.stop > manifest.size for chunk in dataset.chunks):
             raise UnsupportedStructure(f"the values of {name} are beyond its end")
+
+
+def _check_expansion(expanded: int, stored: int) -> None:
+    if expanded > max(_ALWAYS_BYTES, _MAX_EXPANSION * stored):
+        raise UnsupportedStructure(
+            f"its {stored:,} bytes expand to {expanded:,} bytes, more than {_MAX_EXPANSION} times as many"
+        )
 
 
 def _expanded_bytes(dataset: Dataset) -> int:

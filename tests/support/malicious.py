@@ -15,11 +15,12 @@ import signal
 import struct
 import sys
 import tempfile
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import ml_dtypes  # noqa: F401  imported before memory is limited
@@ -27,20 +28,22 @@ import numpy as np
 import safetensors.numpy  # noqa: F401
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint.container import read_chunks
+from mpitrain.checkpoint.container import read_chunks, write_container
 from mpitrain.checkpoint.diff import differences
 from mpitrain.checkpoint.digest import Digest, digest_of
 from mpitrain.checkpoint.export import export
 from mpitrain.checkpoint.manifest import HEAD, Manifest, block_bytes
 from mpitrain.checkpoint.sharded import ShardedWriter, ShardSpec
+from mpitrain.checkpoint.state import root_attributes
 from mpitrain.checkpoint.summary import describe
+from mpitrain.core.layout import Layout
 from mpitrain.errors import CheckpointError
 
 from .damage import LAYOUT, NAMES, save, state
 from .launch import VERSION_0_1
 
 SECRET = b"the content of a secret file " * 8
-MEMORY_BYTES, TIME_S = 500 << 20, 5
+MEMORY_BYTES, TIME_S, MAX_FILES = 500 << 20, 5, 200
 STEP = 30
 _TERA = 10**14
 
@@ -189,7 +192,15 @@ EDITS: dict[str, Edit] = {
             "step": (-5, 1.5, 2**60, 2**63, "30", True, np.arange(3), np.nan),
             "position": (-1, 0.5, 2**62, "x", np.arange(1), h5py.Empty("i8")),
             "seed": ("x", 1.5, np.arange(2)),
-            "saved_at": ("", "yesterday", 5, "2026-01-01", "2026-01-01T00:00:00", "9999-99-99T00:00:00+00:00"),
+            "saved_at": (
+                "",
+                "yesterday",
+                5,
+                "2026-01-01",
+                "2026-01-01T00:00:00",
+                "9999-99-99T00:00:00+00:00",
+                "2026-01-01\x1b00:00:00+00:00",
+            ),
             "mode": (1j, np.bytes_(b"\xff\xfe"), np.arange(5), "x" * (1 << 21), h5py.Empty("f4")),
             "parts": (
                 "",
@@ -291,6 +302,69 @@ def _dataset_as_root(path: Path, _: Path) -> None:
     seal(path)
 
 
+def _long_name(path: Path, _: Path) -> None:
+    """Declare that a name has 2^64 - 1 bytes."""
+    with h5py.File(path, "r+") as file:
+        options = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+        options.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED)  # stores links as messages
+        h5py.h5g.create(file["params"].id, b"ordered", gcpl=options)
+        file.create_group("params/ordered/" + "n" * 40)
+    content = path.read_bytes()
+    link = b"\1\4" + bytes(8) + b"\x28" + b"n" * 40  # version, flags, creation order, length and name
+    path.write_bytes(content.replace(link, b"\1\3" + b"\xff" * 8 + link[10:]))
+    seal(path)
+
+
+def _slash_in_a_name(path: Path, _: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file.create_group("runXparams")
+    path.write_bytes(path.read_bytes().replace(b"runXparams", b"run/params"))
+    seal(path)
+
+
+def _overlapping_nodes(path: Path, _: Path) -> None:
+    """Let 10 MB declare two million chunks: each chunk in a node of a tree is also the header of another node."""
+    with h5py.File(path, "r+") as file:
+        _add(file, shape=(1 << 60,), dtype="u1", chunks=(1,), compression="gzip", shuffle=True)
+        file["params/x"].id.write_direct_chunk((0,), b"\0")
+    content = path.read_bytes()
+    block, start = manifest_of(path).block, -(-len(content) // 8) * 8
+    node, chunks, nodes = content.index(struct.pack("<IIQQ", 1, 0, 0, 0)) - 24, 4000, 500
+    header = b"TREE\1\0" + struct.pack("<H24x", chunks)
+    children = b"".join(struct.pack("<24xQ", start - block + 32 * index) for index in range(nodes))
+    added = header * (nodes + chunks + 1) + b"TREE\1\1" + struct.pack("<H16x", nodes) + children
+    root = start + len(header) * (nodes + chunks + 1)
+    content = content.replace(struct.pack("<Q", node - block), struct.pack("<Q", root - block))
+    path.write_bytes(content.ljust(start, b"\0") + added + b"x" * 10_000_000)
+    seal(path)
+
+
+def _too_many_shards(path: Path, _: Path) -> None:
+    """Let a checkpoint have more shards than a process may open."""
+    _sharded(lambda shard, _: None)(path, path)
+    with h5py.File(path, "r+") as file:
+        parts = json.loads(file.attrs["parts"])
+        name, digest = next(iter(parts.items()))
+        more = {f"step-{STEP:010d}-cd-{index}-of-{MAX_FILES}.h5": digest for index in range(MAX_FILES)}
+        file.attrs["parts"] = json.dumps(parts | more)
+    for file in more:
+        os.link(path.with_name(name), path.with_name(file))
+    seal(path)
+
+
+def _sparse_shards(path: Path, _: Path) -> None:
+    """Let two shards be holes of 40 MiB each, which is less than any file may have."""
+    layout = Layout.pack([("x", (2, 10 << 20), "param")])
+    writers = [ShardedWriter(path.parent, layout, 0, {}, "none", ShardSpec(i, 2, "ab")) for i in range(2)]
+    for index, writer in enumerate(writers):
+        writer.write(checkpoint.Snapshot({"params": np.zeros(layout.size, np.float32)}, STEP, 10 * STEP))
+        shard = path.with_name(f"{path.stem}-ab-{index + 1}-of-2.h5")
+        content = shard.read_bytes()
+        shard.write_bytes(content.rstrip(b"\0"))
+        os.truncate(shard, len(content))
+    writers[0].write_index()
+
+
 def _overlapping_chunks(path: Path, _: Path) -> None:
     """Let 100 chunks have the same bytes of the file."""
     with h5py.File(path, "r+") as file:
@@ -373,6 +447,9 @@ RECIPES: dict[str, Callable[[Path, Path], None]] = {
     **{name: lambda path, _, text=text: seal_text(path, text) for name, text in TEXTS.items()},  # type: ignore[misc]
     "repeated text": _repeated_text,
     "dataset as root": _dataset_as_root,
+    "long name of a link": _long_name,
+    "slash in a name": _slash_in_a_name,
+    "overlapping nodes": _overlapping_nodes,
     "overlapping chunks": _overlapping_chunks,
     "named pipe": _fifo,
     "sparse": _sparse,
@@ -382,6 +459,8 @@ RECIPES: dict[str, Callable[[Path, Path], None]] = {
     "shard is a link to a shard": _sharded(_moved),
     "shard is sharded": _sharded(_edited(_root("parts", json.dumps({"step-0000000030-ab-1-of-2.h5": digest_of(b"")})))),
     "shard has other rows": _sharded(_whole),
+    "too many shards": _too_many_shards,
+    "sparse shards": _sparse_shards,
 }
 
 
@@ -463,8 +542,17 @@ def _opens(event: str, args: tuple[Any, ...]) -> bool:
     return event == "open" and isinstance(args[0], (str, bytes, os.PathLike))
 
 
-def in_child(action: Callable[[], str]) -> str:
-    """Run an action in a forked process with limited memory and time; return its result, or how it failed."""
+class Outcome(NamedTuple):
+    """What an action returned, or how it failed; how long it took, and the largest memory of its process in bytes."""
+
+    result: str
+    seconds: float
+    peak_bytes: int
+
+
+def in_child(action: Callable[[], str]) -> Outcome:
+    """Run an action in a forked process with limited memory and time."""
+    began = time.perf_counter()
     receive, send = os.pipe()
     child = os.fork()
     if not child:
@@ -472,6 +560,7 @@ def in_child(action: Callable[[], str]) -> str:
         try:
             size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES,) * 2)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FILES,) * 2)
             signal.alarm(TIME_S)
             result = action()
         except BaseException as error:
@@ -481,17 +570,21 @@ def in_child(action: Callable[[], str]) -> str:
     os.close(send)
     with open(receive, "rb") as pipe:
         result = pipe.read().decode()
-    status = os.waitpid(child, 0)[1]
-    return f"FAILED with signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else result
+    _, status, usage = os.wait4(child, 0)
+    if os.WIFSIGNALED(status):
+        result = f"FAILED with signal {os.WTERMSIG(status)}"
+    return Outcome(result, time.perf_counter() - began, usage.ru_maxrss << 10)
 
 
-def campaign(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
+def campaign(folder: Path, count: int, seed: int) -> Iterator[tuple[str, Outcome]]:
     """Yield kind and outcome of ``count`` malicious files: all crafted ones, and mutated ones."""
     rng = np.random.default_rng(seed)
     secret = folder / "secret"
     secret.write_bytes(SECRET)
     plain = save(folder / "none", STEP)
-    valid = [plain, save(folder / "gzip", STEP, "gzip"), *sorted(VERSION_0_1.rglob("step-??????????.h5"))]
+    many = save(folder / "many", STEP)
+    write_container(many, {f"params/{i}": np.ones(3) for i in range(60)}, {"/": root_attributes(STEP, 1, 0)})
+    valid = [plain, save(folder / "gzip", STEP, "gzip"), many, *sorted(VERSION_0_1.rglob("step-??????????.h5"))]
     for index in range(count):
         name = [*RECIPES][index] if index < len(RECIPES) else "mutated"
         inner = folder / f"{index}"
@@ -501,23 +594,25 @@ def campaign(folder: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
             mutate(path, rng)
         else:
             RECIPES[name](path, secret)
-        result = in_child(lambda path=path: check(path, secret))  # type: ignore[misc]
-        yield name, result
-        if not result.startswith("FAILED"):
+        outcome = in_child(lambda path=path: check(path, secret))  # type: ignore[misc]
+        yield name, outcome
+        if not outcome.result.startswith("FAILED"):
             shutil.rmtree(inner)
 
 
 def main(count: int, seed: int = 0) -> int:
     """Run a campaign; return 1 if a file does harm or a crafted one is not refused."""
     found: Counter[str] = Counter()
-    failed = 0
+    failed, seconds, peak_bytes = 0, 0.0, 0
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # exports are flushed, which disks do slowly
     with tempfile.TemporaryDirectory(dir=memory) as folder:
-        for index, (name, result) in enumerate(campaign(Path(folder), count, seed)):
+        for index, (name, (result, *used)) in enumerate(campaign(Path(folder), count, seed)):
+            seconds, peak_bytes = max(seconds, used[0]), max(peak_bytes, used[1])
             found[f"{'mutated' if name == 'mutated' else 'crafted'} {result.split()[0]}"] += 1
             if result.startswith("FAILED") or (name != "mutated" and result != "refused"):
                 print(f"file {index} of seed {seed}, {name}: {result}")
                 failed += 1
     for line, times in sorted(found.items()):
         print(f"{times:6,} {line}")
+    print(f"each within {seconds:.2f} s and {peak_bytes >> 20} MiB")
     return int(failed > 0)
