@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from mpitrain import checkpoint  # noqa: E402
 from mpitrain.core.toml import read_toml  # noqa: E402
-from mpitrain.monitor.heartbeat import states  # noqa: E402
+from mpitrain.monitor.heartbeat import read, states  # noqa: E402
 
 JOB = ROOT / "tests" / "support" / "jobs" / "finishing.py"
 ACTIONS = ("resume", "again", "refuse", "change", "kill", "interrupt", "finish early")
@@ -116,8 +116,13 @@ class Order:
             run.send_signal(number)
         while states([self.folder])[self.folder] == "running" and time.monotonic() < deadline:
             time.sleep(0.05)  # the ranks of a killed supervisor end a moment later
-        self.state = "died" if number == signal.SIGKILL else "stopped"
+        # The launcher of a killed supervisor sends SIGTERM to the ranks, which may have the time to save and record it.
+        self.state = "stopped" if number == signal.SIGINT or self._received_sigterm() else "died"
         return None, False
+
+    def _received_sigterm(self) -> bool:
+        status = read(self.folder)
+        return status is not None and (status.state, status.reason) == ("stopped", "SIGTERM")
 
     def _finish_early(self) -> tuple[int | None, bool]:
         """Train further until a hook finishes the run."""
