@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import socket
+import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from ..core import activity
 from ..core.layout import Layout
@@ -18,6 +20,8 @@ from ..errors import RankMismatch, UserError
 from ..plan.config import RunConfig
 from ..plan.roles import server_ranks
 from .mpi import MPI, start
+
+_LIBRARY_FOLDERS = (Path(__file__).parents[1], *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 
 
 class OtherRankFailed(Exception):
@@ -248,6 +252,18 @@ def _parameter(entry: tuple[str, tuple[int, ...]] | None) -> str:
 
 
 def report_crash(cluster: Cluster | None, error: BaseException) -> str:
-    """Return a traceback headed by the rank on which it happened."""
+    """Return a traceback headed by the rank on which it happened.
+
+    If the user's code is in the traceback, such as a hook's, the frames that called it are omitted.
+    """
     where = "" if cluster is None else f"{cluster.rank_description}: "
-    return f"mpitrain: {where}unexpected {type(error).__name__}\n" + "".join(traceback.format_exception(error))
+    users = error.__traceback__
+    while users is not None and _is_library(users.tb_frame.f_code.co_filename):
+        users = users.tb_next
+    lines = traceback.format_exception(type(error), error, users or error.__traceback__)
+    return f"mpitrain: {where}unexpected {type(error).__name__}\n" + "".join(lines)
+
+
+def _is_library(file: str) -> bool:
+    """Return whether a source file belongs to this package, to an installed one, or to Python."""
+    return file.startswith("<") or any(Path(file).is_relative_to(folder) for folder in _LIBRARY_FOLDERS)

@@ -72,6 +72,7 @@ from .versions import versions
 
 _log = logging.getLogger(__name__)
 _SHORT_S = 0.05  # shorter compilations are not reported
+_BEFORE_REPORT_S = 0.5  # for each of up to four lower ranks
 _RANK_COLUMNS = ("rank", "host", "role", "task", "device")
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
@@ -123,6 +124,7 @@ def run_rank(parse: Callable[[], TrainRequest]) -> NoReturn:
         sys.exit(1)
     except BaseException as error:
         rank_status.set_failed(error, mistake=False)
+        _let_lower_ranks_report(cluster)
         print(report_crash(cluster, error), file=sys.__stderr__, flush=True)
         if cluster is not None and cluster.size > 1:
             cluster.abort(1)
@@ -144,9 +146,15 @@ def _end(cluster: Cluster | None, error: UserError) -> NoReturn:
         elif cluster is None:
             time.sleep(3)  # a launcher kills all ranks when one exits; leave time for rank 0 to print
     else:
+        _let_lower_ranks_report(cluster)
         print(f"mpitrain: {error} ({cluster.rank_description})", file=sys.__stderr__, flush=True)
         cluster.abort(error.exit_status)
     sys.exit(error.exit_status)
+
+
+def _let_lower_ranks_report(cluster: Cluster | None) -> None:
+    """Wait before an error is reported: if all ranks fail in the same way, the lowest one ends the others meanwhile."""
+    time.sleep(0.0 if cluster is None else _BEFORE_REPORT_S * min(cluster.rank, 4))
 
 
 def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,30 @@ def test_a_rank_that_raises_ends_all(mpi: Mpi, where: str) -> None:
     if where != "job":
         assert done.stderr.count("Traceback") == 1, done.stderr
         assert "rank 1 of 3" in done.stderr
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("raised", "status"), [("KeyError('mine')", 1), ("errors.DataError('mine')", 2)])
+def test_an_error_in_the_hooks_of_all_ranks_is_printed_once(mpi: Mpi, job, raised: str, status: int) -> None:
+    path = job(f"""
+from mpitrain import Hook, Job, data, errors, nn, optim
+
+class Fails(Hook):
+    def after_step(self, loop):
+        self.check()
+
+    def check(self):
+        raise {raised}
+
+def job():
+    d = data.mnist(None)
+    return Job(nn.Dense(64, 10), nn.SoftmaxCrossEntropy(), optim.sgd(0.1), d.train, hooks=[Fails()])
+""")
+    done = mpi.run(3, "-m", "mpitrain", "train", path, timeout=30)
+    assert done.returncode in (status, 9), done.stderr  # 9 from MPICH's mpirun
+    assert done.stderr.count("mpitrain: ") == done.stderr.count("rank 0 of 3") == 1, done.stderr
+    lines = re.findall(r'File "(.*)", line (\d+)', done.stderr)
+    assert lines == ([(str(path), "6"), (str(path), "9")] if status == 1 else []), done.stderr
 
 
 @pytest.mark.parametrize("rank", [0, 1])

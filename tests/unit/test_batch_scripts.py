@@ -20,7 +20,7 @@ from mpitrain.launcher.batch.sweep import Point
 from mpitrain.monitor.heartbeat import read
 
 from ..support.batches import batch
-from ..support.launch import JOBS
+from ..support.launch import JOBS, ROOT
 
 HOSTILE = ["a b", "it's", 'a"b', "$(touch pwned)", "`touch pwned`", "a'; touch pwned #", "a\nb", "a\\b", "*", "-x", "ü"]
 HOSTILE += ["a\n'\\b\x7fé"]
@@ -257,22 +257,28 @@ def test_what_brings_a_job_back(status: int, signal: str, comes_back: bool, tmp_
     assert (tmp_path / "again").exists() == comes_back
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf"])
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf", "preemptible.sbatch"])
 def test_requeues_stop_after_three_without_a_newer_checkpoint(scheduler: str, tmp_path: Path) -> None:
-    run_dir = tmp_path / "r"
+    run_dir = tmp_path / "runs" / "slurm-5"
     (run_dir / "checkpoints").mkdir(parents=True)
     (run_dir / "checkpoints" / "step-0000000005.h5").touch()
     programs = {"python": f'[ -z "$SAVED" ] || touch "{run_dir}/checkpoints/$SAVED"; exit 75'}
+    programs["mpitrain"] = programs["python"]
     programs |= dict.fromkeys(("scontrol", "qsub"), f"echo >>{tmp_path}/again")
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    text = render(scheduler, Batch("n", Resources(), tmp_path, run_dir, str(tmp_path / "python"), ["job.py"])).text  # type: ignore[arg-type]
+    script = ROOT / "slurm" / scheduler
+    if script.exists():
+        text = script.read_text()
+    else:
+        text = render(scheduler, Batch("n", Resources(), tmp_path, run_dir, str(tmp_path / "python"), ["job.py"])).text  # type: ignore[arg-type]
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
     statuses, logged = [], []
     for saved in ("", "", "step-0000000010.h5", "", "", "", "", ""):
+        environment["SAVED"] = saved
         done = subprocess.run(
-            ["bash", "-c", text], env=environment | {"SAVED": saved}, timeout=30, check=False, capture_output=True
+            ["bash", "-c", text], cwd=tmp_path, env=environment, timeout=30, check=False, capture_output=True
         )
         statuses.append(done.returncode)
         logged.append(len(done.stderr.splitlines()))
