@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..monitor.format import format_table, size_of
+from ..plan.job import errors_located
 from ..plan.placement import ranges_of
 from ..plan.plan import Plan, make_plan
 from .job_command import JobCommand, request_of
@@ -17,7 +18,9 @@ def _placement(**values: Any) -> int:
     config = request.config.merged({"batch_size": 1, "train_steps": job.train_steps})
     if not config.servers.ps:
         raise ConfigError("--ps 0: there is no server to place variables on; give --ps 1 or more")
-    print(placement_table(make_plan(job, config, workers=2 + (config.parallel.backup_workers or 0))))
+    with errors_located(request.job_file, job):
+        plan = make_plan(job, config, workers=2 + (config.parallel.backup_workers or 0))
+    print(placement_table(plan))
     return 0
 
 

@@ -21,8 +21,6 @@ from ..plan.config import RunConfig
 from ..plan.roles import server_ranks
 from .mpi import MPI, start
 
-_LIBRARY_FOLDERS = (Path(__file__).parents[1], *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
-
 
 class OtherRankFailed(Exception):
     """Another rank failed, and reports the error itself."""
@@ -266,4 +264,5 @@ def report_crash(cluster: Cluster | None, error: BaseException) -> str:
 
 def _is_library(file: str) -> bool:
     """Return whether a source file belongs to this package, to an installed one, or to Python."""
-    return file.startswith("<") or any(Path(file).is_relative_to(folder) for folder in _LIBRARY_FOLDERS)
+    folders = [str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))]
+    return file.startswith("<") or any(Path(file).is_relative_to(folder) for folder in folders)

@@ -152,14 +152,17 @@ def check_labels(split: Split, labels: Array, first: int = 0) -> None:
     if split.classes is None:
         return
     if labels.dtype.kind not in "iu":
-        raise DataError(f"{split.source}: labels are of type {labels.dtype}, but class labels must be integers")
+        raise DataError(
+            f"{split.source}: labels are of type {labels.dtype}, but class labels must be integers; "
+            "convert them with labels.astype(int)"
+        )
     wrong = np.argwhere((labels < 0) | (labels >= split.classes))
     if len(wrong):
         label, number = labels[tuple(wrong[0])], first + int(wrong[0][0])
         last = split.classes - 1
         raise DataError(
             f"{split.source}: label {label} of example {number:,} is out of range: must be from 0 to {last}, "
-            f"for {split.classes} classes"
+            f"for {split.classes} classes; change the label, or the model's number of outputs"
         )
 
 

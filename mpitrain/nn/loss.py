@@ -147,9 +147,10 @@ class MeanSquaredError(Loss):
 
 def _check_classes(outputs: Array, labels: Array) -> None:
     if outputs.ndim != 2 or labels.shape != outputs.shape[:1] or labels.dtype.kind not in "iu":
+        fix = "end the model with Dense(…, classes)" if outputs.ndim != 2 else "give one integer for each example"
         raise JobError(
             "SoftmaxCrossEntropy requires outputs (batch, classes) and integer labels (batch,), "
-            f"got {outputs.shape} and {labels.dtype} {labels.shape}; end the model with Dense(…, classes)"
+            f"got {outputs.shape} and {labels.dtype} {labels.shape}; {fix}"
         )
 
 

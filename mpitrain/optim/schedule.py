@@ -23,7 +23,11 @@ def as_schedule(value: float | Schedule) -> Schedule:
     Raises:
         JobError: ``value`` is neither a schedule nor a finite number >= 0.
     """
-    return value if callable(value) else constant(value)
+    if callable(value):
+        return value
+    if not (_is_number(value) and 0 <= value < math.inf):
+        raise JobError(f"the learning rate is {value!r}, must be a finite number >= 0 or a schedule")
+    return constant(value)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib.util
 import inspect
 import re
@@ -11,19 +12,29 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from .. import nn, optim
 from ..data import Split
 from ..data.split import sample_digest
-from ..errors import JobError, UserError
+from ..errors import DataError, JobError, UserError
 from ..nn.layer import Layer
 from ..nn.loss import Loss
 from ..optim import Optimizer, moving_average
 from .hook import Hook
 from .placement import Pins
+
+_EXAMPLES: dict[type, str] = {
+    Layer: ", such as nn.Sequential(nn.Dense(8, 16), nn.ReLU(), nn.Dense(16, 2))",
+    Loss: ", such as nn.SoftmaxCrossEntropy()",
+    Optimizer: ", such as optim.adam(0.001)",
+    Split: "; for arrays use data.from_arrays(examples, labels)",
+    Sequence: " of hooks, such as [MyHook()]",
+    Hook: ", such as MyHook()",
+}
 
 
 @dataclass
@@ -42,6 +53,7 @@ class Job:
         hooks: Called by the training loop, in addition to the built-in ones.
         pins: With parameter servers: maps a variable's name to its server (from 0), or a function of name, shape and
             bytes that returns the server, or None to leave the choice to ``--placement``.
+        line: The line of the job file that made this object, for errors.
     """
 
     model: Layer
@@ -54,8 +66,10 @@ class Job:
     moving_average: moving_average | None = None
     hooks: Sequence[Hook] = ()
     pins: Pins | None = None
+    line: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self.line = sys._getframe(2).f_lineno  # of the caller of ``__init__``
         wanted: dict[str, type] = {"model": Layer, "loss": Loss, "optimizer": Optimizer, "train": Split}
         for name, kind in wanted.items():
             self._check(name, getattr(self, name), kind)
@@ -65,14 +79,16 @@ class Job:
                 self._check(name, getattr(self, name), kind)
         for name in ("batch_size", "train_steps"):
             self._check(name, getattr(self, name), int)
+        self._check("hooks", self.hooks, Sequence)
         for hook in self.hooks:
             self._check("hooks", hook, Hook)
+            _check_methods(hook)
 
     def _check(self, name: str, value: object, kind: type) -> None:
         if not isinstance(value, kind) or isinstance(value, bool):
-            hint = "; for arrays use data.from_arrays(examples, labels)" if kind is Split else ""
-            given = textwrap.shorten(repr(value), 80)  # the text of an array has many lines
-            raise JobError(f"Job({name}=...) got {given}: must be {kind.__name__}{hint}")
+            given = textwrap.shorten(_without_address(repr(value)), 80)  # the text of an array has many lines
+            valid = f"{kind.__name__}{_EXAMPLES.get(kind, '')}"
+            raise JobError(f"Job({name}=...) got {given}: must be {valid}")
 
     def facts(self) -> dict[str, object]:
         """Return what must be the same on every rank, except the model.
@@ -83,7 +99,7 @@ class Job:
         splits = {"training": self.train, "validation": self.validation}
         return {
             "loss": type(self.loss).__name__,
-            "optimizer": re.sub(r" at 0x[0-9a-f]+", "", repr(self.optimizer)),
+            "optimizer": _without_address(repr(self.optimizer)),
             "number of training examples": len(self.train),
             "shape of an example": self.train.shape,
             "number of validation examples": 0 if self.validation is None else len(self.validation),
@@ -95,6 +111,23 @@ class Job:
                 if split is not None
             },
         }
+
+
+def _check_methods(hook: Hook) -> None:
+    """Check that the methods of a hook take the arguments of the base class."""
+    for name, method in vars(Hook).items():
+        if not inspect.isfunction(method):
+            continue
+        wanted, given = list(inspect.signature(method).parameters), inspect.signature(getattr(type(hook), name))
+        try:
+            given.bind(*wanted)
+        except TypeError:
+            takes = f"{type(hook).__name__}.{name} takes {given}"
+            raise JobError(f"Job(hooks=...): {takes}: must take ({', '.join(wanted)})") from None
+
+
+def _without_address(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", text)  # it differs between ranks
 
 
 JobFunction = Callable[..., Job]
@@ -147,6 +180,17 @@ def make_job(path: Path, function: JobFunction, arguments: dict[str, Any]) -> Jo
 
 
 @contextlib.contextmanager
+def errors_located(path: Path, job: Job) -> Iterator[None]:
+    """Name the line of the job file in errors of its job: the line that raised the error, or that made the job."""
+    try:
+        yield
+    except (JobError, DataError) as error:
+        located = type(error)(f"{_place(path, error) or f'job file {path}, line {job.line}'}: {error}")
+        located.on_all_ranks = error.on_all_ranks
+        raise located from error
+
+
+@contextlib.contextmanager
 def _errors_described(path: Path) -> Iterator[None]:
     """Turn exceptions of the job file's code into a ``JobError``, and name its line in errors of this package.
 
@@ -176,8 +220,28 @@ def _describe(path: Path, error: BaseException) -> str:
         return f"{error.filename}, line {error.lineno}: {error.msg}"
     place = _place(path, error) or f"job file {path}"
     text = " ".join(str(error).split())
-    hint = f"; if it parses the command line, {_NO_ARGPARSE}" if isinstance(error, SystemExit) else ""
+    hint = f"; if it parses the command line, {_NO_ARGPARSE}" if isinstance(error, SystemExit) else _suggestion(error)
     return f"{place}: {type(error).__name__}{': ' if text else ''}{text}{hint}"
+
+
+def _suggestion(error: BaseException) -> str:
+    """Return the valid name that is most similar to the one that the error is about; empty if there is none."""
+    unknown, known = getattr(error, "name", None), list[str]()
+    if isinstance(error, AttributeError):
+        known = [*(getattr(error.obj, "__all__", None) or dir(error.obj))]
+    elif isinstance(error, NameError) and error.__traceback__ is not None:
+        frame = traceback.walk_tb(error.__traceback__)
+        scope = [*frame][-1][0]
+        known = [*scope.f_locals, *scope.f_globals]
+    elif isinstance(error, ImportError) and (found := re.match(r"cannot import name '(\w+)'", str(error))):
+        unknown, known = found[1], [*getattr(sys.modules.get(str(error.name)), "__all__", ())]
+    elif found := re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error)):
+        places = (sys.modules[__name__], nn, optim)
+        kind = next((getattr(place, found[1]) for place in places if hasattr(place, found[1])), None)
+        unknown, known = found[2], [] if kind is None else [*inspect.signature(kind).parameters]
+    by_lower = {name.lower(): name for name in known}
+    similar = difflib.get_close_matches((unknown or "").lower(), by_lower, 1)
+    return f"; did you mean {by_lower[similar[0]]!r}?" if similar else ""
 
 
 def _place(path: Path, error: BaseException) -> str:

@@ -123,7 +123,8 @@ def non_finite_error(losses: Array, step: int, on_all_ranks: bool = False) -> No
     worker = f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(ranks[:8])}{' ...' * (len(ranks) > 8)}"
     error = NonFiniteLoss(
         f"the loss is {losses[int(ranks[0])]} at step {step + 1:,} on {worker}; "
-        "lower the learning rate, clip the gradient, or pass --nan skip or --nan ignore to continue"
+        "check that the examples are finite, lower the learning rate, clip the gradient, or pass --nan skip or --nan "
+        "ignore to continue"
     )
     error.on_all_ranks = on_all_ranks
     return error

@@ -41,7 +41,7 @@ from ..monitor.rank_log import show_warnings
 from ..monitor.trace import span
 from ..plan.config import RunConfig, plain
 from ..plan.hook import Hook
-from ..plan.job import Job
+from ..plan.job import Job, errors_located
 from ..plan.placement import ranges_of
 from ..plan.plan import Plan, make_plan
 from ..plan.progress import ExtraState
@@ -170,8 +170,9 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     with cluster.agree("making the job"):
         job = request.make()
         config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
-        plan = make_plan(job, config, len(cluster.worker_ranks))
-        facts = {**config.as_toml(), **job.facts()}
+        with errors_located(request.job_file, job):
+            plan = make_plan(job, config, len(cluster.worker_ranks))
+            facts = {**config.as_toml(), **job.facts()}
     cluster.check_same(facts)
     cluster.check_layout(plan.layout)
     ranks = format_table(_RANK_COLUMNS, cluster.table(" ".join(device.name for device in devices)))
@@ -207,7 +208,8 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
             # Only the chief's clock counts, so only the chief queries Slurm.
             until = end_of_time(plan.config.run.time_limit, ask=ask_slurm) if cluster.chief else None
             run = _Run(cluster, job, plan, files, telemetry, resume_plan)
-            end = run.work(devices, signals, TimeLimit(until, time.time()), rank_status)
+            with errors_located(request.job_file, job):
+                end = run.work(devices, signals, TimeLimit(until, time.time()), rank_status)
         telemetry.write_trace()
     finally:
         if files.console is not None:

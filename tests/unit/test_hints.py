@@ -50,6 +50,37 @@ def test_arrays_instead_of_a_split() -> None:
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "line", "hint"),
+    [
+        ("import Job", "import Jobb", 2, "'Job'"),
+        ("digits.features", "digit.features", 6, "'digits'"),
+        ("digits.features", "digits.feature", 6, "'features'"),
+        ("nn.Dense(", "nn.DENSE(", 6, "'Dense'"),
+        ("loss=", "losss=", 7, "'loss'"),
+        ("sgd(0.1", "adam(0.1, beta=0.9", 7, "'beta"),
+        ("0.1", "'0.1'", 7, "learning rate"),
+        ("loss=nn.SoftmaxCrossEntropy()", "loss=nn.SoftmaxCrossEntropy", 7, "nn.SoftmaxCrossEntropy()"),
+        ("model=model", "model=[model]", 7, "nn.Sequential"),
+        ("model=model", "model=model, hooks=1", 7, "hooks=..."),
+        ("digits.features", "63", 7, "in_features=64"),
+    ],
+    ids=str,
+)
+def test_errors_name_the_line_and_the_fix(old: str, new: str, line: int, hint: str, job, capsys) -> None:
+    path = job(JOB.replace(old, new, 1))
+    message = refused(capsys, "placement", path)
+    assert f"{path}, line {line}: " in message and hint in message
+
+
+@pytest.mark.parametrize("method", ["begin(self)", "after_step(self)", "at_consistent_point(self, loop)"])
+def test_a_hook_whose_method_takes_other_arguments(method: str, job, capsys) -> None:
+    text = JOB.replace("import Job", "import Hook, Job").replace("train=digits", "hooks=[Mine()], train=digits")
+    path = job(f"{text}\nclass Mine(Hook):\n    def {method}: ...\n")
+    message = refused(capsys, "placement", path)
+    assert ", line 7: " in message and f"Mine.{method.replace('(', ' takes (')}" in message
+
+
+@pytest.mark.parametrize(
     "text", ["parser.parse_args()", "parser.parse_args(['--help'])", "def job():\n    parser.parse_args()", "exit(1)"]
 )
 def test_a_job_file_that_parses_the_command_line(
