@@ -21,7 +21,7 @@ from .. import nn, optim
 from ..data import Split
 from ..data.split import sample_digest
 from ..errors import DataError, JobError, UserError
-from ..nn.layer import Layer
+from ..nn.layer import Layer, walk
 from ..nn.loss import Loss
 from ..optim import Optimizer, moving_average
 from .hook import Hook
@@ -35,6 +35,8 @@ _EXAMPLES: dict[type, str] = {
     Sequence: " of hooks, such as [MyHook()]",
     Hook: ", such as MyHook()",
 }
+_HOOK_METHODS = [name for name, method in vars(Hook).items() if inspect.isfunction(method)]
+_LAYER_METHODS = ["build", "forward", "backward"]
 
 
 @dataclass
@@ -79,10 +81,12 @@ class Job:
                 self._check(name, getattr(self, name), kind)
         for name in ("batch_size", "train_steps"):
             self._check(name, getattr(self, name), int)
+        for kind in {type(layer) for _, layer in walk(self.model)}:
+            _check_methods("model", Layer, kind, _LAYER_METHODS)
         self._check("hooks", self.hooks, Sequence)
         for hook in self.hooks:
             self._check("hooks", hook, Hook)
-            _check_methods(hook)
+            _check_methods("hooks", Hook, type(hook), _HOOK_METHODS)
 
     def _check(self, name: str, value: object, kind: type) -> None:
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -113,17 +117,15 @@ class Job:
         }
 
 
-def _check_methods(hook: Hook) -> None:
-    """Check that the methods of a hook take the arguments of the base class."""
-    for name, method in vars(Hook).items():
-        if not inspect.isfunction(method):
-            continue
-        wanted, given = list(inspect.signature(method).parameters), inspect.signature(getattr(type(hook), name))
+def _check_methods(option: str, base: type, kind: type, names: Sequence[str]) -> None:
+    """Check that methods of ``kind``, which may be the user's, take the arguments of the class ``base``."""
+    for name in names:
+        wanted, given = list(inspect.signature(getattr(base, name)).parameters), inspect.signature(getattr(kind, name))
         try:
             given.bind(*wanted)
         except TypeError:
-            takes = f"{type(hook).__name__}.{name} takes {given}"
-            raise JobError(f"Job(hooks=...): {takes}: must take ({', '.join(wanted)})") from None
+            takes = f"{kind.__name__}.{name} takes {given}"
+            raise JobError(f"Job({option}=...): {takes}: must take ({', '.join(wanted)})") from None
 
 
 def _without_address(text: str) -> str:

@@ -72,10 +72,11 @@ def test_errors_name_the_line_and_the_fix(old: str, new: str, line: int, hint: s
     assert f"{path}, line {line}: " in message and hint in message
 
 
-@pytest.mark.parametrize("method", ["begin(self)", "after_step(self)", "at_consistent_point(self, loop)"])
-def test_a_hook_whose_method_takes_other_arguments(method: str, job, capsys) -> None:
-    text = JOB.replace("import Job", "import Hook, Job").replace("train=digits", "hooks=[Mine()], train=digits")
-    path = job(f"{text}\nclass Mine(Hook):\n    def {method}: ...\n")
+@pytest.mark.parametrize("method", ["begin(self)", "at_consistent_point(self, loop)", "forward(self, x)"])
+def test_a_hook_or_layer_whose_method_takes_other_arguments(method: str, job, capsys) -> None:
+    base, given = ("nn.Layer", "model=Mine()") if "forward" in method else ("Hook", "hooks=[Mine()], model=model")
+    text = JOB.replace("import Job", "import Hook, Job").replace("model=model", given)
+    path = job(f"{text}\nclass Mine({base}):\n    def {method}: ...\n")
     message = refused(capsys, "placement", path)
     assert ", line 7: " in message and f"Mine.{method.replace('(', ' takes (')}" in message
 
