@@ -211,7 +211,7 @@ class _Supervisor:
             outcome = self._attempt()
             signals = len(self._interrupts.received)
             if (signals and outcome.kind in ("failed", "not begun")) or (signals > 1 and outcome.kind == "stopped"):
-                if signals == 1 and outcome.kind == "failed" and outcome.step is not None:
+                if signals == 1 and outcome.kind == "failed" and outcome.step is not None and outcome.reason:
                     _say(outcome.reason)  # it failed in a different way while saving
                 return self._interrupted()
             if outcome.kind in ("finished", "stopped", "mistake"):
@@ -235,6 +235,8 @@ class _Supervisor:
             outcome = classify_exit(attempt.status, attempt.output, attempt.statuses, ranks, launcher)
             if outcome.kind == "finished" and _stopped_early(self._launch_options.run_dir):
                 outcome = Outcome("stopped")  # the signal also ended the launcher's daemons, and it exits with 0 then
+            if attempt.could_not_save:
+                outcome = replace(outcome, reason="")  # reported before; the launcher was ended for it
             for host, error in attempt.unreachable.items():
                 if outcome.kind == "mistake" or self._interrupts.received:
                     _say(f"host {host} does not answer ({error}); check it for leftover processes")
@@ -320,8 +322,7 @@ class _Supervisor:
 
     def _interrupted(self) -> int:
         """Return the exit status of a run that a signal ended."""
-        if sys.stderr.isatty():
-            print(file=sys.stderr)  # after ^C
+        self._interrupts.end_echo()
         number = self._interrupts.received[-1]
         name = signal.Signals(number).name
         path = self._newest()
