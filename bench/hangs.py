@@ -76,7 +76,7 @@ def hang(flags: tuple[str, ...], kind: str, rank: int, hosts: Hosts | None, fold
         assert run.stderr is not None
         seconds = float("nan")
         for line in run.stderr:
-            if ("made no progress" in line or "does not answer" in line) and not report:
+            if ("made no progress" in line or "ending the ranks" in line) and not report:
                 report, seconds = line.strip(), time.monotonic() - (began or 0)
         run.wait(timeout=60)
     if kind == "link":

@@ -88,8 +88,8 @@ class Attempt:
         output: The latest output of ranks and launcher, including what was filtered out.
         filtered_output: The launcher output that was not shown.
         statuses: The status records of all ranks that registered.
-        could_not_save: Whether the ranks were asked to save and exit, could not, and were ended.
-        lost_hosts: Hosts that stopped answering, with the reason.
+        lost_hosts: Hosts that stopped answering.
+        reported: Whether the reason for ending the launcher has been printed.
         unreachable: Hosts that could not be searched for leftover ranks, with the reason.
     """
 
@@ -116,8 +116,8 @@ class Attempt:
         self.statuses: list[rank_status.RankStatus] = []
         self.unreachable: dict[str, str] = {}
         self._stopped_reapers: set[int] = set()  # process ids
-        self.lost_hosts: dict[str, str] = {}
-        self.could_not_save = False
+        self.lost_hosts: list[str] = []
+        self.reported = False
         self._suspend_requested = False
 
     def run(self) -> None:
@@ -184,7 +184,9 @@ class Attempt:
         for line in monitor.look():
             _say(f"mpitrain: {line}")
         if self._terminated_at is None and (lost := monitor.lost()):
-            self.lost_hosts = dict.fromkeys(lost, f"no answer for {self._link_timeout_s:g} s")
+            self.lost_hosts, self.reported = lost, True
+            for host in lost:
+                _say(f"mpitrain: host {host} has not answered for {self._link_timeout_s:g} s; ending the ranks")
             self._kill(process)  # it would wait for its daemon on the lost host
 
     def _check_reapers(self, statuses: Sequence[rank_status.RankStatus]) -> None:
@@ -216,7 +218,7 @@ class Attempt:
             self._stop_requested_at = now
         elif now > self._stop_requested_at + _STOP_S:
             _say(f"mpitrain: ending the ranks, which cannot save{_listed(doing)}")
-            self.could_not_save = True
+            self.reported = True
             self._end(process)
             return
         process.send_signal(signal.SIGUSR1)
