@@ -38,6 +38,10 @@ def run_of(mpi: Mpi, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str
             process.kill()
 
 
+def first_child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
 def steps_of(folder: Path) -> list[int]:
     return [status.step for status in rank_status.read(folder)]
 
@@ -55,6 +59,7 @@ def test_ctrl_z_suspends_the_ranks_until_the_run_is_continued(openmpi: Mpi, tmp_
         wait_until(lambda: process_state(process.pid) == "T")
         ranks = rank_status.read(tmp_path)
         assert {process_state(pid) for rank in ranks for pid in (rank.pid, rank.reaper)} == {"T"}
+        assert process_state(first_child_of(process.pid)) == "S"  # the launcher could still end the ranks
         time.sleep(4)
         before = steps_of(tmp_path)
         assert before == [rank.step for rank in ranks]
