@@ -217,7 +217,7 @@ class Attempt:
         if not interrupted or len(doing) < ranks or any(activity.busy for activity in doing.values()):
             self._stop_requested_at = now
         elif now > self._stop_requested_at + _STOP_S:
-            _say(f"mpitrain: ending the ranks, which cannot save{_listed(doing)}")
+            _say(f"mpitrain: ending the ranks, which cannot finish{_listed(doing)}")
             self.reported = True
             self._end(process)
             return

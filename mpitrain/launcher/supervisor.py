@@ -234,8 +234,8 @@ class _Supervisor:
             outcome = classify_exit(attempt.status, attempt.output, attempt.statuses, ranks, launcher)
             if outcome.kind == "finished" and _stopped_early(self._launch_options.run_dir):
                 outcome = Outcome("stopped")  # the signal also ended the launcher's daemons, and it exits with 0 then
-            if attempt.reported:
-                outcome = replace(outcome, reason="")
+            if attempt.reported and outcome.kind in ("stopped", "failed"):  # stopped: the launcher continued the ranks
+                outcome = Outcome("failed", step=outcome.step)
             for host, error in attempt.unreachable.items():
                 if outcome.kind == "mistake" or self._interrupts.received:
                     _say(f"host {host} does not answer ({error}); check it for leftover processes")
