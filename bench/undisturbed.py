@@ -28,7 +28,7 @@ from mpitrain.process.watchdog import SHORTEST_LIMIT_S  # noqa: E402
 JOB = ROOT / "tests" / "support" / "jobs" / "patient.py"
 LONG_S, SHORT_S = 1.5 * SHORTEST_LIMIT_S, 0.75 * SHORTEST_LIMIT_S
 SLOW = {"none": 0.0, "start": LONG_S, "step": SHORT_S, "hook": LONG_S, "validation": LONG_S, "save": LONG_S}
-REPORTS = ("made no progress", "does not answer", "has not answered", "cannot save", "is stopped")
+REPORTS = ("made no progress", "does not answer", "has not answered", "cannot finish", "is stopped")
 
 
 def undisturbed(mode: str, slow: str, rank: int, folder: Path) -> tuple[bool, float, str]:

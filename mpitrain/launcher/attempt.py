@@ -44,6 +44,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.received: list[int] = []
         self._first_at = 0.0
+        self._echoed = 0  # times that Ctrl-C was pressed before the last ``end_echo``
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -57,6 +58,13 @@ class Interrupts:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def end_echo(self) -> None:
+        """Begin a new line if the terminal has shown ``^C`` since the last call."""
+        echoed = self.received.count(signal.SIGINT)
+        if echoed > self._echoed and sys.stderr.isatty():
+            _say("")
+        self._echoed = echoed
 
     def _note(self, number: int, frame: object) -> None:
         now = time.monotonic()
@@ -80,7 +88,8 @@ class Attempt:
         output: The latest output of ranks and launcher, including what was filtered out.
         filtered_output: The launcher output that was not shown.
         statuses: The status records of all ranks that registered.
-        lost_hosts: Hosts that stopped answering, with the reason.
+        lost_hosts: Hosts that stopped answering.
+        reported: Whether the reason for ending the launcher has been printed.
         unreachable: Hosts that could not be searched for leftover ranks, with the reason.
     """
 
@@ -107,7 +116,9 @@ class Attempt:
         self.statuses: list[rank_status.RankStatus] = []
         self.unreachable: dict[str, str] = {}
         self._stopped_reapers: set[int] = set()  # process ids
-        self.lost_hosts: dict[str, str] = {}
+        self.lost_hosts: list[str] = []
+        self.reported = False
+        self._suspend_requested = False
 
     def run(self) -> None:
         """Run the launcher until it ends, then kill all leftover ranks."""
@@ -135,10 +146,9 @@ class Attempt:
             for reader in readers:
                 reader.start()
             monitor = HostMonitor(self._agent, self._others, self._run_dir, self._link_timeout_s)
-            if self._others:
-                signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # while stopped by Ctrl-Z it would look like a lost link
             try:
-                self._supervise(process, monitor)
+                with self._suspendable():
+                    self._supervise(process, monitor)
             finally:
                 monitor.close()
             for reader in readers:
@@ -150,6 +160,7 @@ class Attempt:
         looked = time.monotonic()
         while process.poll() is None:
             self._handle_signals(process)
+            self._handle_suspension()
             if self._terminated_at is None and rank_status.any_killed(self._run_dir):
                 # The launcher would take half a second to end the other ranks.
                 time.sleep(_FLUSH_REMOTE_S if self._others else _FLUSH_S)
@@ -173,7 +184,9 @@ class Attempt:
         for line in monitor.look():
             _say(f"mpitrain: {line}")
         if self._terminated_at is None and (lost := monitor.lost()):
-            self.lost_hosts = dict.fromkeys(lost, f"no answer for {self._link_timeout_s:g} s")
+            self.lost_hosts, self.reported = lost, True
+            for host in lost:
+                _say(f"mpitrain: host {host} has not answered for {self._link_timeout_s:g} s; ending the ranks")
             self._kill(process)  # it would wait for its daemon on the lost host
 
     def _check_reapers(self, statuses: Sequence[rank_status.RankStatus]) -> None:
@@ -204,7 +217,8 @@ class Attempt:
         if not interrupted or len(doing) < ranks or any(activity.busy for activity in doing.values()):
             self._stop_requested_at = now
         elif now > self._stop_requested_at + _STOP_S:
-            _say(f"mpitrain: ending the ranks, which cannot save{_listed(doing)}")
+            _say(f"mpitrain: ending the ranks, which cannot finish{_listed(doing)}")
+            self.reported = True
             self._end(process)
             return
         process.send_signal(signal.SIGUSR1)
@@ -218,12 +232,42 @@ class Attempt:
             self._stop_requested_at = time.monotonic()
             process.send_signal(signal.SIGUSR1)
             doing = _listed(rank_status.read_activities(self._run_dir))
-            _say(f"\nmpitrain: saving a checkpoint, then exiting; press Ctrl-C to exit immediately{doing}")
+            self._interrupts.end_echo()
+            _say(f"mpitrain: saving a checkpoint, then exiting; press Ctrl-C to exit immediately{doing}")
         elif count and self._terminated_at is None and (count > 1 or self._stop_requested_at is None):
             self._end(process)
         if self._terminated_at is not None and time.monotonic() > self._terminated_at + _GRACE_S:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+    @contextmanager
+    def _suspendable(self) -> Iterator[None]:
+        """Record Ctrl-Z inside the block."""
+        before = signal.getsignal(signal.SIGTSTP)
+        if before is not signal.SIG_IGN:
+            signal.signal(signal.SIGTSTP, self._request_suspension)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTSTP, before)
+
+    def _request_suspension(self, number: int, frame: object) -> None:
+        self._suspend_requested = True
+
+    def _handle_suspension(self) -> None:
+        """Suspend the run after Ctrl-Z, until the user continues it."""
+        if not self._suspend_requested:
+            return
+        self._suspend_requested = False
+        if self._others:  # while this process is stopped, the other hosts would count its link as lost
+            _say("mpitrain: a run on several hosts cannot be suspended; press Ctrl-C to save and exit")
+            return
+        # Not the launcher: if this process is killed, it must still be able to end the ranks.
+        host_watcher.signal_ranks(str(self._run_dir), signal.SIGSTOP)
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)
+        host_watcher.signal_ranks(str(self._run_dir), signal.SIGCONT)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """Terminate the launcher."""
@@ -282,7 +326,6 @@ def _read(pipe: IO[bytes]) -> bytes:
 def _begin() -> None:
     """Set up the launcher's process (runs between fork and exec)."""
     os.setpgid(0, 0)  # only this parent receives the terminal's Ctrl-C; it decides what to forward
-    signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     end_with_parent(signal.SIGTERM)  # lets the launcher end its ranks
 
 

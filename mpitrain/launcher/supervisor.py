@@ -211,14 +211,13 @@ class _Supervisor:
             outcome = self._attempt()
             signals = len(self._interrupts.received)
             if (signals and outcome.kind in ("failed", "not begun")) or (signals > 1 and outcome.kind == "stopped"):
-                if signals == 1 and outcome.kind == "failed" and outcome.step is not None:
+                if signals == 1 and outcome.kind == "failed" and outcome.step is not None and outcome.reason:
                     _say(outcome.reason)  # it failed in a different way while saving
                 return self._interrupted()
+            if outcome.reason:
+                _say(outcome.reason)
             if outcome.kind in ("finished", "stopped", "mistake"):
-                if outcome.reason:
-                    _say(outcome.reason)
                 return {"finished": 0, "stopped": STOPPED_EARLY}.get(outcome.kind, 2)
-            _say(outcome.reason)
             if not self._again(outcome, before):
                 return 1
             before = outcome
@@ -235,6 +234,8 @@ class _Supervisor:
             outcome = classify_exit(attempt.status, attempt.output, attempt.statuses, ranks, launcher)
             if outcome.kind == "finished" and _stopped_early(self._launch_options.run_dir):
                 outcome = Outcome("stopped")  # the signal also ended the launcher's daemons, and it exits with 0 then
+            if attempt.reported and outcome.kind in ("stopped", "failed"):  # stopped: the launcher continued the ranks
+                outcome = Outcome("failed", step=outcome.step)
             for host, error in attempt.unreachable.items():
                 if outcome.kind == "mistake" or self._interrupts.received:
                     _say(f"host {host} does not answer ({error}); check it for leftover processes")
@@ -243,17 +244,17 @@ class _Supervisor:
                 break
             _say("the launcher failed to start; trying once more")
         if outcome.kind in ("failed", "not begun") and self._spec.hosts is not None and not self._interrupts.received:
-            silent = attempt.lost_hosts or self._agent.unreachable(self._spec.hosts)
-            lines = [f"host {host} does not answer: {error}" for host, error in silent.items()]
-            if attempt.lost_hosts:
-                outcome = replace(outcome, reason="; ".join(lines))  # instead of how the launcher was ended
-            else:
-                for line in lines:
-                    _say(line)
-            outcome = replace(outcome, gone=list(silent))
+            outcome = replace(outcome, gone=attempt.lost_hosts or self._unreachable(self._spec.hosts))
         if outcome.kind == "not begun" and not outcome.gone and attempt.filtered_output.strip():
             print(attempt.filtered_output.strip(), file=sys.stderr)  # the only explanation there is
         return outcome
+
+    def _unreachable(self, hosts: Sequence[Host]) -> list[str]:
+        """Report and return the hosts that do not answer."""
+        errors = self._agent.unreachable(hosts)
+        for host, error in errors.items():
+            _say(f"host {host} does not answer: {error}")
+        return list(errors)
 
     def _prepare(self) -> Attempt:
         launch, spec = self._launch_options, self._spec
@@ -320,8 +321,7 @@ class _Supervisor:
 
     def _interrupted(self) -> int:
         """Return the exit status of a run that a signal ended."""
-        if sys.stderr.isatty():
-            print(file=sys.stderr)  # after ^C
+        self._interrupts.end_echo()
         number = self._interrupts.received[-1]
         name = signal.Signals(number).name
         path = self._newest()

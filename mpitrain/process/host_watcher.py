@@ -65,13 +65,20 @@ def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
 
 def end_ranks(run_dir: str) -> None:
     """Kill this host's ranks of a run, and the daemons that started them."""
-    marked = _processes_of(run_dir)
-    ranks = [pid for pid in marked if b"-m\0mpitrain\0train" in _read(f"/proc/{pid}/cmdline")]
     # Under ssh a daemon does not have the mark.
-    daemons = {daemon for pid in marked for daemon in _daemons_above(pid)}
-    for pid in (*sorted(ranks), *daemons):  # a reaper first, which could otherwise report the death of its rank
+    daemons = {daemon for pid in _processes_of(run_dir) for daemon in _daemons_above(pid)}
+    signal_ranks(run_dir, signal.SIGKILL)
+    for pid in daemons:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
+
+
+def signal_ranks(run_dir: str, number: signal.Signals) -> None:
+    """Send a signal to this host's ranks of a run and to their reapers."""
+    ranks = [pid for pid in _processes_of(run_dir) if _words(pid)[1:4] == [b"-m", b"mpitrain", b"train"]]
+    for pid in sorted(ranks):  # a reaper first, which could otherwise report the death of its rank
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
 
 
 def remove_leftovers(run_dir: str, within_s: float) -> None:
@@ -150,6 +157,11 @@ def _processes_of(run_dir: str) -> list[int]:
     mark = f"MPITRAIN_RUN_DIR={run_dir}".encode()
     names = [name for name in os.listdir("/proc") if name.isdigit()]
     return [int(name) for name in names if mark in _read(f"/proc/{name}/environ").split(b"\0") and _is_here(name)]
+
+
+def _words(pid: int) -> list[bytes]:
+    """Return the command line of a process."""
+    return _read(f"/proc/{pid}/cmdline").split(b"\0")
 
 
 def _is_here(name: str) -> bool:

@@ -124,7 +124,7 @@ class RankStatusFile:
         """Record the error that ended this rank; ``mistake`` for a user's error."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        self._update(error=f"{name}: {error}"[:_LONGEST_ERROR], mistake=mistake)
+        self._update(error=f"{name}: {error}".removesuffix(": ")[:_LONGEST_ERROR], mistake=mistake)
 
     def _update(self, **known: object) -> None:
         self._new_status = replace(self._new_status, **known)  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ from .base import StepResult, own_loss_error
 from .bulk_synchronous import BulkSynchronous
 
 LOCAL_STEPS = 8
+_WAIT = span("wait")
 
 _LOSS, _COUNTED, _SKIPPED, _FLAGS = range(4)
 
@@ -73,7 +74,8 @@ class Local(BulkSynchronous):
         if name == "params":
             return self._center
         vector = self._own[name].copy()
-        self._mean(vector)
+        with _WAIT:
+            self._mean(vector)
         return vector
 
     def snapshot(self) -> Snapshot:

@@ -37,6 +37,8 @@ from ..plan.progress import InitialState
 from .base import non_finite_error
 from .bulk_synchronous import BulkSynchronous
 
+_WAIT = span("wait")
+
 
 class Sync(BulkSynchronous):
     """Synchronous data parallel training; see ``base.Strategy`` for the methods."""
@@ -122,8 +124,10 @@ class Sync(BulkSynchronous):
     def vector(self, name: str) -> Array:
         vector = self._vectors[name]
         for bucket in self._buckets:
-            self._hierarchy.allgather(vector, bucket.lo, bucket.hi)
-        self._hierarchy.node.Barrier()
+            with _WAIT:
+                self._hierarchy.allgather(vector, bucket.lo, bucket.hi)
+        with _WAIT:
+            self._hierarchy.node.Barrier()
         return vector
 
     def close(self) -> None:

@@ -71,6 +71,7 @@ from .telemetry import Telemetry
 from .versions import versions
 
 _log = logging.getLogger(__name__)
+_WAIT = span("wait")
 _SHORT_S = 0.05  # shorter compilations are not reported
 _BEFORE_REPORT_S = 0.5  # for each of up to four lower ranks
 _RANK_COLUMNS = ("rank", "host", "role", "task", "device")
@@ -131,7 +132,7 @@ def run_rank(parse: Callable[[], TrainRequest]) -> NoReturn:
         sys.exit(1)
     rank_status.set_done(stopped=status == STOPPED_EARLY)
     sys.stdout.flush()
-    with span("wait"):
+    with _WAIT:
         cluster.comm.Barrier()  # a launcher may kill the other ranks as soon as one exits with a nonzero status
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # the launcher may send these while MPI finalizes
@@ -227,7 +228,8 @@ def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, tele
     activity.become("wait")  # between requests
     Server(store).serve()  # ends when the workers report that they have saved, also after a signal
     activity.become("end")
-    store.free()
+    with _WAIT:
+        store.free()
 
 
 @dataclass
@@ -301,15 +303,18 @@ class _Run:
         if cluster.chief:
             self._account(strategy, model, loop.step, seconds)
         end = self._end(loop, stop.reason, reason)
-        compiling_s = cluster.workers.allreduce(compile_seconds() - compiled, op=MPI.MAX)
+        with _WAIT:
+            compiling_s = cluster.workers.allreduce(compile_seconds() - compiled, op=MPI.MAX)
         _log.info("%s", _summary(loop, files.folder, loop.step - first, seconds, compiling_s, end))
-        _end_servers(cluster)
+        with _WAIT:
+            _end_servers(cluster)
         model.close()
         loader.close()
         if validation is not None:
             validation.close()
-        strategy.close()
-        dataset.free()
+        with _WAIT:
+            strategy.close()
+            dataset.free()
         return end
 
     def _end(self, loop: Loop, stopped: str, finished: str | None) -> RunEnd:
@@ -319,7 +324,8 @@ class _Run:
             stopped: Why this worker has stopped the run, such as a signal; empty if it has not.
             finished: Why a hook of this worker has finished training early; None if none has.
         """
-        all_workers = self.cluster.workers.allgather((stopped, finished))
+        with _WAIT:
+            all_workers = self.cluster.workers.allgather((stopped, finished))
         if loop.step >= loop.train_steps:
             return RunEnd("finished")
         for reason, _ in all_workers:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ..monitor.trace import span
 from ..plan.hook import Hook
 from ..plan.progress import ConsistentPoint
 from ..strategy.bulk_synchronous import BulkSynchronous
@@ -16,6 +17,7 @@ from ..strategy.bulk_synchronous import BulkSynchronous
 PERIOD_S = 10.0  # over which workers are compared
 _FIRST_STEPS = 10  # not compared: kernels are compiled and caches filled; their rate gives the first period in steps
 _TIMES_TYPICAL, _SHARE = 2.0, 0.2  # slow: more than twice the others' median, and by more than a fifth of the period
+_WAIT = span("wait")
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +40,8 @@ class ReportSlowWorker(Hook):
         if point.step < self._compare_at or self._reported:
             return
         own = self._strategy.compute_s - self._computed_s, time.perf_counter() - self._began
-        seconds, elapsed = zip(*loop.cluster.workers.allgather(own), strict=True)  # the same on all workers
+        with _WAIT:
+            seconds, elapsed = zip(*loop.cluster.workers.allgather(own), strict=True)  # the same on all workers
         period_s = max(elapsed)
         worker = None if self._first or period_s < PERIOD_S / 2 else slow_worker(seconds, period_s)
         self._first = False

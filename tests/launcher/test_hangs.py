@@ -23,7 +23,7 @@ FRAMES = {"loop": "in forward", "sleep": "in after_step", "stop": ""}
     ("mpi", "kind", "rank", "flags"),
     [
         ("mpich", "loop", 1, ()),
-        ("openmpi", "sleep", 0, ()),
+        ("openmpi", "sleep", 0, ("--at", "10")),  # the others wait for it to compare how long they compute
         ("mpich", "stop", 1, ("--mode", "local")),
         ("openmpi", "sleep", 1, ("--mode", "async")),
         ("openmpi", "loop", 2, ("--mode", "ssp", "--ps", "1", "--ps-placement", "first")),

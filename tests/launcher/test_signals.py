@@ -1,15 +1,91 @@
-"""A short form of ``bench/signals.py``."""
+"""A short form of ``bench/signals.py``; Ctrl-Z; Ctrl-C when the ranks cannot save."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ..support.launch import Mpi
+from mpitrain.process import rank_status
+from mpitrain.process.pid import process_state
+
+from ..support.launch import JOBS, Mpi
 from ..support.signals import MODES, Sender
+
+JOB = JOBS / "hanging.py"
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_ends_soon_after_a_signal(openmpi: Mpi, mode: str, tmp_path: Path) -> None:
     Sender(openmpi, mode, tmp_path / "run", seed=1).send(2)
+
+
+@contextmanager
+def run_of(mpi: Mpi, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """A run of three ranks with at least 10 steps done, in a process group of its own, as a shell starts it."""
+    words = [str(mpi.python), "-m", "mpitrain", "run", "-n", "3", str(JOB), "--run-dir", str(folder), *flags]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=os.setpgrp) as process:
+        try:
+            wait_until(lambda: max(steps_of(folder), default=0) >= 10)
+            yield process
+        finally:
+            process.kill()
+
+
+def first_child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def steps_of(folder: Path) -> list[int]:
+    return [status.step for status in rank_status.read(folder)]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 40
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ctrl_z_suspends_the_ranks_until_the_run_is_continued(openmpi: Mpi, tmp_path: Path) -> None:
+    with run_of(openmpi, tmp_path, "--kind", "none", "--steps", "1000000", "--hang-timeout", "2") as process:
+        process.send_signal(signal.SIGTSTP)
+        wait_until(lambda: process_state(process.pid) == "T")
+        ranks = rank_status.read(tmp_path)
+        assert {process_state(pid) for rank in ranks for pid in (rank.pid, rank.reaper)} == {"T"}
+        assert process_state(first_child_of(process.pid)) == "S"  # the launcher could still end the ranks
+        time.sleep(4)
+        before = steps_of(tmp_path)
+        assert before == [rank.step for rank in ranks]
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: min(steps_of(tmp_path)) > max(before) + 10)
+        process.terminate()
+        assert process.wait(timeout=20) == 75
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["server", "worker"])
+def test_ctrl_c_ends_a_run_with_a_server_if_a_rank_is_stopped(openmpi: Mpi, rank: int, tmp_path: Path) -> None:
+    flags = ("--mode", "async", "--ps", "1", "--ps-placement", "first", "--kind", "none", "--steps", "1000000")
+    with run_of(openmpi, tmp_path, *flags) as process:
+        os.kill(rank_status.read(tmp_path)[rank].pid, signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    # Open MPI's launcher continues stopped processes before it ends them, so they may still save.
+    assert process.returncode in (75, 130)
+    assert [line for line in err.splitlines() if line.startswith("mpitrain: ") and "SIGINT" in line], err
+
+
+def test_ctrl_c_ends_a_run_whose_ranks_wait_in_a_save_for_one_that_hangs(openmpi: Mpi, tmp_path: Path) -> None:
+    with run_of(openmpi, tmp_path, "--kind", "sleep", "--save-steps", "20") as process:
+        wait_until(lambda: max(steps_of(tmp_path)) >= 19)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=15)
+    assert process.returncode == 130  # nothing was saved
+    _, gave_up, ended = [line for line in err.splitlines() if line.startswith("mpitrain: ")]
+    assert "rank 1" in gave_up and "SIGINT" in ended, err

@@ -74,12 +74,23 @@ def test_a_request_during_a_pause_leads_to_another_one() -> None:
     assert memory.next(0).item == 5
 
 
-def test_a_stop_during_a_pause_comes_after_it_for_all_workers() -> None:
+def test_a_stop_during_a_pause_ends_training_one_step_later() -> None:
     memory = make(CoordinatorRules(2), step=4, pause_step=4)
     assert memory.next(0).item == PAUSE
     memory.stop()
     assert memory.next(1).item == PAUSE, "both workers must see the same"
+    memory.set_pause_step(8)
+    assert memory.next(0).item == 4
+    assert memory.finish(0, 0.5, 0, 8) == 5
     assert [memory.next(worker).item for worker in (0, 1)] == [END, END]
+
+
+def test_a_stop_at_a_pause_step_before_the_pause_replaces_it() -> None:
+    memory = make(CoordinatorRules(1), pause_step=1)
+    assert memory.next(0).item == 0
+    memory.stop()
+    memory.finish(0, 0.5, 0, 8)
+    assert memory.next(0).item == END
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])

@@ -186,6 +186,8 @@ def test_what_a_rank_has_printed_is_read(tmp_path: Path) -> None:
     (found,) = rank_status.read(tmp_path)
     assert (found.rank, found.role, found.task, found.step, found.ready) == (3, "ps", 1, 1234567, False)
     assert found.error.startswith("ValueError: éé") and not found.mistake
+    one.set_failed(AssertionError(), mistake=False)
+    assert rank_status.read(tmp_path)[0].error == "AssertionError"
     one.set_ready()
     one.set_done(stopped=True)
     rank_status.record_end(tmp_path, 3, found.pid, signal.SIGKILL, 0)

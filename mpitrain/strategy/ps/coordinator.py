@@ -160,7 +160,7 @@ def _next_item(
     item, lead = WAIT, 0
     if words[_DONE] == pause_step and pause_step < words[_END] and words[_POINT] != pause_step:
         words[_POINT], words[_POINT_REQUESTED] = pause_step, words[_REQUESTED]
-    # Once a worker has received PAUSE, all do, even if training ends at this step.
+    # Once a worker has received PAUSE, all do.
     if words[_POINT] == pause_step and words[row + _PAUSED] != pause_step:
         words[row + _PAUSED] = pause_step
         item = PAUSE
@@ -354,7 +354,8 @@ class CoordinatorMemory:
     def stop(self) -> None:
         """See ``StepCoordinator``."""
         with self._locked():
-            self._words[_END] = min(self._words[_END], self._begun())
+            # At a pause: after one more step, so that workers do not reach the same point twice.
+            self._words[_END] = min(self._words[_END], max(self._begun(), self._words[_POINT] + 1))
 
     def _begun(self) -> int:
         """Return the step after the last one that work items were assigned for."""

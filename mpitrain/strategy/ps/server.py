@@ -8,6 +8,7 @@ enter last.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ from .coordinator import WAIT, CoordinatorMemory
 from .messages import REQUEST, Kind, reply
 from .shard import Push
 from .store import Store
+
+_LONGEST_WAIT_S = 60.0  # then an idle server marks progress, because it must not seem to hang
 
 
 class Server:
@@ -53,23 +56,34 @@ class Server:
     def serve(self) -> None:
         """Answer requests until all ranks have entered the barrier ``Comm.Ibarrier``. Collective over all ranks."""
         barrier = self._comm.Ibarrier()
-        rpc, waiting = self._store.rpc, self._store.waiting
-        has_work = rpc is not None or self._collector is not None
-        idle = 0 if has_work else LONG
         while not barrier.Test():
+            # One span for many polls: an idle server makes no progress, and Ctrl-C must not wait for it.
+            with span("wait"):
+                self._await_work(barrier)
+
+    def _await_work(self, barrier: MPI.Request) -> None:
+        """Return after some work, when all ranks have entered the barrier, or when idle for ``_LONGEST_WAIT_S``."""
+        rpc = self._store.rpc
+        idle = 1 if rpc is not None or self._collector is not None else LONG
+        until = time.monotonic() + _LONGEST_WAIT_S
+        while not self._work() and not barrier.Test() and time.monotonic() < until:
+            if rpc is None or not rpc.is_receiving():
+                self._store.waiting.pause(idle)
             idle += 1
-            if rpc is not None:
-                for client, number, message in rpc.requests():
-                    idle = 0
-                    kind = Kind(number)
-                    self._answer(client, kind, unpack(message, REQUEST[kind]).item())
-            if self._collector is not None and self._collector.work():
-                idle = 0
-            if self._deferred:
-                self._deferred = [respond for respond in self._deferred if not respond()]
-            if idle and not (rpc is not None and rpc.is_receiving()):
-                with span("wait"):
-                    waiting.pause(idle)
+
+    def _work(self) -> bool:
+        """Answer the requests that have arrived; return whether there was any, or a step was completed."""
+        worked = False
+        if self._store.rpc is not None:
+            for client, number, message in self._store.rpc.requests():
+                worked = True
+                kind = Kind(number)
+                self._answer(client, kind, unpack(message, REQUEST[kind]).item())
+        if self._collector is not None and self._collector.work():
+            worked = True
+        if self._deferred:
+            self._deferred = [respond for respond in self._deferred if not respond()]
+        return worked
 
     @span("serve")
     def _answer(self, client: int, kind: Kind, fields: tuple[Any, ...]) -> None:

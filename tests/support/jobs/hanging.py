@@ -9,8 +9,6 @@ import numpy as np
 from mpitrain import Hook, Job, data, nn, optim
 from mpitrain.process.launcher_env import launched_rank
 
-STEP = 20
-
 
 class Endless(nn.Layer):
     """Loops forever in its n-th forward pass."""
@@ -32,12 +30,12 @@ class Endless(nn.Layer):
 class Hang(Hook):
     """Sleeps or stops itself after a step; all ranks take at least 5 ms per step."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, at: int) -> None:
+        self.kind, self.at = kind, at
 
     def after_step(self, loop) -> None:
         time.sleep(0.005)
-        if loop.step < STEP:
+        if loop.step < self.at:
             return
         if self.kind == "sleep":
             time.sleep(1000)
@@ -47,22 +45,23 @@ class Hang(Hook):
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def job(*, kind: str = "sleep", rank: int = 1, steps: int = 2000) -> Job:
+def job(*, kind: str = "sleep", rank: int = 1, at: int = 20, steps: int = 2000) -> Job:
     """Train until one rank hangs.
 
     Args:
         kind: loop, sleep, stop, exit (with status 0), or none.
         rank: The rank that hangs.
+        at: The step in which it hangs.
     """
     hangs = launched_rank(os.environ) == rank
     rng = np.random.default_rng(0)
     x = rng.standard_normal((600, 8)).astype(np.float32)
     return Job(
-        model=nn.Sequential(Endless(STEP if hangs and kind == "loop" else 0), nn.Dense(8, 3)),
+        model=nn.Sequential(Endless(at if hangs and kind == "loop" else 0), nn.Dense(8, 3)),
         loss=nn.SoftmaxCrossEntropy(),
         optimizer=optim.sgd(0.1),
         train=data.from_arrays(x, rng.integers(0, 3, 600)),
         batch_size=10,
         train_steps=steps,
-        hooks=[Hang(kind if hangs else "none")],
+        hooks=[Hang(kind if hangs else "none", at)],
     )
