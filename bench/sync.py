@@ -21,7 +21,7 @@ from environment import one_thread_and_own_kernels
 
 ROOT = Path(__file__).parent.parent
 MODELS = {  # name: (job and flags, steps of a run)
-    "mlp100": (["mnist_mlp.py", "--hidden-units", "100"], 4000),
+    "mlp100": (["mnist_mlp.py", "--hidden-units", "100"], 20_000),
     "mlp1024": (["mnist_mlp.py", "--hidden-units", "1024"], 600),
     "cnn": (["fashion_cnn.py"], 100),
 }

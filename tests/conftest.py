@@ -21,7 +21,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # What a test needs that a machine with only Python and make does not have, by fixture.
 _FULL_FIXTURES = {"mpich", "parallel_hdf5", "library", "driver", "simulated", "hosts", "site", "browser"}
-_FULL_FOLDERS = {"hosts", "slurm"}
+_FULL_FOLDERS = {"hosts", "slurm", "torch"}
 _MPI_FOLDERS = {"mpi", "launcher"}
 
 

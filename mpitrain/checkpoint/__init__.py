@@ -5,6 +5,7 @@
     /averages/<name>            moving averages, if there are any
     /run/config, job, versions  options, the job's arguments and versions, as attributes
     /run/state                  further numbers of the run's state, as attributes: in float16 the loss scale
+    /buffers/<name>             buffers of a PyTorch module that are not averaged; /transient/ if not in its state_dict
 
 The step, the data cursor (``position``), the seed and other single numbers and texts are attributes of the root. A
 block of text at the start of the file (``manifest``) contains a digest of each dataset's values, and one of everything
@@ -17,7 +18,8 @@ from __future__ import annotations
 from .directory import Retention, find, first_intact, newest, path_for, remove_unfinished, shard_paths, steps, verify
 from .reader import Checkpoint
 from .snapshot import Snapshot
-from .state import Fit, load_matching, match_of, read, write
+from .state import Fit, read, write
+from .weights import load_matching, match_of
 
 __all__ = [
     "Checkpoint",

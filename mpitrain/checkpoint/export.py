@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import Array
-from ..errors import CheckpointError
+from ..errors import CheckpointError, DamagedCheckpoint
 from .disk import replacing
 from .reader import Checkpoint
 
@@ -22,6 +23,9 @@ TYPES = ("float64", "float32", "float16", "bfloat16")
 
 def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None, averages: bool = False) -> int:
     """Write the parameters, or their moving averages, to ``path``; return the number of arrays.
+
+    For a PyTorch module these are the arrays of its ``state_dict``: shared parameters by each of their names, and all
+    persistent buffers.
 
     Args:
         checkpoint: The checkpoint to export.
@@ -42,6 +46,9 @@ def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None
         raise CheckpointError(f"{checkpoint.path} contains no {group}; remove --averages")
     names = [name for name in checkpoint.datasets if name.startswith(f"{group}/")]
     arrays = {name.partition("/")[2]: _convert(checkpoint, name, dtype) for name in names}
+    arrays |= {name: arrays[first] for name, first in _aliases(checkpoint).items() if first in arrays}
+    buffers = [name for name in checkpoint.datasets if name.startswith("buffers/")]
+    arrays |= {name.removeprefix("buffers/"): checkpoint.read(name) for name in buffers}
     if to == "safetensors" and "__metadata__" in arrays:
         raise CheckpointError("safetensors does not support an array of the name __metadata__; use --to npz")
     about = {"format": "mpitrain", "step": str(checkpoint.step), "source": checkpoint.path.name}
@@ -49,6 +56,17 @@ def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None
     with replacing(path) as writer:
         writer.append(np.frombuffer(data, np.uint8))
     return len(arrays)
+
+
+def _aliases(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the further names of shared parameters, each with the first name."""
+    try:
+        aliases = json.loads(str(checkpoint.attributes["params"].get("aliases", "{}")))
+    except (ValueError, RecursionError):
+        aliases = None
+    if not isinstance(aliases, dict) or not all(isinstance(first, str) for first in aliases.values()):
+        raise DamagedCheckpoint(f"{checkpoint.path} is not a valid checkpoint: its list of aliases is malformed")
+    return aliases
 
 
 def _convert(checkpoint: Checkpoint, name: str, dtype: str | None) -> Array:

@@ -9,6 +9,7 @@ from .. import checkpoint
 from ..core.layout import Layout
 from ..errors import CheckpointError, DamagedCheckpoint
 from ..plan.config import RunConfig
+from .weights import SUFFIXES
 
 
 class ResumePlan(NamedTuple):
@@ -51,7 +52,9 @@ def plan_resume(config: RunConfig, checkpoints: Path, layout: Layout) -> ResumeP
     if resume:
         from_where = f"its own checkpoints in {checkpoints}" if auto else str(resume[0])
         return begin._replace(notes=(f"--init-from has no effect: the run resumes from {from_where}",))
-    init_from = _find("--init-from", config.training.init_from)
+    init_from = config.training.init_from
+    if init_from.suffix not in SUFFIXES:
+        init_from = _find("--init-from", init_from)
     fit = checkpoint.match_of(init_from, layout)
     rest = f"; {fit}" if fit.wrong else ""
     note = f"{len(fit.fitting):,} of {len(layout.entries):,} parameters loaded from {init_from}{rest}"

@@ -27,7 +27,7 @@ from .container import Compression, write_container
 from .directory import path_for, shard_paths
 from .reader import Checkpoint
 from .snapshot import Snapshot
-from .state import contents
+from .state import contents, is_buffer
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,10 @@ class ShardedWriter:
         """
         arrays, attributes = contents(self._layout, snapshot, self._seed, self._about)
         self._path, self._attributes = path_for(self._folder, snapshot.step), attributes
-        # Arrays without rows are small, and are stored in the index.
-        self._small = {name: array.copy() for name, array in arrays.items() if not array.shape or not array.size}
+        # Arrays without rows, and those that only the chief has, are stored in the index.
+        self._small = {
+            name: array.copy() for name, array in arrays.items() if not array.shape or not array.size or is_buffer(name)
+        }
         cut = {name: array for name, array in arrays.items() if name not in self._small}
         self._shapes = {name: (array.shape, array.dtype) for name, array in cut.items()}
         rows = rows_of_shard({name: (len(a), a.nbytes // len(a)) for name, a in cut.items()}, self._shard)

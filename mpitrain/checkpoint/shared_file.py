@@ -35,7 +35,7 @@ from .disk import flush_folder, make_folder
 from .manifest import Manifest, Range
 from .sharded import ShardSpec, rows_of_shard
 from .snapshot import Snapshot
-from .state import contents
+from .state import contents, is_buffer
 
 _BLOCK_BYTES = 1 << 20  # per write: stays in the cache after its digest; longer writes block other nodes
 
@@ -167,8 +167,14 @@ class SharedFileWriter:
 
     def _share(self, node: int) -> dict[str, tuple[int, int]]:
         """Return the rows of each array that a node writes: first and last (exclusive). A scalar counts as one row."""
-        sizes = {name: (_rows(array), array.nbytes // _rows(array)) for name, array in self._arrays.items()}
-        return rows_of_shard(sizes, ShardSpec(node, self._group.size, ""))
+        of_chief = {name: (0, _rows(array)) for name, array in self._arrays.items() if is_buffer(name)}
+        sizes = {
+            name: (_rows(array), array.nbytes // _rows(array))
+            for name, array in self._arrays.items()
+            if name not in of_chief
+        }
+        shared = rows_of_shard(sizes, ShardSpec(node, self._group.size, ""))
+        return {**shared, **of_chief} if node == 0 else shared
 
     def _check_access(self) -> None:
         """Open the file, to find missing permissions before the collective open."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.layout import Array, Layout
+from ..core.layout import Array, Layout, Shape
 from ..errors import CheckpointError
-from ..plan.progress import Progress
+from ..plan.progress import ARRAY_GROUPS, Progress
 from .container import Compression, write_container
 from .reader import Checkpoint
 from .snapshot import Snapshot
@@ -66,8 +66,12 @@ def contents(
             attributes[f"run/{name}"] = {key: _attribute(item) for key, item in value.items()}
         else:
             attributes["/"][name] = _attribute(value)
-    if snapshot.extra_state:
-        attributes[_EXTRA_STATE] = dict(snapshot.extra_state)
+    extra = {name: value for name, value in snapshot.extra_state.items() if not name.startswith(ARRAY_GROUPS)}
+    if extra:
+        attributes[_EXTRA_STATE] = extra
+    arrays |= {name: np.asarray(value) for name, value in snapshot.extra_state.items() if name not in extra}
+    if layout.aliases:
+        attributes["params"]["aliases"] = json.dumps(layout.aliases)
     if "params" not in snapshot.vectors:
         attributes = {name: values for name, values in attributes.items() if not name.startswith("params/")}
     return arrays, attributes
@@ -95,7 +99,9 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
             for name, vector in vectors.items()
             for entry, view in _kept(name, layout, vector).items()
         }
-        fit = compare(checkpoint, {name: view.shape for name, view in wanted.items()})
+        groups = {_group(name) for name in vectors}
+        stored = {name: each.shape for name, each in checkpoint.datasets.items() if name.rpartition("/")[0] in groups}
+        fit = compare(stored, {name: view.shape for name, view in wanted.items()})
         if fit.wrong:
             raise CheckpointError(f"{path} does not match the model: {fit}; --init-from {path} loads what matches")
         root = checkpoint.attributes["/"]
@@ -105,7 +111,14 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
                 "with the same order of examples, or --resume never"
             )
         checkpoint.read_into(wanted)
-        return Progress(int(root["step"]), int(root["position"]), checkpoint.attributes.get(_EXTRA_STATE, {}))
+        extra: dict[str, Any] = dict(checkpoint.attributes.get(_EXTRA_STATE, {}))
+        extra |= {name: checkpoint.read(name) for name in checkpoint.datasets if is_buffer(name)}
+        return Progress(int(root["step"]), int(root["position"]), extra)
+
+
+def is_buffer(name: str) -> bool:
+    """Return whether a dataset holds a buffer of a PyTorch module: workers have different values, files the chief's."""
+    return name.startswith(ARRAY_GROUPS)
 
 
 @dataclass(frozen=True)
@@ -142,10 +155,8 @@ class Fit:
         )
 
 
-def compare(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> Fit:
-    """Compare a checkpoint's datasets with ``wanted``, shapes by path, in the groups of ``wanted``."""
-    groups = {name.rpartition("/")[0] for name in wanted}
-    stored = {name: s.shape for name, s in checkpoint.datasets.items() if name.rpartition("/")[0] in groups}
+def compare(stored: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> Fit:
+    """Compare the shapes of stored arrays with those of ``wanted``, by name."""
     both = [name for name in wanted if name in stored]
     return Fit(
         fitting=tuple(name for name in both if stored[name] == wanted[name]),
@@ -153,38 +164,6 @@ def compare(checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]]) -> Fi
         unexpected=tuple(name for name in stored if name not in wanted),
         reshaped={name: (stored[name], wanted[name]) for name in both if stored[name] != wanted[name]},
     )
-
-
-def match_of(path: Path, layout: Layout) -> Fit:
-    """Return how a checkpoint's parameters match a model; reads no values.
-
-    Raises:
-        DamagedCheckpoint: The checkpoint is damaged.
-        CheckpointError: No parameter matches.
-    """
-    with Checkpoint(path) as checkpoint:
-        return _fit(checkpoint, layout)
-
-
-def load_matching(path: Path, layout: Layout, params: Array) -> Fit:
-    """Load the matching parameters of a checkpoint into ``params``, shape (layout.size,); leave the rest unchanged.
-
-    Raises:
-        DamagedCheckpoint: The checkpoint is damaged; the content of ``params`` is then undefined.
-        CheckpointError: No parameter matches.
-    """
-    with Checkpoint(path) as checkpoint:
-        fit = _fit(checkpoint, layout)
-        views = layout.views(params)
-        checkpoint.read_into({name: views[name.removeprefix("params/")] for name in fit.fitting})
-        return fit
-
-
-def _fit(checkpoint: Checkpoint, layout: Layout) -> Fit:
-    fit = compare(checkpoint, {f"params/{entry.name}": entry.shape for entry in layout.entries})
-    if not fit.fitting:
-        raise CheckpointError(f"--init-from {checkpoint.path}: no parameter matches the model: {fit}")
-    return fit
 
 
 def root_attributes(step: int, data_cursor: int, seed: int) -> dict[str, Any]:
@@ -203,7 +182,8 @@ def _group(name: str) -> str:
 
 
 def _check_groups(checkpoint: Checkpoint, wanted: set[str]) -> None:
-    held = {name for name in checkpoint.attributes if name != "/" and not name.startswith("run")} - {"optimizer"}
+    others = {"optimizer", *(group.rstrip("/") for group in ARRAY_GROUPS)}
+    held = {name for name in checkpoint.attributes if name != "/" and not name.startswith("run")} - others
     if held != wanted:
         raise CheckpointError(
             f"{checkpoint.path} contains {', '.join(sorted(held))}, but this run has {', '.join(sorted(wanted))}; "

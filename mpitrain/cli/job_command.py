@@ -85,7 +85,7 @@ class JobCommand(click.Command):
         arguments = {str(option.name): values[str(option.name)] for option in self._job}
         run = [str(option.name) for option in self._run if option is not _CONFIG]
         config = RunConfig.of(**{name: values[name] for name in run})
-        return TrainRequest(path, arguments, config, lambda: make_job(path, function, arguments))
+        return TrainRequest(path, arguments, config, lambda: make_job(path, function, arguments, config.training.seed))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         about = "Options of the job"

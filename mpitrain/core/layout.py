@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -56,14 +56,16 @@ class Layout:
         entries: In the order of the vector.
         n_trained: The optimizer's range of the vector is ``[0, n_trained)``; state follows.
         size: Length of the vector. Alignment gaps are zero.
+        aliases: Further names of entries, each with the entry's name: those of shared parameters.
     """
 
     entries: tuple[Entry, ...]
     n_trained: int
     size: int
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def pack(cls, declared: Iterable[tuple[str, Shape, Kind]]) -> Layout:
+    def pack(cls, declared: Iterable[tuple[str, Shape, Kind]], aliases: Mapping[str, str] | None = None) -> Layout:
         """Return the layout of ``(name, shape, kind)`` tuples, parameters before state."""
         ordered = sorted(declared, key=lambda item: item[2] == "state")
         entries: list[Entry] = []
@@ -74,7 +76,7 @@ class Layout:
             start = -(-entry.stop // ALIGN) * ALIGN
             if kind == "param":
                 n_trained = start
-        return cls(tuple(entries), n_trained, start)
+        return cls(tuple(entries), n_trained, start, aliases or {})
 
     @property
     def n_params(self) -> int:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from .layout import ALIGN
+
+# Called with ``start`` when ``grads[start:]`` is final; with decreasing values, finally 0.
+OnReady = Callable[[int], None]
+
+
+def announce_nothing(start: int) -> None:
+    """Do nothing: an ``OnReady`` for gradients that are not final when they are complete."""
 
 
 def aligned_range(start: int, stop: int, index: int, parts: int) -> tuple[int, int]:

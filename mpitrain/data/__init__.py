@@ -1,12 +1,16 @@
 """Data sets: storage of examples, their order, and batches."""
 
 from ..core.renamed import warn
+from .batch import Batch, BatchSource
 from .hdf5 import hdf5
 from .loader import InMemory, Loader, Storage, Streaming
 from .mnist import Images, mnist
 from .split import Split, check_labels, from_arrays
+from .text import sample_text
 
 __all__ = [
+    "Batch",
+    "BatchSource",
     "Images",
     "InMemory",
     "Loader",
@@ -17,6 +21,7 @@ __all__ = [
     "from_arrays",
     "hdf5",
     "mnist",
+    "sample_text",
 ]
 
 

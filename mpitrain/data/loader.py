@@ -12,6 +12,7 @@ import numpy as np
 from ..core import ops
 from ..core.layout import Array
 from ..errors import DataError
+from .batch import Batch
 from .permutation import MIXED_BLOCKS, order
 from .split import Split, check_labels
 
@@ -131,7 +132,7 @@ class Loader:
     def __len__(self) -> int:
         return len(self._split)
 
-    def batch(self, position: int, count: int) -> tuple[Array, Array]:
+    def batch(self, position: int, count: int) -> Batch:
         """Return the examples at [position, position + count) of the endless stream.
 
         Every example occurs once in each epoch, that is in each range of ``len(split)`` positions that starts at a
@@ -149,15 +150,15 @@ class Loader:
                 f"a batch of {count:,} examples is larger than {self._split.source}, which has {len(self._split):,}; "
                 "reduce the batch size"
             )
-        made = self._take(self._order(position, count))
+        made = self._take(self._order(position, count), position)
         if isinstance(self._storage, Streaming):
             # In the served modes the next position is a guess, which suffices to read the right part of a file.
             self._storage.expect(self._order(position + self._stride, count))
         return made
 
-    def sequential(self, start: int, stop: int) -> tuple[Array, Array]:
+    def sequential(self, start: int, stop: int) -> Batch:
         """Return the examples [start, stop) in the order of the split, in the form of ``batch``."""
-        return self._take(np.arange(start, stop))
+        return self._take(np.arange(start, stop), 0)
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -166,10 +167,10 @@ class Loader:
     def _order(self, position: int, count: int) -> Array:
         return order(position, count, len(self._split), self._seed, self._split.block)
 
-    def _take(self, indices: Array) -> tuple[Array, Array]:
+    def _take(self, indices: Array, position: int) -> Batch:
         examples, labels = self._memory(len(indices)) or self._next_buffers(len(indices))
         self._storage.take(indices, self._scale, examples, labels)
-        return examples, labels
+        return Batch(examples, labels, position)
 
     def _next_buffers(self, count: int) -> tuple[Array, Array]:
         self._turn = 1 - self._turn

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..core.layout import Array, Shape
 from ..errors import DataError
+from .batch import Batch, BatchSource
 
-_SAMPLE = 16  # examples in a digest
+SAMPLE = 16  # examples in a digest
+
+
+class Examples(Protocol):
+    """A map-style dataset, such as a ``torch.utils.data.Dataset``."""
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Return an example."""
 
 
 class Split:
@@ -29,12 +40,14 @@ class Split:
         scale: Factor applied to examples when a batch is made; not to integers that the model takes unchanged.
         block: Number of consecutive examples to read at a time; None if the file cannot be read in ranges.
         note: A note to the user about how the files are read, or None.
+        is_array: Whether all examples have the shape and type above, so that a batch is an array.
 
     Raises:
         DataError: Examples or labels are not numbers.
     """
 
     note: str | None = None
+    is_array = True
 
     def __init__(
         self,
@@ -79,24 +92,34 @@ class Split:
         """
         raise NotImplementedError
 
+    def read_batch(self, start: int, stop: int) -> Batch:
+        """Return the examples [start, stop) in stored form.
 
-def sample_digest(split: Split) -> str:
-    """Return a digest of some examples and labels, spread over the split; from its beginning if it has no ranges.
+        Raises:
+            DataError: The files do not match their headers.
+        """
+        examples = np.empty((stop - start, *self.shape), self.dtype)
+        labels = np.empty((stop - start, *self.label_shape), self.label_dtype)
+        self.read(start, stop, examples, labels)
+        return Batch(examples, labels, start)
 
-    Raises:
-        DataError: The files do not match their headers.
-    """
-    digest = hashlib.sha256()
-    spread = split.block is not None or isinstance(split, ArraySplit)
-    for index in range(min(_SAMPLE, len(split))):
-        start = index * len(split) // min(_SAMPLE, len(split)) if spread else index
-        examples, labels = (
-            np.empty((1, *split.shape), split.dtype),
-            np.empty((1, *split.label_shape), split.label_dtype),
-        )
-        split.read(start, start + 1, examples, labels)
-        digest.update(examples.tobytes() + labels.tobytes())
-    return digest.hexdigest()[:16]
+    def sample_digest(self) -> str:
+        """Return a digest of some examples and labels, spread over the split; of the first ones if it has no ranges.
+
+        Raises:
+            DataError: The files do not match their headers.
+        """
+        digest = hashlib.sha256()
+        spread = self.block is not None or isinstance(self, ArraySplit)
+        for index in range(min(SAMPLE, len(self))):
+            start = index * len(self) // min(SAMPLE, len(self)) if spread else index
+            batch = self.read_batch(start, start + 1)
+            digest.update(batch.examples.tobytes() + batch.labels.tobytes())
+        return digest.hexdigest()[:16]
+
+    def own_loader(self, seed: int) -> BatchSource | None:
+        """Return what makes the batches of this split, in an order determined by ``seed``; None for a ``Loader``."""
+        return None
 
 
 def _native(source: str, dtype: Any) -> np.dtype[Any]:

@@ -90,7 +90,7 @@ def check(workers: Sequence[VisibleGpus], config: RunConfig) -> None:
     """
     options = config.device
     without = [index for index, worker in enumerate(workers) if not worker.gpus]
-    if len(without) == len(workers) and options.precision != "float32":
+    if len(without) == len(workers) and options.precision not in ("float32", "bfloat16"):
         raise ConfigError(
             f"--precision {options.precision} requires GPUs, but no worker has one; use --precision float32"
         )

@@ -7,6 +7,7 @@ precision training, ICLR 2018, section 3.2). An overflow skips the step and halv
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,7 @@ class GradScaler:
 
 
 def _number(extra_state: ExtraState, name: str, default: float) -> float:
-    value = extra_state.get(name, default)
+    value: Any = extra_state.get(name, default)
     if isinstance(value, str) or not math.isfinite(value):
         raise CheckpointError(f"the checkpoint's {name} is {value!r}, not a number; use another one, or --init-from")
     return value

@@ -11,7 +11,7 @@ import numpy as np
 from ..core.layout import Array, Layout
 from ..optim.average import moving_average
 from ..optim.optimizer import Optimizer
-from ..optim.updater import segments_of
+from ..optim.updater import Frozen, segments_of
 
 if TYPE_CHECKING:
     from .device import Gpu
@@ -25,6 +25,7 @@ class GpuUpdate:
         vectors: ``params``, the optimizer's slots, and ``average`` if there is one; shape (layout.size,) each.
         moving: Moving average of the parameters, or None.
         state: The state that controls the step; see ``updates.decide_update``.
+        frozen: Which parameters do not change for now.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class GpuUpdate:
         vectors: Mapping[str, Array],
         moving: moving_average | None,
         state: Array,
+        frozen: Frozen,
     ) -> None:
         self._optimizer, self._moving = optimizer, moving
         self._go, self._factor = state[updates.GO : updates.GO + 1], state[updates.FACTOR : updates.FACTOR + 1]
@@ -45,21 +47,26 @@ class GpuUpdate:
         slot0, slot1 = [*self._slots.values(), none, none][:2]
         self._vectors = params, slot0, slot1  # those of compiled rules
         self._average = vectors.get("average", none)
-        found = segments_of(optimizer, layout, 0, layout.size)
+        self._gpu, self._layout, self._frozen = gpu, layout, frozen
+        self._first = gpu.copy_of(np.zeros(1, np.int64))
+        self._scale = gpu.empty((1,), params.dtype)
+        self._split(frozen.flags.tobytes())
+
+    def _split(self, flags: bytes) -> None:
+        """Split the vector into segments, as determined by the frozen parameters."""
+        gpu, optimizer = self._gpu, self._optimizer
+        self._flags = flags
+        found = segments_of(optimizer, self._layout, 0, self._layout.size, flags)
         self._count = len(found.bounds)
+        self._groups = [(1.0, slice(0, self._count))] if optimizer.layerwise else found.by_factor()
+        self._factors = gpu.copy_of(found.factors)
         self._segments, self._decayed = gpu.copy_of(found.bounds), gpu.copy_of(found.decayed)
         self._decay = gpu.copy_of(optimizer.weight_decay * found.decayed)
         self._scales = gpu.copy_of(np.ones(self._count))
         self._l2 = gpu.copy_of(optimizer.l2 * found.decayed)
         self._no_decay = gpu.copy_of(np.zeros(self._count))
         self._sums = gpu.copy_of(np.zeros((self._count, 2)))
-        self._first = gpu.copy_of(np.zeros(1, np.int64))
-        self._scale, self._n_trained = gpu.empty((1,), params.dtype), layout.n_trained
-        decayed = np.zeros(self._n_trained if optimizer.l2 or optimizer.weight_decay else 0, params.dtype)
-        for (start, stop, trained), value in zip(found.bounds, found.decayed, strict=True):
-            if trained:
-                decayed[start:stop] = value
-        self._decayed_elements = gpu.copy_of(decayed)
+        self._parts = list(zip(found.bounds.tolist(), found.decayed.tolist(), found.factors.tolist(), strict=True))
 
     def __call__(self, grads: Array, step: int) -> None:
         """Apply ``grads``, shape (layout.size,), which is overwritten if the optimizer needs norms.
@@ -67,6 +74,8 @@ class GpuUpdate:
         Args:
             step: The 0-based step.
         """
+        if (flags := self._frozen.flags.tobytes()) != self._flags:
+            self._split(flags)
         rows, optimizer = grads.reshape(1, -1), self._optimizer
         rate = optimizer.rate(step)
         if not optimizer.needs_sums:
@@ -82,6 +91,8 @@ class GpuUpdate:
         decay = optimizer.weight_decay if optimizer.direction(step) is None else 0.0
         sizes = self._segments, self._sums, self._decayed, rate
         updates.layer_scales(*sizes, optimizer.trust_ratio, largest, decay, self._scales, self._l2)
+        if optimizer.rate_factors:
+            self._scales *= self._factors
         self._apply(rows, 1.0, step, None)  # the scales include the learning rate
 
     def _measure(self, rows: Array, step: int) -> None:
@@ -93,32 +104,36 @@ class GpuUpdate:
     def _apply(self, rows: Array, rate: float, step: int, factor: Any) -> None:
         optimizer = self._optimizer
         follow = 0.0 if self._moving is None else 1.0 - self._moving.decay_at(step)
-        fused = optimizer.fused(rate, step)
-        if fused is None:
+        if optimizer.fused(rate, step) is None:
             self._apply_rule(rows[0], rate, step, factor, follow)
             return
         decay = self._no_decay if optimizer.layerwise else self._decay
-        given = self._segments, self._scales, self._l2, decay, rows, self._first
-        more = {"rate": rate, "go": self._go, "factor": factor}
-        updates.update_segments(*fused, *given, 0, *self._vectors, self._average, follow, **more)
+        for rate_factor, group in self._groups:
+            scaled = rate * rate_factor
+            fused = optimizer.fused(scaled, step)
+            assert fused is not None
+            given = self._segments[group], self._scales[group], self._l2[group], decay[group], rows, self._first
+            more = {"rate": scaled, "go": self._go, "factor": factor}
+            updates.update_segments(*fused, *given, 0, *self._vectors, self._average, follow, **more)
 
     def _apply_rule(self, grads: Array, rate: float, step: int, factor: Any, follow: float) -> None:
         """Do what ``update_segments`` does, with a rule that is not compiled: on copies, for a step may be skipped."""
-        optimizer, n, go = self._optimizer, self._n_trained, self._go != 0
+        optimizer, go = self._optimizer, self._go != 0
         self._scale[...] = self._scales[:1] if factor is None else self._scales[:1] * factor
-        params = self._params + grads  # this is all for state
-        trained, grads = params[:n], grads[:n] * self._scale
-        trained[...] = self._params[:n]
-        if optimizer.l2:
-            grads += optimizer.l2 * self._decayed_elements * trained
-        if optimizer.weight_decay:
-            trained *= 1 - rate * optimizer.weight_decay * self._decayed_elements
-        slots = {name: slot[:n].copy() for name, slot in self._slots.items()}
-        optimizer.update(trained, grads, slots, rate, step)
-        changed = [(self._params, params), *((self._slots[name][:n], slot) for name, slot in slots.items())]
-        if self._moving is not None:
-            average = params.copy()
-            average[:n] = self._average[:n] + follow * (trained - self._average[:n])
-            changed.append((self._average, average))
+        changed: list[tuple[Array, Array]] = []
+        for (lo, hi, trained), decayed, rate_factor in self._parts:
+            part, scaled = slice(lo, hi), rate * rate_factor
+            params, slots = self._params[part].copy(), {name: slot[part].copy() for name, slot in self._slots.items()}
+            if not trained:
+                params += grads[part]
+            else:
+                gradient = grads[part] * self._scale + optimizer.l2 * decayed * params
+                params *= 1 - scaled * optimizer.weight_decay * decayed
+                optimizer.update(params, gradient, slots, scaled, step)
+                changed += [(self._slots[name][part], slot) for name, slot in slots.items()]
+            changed.append((self._params[part], params))
+            if self._moving is not None:
+                before = self._average[part]
+                changed.append((before, before + follow * (params - before) if trained else params))
         for vector, values in changed:
             self._xp.copyto(vector, values, where=go)

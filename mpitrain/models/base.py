@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any, SupportsFloat
 
 from ..core.layout import Array
-from ..core.ranges import split_batch
+from ..core.ranges import OnReady, announce_nothing, split_batch
+from ..data.batch import Batch
 from ..plan.progress import ExtraState
-
-# Called with ``start`` when ``grads[start:]`` is final; with decreasing values, finally 0.
-OnReady = Callable[[int], None]
-
-
-class Batch(NamedTuple):
-    """Examples to compute on.
-
-    Attributes:
-        examples, labels: Shape (batch, ...) each; as returned by ``Loader.batch``.
-        position: Index of the first example in the endless stream of examples.
-    """
-
-    examples: Array
-    labels: Array
-    position: int
-
-
-def part(batch: Batch, start: int, stop: int) -> Batch:
-    """Return the examples [start, stop) of a batch."""
-    return Batch(batch.examples[start:stop], batch.labels[start:stop], batch.position + start)
 
 
 class Model:
@@ -65,15 +44,15 @@ class Model:
         self.load_params()
         if self._micro_batches == 1:
             return self.compute_loss(batch)  # type: ignore[no-any-return]
-        *first, last = split_batch(len(batch.labels), self._micro_batches)
+        *first, last = split_batch(batch.count, self._micro_batches)
         total: Any = 0.0
         for index, (start, stop) in enumerate(first):
-            loss = self.compute_loss(part(batch, start, stop))
-            self.compute_grads(lambda start: None)
+            loss = self.compute_loss(batch.part(start, stop))
+            self.compute_grads(announce_nothing)
             with self.activate():
                 total = self.add_loss(total, loss)
                 self._accumulate(first=index == 0)
-        loss = self.compute_loss(part(batch, *last))
+        loss = self.compute_loss(batch.part(*last))
         with self.activate():
             return self.add_loss(total, loss)  # type: ignore[no-any-return]
 

@@ -6,11 +6,13 @@ from typing import Any
 
 from ..core.device import Device
 from ..core.layout import Array
+from ..core.ranges import OnReady
+from ..data.batch import Batch
 from ..nn.container import Sequential
 from ..nn.layer import Context, Layer, SumOverWorkers, bind, place
 from ..nn.loss import Loss
 from ..plan.plan import Plan
-from .base import Batch, Model, OnReady
+from .base import Model
 
 
 class NativeModel(Model):

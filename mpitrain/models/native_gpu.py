@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import Array
+from ..core.ranges import OnReady
+from ..data.batch import Batch
 from ..data.split import Split
 from ..gpu import ops
 from ..gpu.device import Gpu
@@ -20,7 +22,7 @@ from ..gpu.stream import Stream, pinned
 from ..nn.layer import Layer, SumOverWorkers, walk
 from ..nn.loss import Loss
 from ..plan.plan import Plan
-from .base import Batch, Model, OnReady
+from .base import Model
 from .native import NativeModel
 
 _log = logging.getLogger(__name__)
@@ -114,8 +116,8 @@ class NativeGpuModel(Model):
 
     def compute_loss(self, batch: Batch) -> Any:
         with self._gpu.activate():
-            self._staged = staged = self._stager.copy_to_device(*batch)
-            self._replay = self._replay_of(staged, len(batch.labels))
+            self._staged = staged = self._stager.copy_to_device(batch.examples, batch.labels, batch.position)
+            self._replay = self._replay_of(staged, batch.count)
             if self._replay is None:
                 loss = self._begin(staged)
             else:

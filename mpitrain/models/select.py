@@ -1,4 +1,4 @@
-"""Select the model implementation for a rank's devices."""
+"""Select the model implementation for a job's network and a rank's devices."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.device import CPU, Device
-from ..nn.layer import Layer, SumOverWorkers
-from ..nn.loss import Loss
+from ..nn.layer import SumOverWorkers
 from ..plan.job import Job
+from ..plan.layer_network import LayerNetwork
 from ..plan.plan import Plan
 from .base import Model
 from .native import NativeModel
-from .towers import Towers
+from .towers import MakeOne, Towers
 
 
 def make_model(
@@ -23,20 +23,48 @@ def make_model(
     Args:
         sum_over_workers: See ``nn.Context``.
     """
-    towers = Towers
-
-    def make(model: Layer, loss: Loss, device: Any, sum_over_workers: SumOverWorkers | None) -> Model:
-        return NativeModel(model, loss, plan, device, sum_over_workers)
-
-    if devices[0].is_gpu:
-        from .native_gpu import NativeGpuModel
-        from .towers_gpu import GpuTowers
-
-        towers = GpuTowers
-
-        def make(model: Layer, loss: Loss, device: Any, sum_over_workers: SumOverWorkers | None) -> Model:
-            return NativeGpuModel(model, loss, plan, device, job.train, sum_over_workers)
-
+    if not isinstance(job.network, LayerNetwork):
+        make, towers = _torch_on_gpus(plan) if devices[0].is_gpu else _torch(plan)
+    elif devices[0].is_gpu:
+        make, towers = _layers_on_gpus(job, plan)
+    else:
+        make, towers = _layers(plan)
     if len(devices) == 1:
-        return make(job.model, job.loss, devices[0], sum_over_workers)
+        return make(job.network, devices[0], sum_over_workers)
     return towers(make, job, plan, devices, sum_over_workers)
+
+
+def _layers(plan: Plan) -> tuple[MakeOne, type[Towers]]:
+    def make(network: Any, device: Any, sum_over_workers: SumOverWorkers | None) -> Model:
+        return NativeModel(network.model, network.loss, plan, device, sum_over_workers)
+
+    return make, Towers
+
+
+def _layers_on_gpus(job: Job, plan: Plan) -> tuple[MakeOne, type[Towers]]:
+    from .native_gpu import NativeGpuModel
+    from .towers_gpu import GpuTowers
+
+    def make(network: Any, device: Any, sum_over_workers: SumOverWorkers | None) -> Model:
+        return NativeGpuModel(network.model, network.loss, plan, device, job.train_split, sum_over_workers)
+
+    return make, GpuTowers
+
+
+def _torch(plan: Plan) -> tuple[MakeOne, type[Towers]]:
+    from .torch_model import TorchModel
+    from .torch_towers import TorchTowers
+
+    def make(network: Any, device: Any, sum_over_workers: SumOverWorkers | None) -> Model:
+        return TorchModel(network, plan, sum_over_workers)
+
+    return make, TorchTowers
+
+
+def _torch_on_gpus(plan: Plan) -> tuple[MakeOne, type[Towers]]:
+    from .torch_gpu import TorchGpuModel, TorchGpuTowers
+
+    def make(network: Any, device: Any, sum_over_workers: SumOverWorkers | None) -> Model:
+        return TorchGpuModel(network, plan, device, sum_over_workers)
+
+    return make, TorchGpuTowers

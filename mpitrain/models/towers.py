@@ -18,18 +18,20 @@ import numpy as np
 from ..core.device import Device
 from ..core.kernels import sum_rows
 from ..core.layout import Array
-from ..core.ranges import split_batch
+from ..core.ranges import OnReady, announce_nothing, split_batch
+from ..data.batch import Batch
 from ..errors import JobError
-from ..nn.layer import Layer, SumOverWorkers
-from ..nn.loss import Loss
+from ..nn.layer import SumOverWorkers
 from ..plan.job import Job
+from ..plan.network import Network, network_of
 from ..plan.plan import Plan
-from .base import Batch, Model, OnReady, part
+from ..plan.progress import ExtraState
+from .base import Model
 
 T = TypeVar("T")
-# Make a model for one device from layers, a loss, and the sum over the workers.
+# Make a model for one device from a network, the device, and the sum over the workers.
 SumOver = SumOverWorkers | None
-MakeOne = Callable[[Layer, Loss, Any, SumOver], Model]
+MakeOne = Callable[[Network, Any, SumOver], Model]
 
 
 class Towers(Model):
@@ -40,8 +42,8 @@ class Towers(Model):
         copies = [_copied(job) for _ in devices[1:]]  # the first device uses the job's own, which hooks may refer to
         self._allreduce = TowerAllreduce(len(devices))
         self._towers = [
-            make(model, loss, device, self._allreduce.summing(index, sum_over))
-            for index, ((model, loss), device) in enumerate(zip([(job.model, job.loss), *copies], devices, strict=True))
+            make(network, device, self._allreduce.summing(index, sum_over))
+            for index, (network, device) in enumerate(zip([job.network, *copies], devices, strict=True))
         ]
         self.accepts_raw = self._towers[0].accepts_raw
         self._rows = np.zeros((len(devices), plan.layout.size), plan.dtype)
@@ -64,12 +66,20 @@ class Towers(Model):
 
     def _compute_losses(self, batch: Batch) -> list[Any]:
         """Return the loss of each tower for its part of a batch."""
-        parts = split_batch(len(batch.labels), len(self._towers))
-        return self._on_all(lambda index: self._towers[index].compute_loss(part(batch, *parts[index])))
+        parts = split_batch(batch.count, len(self._towers))
+        return self._on_all(lambda index: self._towers[index].compute_loss(batch.part(*parts[index])))
 
     def compute_grads(self, on_ready: OnReady) -> None:
-        self._on_all(lambda index: self._towers[index].compute_grads(_ignore))
+        self._on_all(lambda index: self._towers[index].compute_grads(announce_nothing))
         sum_rows(self._rows, self._order, 0, self._rows.shape[1], 1.0, self.grads)
+
+    @property
+    def extra_state(self) -> ExtraState:
+        return self._towers[0].extra_state
+
+    def load_extra_state(self, state: ExtraState) -> None:
+        for tower in self._towers:
+            tower.load_extra_state(state)
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -129,13 +139,9 @@ class TowerAllreduce:
         self._barrier.abort()
 
 
-def _ignore(start: int) -> None:
-    """Do nothing: a gradient is complete when all towers' are summed."""
-
-
-def _copied(job: Job) -> tuple[Layer, Loss]:
+def _copied(job: Job) -> Network:
     try:
-        return copy.deepcopy((job.model, job.loss))
+        return network_of(*copy.deepcopy((job.network.model, job.network.loss)))
     except Exception as error:
         raise JobError(
             f"--devices-per-rank: the model cannot be copied for each device ({error}); "

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..core.layout import Array
+from ..core.ranges import OnReady, announce_nothing
+from ..data.batch import Batch
 from ..gpu import ops
 from ..plan.job import Job
 from ..plan.plan import Plan
-from .base import Batch, OnReady
 from .towers import MakeOne, SumOver, Towers
 
 
@@ -78,7 +79,7 @@ class GpuTowers(Towers):
         if not self._resident:
             super().compute_grads(on_ready)
             return
-        self._on_all(lambda index: self._towers[index].compute_grads(lambda start: None))
+        self._on_all(lambda index: self._towers[index].compute_grads(announce_nothing))
         with self.activate():
             others = enumerate(self._copies, start=1)
             self._gather([(None, None), *((grads, self._rows[i]) for i, (_, grads) in others)])

@@ -12,9 +12,11 @@ import importlib.util
 import logging
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,19 @@ def available() -> bool:
     return importlib.util.find_spec("tensorboardX") is not None
 
 
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Hide torch from imports, unless the job has imported it: tensorboardX would import it, which takes seconds."""
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+
+
 class Events:
     """One event file; chief only.
 
@@ -62,9 +77,10 @@ class Events:
     def __init__(self, folder: Path) -> None:
         if not available():
             raise ConfigError("--tensorboard requires tensorboardX; run pip install 'mpitrain[tensorboard]'")
-        self._event = importlib.import_module("tensorboardX.proto.event_pb2")
-        self._summary = importlib.import_module("tensorboardX.summary")
-        record_writer = importlib.import_module("tensorboardX.record_writer")
+        with _without_torch():
+            self._event = importlib.import_module("tensorboardX.proto.event_pb2")
+            self._summary = importlib.import_module("tensorboardX.summary")
+            record_writer = importlib.import_module("tensorboardX.record_writer")
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self._writer: Any = record_writer.RecordWriter(str(folder / name))

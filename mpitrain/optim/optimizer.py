@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
@@ -52,6 +52,8 @@ class Optimizer(ABC):
             addition to the gradient's step (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019).
         decay_names: Patterns (as of files) of the names of parameters to which ``l2`` or ``weight_decay`` apply.
         clip_norm: Maximum Euclidean norm of the whole gradient, which is scaled down if necessary.
+        rate_factors: Factors of the learning rate by patterns (as of files) of the names of parameters; the first
+            pattern that matches counts. Other parameters have the factor 1.
         slots: Names of the vectors that the rule keeps in addition to the parameters; any number, initially zero.
         layerwise: Whether the step of each parameter is scaled by a ratio of norms (LAMB, LARS).
 
@@ -64,6 +66,7 @@ class Optimizer(ABC):
     weight_decay: float = field(default=0.0, kw_only=True, metadata={"below": math.inf})
     decay_names: str | Sequence[str] = field(default="*.weight", kw_only=True)
     clip_norm: float | None = field(default=None, kw_only=True)
+    rate_factors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
 
     slots: ClassVar[tuple[str, ...]] = ()
     layerwise: ClassVar[bool] = False
@@ -76,6 +79,9 @@ class Optimizer(ABC):
                 raise JobError(f"{self.name}: {each.name} is {value!r}, must be a number in [0, {below})")
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             raise JobError(f"{self.name}: clip_norm is {self.clip_norm!r}, must be a number > 0 or None")
+        for pattern, factor in self.rate_factors.items():
+            if not isinstance(factor, (int, float)) or not 0 <= factor < math.inf:
+                raise JobError(f"{self.name}: the rate_factor of {pattern!r} is {factor!r}, must be a number >= 0")
         if self.l2 and self.weight_decay:
             raise JobError(
                 f"{self.name}: l2={self.l2} and weight_decay={self.weight_decay} cannot be combined; remove one"
@@ -166,6 +172,11 @@ class Optimizer(ABC):
         """Whether ``decay_names`` matches the parameter ``name``."""
         patterns = [self.decay_names] if isinstance(self.decay_names, str) else self.decay_names
         return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+    def rate_factor(self, name: str) -> float:
+        """Return the factor of the learning rate of the parameter ``name``."""
+        factors = (factor for pattern, factor in self.rate_factors.items() if fnmatchcase(name, pattern))
+        return next(factors, 1.0)
 
     def clip_factor(self, squared_norm: float) -> float:
         """Return the factor that clips a gradient of this squared norm; NaN or 0 * inf if it is not finite."""

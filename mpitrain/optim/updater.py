@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -19,45 +19,76 @@ _FIRST = np.zeros(1, np.int64)
 _PART = 8 * rules.BLOCK  # elements at a time of a rule without a kernel: gradient and temporaries stay in the L2 cache
 
 
-class Segments(NamedTuple):
-    """A range of the vector, split where its treatment changes.
+class Frozen:
+    """Which parameters do not change for now; it may differ from step to step.
 
     Attributes:
-        bounds: Shape (k, 3), int64: start, stop, and whether it is trained.
+        flags: Shape (number of the layout's entries,), uint8: 1 for an entry that does not change. Ranks of a node may
+            share it; all ranks that update must set it before the same step.
+    """
+
+    def __init__(self, layout: Layout, names: Collection[str] = ()) -> None:
+        self.flags = np.array([entry.name in names for entry in layout.entries], np.uint8)
+
+    def share(self, flags: Array) -> None:
+        """Keep the flags in ``flags``, memory that is shared by several ranks."""
+        flags[...] = self.flags
+        self.flags = flags
+
+
+class Segments(NamedTuple):
+    """A range of the vector, split where its treatment changes, in ascending order of the factors.
+
+    Attributes:
+        bounds: Shape (k, 3), int64: start, stop, and whether it is trained; the gradient of other segments is added.
         entries: Shape (k,): index of the segment's (first) entry in the layout.
         decayed: Shape (k,), float64: 1 where ``decay_names`` matches, else 0.
+        factors: Shape (k,), float64: factors of the learning rate.
     """
 
     bounds: Array
     entries: Array
     decayed: Array
+    factors: Array
+
+    def by_factor(self) -> list[tuple[float, slice]]:
+        """Return each factor with its segments."""
+        factors, first = np.unique(self.factors, return_index=True)
+        stops = [*first[1:], len(self.factors)]
+        return [(float(factor), slice(a, b)) for factor, a, b in zip(factors, first, stops, strict=False)]
 
 
-def segments_of(optimizer: Optimizer, layout: Layout, lo: int, hi: int) -> Segments:
-    """Return [lo, hi) as segments; for a layerwise optimizer each entry is a separate segment."""
-    bounds: list[list[int]] = []
-    entries: list[int] = []
-    decayed: list[float] = []
+def segments_of(optimizer: Optimizer, layout: Layout, lo: int, hi: int, frozen: bytes | None = None) -> Segments:
+    """Return [lo, hi) as segments; for a layerwise optimizer each entry is a separate segment.
+
+    Args:
+        frozen: For each entry whether it is not trained, although it is a parameter. Its gradient is zero.
+    """
+    found: list[tuple[float, int, int, int, int, float]] = []  # factor, start, stop, trained, entry, decayed
     for index, entry in enumerate(layout.entries):
-        trained, decays = entry.kind == "param", optimizer.decays(entry.name)
         start, stop = max(entry.start, lo), min(entry.stop, hi)
         if start >= stop:
             continue
-        same = bounds and bounds[-1][2] == trained and decayed[-1] == decays
-        if same and not optimizer.layerwise:
-            bounds[-1][1] = stop  # including the gap, whose zeros remain zero under every rule
-            continue
-        bounds.append([start, stop, int(trained)])
-        entries.append(index)
-        decayed.append(float(decays))
-    return Segments(np.array(bounds, np.int64).reshape(-1, 3), np.array(entries, np.int64), np.array(decayed))
+        trained = int(entry.kind == "param" and not (frozen and frozen[index]))
+        factor, decays = optimizer.rate_factor(entry.name), float(optimizer.decays(entry.name))
+        if found and not optimizer.layerwise:
+            before = found[-1]
+            if (before[0], before[3], before[5]) == (factor, trained, decays):
+                # Including the gap, whose zeros remain zero under every rule.
+                found[-1] = (factor, before[1], stop, trained, before[4], decays)
+                continue
+        found.append((factor, start, stop, trained, index, decays))
+    rows = np.array(sorted(found), np.float64).reshape(-1, 6)
+    return Segments(rows[:, 1:4].astype(np.int64), rows[:, 4].astype(np.int64), rows[:, 5].copy(), rows[:, 0].copy())
 
 
 class _RangeArguments:
     """The segments of a range and the arguments of their update.
 
     Attributes:
-        segments, entries, decayed: As in ``Segments``.
+        segments, entries, decayed, factors: As in ``Segments``.
+        groups: Each factor of the learning rate with its segments; one group of factor 1 for a layerwise optimizer,
+            whose ``scales`` include the factors.
         decay: Shape (k,), float64: weight decay where ``decay_names`` matches, else 0.
         scales, l2, shrink: Shape (k,), float64: arguments of ``rules.update_segments``, set at every step.
         sums: Shape (k, 2), float64: output of ``rules.measure_segments``.
@@ -65,9 +96,10 @@ class _RangeArguments:
     """
 
     def __init__(self, optimizer: Optimizer, segments: Segments) -> None:
-        self.segments, self.entries, self.decayed = segments
-        self.decay, self.l2 = optimizer.weight_decay * self.decayed, optimizer.l2 * self.decayed
+        self.segments, self.entries, self.decayed, self.factors = segments
         count = len(self.segments)
+        self.groups = [(1.0, slice(0, count))] if optimizer.layerwise else segments.by_factor()
+        self.decay, self.l2 = optimizer.weight_decay * self.decayed, optimizer.l2 * self.decayed
         self.scales, self.shrink, self.sums, self.clip = np.ones(count), np.zeros(count), np.zeros((count, 2)), 1.0
 
 
@@ -93,6 +125,7 @@ class Updater:
         slots: The optimizer's slots by name, each like ``params``; zeros before the first step.
         average: Like ``params``, and a copy of it before the first step; None without moving average.
         moving: Moving average that updates ``average``, or None.
+        frozen: Parameters that do not change for now.
     """
 
     def __init__(
@@ -103,18 +136,20 @@ class Updater:
         slots: Mapping[str, Array],
         average: Array | None = None,
         moving: moving_average | None = None,
+        frozen: Frozen | None = None,
     ) -> None:
         assert set(slots) == set(optimizer.slots) and (average is None) == (moving is None)
         none = np.empty(0, params.dtype)
         self.optimizer = optimizer
         self.layout = layout
         self._params, self._average, self._moving = params, none if average is None else average, moving
+        self._frozen = frozen or Frozen(layout)
         self._slots = {name: slots[name] for name in optimizer.slots}
         slot0, slot1 = [*self._slots.values(), none, none][:2]
         self._vectors = params, slot0, slot1  # those of compiled rules
         self._scratch = CPU.empty((_PART,), params.dtype)
         self._rows_in_order = np.arange(1)
-        self._cached_arguments: dict[tuple[int, int], _RangeArguments] = {}
+        self._cached_arguments: dict[tuple[int, int, bytes], _RangeArguments] = {}
 
     @property
     def needs_sums(self) -> bool:
@@ -216,28 +251,35 @@ class Updater:
         optimizer = self.optimizer
         clip = optimizer.clip_factor(float(sums[:, 1].sum()))
         ratios = optimizer.trust_ratios(sums[args.entries], clip)
-        scales = rate * np.where(args.decayed == 1, ratios, 1.0)
+        scales = rate * args.factors * np.where(args.decayed == 1, ratios, 1.0)
         if optimizer.direction(0) is None:  # otherwise the direction includes decay
             np.multiply(scales, optimizer.weight_decay * args.decayed, out=args.l2)
         np.copyto(args.scales, np.where(args.segments[:, 2] == 1, clip * scales, 1.0))
 
     def _apply(self, args: _RangeArguments, rows: Array, order: Array, origin: int, rate: float, step: int) -> None:
         optimizer = self.optimizer
-        if optimizer.weight_decay and not optimizer.layerwise:
-            np.multiply(args.decayed, rate * optimizer.weight_decay, out=args.shrink)
         follow = 0.0 if self._moving is None else 1.0 - self._moving.decay_at(step)
-        fused = optimizer.fused(rate, step)
-        if fused is None:
-            self._apply_rule(args, rows, order, origin, rate, step, follow)
-            return
-        given = args.segments, args.scales, args.l2, args.shrink, rows, order
-        rules.update_segments(*fused, *given, origin, *self._vectors, self._average, follow, self._scratch)
+        for factor, group in args.groups:
+            scaled = rate * factor
+            if optimizer.weight_decay and not optimizer.layerwise:
+                np.multiply(args.decayed[group], scaled * optimizer.weight_decay, out=args.shrink[group])
+            given = args.segments[group], args.scales[group], args.l2[group], args.shrink[group]
+            fused = optimizer.fused(scaled, step)
+            if fused is None:
+                self._apply_rule(given, rows, order, origin, scaled, step, follow)
+            else:
+                vectors = *self._vectors, self._average
+                rules.update_segments(*fused, *given, rows, order, origin, *vectors, follow, self._scratch)
 
     def _apply_rule(
-        self, args: _RangeArguments, rows: Array, order: Array, origin: int, rate: float, step: int, follow: float
+        self, given: tuple[Array, ...], rows: Array, order: Array, origin: int, rate: float, step: int, follow: float
     ) -> None:
-        """Do what ``rules.update_segments`` does, with a rule that is not compiled."""
-        for (lo, hi, trained), scale, l2, shrink in zip(args.segments, args.scales, args.l2, args.shrink, strict=True):
+        """Do what ``rules.update_segments`` does, with a rule that is not compiled.
+
+        Args:
+            given: Segments, scales, l2 and shrink.
+        """
+        for (lo, hi, trained), scale, l2, shrink in zip(*given, strict=True):
             for start in range(lo, hi, _PART):
                 part = slice(start, min(start + _PART, hi))
                 params, average = self._params[part], self._average[part]
@@ -262,10 +304,10 @@ class Updater:
         return self._rows_in_order
 
     def _arguments_of(self, lo: int, hi: int) -> _RangeArguments:
-        """Return the update arguments of [lo, hi), cached by range."""
-        found = self._cached_arguments.get((lo, hi))
+        """Return the update arguments of [lo, hi), cached by range and by what is frozen."""
+        key = lo, hi, self._frozen.flags.tobytes()
+        found = self._cached_arguments.get(key)
         if found is None:
-            found = self._cached_arguments[lo, hi] = _RangeArguments(
-                self.optimizer, segments_of(self.optimizer, self.layout, lo, hi)
-            )
+            segments = segments_of(self.optimizer, self.layout, *key)
+            found = self._cached_arguments[key] = _RangeArguments(self.optimizer, segments)
         return found

@@ -232,7 +232,7 @@ class RunConfig:
         fraction, on_cpu = device.gpu_memory_fraction, device.device == "cpu"
         if fraction is not None and not 0 < fraction <= 1:
             raise ConfigError(f"--gpu-memory-fraction is {fraction}: must be > 0 and <= 1")
-        if device.precision != "float32" and (dtype != "float32" or on_cpu):
+        if device.precision != "float32" and (dtype != "float32" or (on_cpu and device.precision != "bfloat16")):
             other = "--device cpu" if on_cpu else f"--dtype {dtype}"
             raise ConfigError(
                 f"--precision {device.precision} requires GPUs and --dtype float32, but {other} is set; remove one"

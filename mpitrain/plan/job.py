@@ -9,7 +9,6 @@ import importlib.util
 import inspect
 import re
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,22 +18,15 @@ from typing import Any, NoReturn
 
 from .. import nn, optim
 from ..data import Split
-from ..data.split import sample_digest
+from ..data.split import Examples
 from ..errors import DataError, JobError, UserError
 from ..nn.layer import Layer, walk
 from ..nn.loss import Loss
 from ..optim import Optimizer, moving_average
 from .hook import Hook
+from .network import Network, TorchLoss, TorchModule, must_be, network_of, without_address
 from .placement import Pins
 
-_EXAMPLES: dict[type, str] = {
-    Layer: ", such as nn.Sequential(nn.Dense(8, 16), nn.ReLU(), nn.Dense(16, 2))",
-    Loss: ", such as nn.SoftmaxCrossEntropy()",
-    Optimizer: ", such as optim.adam(0.001)",
-    Split: "; for arrays use data.from_arrays(examples, labels)",
-    Sequence: " of hooks, such as [MyHook()]",
-    Hook: ", such as MyHook()",
-}
 _HOOK_METHODS = [name for name, method in vars(Hook).items() if inspect.isfunction(method)]
 _LAYER_METHODS = ["build", "forward", "backward"]
 
@@ -44,10 +36,13 @@ class Job:
     """A model and everything needed to train it.
 
     Attributes:
-        model: Takes a batch of examples, shape (batch, *train.shape).
-        loss: Takes the model's outputs and the labels.
+        model: Takes a batch of examples, shape (batch, *train.shape): layers, or a PyTorch module.
+        loss: Takes the model's outputs and the labels. For a PyTorch module it is a torch loss, or a function that
+            returns a tensor with one number, the mean over the batch.
         optimizer: Updates the parameters.
-        train: Examples to train on.
+        train: Examples to train on: a split, or for a PyTorch module also an object with ``__len__`` and
+            ``__getitem__``, such as a ``torch.utils.data.Dataset``. Its examples are tuples, inputs followed by the
+            label, or dicts with ``labels``.
         validation: Examples to measure on, or None.
         batch_size: Examples per worker and step; ``--batch-size`` overrides it.
         train_steps: Number of training steps; ``--train-steps`` overrides it.
@@ -55,33 +50,37 @@ class Job:
         hooks: Called by the training loop, in addition to the built-in ones.
         pins: With parameter servers: maps a variable's name to its server (from 0), or a function of name, shape and
             bytes that returns the server, or None to leave the choice to ``--placement``.
+        network, train_split, validation_split: The model with its loss, and the examples, in the form that the rest of
+            the package uses.
         line: The line of the job file that made this object, for errors.
     """
 
-    model: Layer
-    loss: Loss
+    model: Layer | TorchModule
+    loss: Loss | TorchLoss
     optimizer: Optimizer
-    train: Split
-    validation: Split | None = None
+    train: Split | Examples
+    validation: Split | Examples | None = None
     batch_size: int = 100
     train_steps: int = 1000
     moving_average: moving_average | None = None
     hooks: Sequence[Hook] = ()
     pins: Pins | None = None
+    network: Network = field(init=False, repr=False, compare=False)
+    train_split: Split = field(init=False, repr=False, compare=False)
+    validation_split: Split | None = field(init=False, repr=False, compare=False)
     line: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.line = sys._getframe(2).f_lineno  # of the caller of ``__init__``
-        wanted: dict[str, type] = {"model": Layer, "loss": Loss, "optimizer": Optimizer, "train": Split}
-        for name, kind in wanted.items():
-            self._check(name, getattr(self, name), kind)
-        optional: dict[str, type] = {"validation": Split, "moving_average": moving_average}
-        for name, kind in optional.items():
-            if getattr(self, name) is not None:
-                self._check(name, getattr(self, name), kind)
+        self.network = network_of(self.model, self.loss)
+        self.train_split = self._split("train", self.train)
+        self.validation_split = None if self.validation is None else self._split("validation", self.validation)
+        self._check("optimizer", self.optimizer, Optimizer)
+        if self.moving_average is not None:
+            self._check("moving_average", self.moving_average, moving_average)
         for name in ("batch_size", "train_steps"):
             self._check(name, getattr(self, name), int)
-        for kind in {type(layer) for _, layer in walk(self.model)}:
+        for kind in {type(layer) for _, layer in walk(self.model)} if isinstance(self.model, Layer) else ():
             _check_methods("model", Layer, kind, _LAYER_METHODS)
         self._check("hooks", self.hooks, Sequence)
         for hook in self.hooks:
@@ -90,9 +89,13 @@ class Job:
 
     def _check(self, name: str, value: object, kind: type) -> None:
         if not isinstance(value, kind) or isinstance(value, bool):
-            given = textwrap.shorten(_without_address(repr(value)), 80)  # the text of an array has many lines
-            valid = f"{kind.__name__}{_EXAMPLES.get(kind, '')}"
-            raise JobError(f"Job({name}=...) got {given}: must be {valid}")
+            raise JobError(must_be(name, value, kind))
+
+    def _split(self, name: str, given: object) -> Split:
+        split = self.network.as_split(given)
+        if not isinstance(split, Split):
+            raise JobError(must_be(name, given, Split))
+        return split
 
     def facts(self) -> dict[str, object]:
         """Return what must be the same on every rank, except the model.
@@ -100,17 +103,17 @@ class Job:
         Raises:
             DataError: A data file does not match its header.
         """
-        splits = {"training": self.train, "validation": self.validation}
+        splits = {"training": self.train_split, "validation": self.validation_split}
         return {
-            "loss": type(self.loss).__name__,
-            "optimizer": _without_address(repr(self.optimizer)),
-            "number of training examples": len(self.train),
-            "shape of an example": self.train.shape,
-            "number of validation examples": 0 if self.validation is None else len(self.validation),
+            **self.network.facts(),
+            "optimizer": without_address(repr(self.optimizer)),
+            "number of training examples": len(self.train_split),
+            "shape of an example": self.train_split.shape,
+            "number of validation examples": 0 if self.validation_split is None else len(self.validation_split),
             "moving average": self.moving_average,
             "hooks": [type(hook).__name__ for hook in self.hooks],
             **{
-                f"the {name} examples (a digest of some)": sample_digest(split)
+                f"the {name} examples (a digest of some)": split.sample_digest()
                 for name, split in splits.items()
                 if split is not None
             },
@@ -126,10 +129,6 @@ def _check_methods(option: str, base: type, kind: type, names: Sequence[str]) ->
         except TypeError:
             takes = f"{kind.__name__}.{name} takes {given}"
             raise JobError(f"Job({option}=...): {takes}: must take ({', '.join(wanted)})") from None
-
-
-def _without_address(text: str) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", text)  # it differs between ranks
 
 
 JobFunction = Callable[..., Job]
@@ -168,12 +167,17 @@ def _job_function(path: Path, module: ModuleType) -> JobFunction:
     return function
 
 
-def make_job(path: Path, function: JobFunction, arguments: dict[str, Any]) -> Job:
+def make_job(path: Path, function: JobFunction, arguments: dict[str, Any], seed: int) -> Job:
     """Call a job file's function and return its job.
+
+    If the file has imported torch, its random numbers are seeded first: a module gets its initial values when it is
+    made, and all ranks must make the same.
 
     Raises:
         JobError: The function raises, or does not return a Job.
     """
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)
     with _errors_described(path):
         job = function(**arguments)
     if not isinstance(job, Job):

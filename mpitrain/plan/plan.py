@@ -12,9 +12,8 @@ import numpy as np
 from ..core.layout import Array, Layout
 from ..core.ranges import Bucket, buckets_of, split_batch
 from ..errors import ConfigError, DataError, JobError
-from ..nn.layer import Layer, layout_of, walk
-from ..nn.normalize import BatchNorm
 from ..optim import Optimizer, Updater, moving_average
+from ..optim.updater import Frozen
 from .config import Precision, RunConfig
 from .job import Job
 from .placement import Placement, place
@@ -32,6 +31,7 @@ class Plan:
         layer_starts: First element of each layer of the model; gradients become ready at these boundaries.
         placements: The server of each range of the vector.
         workers: Number of ranks that compute gradients.
+        frozen: Which parameters do not change for now; the model sets it before a step.
         validate_steps: Steps between two validations; 0 for never.
     """
 
@@ -42,6 +42,7 @@ class Plan:
     layer_starts: list[int]
     placements: list[Placement]
     workers: int
+    frozen: Frozen
     validate_steps: int = 0
 
     @cached_property
@@ -115,7 +116,7 @@ class Plan:
     def updater(self, vectors: Mapping[str, Array]) -> Updater:
         """Return the optimizer bound to vectors of shape (layout.size,)."""
         slots, average = {name: vectors[name] for name in self.optimizer.slots}, vectors.get("average")
-        return Updater(self.optimizer, self.layout, vectors["params"], slots, average, self.moving_average)
+        return Updater(self.optimizer, self.layout, vectors["params"], slots, average, self.moving_average, self.frozen)
 
 
 def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
@@ -129,34 +130,34 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     dtype = np.dtype(config.training.dtype)
     _check_batch(config.training.batch_size * gradients_per_step, gradients_per_step, job)
     _check_devices(config)
-    layout = layout_of(job.model, job.train.shape, dtype)
+    layout = job.network.lay_out(job.train_split, dtype)
     if layout.n_params == 0:
-        raise JobError("the model has no trainable parameters; add a layer such as nn.Dense")
-    job.loss.check(job.model.output_shape, job.train.classes)
-    for split in (job.train, job.validation):
+        raise JobError("the model has no parameters; add a layer that has some")
+    for split in (job.train_split, job.validation_split):
         if split is not None and split.classes is None:
-            split.classes = job.loss.classes(job.model.output_shape)  # labels are checked when they are read
+            split.classes = job.network.classes  # labels are checked when they are read
     job.optimizer.check()
     _check_mode(job, config, workers)
     return Plan(
         config=config,
         layout=layout,
-        optimizer=job.optimizer.for_epochs(len(job.train) / (config.training.batch_size * gradients_per_step)),
+        optimizer=job.optimizer.for_epochs(len(job.train_split) / (config.training.batch_size * gradients_per_step)),
         moving_average=job.moving_average,
-        layer_starts=_starts(job.model, layout),
+        layer_starts=job.network.starts(layout),
         placements=place(layout, max(1, config.servers.ps), config.servers.placement, dtype.itemsize, job.pins),
         workers=workers,
-        validate_steps=0 if job.validation is None else config.training.validate_steps,
+        validate_steps=0 if job.validation_split is None else config.training.validate_steps,
+        frozen=Frozen(layout, job.network.frozen),
     )
 
 
 def _check_batch(step_examples: int, gradients_per_step: int, job: Job) -> None:
-    if step_examples > len(job.train):
-        each = len(job.train) // gradients_per_step
+    if step_examples > len(job.train_split):
+        each = len(job.train_split) // gradients_per_step
         raise DataError(
             f"a batch of {step_examples:,} examples ({gradients_per_step} workers, "
-            f"{step_examples // gradients_per_step:,} each) is larger than the {len(job.train):,} training examples; "
-            f"set --batch-size {each} or less, or use fewer workers"
+            f"{step_examples // gradients_per_step:,} each) is larger than the {len(job.train_split):,} training "
+            f"examples; set --batch-size {each} or less, or use fewer workers"
         )
 
 
@@ -183,10 +184,10 @@ def _check_mode(job: Job, config: RunConfig, workers: int) -> None:
     if not config.served:
         return
     optimizer = job.optimizer
-    if workers > 1 and any(isinstance(layer, BatchNorm) and layer.sync for _, layer in walk(job.model)):
+    if workers > 1 and job.network.synchronizes_statistics:
         raise ConfigError(
             f"the model uses BatchNorm statistics of all workers, but in --mode {config.parallel.mode} workers are not "
-            "synchronized; use BatchNorm(sync=False) or --mode sync"
+            "synchronized; use BatchNorm(sync=False), or for PyTorch modules nn.BatchNorm1d, 2d or 3d, or --mode sync"
         )
     if not optimizer.layerwise or config.servers.ps < 2 or config.parallel.mode == "backup":
         return
@@ -200,14 +201,3 @@ def _check_mode(job: Job, config: RunConfig, workers: int) -> None:
             f"{optimizer.name} with clip_norm needs the whole gradient on one server: "
             f"--ps is {config.servers.ps}; use --ps 1 or remove clip_norm"
         )
-
-
-def _starts(model: Layer, layout: Layout) -> list[int]:
-    """Return for each child of the model the first element of its own parameters, or of its successors' if none."""
-    begin = {entry.name: entry.start for entry in layout.entries if entry.kind == "param"}
-    start, layer_starts = layout.n_trained, []
-    for name, child in reversed(model.children()):
-        for path, layer in walk(child, name):
-            start = min([start, *(begin[f"{path}.{own}"] for own in layer.declared if f"{path}.{own}" in begin)])
-        layer_starts.append(start)
-    return layer_starts[::-1]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..core.layout import Array
 
-ExtraState = Mapping[str, "float | str"]  # numbers and texts that a checkpoint stores in addition to the vectors
+# What a checkpoint stores in addition to the vectors: numbers and texts, and arrays whose names begin with the name of
+# a group in ``ARRAY_GROUPS``.
+ExtraState = Mapping[str, "float | str | Array"]
+ARRAY_GROUPS = ("buffers/", "transient/")  # buffers of PyTorch modules, and those that are not part of ``state_dict``
 
 
 class Progress(NamedTuple):
@@ -21,7 +25,7 @@ class Progress(NamedTuple):
 
     step: int
     data_cursor: int
-    extra_state: Mapping[str, float | str] = {}
+    extra_state: ExtraState = MappingProxyType({})
 
 
 class WorkItem(NamedTuple):

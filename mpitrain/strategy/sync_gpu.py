@@ -73,9 +73,8 @@ class SyncGpu(BulkSynchronous):
             self._sent = device.zeros((size + 1,), dtype)  # gaps between parameters must stay zero
             self._scaler = GradScaler(device, config.device.precision == "float16", config.training.nan, extra_state)
             device.loss_scale = self._scaler.scale
-            self._gpu_update = GpuUpdate(
-                device, plan.optimizer, plan.layout, self._on_device, plan.moving_average, self._scaler.state
-            )
+            how = plan.optimizer, plan.layout, self._on_device, plan.moving_average
+            self._gpu_update = GpuUpdate(device, *how, self._scaler.state, plan.frozen)
         self.params, self.grads = self._on_device["params"], self._sent[:size]
         self._buckets = _with_loss(plan.buckets)
         self._transport = None

@@ -6,8 +6,8 @@ import numpy as np
 
 from ..comm.cluster import Cluster
 from ..core.layout import Array
-from ..data import Loader
-from ..models.base import Batch, Model
+from ..data import BatchSource
+from ..models.base import Model
 from ..monitor.trace import span
 from ..plan.plan import Plan
 from ..strategy.base import Strategy
@@ -22,7 +22,7 @@ class Evaluator:
         loader: The validation examples.
     """
 
-    def __init__(self, cluster: Cluster, plan: Plan, strategy: Strategy, model: Model, loader: Loader) -> None:
+    def __init__(self, cluster: Cluster, plan: Plan, strategy: Strategy, model: Model, loader: BatchSource) -> None:
         self._workers, self._strategy, self._model, self._loader = cluster.workers, strategy, model, loader
         self._vector = "params" if plan.moving_average is None else "average"
         # Examples per batch: as many as a micro-batch of training.
@@ -55,7 +55,6 @@ class Evaluator:
         """
         sums = np.zeros(3)
         for lo in range(start, stop, self._most):
-            batch = Batch(*self._loader.sequential(lo, min(lo + self._most, stop)), position=0)
-            loss, correct = self._model.evaluate(batch)
+            loss, correct = self._model.evaluate(self._loader.sequential(lo, min(lo + self._most, stop)))
             sums += loss, correct or 0, correct is not None
         return sums

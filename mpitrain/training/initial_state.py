@@ -9,7 +9,7 @@ from ..checkpoint.resume import ResumePlan
 from ..comm.cluster import Cluster
 from ..core.layout import Array
 from ..errors import CheckpointError
-from ..nn.layer import Layer, initialize
+from ..plan.network import Network
 from ..plan.plan import Plan
 from ..plan.progress import ExtraState, Progress
 
@@ -28,8 +28,8 @@ class InitialStateLoader:
         skipped: One line for each newer checkpoint that was skipped, with the reason.
     """
 
-    def __init__(self, cluster: Cluster, plan: Plan, model: Layer, resume_plan: ResumePlan) -> None:
-        self._cluster, self._plan, self._model, self._resume_plan = cluster, plan, model, resume_plan
+    def __init__(self, cluster: Cluster, plan: Plan, network: Network, resume_plan: ResumePlan) -> None:
+        self._cluster, self._plan, self._network, self._resume_plan = cluster, plan, network, resume_plan
         self.resumed: Path | None = None
         self.extra_state: ExtraState = {}
         self.step = 0
@@ -95,7 +95,7 @@ class InitialStateLoader:
         with self._cluster.agree("initializing"):
             if vectors is not None:
                 _clear(vectors)
-                initialize(self._model, plan.layout, vectors["params"], plan.config.training.seed)
+                self._network.initialize(plan.layout, vectors["params"], plan.config.training.seed)
                 if init_from is not None:
                     checkpoint.load_matching(init_from, plan.layout, vectors["params"])
                 if "average" in vectors:

@@ -13,8 +13,8 @@ from ..comm.cluster import Cluster
 from ..core import activity
 from ..core.layout import Array
 from ..core.renamed import Renamed, logged
-from ..data import Loader
-from ..models.base import Batch, Model
+from ..data import BatchSource
+from ..models.base import Model
 from ..monitor.console import Console
 from ..monitor.metrics import MetricsFile
 from ..monitor.trace import span
@@ -66,7 +66,7 @@ class Loop:
         plan: Plan,
         strategy: Strategy,
         model: Model,
-        loader: Loader,
+        loader: BatchSource,
         files: RunFiles,
         hooks: Sequence[Hook],
     ) -> None:
@@ -185,7 +185,7 @@ class Loop:
         strategy, model = self._strategy, self._model
         with _STEP:
             with _LOAD:
-                batch = Batch(*self._loader.batch(work.position, self.plan.batch), work.position)
+                batch = self._loader.batch(work.position, self.plan.batch)
             with _FORWARD:
                 loss = model.forward(batch)
             strategy.begin(loss)  # a loss that is not finite is known before any update

@@ -9,12 +9,13 @@ from ..core.device import Device
 from ..monitor.format import format_table, size_of
 from ..nn.conv import Conv2D
 from ..nn.layer import Layer, walk
+from ..plan.network import Network
 from ..plan.plan import Plan
 
 _ON_DEVICES = "every worker's device"
 
 
-def placement_report(model: Layer, plan: Plan, devices: Sequence[Device], resident: bool) -> str:
+def placement_report(network: Network, plan: Plan, devices: Sequence[Device], resident: bool) -> str:
     """Return the tables of layers and vectors for ``--log-device-placement``.
 
     Args:
@@ -23,11 +24,7 @@ def placement_report(model: Layer, plan: Plan, devices: Sequence[Device], reside
     """
     alone = plan.workers == 1
     names = ", ".join(device.name for device in devices) if alone else "own device, as above"
-    layers = [
-        (path or "model", type(layer).__name__, _shapes(layer), names)
-        for path, layer in walk(model)
-        if not layer.children()
-    ]
+    layers = [(*component, names) for component in network.components()]
     holder = _holder(plan, resident)
     vectors = [(name, size_of(plan.nbytes), holder) for name in plan.vectors]
     vectors.append(
@@ -37,14 +34,16 @@ def placement_report(model: Layer, plan: Plan, devices: Sequence[Device], reside
         [
             format_table(("layer", "kind", "parameters", "device" if alone else "device of each worker"), layers),
             format_table(("vector", "size", "in the memory of"), vectors),
-            *_convolutions(model, devices[0]),
+            *_convolutions(network.model, devices[0]),
         ]
     )
 
 
-def _convolutions(model: Layer, device: Any) -> list[str]:
+def _convolutions(model: object, device: Any) -> list[str]:
     """Return a line on how a GPU computes convolutions, if there are any."""
-    if not device.is_gpu or not any(isinstance(layer, Conv2D) for _, layer in walk(model)):
+    if not device.is_gpu or not isinstance(model, Layer):
+        return []
+    if not any(isinstance(layer, Conv2D) for _, layer in walk(model)):
         return []
     why = device.why_no_cudnn
     if why:
@@ -60,7 +59,3 @@ def _holder(plan: Plan, resident: bool) -> str:
     if config.served and config.servers.ps:
         return f"{config.servers.ps} server{'s' * (config.servers.ps > 1)}"
     return "each node" if config.parallel.mode != "local" and config.parallel.shared_memory else "every worker"
-
-
-def _shapes(layer: Layer) -> str:
-    return ", ".join(f"{name} {'x'.join(map(str, spec.shape))}" for name, spec in layer.declared.items())

@@ -26,10 +26,10 @@ from ..core import activity
 from ..core.device import Device
 from ..core.kernels import compile_seconds
 from ..core.layout import Array
-from ..data import Loader, Split
+from ..data import BatchSource, Loader, Split
 from ..data.loader import Memory, own_buffers
 from ..data.split import check_conversion
-from ..errors import CheckpointError, NonFiniteLoss, UserError
+from ..errors import CheckpointError, ConfigError, NonFiniteLoss, UserError
 from ..gpu.discovery import choose_devices
 from ..models.base import Model
 from ..models.select import make_model
@@ -39,6 +39,7 @@ from ..monitor.format import format_table
 from ..monitor.heartbeat import RunEnd
 from ..monitor.rank_log import show_warnings
 from ..monitor.trace import span
+from ..nn.layer import Layer
 from ..plan.config import RunConfig, plain
 from ..plan.hook import Hook
 from ..plan.job import Job, errors_located
@@ -174,8 +175,10 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
         with errors_located(request.job_file, job):
             plan = make_plan(job, config, len(cluster.worker_ranks))
             facts = {**config.as_toml(), **job.facts()}
+        _limit_threads_of_torch(threads)
     cluster.check_same(facts)
     cluster.check_layout(plan.layout)
+    _check_devices(cluster, config, job, devices)
     ranks = format_table(_RANK_COLUMNS, cluster.table(" ".join(device.name for device in devices)))
     files, resume_plan = RunFiles(Path()), ResumePlan()
     with cluster.agree("reading the run directory"):
@@ -196,7 +199,7 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
         resident = trains_on_gpus(cluster, plan, devices)
         if cluster.chief:
             if config.output.log_device_placement:
-                _log.info("%s\n%s", ranks, placement_report(job.model, plan, devices, resident))
+                _log.info("%s\n%s", ranks, placement_report(job.network, plan, devices, resident))
             _log.info("%s", _headline(cluster, request.name, config, threads, devices))
             if "TF_CONFIG" in os.environ:
                 notes = [*notes, f"TF_CONFIG is not used. {HOW_ROLES_ARE_GIVEN}"]
@@ -221,7 +224,7 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
 
 def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, telemetry: Telemetry) -> None:
     """Run a parameter server."""
-    initial_state = InitialStateLoader(cluster, plan, job.model, resume_plan)
+    initial_state = InitialStateLoader(cluster, plan, job.network, resume_plan)
     store = Store(cluster, plan, initial_state)
     if not initial_state.nothing_to_train:
         telemetry.open(None, 0)
@@ -248,7 +251,7 @@ class _Run:
     ) -> RunEnd:
         """Train; return how the run ended."""
         cluster, job, plan, files = self.cluster, self.job, self.plan, self.files
-        initial_state = InitialStateLoader(cluster, plan, job.model, self.resume_plan)
+        initial_state = InitialStateLoader(cluster, plan, job.network, self.resume_plan)
         strategy = make_strategy(cluster, plan, devices, initial_state)
         for why in initial_state.skipped:
             _log.info("skipped checkpoint: %s", why)
@@ -257,8 +260,8 @@ class _Run:
         model.load_extra_state(initial_state.extra_state)
         load_hooks(job.hooks, initial_state.extra_state)
         dataset = SharedDataset(cluster.training, plan.config.parallel.shared_memory)
-        loader = self._loader(dataset, "training", job.train, model.accepts_raw, model.memory)
-        validation = None if job.validation is None else self._loader(dataset, "validation", job.validation)
+        loader = self._loader(dataset, "training", job.train_split, model.accepts_raw, model.memory)
+        validation = None if job.validation_split is None else self._loader(dataset, "validation", job.validation_split)
         evaluator = None if validation is None else Evaluator(cluster, plan, strategy, model, validation)
         record = {} if files.record is None else files.record.tables
         checkpoints = make_checkpoints(cluster, plan, files.checkpoints, record)
@@ -290,7 +293,7 @@ class _Run:
         ]
         loop = Loop(cluster, plan, strategy, model, loader, files, hooks)
         self.telemetry.attach(loop, resumed=initial_state.resumed is not None)
-        _log.info("%s", _describe_job(loop, len(job.train), initial_state.resumed))
+        _log.info("%s", _describe_job(loop, len(job.train_split), initial_state.resumed))
         began, first, compiled = time.perf_counter(), loop.step, compile_seconds()
         try:
             reason = loop.run()
@@ -335,12 +338,13 @@ class _Run:
 
     def _loader(
         self, dataset: SharedDataset, name: str, split: Split, raw: bool = False, memory: Memory = own_buffers
-    ) -> Loader:
+    ) -> BatchSource:
         """Return the batches of a split; in the stored type if ``raw``. Collective over the workers."""
-        plan = self.plan
-        dtype = None if split.has_integers and self.job.model.integer_inputs else plan.dtype
+        plan, seed = self.plan, self.plan.config.training.seed
+        if (own := split.own_loader(seed)) is not None:
+            return own
+        dtype = None if self.job.network.takes_integers(split) else plan.dtype
         storage = dataset.load(split, partial(check_conversion, name, split, dtype))
-        seed = plan.config.training.seed
         return Loader(split, storage, seed, None if raw else dtype, memory, plan.step_examples)
 
     def _account(self, strategy: Strategy, model: Model, step: int, seconds: float) -> None:
@@ -369,9 +373,13 @@ class _Run:
 
 
 def _sum_over(workers: MPI.Intracomm) -> Callable[[Array], None] | None:
-    """Return a sum over the workers whose order does not depend on the MPI library; None for one worker."""
+    """Return a sum over the workers whose order does not depend on the MPI library; None for one worker.
+
+    It has a communicator of its own, because the strategy's operations may be in progress. Collective over the workers.
+    """
     if workers.size == 1:
         return None
+    workers = workers.Dup()
 
     def sum_over_workers(array: Array) -> None:
         all_workers = np.empty((workers.size, *array.shape), array.dtype)
@@ -398,6 +406,32 @@ def _limit_threads(cluster: Cluster, given: int | None, devices: int) -> int:
     threads = max(1, (given or (from_environment[0] if from_environment else cluster.threads)) // devices)
     threadpool_limits(threads)
     return threads
+
+
+def _check_devices(cluster: Cluster, config: RunConfig, job: Job, devices: Sequence[Device]) -> None:
+    """Check that the model supports the precision on some worker's device. Collective over all ranks.
+
+    Raises:
+        ConfigError: On every rank: it does not.
+    """
+    precision, layers = config.device.precision, isinstance(job.model, Layer)
+    on_gpus = cluster.any(devices[0].is_gpu)
+    if precision == "float32" or (on_gpus if layers else precision == "bfloat16"):
+        return
+    error = ConfigError(
+        f"--precision {precision} requires GPUs for a model of layers, but no worker has one; use --precision float32"
+        if layers
+        else f"--precision {precision} is not available for PyTorch modules; use --precision bfloat16"
+    )
+    error.on_all_ranks = True
+    raise error
+
+
+def _limit_threads_of_torch(threads: int) -> None:
+    """Set the number of torch's threads, if the job has imported it."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
 
 
 def _launcher_run_dir() -> Path | None:
@@ -445,7 +479,9 @@ def _has_finished_early(folder: Path) -> bool:
 
 def _notes_on_data(job: Job) -> list[str]:
     """Return the notes on how data is read, once per file."""
-    notes = [split.note for split in (job.train, job.validation) if split is not None and split.note is not None]
+    notes = [
+        split.note for split in (job.train_split, job.validation_split) if split is not None and split.note is not None
+    ]
     return list(dict.fromkeys(notes))
 
 

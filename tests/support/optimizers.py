@@ -34,6 +34,7 @@ ELEMENTWISE = [
     optim.adamw(0.01, weight_decay=0.5),
     optim.adagrad(0.1),
     optim.rmsprop(0.01, 0.9),
+    optim.adamw(0.01, weight_decay=0.5, rate_factors={"dense2.weight": 0.5, "dense2.*": 3, "*.weight": 0}),
 ]
 
 
@@ -81,12 +82,13 @@ def reference(o, gradients, moving=None):
     p = draw(0)
     average = p.copy()
     m, v = np.zeros(SIZE), np.zeros(SIZE)
-    decayed = np.zeros(SIZE)
+    decayed, factors = np.zeros(SIZE), np.ones(SIZE)
     for entry in LAYOUT.entries:
+        factors[entry.start : entry.stop] = o.rate_factor(entry.name)
         decayed[entry.start : entry.stop] = entry.kind == "param" and o.decays(entry.name)
     state = np.arange(SIZE) >= TRAINED
     for t, raw in enumerate(gradients):
-        rate, g, before = o.rate(t), np.where(state, 0, raw), p.copy()
+        rate, g, before = o.rate(t) * factors, np.where(state, 0, raw), p.copy()
         if o.clip_norm is not None:
             g = g * min(1.0, o.clip_norm / np.linalg.norm(g))
         g = g + o.l2 * decayed * p
@@ -145,6 +147,8 @@ ALL = [
     optim.lamb(0.01, weight_decay=0.1),
     optim.lamb(0.01, decay_names="*"),
     optim.lars(0.5, weight_decay=0.01),
+    optim.lamb(0.01, rate_factors={"dense2.*": 3}),
+    optim.momentum(0.1, clip_norm=0.5, rate_factors={"dense1.*": 3}),
     optim.lars(0.5, weight_decay=0.01, clip_norm=2.0, decay_names=["*"]),
 ]
 

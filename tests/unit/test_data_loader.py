@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 from mpitrain import data
+from mpitrain.data.batch import Batch
 from mpitrain.data.permutation import order
 from mpitrain.data.split import Split, check_conversion
 from mpitrain.errors import DataError
+
+
+def arrays(batch: Batch):
+    """The examples and labels of a batch."""
+    return batch.examples, batch.labels
 
 
 def make(n=23, shape=(5,), dtype=np.uint8, scale=1 / 255):
@@ -31,7 +37,7 @@ def test_a_batch_is_the_examples_of_the_order_converted_and_scaled(dtype, shape,
     loader = data.Loader(split, data.InMemory(examples, labels), 9, out)
     for position, count in ((0, 1), (1, 23), (20, 7), (1000, 3)):
         indices = order(position, count, 23, 9)
-        batch, batch_labels = loader.batch(position, count)
+        batch, batch_labels = arrays(loader.batch(position, count))
         assert batch.dtype == out and batch.shape == (count, *shape)
         np.testing.assert_array_equal(batch, examples[indices].astype(out) * out(0.25))
         assert np.array_equal(batch_labels, labels[indices])
@@ -39,14 +45,14 @@ def test_a_batch_is_the_examples_of_the_order_converted_and_scaled(dtype, shape,
 
 def test_an_epoch_is_every_example_once_though_batches_do_not_divide_it():
     loader, examples, _ = make(23, (), np.float32, 1.0)
-    seen = np.concatenate([loader.batch(p, min(5, 69 - p))[0].copy() for p in range(0, 69, 5)])
+    seen = np.concatenate([loader.batch(p, min(5, 69 - p)).examples.copy() for p in range(0, 69, 5)])
     for epoch in seen.reshape(3, 23):
         assert np.array_equal(np.sort(epoch), np.sort(examples))
 
 
 def test_a_batch_stays_until_the_second_call_after_it():
     loader, _, _ = make()
-    first, first_labels = loader.batch(0, 10)
+    first, first_labels = arrays(loader.batch(0, 10))
     kept, kept_labels = first.copy(), first_labels.copy()
     loader.batch(10, 10)
     assert np.array_equal(first, kept) and np.array_equal(first_labels, kept_labels)
@@ -57,7 +63,7 @@ def test_a_batch_stays_until_the_second_call_after_it():
 def test_sequential_is_the_order_of_the_split():
     loader, examples, labels = make()
     for start, stop in ((0, 10), (10, 20), (20, 23)):
-        batch, batch_labels = loader.sequential(start, stop)
+        batch, batch_labels = arrays(loader.sequential(start, stop))
         np.testing.assert_allclose(batch, examples[start:stop] / 255, rtol=1e-6)
         assert np.array_equal(batch_labels, labels[start:stop])
 
@@ -108,7 +114,7 @@ def test_streaming_gives_each_example_once_an_epoch_with_its_label(streaming, n,
     seen = []
     for position in range(0, 3 * n, batch):
         count = min(batch, 3 * n - position)
-        examples, labels = loader.batch(position, count)
+        examples, labels = arrays(loader.batch(position, count))
         assert np.array_equal(examples[:, 0], labels) and np.array_equal(examples[:, 1], labels)
         seen.extend(labels)
     for epoch in np.reshape(seen, (3, n)):
@@ -140,7 +146,7 @@ def test_streaming_keeps_few_blocks_in_memory(streaming):
 def test_streaming_takes_the_split_in_its_order_too(streaming):
     loader = streaming(Watched(23, 5))
     for start, stop in ((0, 4), (4, 12), (12, 23)):
-        assert np.array_equal(loader.sequential(start, stop)[1], np.arange(start, stop))
+        assert np.array_equal(loader.sequential(start, stop).labels, np.arange(start, stop))
 
 
 def test_an_error_of_the_reading_thread_is_raised_by_the_batch_that_needs_it(streaming):
@@ -181,7 +187,7 @@ def test_an_hdf5_file_streams_as_it_would_from_memory(tmp_path, streaming):
     split.block = 6
     loader = streaming(split)
     for position in range(0, 80, 8):
-        examples, labels = loader.batch(position, 8)
+        examples, labels = arrays(loader.batch(position, 8))
         assert np.array_equal(labels, order(position, 8, 37, 3, 6))
         np.testing.assert_allclose(examples, pixels[labels] / 255, rtol=1e-6)
 

@@ -9,7 +9,7 @@ from mpitrain import Job, data, nn, optim
 from mpitrain.core.device import Cpu
 from mpitrain.core.layout import Array
 from mpitrain.data import Split
-from mpitrain.models.base import Batch
+from mpitrain.data.batch import Batch
 from mpitrain.models.select import make_model
 from mpitrain.nn.layer import Layer
 from mpitrain.plan.config import RunConfig

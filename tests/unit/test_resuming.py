@@ -64,11 +64,11 @@ def test_init_from(folder: Path) -> None:
     assert (resume, init_from) == ((), five)
     (note,) = notes
     assert note.startswith("1 of 2 parameters ") and str(five) in note
-    assert "params/b " in note and note.index("(2,)") < note.index("(3,)")
+    assert "; b has shape" in note and note.index("(2,)") < note.index("(3,)")
     resume, init_from, notes = begin(folder, init_from=five)
     assert (resume[0], init_from) == (checkpoint.path_for(folder, 10), None)
     assert len(notes) == 1 and "--init-from" in notes[0]
-    with pytest.raises(CheckpointError, match=f"--init-from {five}: .*params/c"):
+    with pytest.raises(CheckpointError, match=f"--init-from {five}: .*: c is missing"):
         begin(folder / "empty", Layout.pack([("c", (7,), "param")]), init_from=five)
 
 

@@ -150,6 +150,8 @@ class PsStrategy:
 
     def begin(self, loss: SupportsFloat) -> None:
         self._loss = loss
+        for shard in self._shards:
+            shard.freeze(self._plan.frozen.flags)
 
     def _take_loss(self) -> float:
         """Return this worker's share of the loss; waits for it on a GPU.

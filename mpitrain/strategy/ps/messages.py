@@ -24,6 +24,7 @@ class Kind(IntEnum):
     PAUSE_STEP = 9
     REQUEST_PAUSE = 10
     STOP = 11
+    FREEZE = 12  # whether an entry of the layout changes from now on
 
 
 _FIELDS = {
@@ -34,6 +35,7 @@ _FIELDS = {
     Kind.ADMIT: [("item", "i8"), ("step", "i8"), ("loss", "f8"), ("reads", "i8")],
     Kind.COLLECT: [("item", "i8"), ("step", "i8"), ("loss", "f8")],
     Kind.PAUSE_STEP: [("step", "i8")],
+    Kind.FREEZE: [("entry", "i8"), ("frozen", "?")],
 }
 REQUEST = {kind: np.dtype(_FIELDS.get(kind, [])) for kind in Kind}
 REPLY = {

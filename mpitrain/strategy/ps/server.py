@@ -157,6 +157,10 @@ class Server:
 
         self._deferred.append(respond)
 
+    def _freeze(self, client: int, entry: int, frozen: bool) -> None:
+        self._store.plan.frozen.flags[entry] = frozen
+        self._reply(client)
+
     def _state(self, client: int) -> None:
         state, rows = self._require_coordinator().raw_state()
         self._reply(client, state, rows=rows)

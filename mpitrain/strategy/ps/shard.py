@@ -62,6 +62,9 @@ class ShardClient(Protocol):
     def read_vector(self, name: str, out: Array) -> None:
         """Copy the ranges of one of the vectors to ``out``, shape (layout.size,)."""
 
+    def freeze(self, frozen: Array) -> None:
+        """Set which entries do not change from now on: ``optim.updater.Frozen.flags``."""
+
     def post_apply(self, grads: Array, push: Push) -> None:
         """Have a gradient, shape (layout.size,), applied; ``wait_apply`` must follow."""
 
@@ -251,6 +254,9 @@ class LocalShard:
 
     def read_vector(self, name: str, out: Array) -> None:
         self._shard.read(out, name)
+
+    def freeze(self, frozen: Array) -> None:
+        """Do nothing: the ranks of a node share the flags."""
 
     @span("update")
     def post_apply(self, grads: Array, push: Push) -> None:

@@ -96,20 +96,21 @@ class Store:
 
     def shard_clients(self, params: Array) -> list[ShardClient]:
         """Return all shards for this worker, whose parameters are ``params``; by number."""
-        row, names = self.nodes.comm.rank, self.plan.vectors
+        row, names, frozen = self.nodes.comm.rank, self.plan.vectors, self.plan.frozen.flags.tobytes()
         clients: list[ShardClient] = []
         for s, holder in enumerate(self.holders):
             if s in self.shards:
                 clients.append(LocalShard(self.shards[s], params, row, self.waiting))
             else:
                 assert self.rpc is not None
-                clients.append(RemoteShard(self.rpc, holder, self.ranges[s], names))
+                clients.append(RemoteShard(self.rpc, holder, self.ranges[s], names, frozen))
         return clients
 
     def free(self) -> None:
         """Free memory. Collective over all ranks."""
         if self.rpc is not None:
             self.rpc.free()
+        self.plan.frozen.flags = self.plan.frozen.flags.copy()
         self._shared.free()
 
     def _check_servers(self) -> None:
@@ -127,6 +128,7 @@ class Store:
         plan, shared, rank = self.plan, self._shared, self.cluster.rank
         local = [s for s, holder in enumerate(self.holders) if self.nodes.same(holder, rank)]
         size, stride = plan.layout.size, row_stride(plan.layout.size)
+        plan.frozen.share(shared.allocate(plan.frozen.flags.shape, np.uint8))
         if local:
             self.vectors = {name: shared.allocate((stride,), plan.dtype)[:size] for name in plan.vectors}
             updater = plan.updater(self.vectors)

@@ -12,8 +12,8 @@ import pytest
 
 from mpitrain import nn
 from mpitrain.core.device import Cpu
+from mpitrain.data.batch import Batch
 from mpitrain.gpu import ops as launch
-from mpitrain.models.base import Batch
 from mpitrain.models.native import NativeModel
 from mpitrain.nn.layer import place, walk
 from mpitrain.plan.config import RunConfig

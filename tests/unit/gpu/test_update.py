@@ -12,6 +12,7 @@ from mpitrain import optim
 from mpitrain.gpu import ops as launch
 from mpitrain.gpu.ops import updates
 from mpitrain.gpu.update import GpuUpdate
+from mpitrain.optim.updater import Frozen
 
 from ...support.kernel_device import Device
 from ...support.optimizers import LAYOUT, SIZE, Run, amsgrad, draw
@@ -28,6 +29,9 @@ OPTIMIZERS = [
     amsgrad(optim.exponential(0.1, 0.5, 3), clip_norm=0.5, weight_decay=0.1),
     amsgrad(0.1, clip_norm=5.0, l2=0.1),
     amsgrad(0.1, clip_norm=1e9, decay_names="*", weight_decay=0.1),
+    optim.adamw(0.01, rate_factors={"*.weight": 0.1}),
+    optim.lamb(0.01, rate_factors={"*.weight": 0.1}),
+    amsgrad(0.1, rate_factors={"*.weight": 0.1}),
 ]
 
 
@@ -39,7 +43,18 @@ class GpuRun(Run):
         launch.use(device.places[0])
         self.state = np.ones(9)
         vectors = {"params": self.params, **self.slots} | ({} if self.average is None else {"average": self.average})
-        self.apply = GpuUpdate(GPU, optimizer, LAYOUT, vectors, moving, self.state)
+        self.frozen = Frozen(LAYOUT)
+        self.apply = GpuUpdate(GPU, optimizer, LAYOUT, vectors, moving, self.state, self.frozen)
+
+
+@pytest.mark.parametrize("optimizer", [optim.adamw(0.1), amsgrad(0.1, weight_decay=0.1)], ids=str)
+def test_frozen_parameters_do_not_change(device: Device, optimizer: optim.Optimizer) -> None:
+    run = GpuRun(device, optimizer, optim.moving_average(0.9))
+    before = run.everything()
+    run.frozen.flags[0] = 1
+    run.apply(np.where(np.arange(SIZE) < LAYOUT.entries[0].stop, 0, draw(1)), 0)
+    changed = LAYOUT.views(run.everything()[:SIZE] != before[:SIZE])
+    assert not changed["dense1.weight"].any() and changed["dense2.weight"].all()
 
 
 @pytest.mark.parametrize("moving", [None, optim.moving_average(0.9)], ids=["", "average"])

@@ -1,0 +1,98 @@
+"""PyTorch modules trained by mpitrain, against DistributedDataParallel and against plain torch loops.
+
+    python bench/torch_models.py [--rounds 5] [--models mlp100 gpt ...]
+
+Each round runs every program once, in turn, with one thread per rank: mpitrain with 2 ranks and with 1, DDP over gloo
+with 2 ranks, two plain loops that do not communicate, and one plain loop. All use the same module, optimizer and data;
+the peers use PyTorch's fused Adam. For the model with several buckets, DDP uses the best of several bucket sizes,
+found before the first round. A result is
+the median over rounds of the median over a run's intervals. Start-up and compilation are excluded for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+from environment import one_thread_and_own_kernels
+
+BENCH = Path(__file__).parent
+STEPS = {"mlp100": 6000, "mlp1024": 600, "mlp100m": 20, "cnn": 300, "gpt": 60}
+BATCH = {"mlp100": 100, "mlp1024": 100, "mlp100m": 32, "cnn": 64, "gpt": 16}
+TARGETS = {"mlp100": 3.5, "mlp1024": 2.0, "mlp100m": 2.5, "cnn": 1.2, "gpt": 1.2}
+BUCKETS_MB = ("1", "25", "100", "500")
+
+
+def ours(name: str, ranks: int) -> tuple[float, float]:
+    """Return examples/s of all ranks together, and their memory in bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder, "run")
+        words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks), str(BENCH / "jobs" / "torch_models.py")]
+        words += ["--model", name, "--train-steps", str(STEPS[name]), "--log-steps", str(max(1, STEPS[name] // 10))]
+        environment = {**os.environ, "PSS_FOLDER": folder, "PYTHONPATH": str(BENCH.parent)}
+        flags = ["--threads", "1", "--run-dir", str(run_dir), "--save-secs", "0"]
+        subprocess.run([*words, *flags], env=environment, stdout=subprocess.DEVNULL, check=True)
+        lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        rates = [line["examples_per_s"] for line in lines if "examples_per_s" in line]
+        memory = sum(int(path.read_text()) for path in Path(folder).iterdir() if path.is_file())
+    return statistics.median(rates[1:]), memory
+
+
+def peer(name: str, ranks: int, how: str) -> tuple[float, float]:
+    """Return the same for a plain loop, or DDP with a bucket size."""
+    words = [sys.executable, str(BENCH / "peers" / "torch_models.py"), name, str(ranks), str(STEPS[name]), how]
+    environment = {**os.environ, "PYTHONPATH": str(BENCH.parent)}
+    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    return statistics.median(found["rates"]), found["memory"]
+
+
+def measure(name: str, rounds: int) -> None:
+    """Print the figures of one module."""
+    bucket = max(BUCKETS_MB, key=lambda size: peer(name, 2, size)[0]) if name == "mlp100m" else "25"
+    programs = {
+        "ours2": lambda: ours(name, 2),
+        "ddp": lambda: peer(name, 2, bucket),
+        "alone2": lambda: peer(name, 2, "alone"),
+        "ours1": lambda: ours(name, 1),
+        "alone1": lambda: peer(name, 1, "alone"),
+    }
+    speeds, memory = defaultdict(list), defaultdict(list)
+    for _ in range(rounds):
+        for key, program in programs.items():
+            rate, used = program()
+            speeds[key].append(rate)
+            memory[key].append(used)
+    rate = {key: statistics.median(found) for key, found in speeds.items()}
+    used = {key: statistics.median(found) / 2**20 for key, found in memory.items()}
+    extra_us = 1e6 * BATCH[name] * (1 / rate["ours1"] - 1 / rate["alone1"])
+    print(
+        f"{name:8} examples/s: 2 ranks {rate['ours2']:,.0f}, DDP {rate['ddp']:,.0f} (buckets of {bucket} MB), "
+        f"two loops {rate['alone2']:,.0f}, 1 rank {rate['ours1']:,.0f}, one loop {rate['alone1']:,.0f}\n"
+        f"         {rate['ours2'] / rate['ddp']:.2f} x DDP (target {TARGETS[name]} x); "
+        f"{rate['ours2'] / rate['alone2']:.2f} of two loops; "
+        f"1 rank: {rate['ours1'] / rate['alone1']:.2f} of one loop, {extra_us:+,.0f} us per step; "
+        f"memory of 2 ranks: {used['ours2']:,.0f} MiB, DDP {used['ddp']:,.0f} MiB",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", nargs="*", default=list(STEPS), choices=list(STEPS))
+    arguments = parser.parse_args()
+    one_thread_and_own_kernels()
+    for name in arguments.models:
+        measure(name, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Batches: the examples that a model computes on at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(slots=True)
+class Batch:
+    """Examples to compute on.
+
+    Attributes:
+        examples, labels: Arrays of shape (batch, ...) each.
+        position: Index of the first example in the endless stream of examples.
+    """
+
+    examples: Any
+    labels: Any
+    position: int
+
+    @property
+    def count(self) -> int:
+        """Number of examples."""
+        return len(self.labels)
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Return the examples [start, stop)."""
+        return Batch(self.examples[start:stop], self.labels[start:stop], self.position + start)
+
+
+class BatchSource(Protocol):
+    """Makes the batches of a split: a ``Loader``, or what ``Split.own_loader`` returns. Local."""
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+
+    def batch(self, position: int, count: int) -> Batch:
+        """Return the examples at [position, position + count) of the endless stream; see ``Loader.batch``."""
+
+    def sequential(self, start: int, stop: int) -> Batch:
+        """Return the examples [start, stop) in the order of the split."""
+
+    def close(self) -> None:
+        """Stop work in the background."""

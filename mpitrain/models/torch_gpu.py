@@ -1,0 +1,140 @@
+"""A PyTorch module on a GPU, whose tensors share memory with CuPy's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from ..core.layout import Array
+from ..core.ranges import OnReady, announce_nothing
+from ..data.batch import Batch
+from ..gpu.device import Gpu
+from ..plan.plan import Plan
+from ..pytorch.network import TorchNetwork
+from ..pytorch.sync_batch_norm import SumOverWorkers
+from .base import Model
+from .torch_model import TorchModel
+from .torch_towers import freeze_alike
+from .towers_gpu import GpuTowers
+
+
+class TorchGpuModel(TorchModel):
+    """A module on a GPU. It computes on the stream of mpitrain's kernels, so that neither waits for the other.
+
+    If the bound vectors are on the GPU, parameters and gradients are views of them, and gradients are announced while
+    backward computes earlier layers. If they are in host memory, parameters are copied to the GPU before a forward
+    pass, and gradients back after the backward pass.
+    """
+
+    def __init__(
+        self, network: TorchNetwork, plan: Plan, gpu: Gpu, sum_over_workers: SumOverWorkers | None = None
+    ) -> None:
+        self._gpu, self.device = gpu, self.device_of(gpu)
+        network.model.to(self.device)
+        super().__init__(network, plan, sum_over_workers)
+        self._copies: dict[str, Array] = {}
+        with self._computing():
+            self._result = gpu.zeros((1,), np.float64)
+            self._result_tensor = from_dlpack(self._result)
+
+    @staticmethod
+    def device_of(gpu: Gpu) -> torch.device:
+        """Return torch's device of a GPU."""
+        return torch.device("cuda", gpu.index)
+
+    def bind(self, params: Array, grads: Array) -> None:
+        Model.bind(self, params, grads)
+        self._params_bound, self._on_host = params, not self._gpu.owns(params)
+        with self._computing():
+            if self._on_host:
+                self._gpu.pin(grads)
+                self._gpu.pin(params)
+                params, grads = self._copy("params", params), self._copy("grads", grads)
+            self._use(params, grads)
+        self.load_params()
+
+    def load_params(self) -> None:
+        super().load_params()
+        if self._on_host:
+            with self._gpu.activate():
+                self._gpu.compute.copy_to_device(self._params_bound, self._copies["params"])
+
+    def compute_loss(self, batch: Batch) -> Any:
+        with self._computing():
+            loss = self._compute_loss(batch)
+            if self._on_host:
+                return loss.item()
+            self._result_tensor.copy_(loss.reshape(1))
+            return self._result
+
+    def compute_grads(self, on_ready: OnReady) -> None:
+        if not self._on_host:
+            with self._computing():
+                # Autograd calls ``on_ready`` in its own thread.
+                self._compute_grads(lambda start: self._announce(start, on_ready))
+            return
+        with self._computing():
+            self._compute_grads(announce_nothing)
+            self._gpu.download(self._copies["grads"], self.grads)
+
+    def add_loss(self, total: Any, loss: Any) -> Any:
+        # A copy: the device's result is valid only until the next micro-batch.
+        return super().add_loss(total, loss) if self._on_host else total + loss
+
+    def evaluate(self, batch: Batch) -> tuple[float, int | None]:
+        with self._computing():
+            return super().evaluate(batch)
+
+    def memory_use(self) -> dict[str, int]:
+        return {"torch": torch.cuda.max_memory_allocated(self.device), "held": self._gpu.held}
+
+    def activate(self) -> AbstractContextManager[object]:
+        return self._gpu.activate()
+
+    def to_host(self, vector: Array) -> Array:
+        if self._on_host:
+            return vector
+        host = np.empty(vector.shape, vector.dtype)
+        with self._gpu.activate():
+            self._gpu.download(vector, host)
+        return host
+
+    def close(self) -> None:
+        with self._gpu.activate():
+            self._gpu.compute.wait()
+
+    def _summing(self, sum_over_workers: SumOverWorkers) -> SumOverWorkers:
+        return sum_over_workers  # every GPU has random numbers of its own
+
+    def _announce(self, start: int, on_ready: OnReady) -> None:
+        with self._computing():
+            on_ready(start)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Let torch and CuPy compute on this GPU and its stream, in this thread."""
+        with self._gpu.activate(), torch.cuda.stream(self._stream()):
+            yield
+
+    def _stream(self) -> Any:
+        return torch.cuda.ExternalStream(self._gpu.compute.raw.ptr, device=self.device)
+
+    def _copy(self, name: str, host: Array) -> Array:
+        """Return GPU memory for a vector, initially zero."""
+        if name not in self._copies:
+            self._copies[name] = self._gpu.zeros(host.shape, host.dtype)
+        return self._copies[name]
+
+
+class TorchGpuTowers(GpuTowers):
+    """Copies of a PyTorch module on GPUs; see ``TorchTowers``."""
+
+    def load_params(self) -> None:
+        freeze_alike(self._towers)
+        self._towers[0].load_params()  # sets ``plan.frozen``
+        super().load_params()

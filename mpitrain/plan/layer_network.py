@@ -1,0 +1,66 @@
+"""A model of layers with its loss, before training: a ``plan.network.Network``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.layout import Array, Layout
+from ..data.split import Split
+from ..nn.layer import Layer, initialize, layout_of, walk
+from ..nn.loss import Loss
+from ..nn.normalize import BatchNorm
+
+
+class LayerNetwork:
+    """Layers and a loss; see ``plan.network.Network`` for the methods."""
+
+    frozen = ()
+
+    def __init__(self, model: Layer, loss: Loss) -> None:
+        self.model, self.loss = model, loss
+
+    def as_split(self, given: object) -> object:
+        return given
+
+    def lay_out(self, train: Split, dtype: Any) -> Layout:
+        layout = layout_of(self.model, train.shape, dtype)
+        self.loss.check(self.model.output_shape, train.classes)
+        return layout
+
+    @property
+    def classes(self) -> int | None:
+        return self.loss.classes(self.model.output_shape)
+
+    def starts(self, layout: Layout) -> list[int]:
+        """Return for each child of the model the first element of its own parameters, or of its successors' if none."""
+        begin = {entry.name: entry.start for entry in layout.entries if entry.kind == "param"}
+        start, layer_starts = layout.n_trained, []
+        for name, child in reversed(self.model.children()):
+            for path, layer in walk(child, name):
+                start = min([start, *(begin[f"{path}.{own}"] for own in layer.declared if f"{path}.{own}" in begin)])
+            layer_starts.append(start)
+        return layer_starts[::-1]
+
+    def initialize(self, layout: Layout, params: Array, seed: int) -> None:
+        initialize(self.model, layout, params, seed)
+
+    def takes_integers(self, split: Split) -> bool:
+        return split.has_integers and self.model.integer_inputs
+
+    @property
+    def synchronizes_statistics(self) -> bool:
+        return any(isinstance(layer, BatchNorm) and layer.sync for _, layer in walk(self.model))
+
+    def components(self) -> list[tuple[str, str, str]]:
+        return [
+            (path or "model", type(layer).__name__, _shapes(layer))
+            for path, layer in walk(self.model)
+            if not layer.children()
+        ]
+
+    def facts(self) -> dict[str, object]:
+        return {"loss": type(self.loss).__name__}
+
+
+def _shapes(layer: Layer) -> str:
+    return ", ".join(f"{name} {'x'.join(map(str, spec.shape))}" for name, spec in layer.declared.items())

@@ -1,0 +1,111 @@
+"""The interface of models before training: layers and a loss, or a PyTorch module and a loss."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from ..core.layout import Array, Layout
+from ..data.split import Split
+from ..errors import JobError
+from ..nn.layer import Layer
+from ..nn.loss import Loss
+from ..optim import Optimizer
+from .hook import Hook
+from .layer_network import LayerNetwork
+
+if TYPE_CHECKING:
+    import torch
+
+TorchModule: TypeAlias = "torch.nn.Module"
+TorchLoss: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
+
+
+_VALID: dict[type, str] = {  # what else to write after the name of the class
+    Layer: ", such as nn.Sequential(nn.Dense(8, 16), nn.ReLU(), nn.Dense(16, 2)), or a torch.nn.Module",
+    Loss: ", such as nn.SoftmaxCrossEntropy(), or for a torch.nn.Module a torch loss",
+    Optimizer: ", such as optim.adam(0.001)",
+    Split: "; for arrays use data.from_arrays(examples, labels)",
+    Sequence: " of hooks, such as [MyHook()]",
+    Hook: ", such as MyHook()",
+}
+
+
+class Network(Protocol):
+    """A model and its loss as a job declares them. Every method is local.
+
+    Attributes:
+        model, loss: As the job declares them.
+    """
+
+    model: Any
+    loss: Any
+
+    def as_split(self, given: object) -> object:
+        """Return a dataset that the model can use as a split; return anything else as it is."""
+
+    def lay_out(self, train: Split, dtype: Any) -> Layout:
+        """Return the layout of parameters of type ``dtype`` for these examples. Called first.
+
+        Raises:
+            JobError: The model or the loss does not accept the examples.
+        """
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes that the loss distinguishes; None if unknown, or if labels are not classes."""
+
+    def starts(self, layout: Layout) -> list[int]:
+        """Return the first elements of the ranges whose gradients become final together, in ascending order."""
+
+    def initialize(self, layout: Layout, params: Array, seed: int) -> None:
+        """Set ``params``, shape (layout.size,), to the initial values. The same on every rank."""
+
+    def takes_integers(self, split: Split) -> bool:
+        """Return whether the model takes the split's examples in their stored type, because they are integers."""
+
+    @property
+    def synchronizes_statistics(self) -> bool:
+        """Whether the model computes statistics over the batches of all workers."""
+
+    @property
+    def frozen(self) -> Collection[str]:
+        """Names of the parameters that are not trained at first."""
+
+    def components(self) -> list[tuple[str, str, str]]:
+        """Return path, kind and parameters of each part of the model, for tables."""
+
+    def facts(self) -> dict[str, object]:
+        """Return what must be the same on every rank, except the layout."""
+
+
+def network_of(model: object, loss: object) -> Network:
+    """Return the network of a job's model and loss.
+
+    Raises:
+        JobError: They are not a model and a loss of the same framework.
+    """
+    torch = sys.modules.get("torch")  # a module exists only if the job has imported torch
+    if torch is not None and isinstance(model, torch.nn.Module):
+        from ..pytorch.network import TorchNetwork
+
+        return TorchNetwork(model, loss)
+    if not isinstance(model, Layer):
+        raise JobError(must_be("model", model, Layer))
+    if not isinstance(loss, Loss):
+        raise JobError(must_be("loss", loss, Loss))
+    return LayerNetwork(model, loss)
+
+
+def must_be(name: str, given: object, kind: type) -> str:
+    """Return the message for an argument of ``Job`` that is of the wrong type."""
+    text = textwrap.shorten(without_address(repr(given)), 80)  # the text of an array has many lines
+    return f"Job({name}=...) got {text}: must be {kind.__name__}{_VALID.get(kind, '')}"
+
+
+def without_address(text: str) -> str:
+    """Return the text of an object without its address, which differs between ranks."""
+    return re.sub(r" at 0x[0-9a-f]+", "", text)

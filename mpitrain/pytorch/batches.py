@@ -1,0 +1,256 @@
+"""Batches for PyTorch modules: which tensors are inputs and which are labels, and datasets as splits."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+
+from ..core.layout import Array
+from ..data.batch import Batch
+from ..data.permutation import order
+from ..data.split import SAMPLE, Examples, Split, from_arrays
+from ..errors import DataError, JobError
+
+LABEL_KEYS = ("labels", "label", "targets", "target")  # of examples that are dicts, the first one that exists
+_EXAMPLES_STREAM, _MODEL_STREAM = 0, 1  # of random numbers
+_SHARED = (torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_TORCH_DTYPES = {"f": torch.float32, "d": torch.float64}
+
+
+class Inputs(NamedTuple):
+    """The arguments of a module and of a loss for one batch."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    labels: Any
+
+    def describe(self) -> str:
+        """Return the shapes of the inputs and labels, for messages."""
+        inputs = [*map(_shape, self.args), *(f"{name}={_shape(value)}" for name, value in self.kwargs.items())]
+        return f"inputs {', '.join(inputs)} and labels {_shape(self.labels)}"
+
+
+def inputs_of(batch: Batch, dtype: np.dtype[Any], device: Any = "cpu") -> Inputs:
+    """Return the arguments for a batch.
+
+    A batch of a ``Split`` has one input and labels. If the dataset's examples are tuples, the last element is the label
+    and the others are the module's positional arguments. If they are dicts, the label has one of the names
+    ``LABEL_KEYS``, and the others are keyword arguments.
+
+    Args:
+        dtype: Type of the parameters; floating-point inputs and labels are converted to it.
+
+    Raises:
+        JobError: Examples are neither tuples nor dicts, or have no label.
+    """
+    if not isinstance(batch, CollatedBatch):
+        return Inputs((to_tensor(batch.examples, dtype, device),), {}, to_tensor(batch.labels, dtype, device))
+    tree = converted(batch.examples, dtype, device)
+    if isinstance(tree, Mapping):
+        key = next((name for name in LABEL_KEYS if name in tree), None)
+        if key is None:
+            raise JobError(
+                f"an example is a dict with {', '.join(map(str, tree))}: must have labels by one of the names "
+                f"{', '.join(LABEL_KEYS)}"
+            )
+        return Inputs((), {name: value for name, value in tree.items() if name != key}, tree[key])
+    if not isinstance(tree, (tuple, list)) or len(tree) < 2:
+        raise JobError(
+            f"an example is {_shape(tree)}: must be a tuple of inputs followed by the label, or a dict with labels"
+        )
+    return Inputs(tree[:-1], {}, tree[-1])
+
+
+def to_tensor(array: Array, dtype: np.dtype[Any], device: Any = "cpu") -> Tensor:
+    """Return a tensor of the parameters' type, or of int64 for integers; it may share the array's memory."""
+    if array.dtype.kind in "iub":
+        array = array.astype(np.int64, copy=False)
+    elif array.dtype != dtype:
+        array = array.astype(dtype)
+    return torch.from_numpy(array).to(device)
+
+
+def converted(tree: Any, dtype: np.dtype[Any], device: Any) -> Any:
+    """Return a tree of tensors on the device, floating-point ones of type ``dtype``."""
+    if isinstance(tree, Tensor):
+        wanted = _TORCH_DTYPES[dtype.char] if tree.is_floating_point() else tree.dtype
+        return tree.to(device=device, dtype=wanted)
+    return _map(lambda item: converted(item, dtype, device), tree)
+
+
+@dataclass(slots=True)
+class CollatedBatch(Batch):
+    """A batch of a dataset: ``examples`` is a tree of tensors that includes the labels; ``labels`` is None."""
+
+    size: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.size
+
+    def part(self, start: int, stop: int) -> Batch:
+        return CollatedBatch(_slice(self.examples, start, stop), None, self.position + start, stop - start)
+
+
+class DatasetSplit(Split):
+    """Any object with ``__len__`` and ``__getitem__``, collated by torch's ``default_collate``.
+
+    Before a batch is loaded, the random numbers of Python, NumPy and torch are seeded with the run's seed and the
+    batch's position, so that random transformations are the same when a run is resumed.
+    """
+
+    is_array = False
+
+    def __init__(self, dataset: Examples) -> None:
+        super().__init__(f"the dataset {type(dataset).__name__}", len(dataset), (), np.float32)
+        if not self.count:
+            raise DataError(f"{self.source} has no examples")
+        self._dataset = dataset
+
+    def read_batch(self, start: int, stop: int) -> Batch:
+        return self.collate(np.arange(start, stop), 0, start)
+
+    def sample_digest(self) -> str:
+        digest = hashlib.sha256()
+        count = min(SAMPLE, len(self))
+        for index in range(count):
+            _digest(self.collate(np.array([index * len(self) // count]), 0, 0).examples, digest)
+        return digest.hexdigest()[:16]
+
+    def own_loader(self, seed: int) -> DatasetLoader:
+        return DatasetLoader(self, seed)
+
+    def collate(self, indices: Array, seed: int, position: int) -> CollatedBatch:
+        """Return the examples of these indices as a batch.
+
+        Raises:
+            DataError: The examples cannot be collated.
+        """
+        seed_all(seed, position)
+        fetch = getattr(self._dataset, "__getitems__", None)
+        listed = indices.tolist()
+        examples = fetch(listed) if fetch is not None else [self._dataset[index] for index in listed]
+        try:
+            return CollatedBatch(default_collate(examples), None, position, len(listed))
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise DataError(f"examples of {self.source} cannot be collated: {' '.join(str(error).split())}") from error
+
+
+class DatasetLoader:
+    """Makes the batches of a dataset; see ``data.BatchSource``."""
+
+    def __init__(self, split: DatasetSplit, seed: int) -> None:
+        self._split, self._seed = split, seed
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def batch(self, position: int, count: int) -> Batch:
+        if count > len(self._split):
+            raise DataError(
+                f"a batch of {count:,} examples is larger than {self._split.source}, which has {len(self._split):,}; "
+                "reduce the batch size"
+            )
+        return self._split.collate(order(position, count, len(self._split), self._seed, None), self._seed, position)
+
+    def sequential(self, start: int, stop: int) -> Batch:
+        return self._split.collate(np.arange(start, stop), self._seed, start)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def as_split(given: Any) -> Any:
+    """Return a dataset as a split; return any other value unchanged.
+
+    A ``TensorDataset`` of two tensors, inputs and labels, is shared by the ranks of a node, as arrays are.
+
+    Raises:
+        JobError: It is a ``DataLoader`` or an ``IterableDataset``.
+    """
+    if isinstance(given, DataLoader):
+        raise JobError("the data is a DataLoader: pass its dataset; Job(batch_size=...) has the size of the batches")
+    if isinstance(given, IterableDataset):
+        raise JobError(f"{type(given).__name__} is an IterableDataset: must have __len__ and __getitem__")
+    if isinstance(given, (Split, np.ndarray, Tensor, tuple, Mapping)):
+        return given
+    if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
+        return given
+    if type(given) is TensorDataset and len(given.tensors) == 2:
+        examples, labels = given.tensors
+        on_cpu = all(each.device.type == "cpu" and not each.requires_grad for each in given.tensors)
+        if on_cpu and all(each.dtype in _SHARED for each in given.tensors):
+            return from_arrays(examples.numpy(), labels.numpy())
+    return DatasetSplit(given)
+
+
+def seed_torch(seed: int, position: int, device: torch.device) -> None:
+    """Seed the random numbers of a device for the batch at this position of the stream of examples."""
+    # ``torch.manual_seed`` takes 0.5 ms: it stores a stack trace in case CUDA is initialized later.
+    generator = torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
+    generator.manual_seed(_mixed(seed, position, _MODEL_STREAM))
+
+
+def seed_all(seed: int, position: int) -> None:
+    """Seed the random numbers of Python, NumPy and torch for loading the batch at this position."""
+    mixed = _mixed(seed, position, _EXAMPLES_STREAM)
+    random.seed(mixed)
+    np.random.seed(mixed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(mixed)
+
+
+def _mixed(seed: int, position: int, stream: int) -> int:
+    """Return a number in [0, 2**63) for a stream of random numbers, by the finalizer of SplitMix64."""
+    mixed = (seed * 3 + stream) * 0x9E3779B97F4A7C15 + position
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed &= 0xFFFFFFFFFFFFFFFF
+        mixed = (mixed ^ (mixed >> shift)) * factor
+    mixed &= 0xFFFFFFFFFFFFFFFF
+    return (mixed ^ (mixed >> 31)) >> 1
+
+
+def _map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return a copy of a tree of dicts, tuples and lists with each leaf replaced by the function's result."""
+    if isinstance(tree, Mapping):
+        return {name: function(item) for name, item in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*map(function, tree))
+    if isinstance(tree, (tuple, list)):
+        return [function(item) for item in tree]
+    return tree
+
+
+def _slice(tree: Any, start: int, stop: int) -> Any:
+    """Return the examples [start, stop) of a collated tree; texts are collated to lists of them."""
+    if isinstance(tree, Tensor) or (isinstance(tree, list) and tree and isinstance(tree[0], (str, bytes))):
+        return tree[start:stop]
+    return _map(lambda item: _slice(item, start, stop), tree)
+
+
+def _digest(tree: Any, digest: Any) -> None:
+    if isinstance(tree, Tensor):
+        digest.update(tree.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(tree, (Mapping, tuple, list)):
+        for item in tree.values() if isinstance(tree, Mapping) else tree:
+            _digest(item, digest)
+    else:
+        digest.update(repr(tree).encode())
+
+
+def _shape(value: Any) -> str:
+    """Return the shapes of a tree of tensors, as text."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_shape(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(map(_shape, value)) + ")"
+    return type(value).__name__

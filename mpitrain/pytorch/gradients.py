@@ -1,0 +1,164 @@
+"""Collects the gradients of a PyTorch module in the flat gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+
+from ..core.layout import Layout
+from ..core.ranges import Bucket, OnReady, announce_nothing
+from ..errors import JobError
+
+
+class Gradients:
+    """Collects a module's gradients in the flat gradient, bucket by bucket, while backward computes earlier layers.
+
+    Large linear layers write the gradients of their weights to the flat gradient (``pytorch.linear``). Autograd gives
+    other parameters a gradient in new memory, which is cheaper than adding to the flat gradient: it is copied there
+    when its bucket is complete. ``param.grad`` is then the view of the flat gradient. Parameters without a gradient in
+    this step get zeros.
+
+    A parameter's gradient may be computed in several parts: one for each use by a large linear layer, one by autograd,
+    more with reentrant checkpointing. It counts as complete when it has one for each use, and as many others as in
+    earlier steps. The first step announces nothing before its end.
+
+    Args:
+        names, params: The parameters.
+        layout: Contains them.
+        buckets: The ranges that are announced, last first.
+    """
+
+    def __init__(
+        self, names: Sequence[str], params: Sequence[nn.Parameter], layout: Layout, buckets: Sequence[Bucket]
+    ) -> None:
+        self._names, self._params = names, params
+        starts = {entry.name: entry.start for entry in layout.entries}
+        self._bucket_of = [_bucket(buckets, starts[name]) for name in names]
+        self._members = [[i for i, own in enumerate(self._bucket_of) if own == b] for b in range(len(buckets))]
+        self._starts = [bucket.lo for bucket in buckets]
+        self._hooked: list[Any] = [None] * len(params)
+        self._uses = [0] * len(params)  # in this step, by layers that call ``add_product``
+        self._others: list[int] | None = None  # parts of gradients in earlier steps, without those
+        self._views: list[Tensor] = []
+        self._next = 0  # the first bucket that is not complete
+        self._written: set[int] = set()  # parameters whose views have (a part of) the gradient of this step
+        self._task: int | None = None
+
+    def bind(self, views: list[Tensor]) -> None:
+        """Write to ``views``, one for each parameter, from now on."""
+        self._views = views
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether the backward pass of the training step runs, and no other one inside it."""
+        return self._task is not None and torch._C._current_graph_task_id() == self._task
+
+    def note_task(self, _: Tensor) -> None:
+        """Note that the current backward pass is that of the training step: a hook of the loss."""
+        self._task = torch._C._current_graph_task_id()
+
+    def count_use(self, index: int) -> None:
+        """Expect a call of ``add_product`` in this step."""
+        self._uses[index] += 1
+
+    @property
+    def has_announced(self) -> bool:
+        """Whether some buckets were announced before the end of the last backward pass."""
+        return self._next > 0
+
+    def begin(self) -> None:
+        """Prepare for a backward pass, before the forward pass."""
+        for each in self._params:
+            each.grad = None
+        self._uses = [0] * len(self._params)
+
+    @contextmanager
+    def collecting(self, on_ready: OnReady) -> Iterator[None]:
+        """Collect the gradients that are computed in this context; call ``on_ready`` with the starts of buckets."""
+        self._on_ready = on_ready
+        self._parts = [0] * len(self._params)
+        others = [-1 - uses for uses in self._uses] if self._others is None else self._others
+        self._parts_expected = [uses + other for uses, other in zip(self._uses, others, strict=True)]
+        self._missing = [sum(self._params[i].requires_grad for i in members) for members in self._members]
+        self._next = 0
+        self._written.clear()
+        if len(self._members) > 1:
+            self._add_hooks()
+        try:
+            yield
+        finally:
+            self._task = None
+        others = [parts - uses for parts, uses in zip(self._parts, self._uses, strict=True)]
+        self._others = others if self._others is None else list(map(max, others, self._others))
+        while self._next < len(self._members):
+            self._collect(self._members[self._next])
+            self._next += 1
+
+    def add_product(self, index: int, a: Tensor, b: Tensor) -> None:
+        """Add the product of two matrices to the gradient of a parameter; a part of it."""
+        if index in self._written:
+            self._views[index].addmm_(a, b)
+        else:
+            torch.mm(a, b, out=self._views[index])
+            self._written.add(index)
+        self._count_part(index)
+
+    def _add_hooks(self) -> None:
+        for index, each in enumerate(self._params):
+            if each.requires_grad and self._hooked[index] is None:
+                self._hooked[index] = each.register_post_accumulate_grad_hook(partial(self._count_part, index))
+
+    def _count_part(self, index: int, *_: Tensor) -> None:
+        """Note that a part of a parameter's gradient is computed."""
+        bucket = self._bucket_of[index]
+        parts = self._parts[index] = self._parts[index] + 1
+        if parts == self._parts_expected[index]:
+            self._missing[bucket] -= 1
+            if not self._missing[bucket] and self._on_ready is not announce_nothing:
+                self._advance()
+        elif bucket < self._next:
+            raise JobError(
+                f"the gradient of {self._names[index]} was computed in more parts than in earlier steps; with "
+                "gradient checkpointing, use checkpoint(..., use_reentrant=False)"
+            )
+
+    def _advance(self) -> None:
+        """Announce the buckets that are complete; the last layers' come first."""
+        before = self._next
+        while self._next < len(self._members) and not self._missing[self._next]:
+            self._collect(self._members[self._next])
+            self._next += 1
+        if before < self._next < len(self._members):  # the end is announced by the caller
+            self._on_ready(self._starts[self._next - 1])
+            # The strategy may have changed these parameters: autograd then refuses to read them in this backward pass.
+            increment_version([self._params[i] for members in self._members[before : self._next] for i in members])
+
+    def _collect(self, members: Sequence[int]) -> None:
+        """Copy the gradients of a bucket's parameters to the flat gradient."""
+        targets, sources = [], []
+        with torch.no_grad():
+            for i in members:
+                gradient, view = self._params[i].grad, self._views[i]
+                if gradient is None and i not in self._written:
+                    view.zero_()
+                    continue
+                if gradient is not None and gradient.is_sparse:
+                    raise JobError(f"the gradient of {self._names[i]} is sparse: use Embedding(..., sparse=False)")
+                if gradient is not None and i in self._written:
+                    view.add_(gradient)
+                elif gradient is not None:
+                    targets.append(view)
+                    sources.append(gradient)
+                self._params[i].grad = view
+            if targets:
+                torch._foreach_copy_(targets, sources)
+
+
+def _bucket(buckets: Sequence[Bucket], start: int) -> int:
+    return next(index for index, bucket in enumerate(buckets) if bucket.lo <= start < bucket.hi)

@@ -1,0 +1,81 @@
+"""``torch.nn.Linear`` layers that write their weights' gradients directly to the flat gradient.
+
+Autograd would give each gradient new memory, from which it is copied: for a large layer and a small batch the copy
+takes as long as the product itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+LEAST_ELEMENTS = 1 << 18  # of a weight; for smaller ones, calling Python takes longer than the copy
+
+
+class Sink(Protocol):
+    """Where gradients are written."""
+
+    @property
+    def is_collecting(self) -> bool:
+        """Whether the backward pass of the training step runs, and no other one inside it."""
+
+    def count_use(self, index: int) -> None:
+        """Expect a call of ``add_product``."""
+
+    def add_product(self, index: int, a: Tensor, b: Tensor) -> None:
+        """Add the product of two matrices to the gradient of a parameter."""
+
+
+def write_gradients(model: nn.Module, params: Sequence[nn.Parameter], sink: Sink) -> None:
+    """Let the large linear layers of a model write the gradients of their weights to ``sink``.
+
+    Args:
+        params: The parameters; the sink knows them by their index.
+    """
+    index_of = {id(each): index for index, each in enumerate(params)}
+    for module in model.modules():
+        if type(module) is nn.Linear and "forward" not in vars(module):
+            weight = module._parameters.get("weight")  # None if it is computed, as by ``torch.nn.utils.weight_norm``
+            if weight is not None and weight.numel() >= LEAST_ELEMENTS and not weight._post_accumulate_grad_hooks:
+                forward = partial(_forward, module, weight, sink, index_of[id(weight)])
+                module.forward = forward  # type: ignore[method-assign]
+
+
+def _forward(layer: nn.Linear, param: nn.Parameter, sink: Sink, index: int, x: Tensor) -> Tensor:
+    weight = layer.weight  # another tensor inside ``functional_call``
+    is_transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    is_plain = not (is_transformed or torch.is_autocast_enabled(x.device.type) or weight._backward_hooks)
+    if is_plain and weight is param and weight.requires_grad and torch.is_grad_enabled() and x.dtype == weight.dtype:
+        sink.count_use(index)
+        return _Linear.apply(x, weight, layer.bias, sink, index)  # type: ignore[no-any-return]
+    return functional.linear(x, weight, layer.bias)
+
+
+class _Linear(torch.autograd.Function):
+    """``functional.linear``, whose weight's gradient is written to a sink in the backward pass of a training step."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: Sink, index: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sink, ctx.index = sink, index
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        rows_x, rows_dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+        dx = dy @ weight if ctx.needs_input_grad[0] else None
+        dbias = rows_dy.sum(0) if ctx.needs_input_grad[2] else None
+        dweight = None
+        if ctx.needs_input_grad[1]:
+            # Return a tensor for double backward, and for gradients that other code computes.
+            if torch.is_grad_enabled() or not ctx.sink.is_collecting:
+                dweight = rows_dy.t() @ rows_x
+            else:  # last: other ranks may update the weight from now on
+                ctx.sink.add_product(ctx.index, rows_dy.t(), rows_x)
+        return dx, dweight, dbias, None, None

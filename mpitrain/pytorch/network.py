@@ -1,0 +1,249 @@
+"""A PyTorch module with its loss, before training: a ``plan.network.Network``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ..core.layout import Array, Layout
+from ..data.batch import Batch
+from ..data.split import Split
+from ..errors import JobError
+from .batches import Inputs, as_split, inputs_of
+
+_DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "ScriptModule")
+_COMPILED = "_orig_mod."  # torch.compile adds it to the names of the module that it wraps
+_SAMPLE = 16  # values of each parameter in a digest
+
+
+class Buffers(NamedTuple):
+    """The buffers of a module, by the names of its ``state_dict``.
+
+    Attributes:
+        averaged: Buffers of finite floating-point numbers that ``state_dict`` contains, such as running statistics.
+            They are part of the flat vectors; each worker's changes are averaged.
+        kept: All others. Each worker has its own; checkpoints contain the chief's.
+        transient: The names of those in ``kept`` that ``state_dict`` does not contain.
+    """
+
+    averaged: dict[str, Tensor]
+    kept: dict[str, Tensor]
+    transient: frozenset[str]
+
+
+class TorchNetwork:
+    """A PyTorch module and a loss; see ``plan.network.Network`` for the methods.
+
+    The module may be changed only where it must be: parameters that have no shape yet get one, and parameters of
+    float32 become float64 if that is the type of the flat vectors.
+
+    Raises:
+        JobError: The module cannot be trained by this package; the message names the part and the reason.
+    """
+
+    classes: int | None = None  # of the labels; torch's losses check them
+
+    def __init__(self, model: nn.Module, loss: Any) -> None:
+        if isinstance(loss, type):
+            raise JobError(f"Job(loss=...) got the class {loss.__name__}: must be an object, {loss.__name__}()")
+        if not callable(loss):
+            raise JobError(f"Job(loss=...) got {loss!r}: must be a torch loss, or a function of outputs and labels")
+        _check_loss(loss)
+        _check_kind(model)
+        self.model, self.loss = model, loss
+
+    def as_split(self, given: object) -> object:
+        return as_split(given)
+
+    def lay_out(self, train: Split, dtype: Any) -> Layout:
+        batch = _first(train, dtype, self)
+        if any(map(is_lazy, self.model.parameters())):
+            self.model.eval()  # statistics that are still to be made must not contain these examples
+            self._run(inputs_of(batch, np.dtype(np.float32)))  # gives lazy modules their shapes
+        _check_parameters(self.model, np.dtype(dtype))
+        if np.dtype(dtype) == np.float64:
+            self.model.double()
+        if not self.model.training:  # else some parts may be in evaluation mode on purpose
+            self.model.train()
+        self._run(inputs_of(batch, np.dtype(dtype)))
+        averaged = buffers_of(self.model).averaged
+        return Layout.pack(
+            [
+                *((name, tuple(each.shape), "param") for name, each in parameters_of(self.model)),
+                *((name, tuple(each.shape), "state") for name, each in averaged.items()),
+            ],
+            aliases_of(self.model),
+        )
+
+    def starts(self, layout: Layout) -> list[int]:
+        return [entry.start for entry in layout.entries if entry.kind == "param"]
+
+    def initialize(self, layout: Layout, params: Array, seed: int) -> None:
+        views = layout.views(params)
+        params[...] = 0
+        for name, value in [*parameters_of(self.model), *buffers_of(self.model).averaged.items()]:
+            views[name][...] = value.detach().numpy()
+
+    def takes_integers(self, split: Split) -> bool:
+        """Return whether the examples are integers without a scale, such as indices; scaled ones are measurements."""
+        return split.has_integers and split.scale == 1
+
+    @property
+    def synchronizes_statistics(self) -> bool:
+        return any(isinstance(module, nn.SyncBatchNorm) and module.training for module in self.model.modules())
+
+    @property
+    def frozen(self) -> list[str]:
+        return [name for name, each in parameters_of(self.model) if not each.requires_grad]
+
+    def components(self) -> list[tuple[str, str, str]]:
+        return [
+            (path or "model", type(module).__name__, _shapes(module))
+            for path, module in self.model.named_modules()
+            if not any(True for _ in module.children())
+        ]
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "loss": getattr(self.loss, "__name__", type(self.loss).__name__),
+            "the initial parameters (a digest of some)": self._digest(),
+        }
+
+    def _digest(self) -> str:
+        digest = hashlib.sha256()
+        for _, value in parameters_of(self.model):
+            digest.update(value.detach().reshape(-1)[:_SAMPLE].numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def _run(self, inputs: Inputs) -> None:
+        """Compute the loss of some examples, to find errors before training. The module's buffers do not change.
+
+        Raises:
+            JobError: The module or the loss fails, or the loss is not one number.
+        """
+        owners = owners_of(self.model, [plain_name(name) for name, _ in self.model.named_buffers()])
+        before = [(owner, key, owner[key], owner[key].clone()) for owner, key in owners if not is_lazy(owner[key])]
+        try:
+            loss = self.loss(self.model(*inputs.args, **inputs.kwargs), inputs.labels)
+        except JobError:
+            raise
+        except Exception as error:
+            raise JobError(
+                f"the model or its loss fails on {inputs.describe()}: {type(error).__name__}: "
+                f"{' '.join(str(error).split())}"
+            ) from error
+        for owner, key, buffer, values in before:
+            buffer.data.copy_(values)
+            owner[key] = buffer
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise JobError(f"the loss returned {got}: must be one floating-point number, the mean over the batch")
+
+
+def parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each parameter once, with its first name in ``state_dict``."""
+    for name, each in model.named_parameters():
+        yield plain_name(name), each
+
+
+def aliases_of(model: nn.Module) -> dict[str, str]:
+    """Return the further names of shared parameters and buffers, each with the first name."""
+    first: dict[int, str] = {}
+    aliases = {}
+    for named in (model.named_parameters, model.named_buffers):
+        for name, each in named(remove_duplicate=False):
+            found = first.setdefault(id(each), plain_name(name))
+            if found != plain_name(name):
+                aliases[plain_name(name)] = found
+    return aliases
+
+
+def buffers_of(model: nn.Module) -> Buffers:
+    """Return the module's buffers, each once. Call it before training: their values decide how they are treated."""
+    averaged, kept, transient = {}, {}, set()
+    persistent = model.state_dict(keep_vars=True)
+    for name, each in model.named_buffers():
+        # Changes of infinite numbers, as in masks of attention, are no numbers that can be averaged.
+        if each.is_floating_point() and name in persistent and bool(each.isfinite().all()):
+            averaged[plain_name(name)] = each
+        else:
+            kept[plain_name(name)] = each
+        if name not in persistent:
+            transient.add(plain_name(name))
+    return Buffers(averaged, kept, frozenset(transient))
+
+
+def owners_of(model: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
+    """Return for each buffer the dict that holds it, and its key: a forward pass may put another tensor there."""
+    modules = {plain_name(path): module for path, module in model.named_modules()}
+    found = []
+    for name in names:
+        path, _, key = name.rpartition(".")
+        found.append((modules[path]._buffers, key))
+    return found
+
+
+def plain_name(name: str) -> str:
+    """Return a name without what ``torch.compile`` adds."""
+    return name.replace(_COMPILED, "")
+
+
+def _first(train: Split, dtype: Any, network: TorchNetwork) -> Batch:
+    """Return two examples, which most layers need to compute statistics; the only one if there is no other."""
+    batch = train.read_batch(0, min(2, len(train)))
+    if train.is_array and not network.takes_integers(train):
+        batch.examples = np.multiply(batch.examples, train.scale, dtype=dtype)
+    return batch
+
+
+def _check_kind(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        if wrapper := next((name for name in _WRAPPERS if name in kinds), None):
+            where = f"{path} is" if path else "the model is"
+            raise JobError(f"{where} wrapped in {wrapper}: pass the module that it wraps; --mode selects the averaging")
+
+
+def _check_loss(loss: Any) -> None:
+    reduction = getattr(loss, "reduction", "mean")
+    if reduction not in ("mean", "batchmean"):
+        raise JobError(
+            f"the loss {type(loss).__name__} has reduction={reduction!r}: must be 'mean', "
+            "because losses are averaged over examples and workers"
+        )
+    if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
+        raise JobError(f"the loss {type(loss).__name__} has parameters: move them to the model")
+
+
+def _check_parameters(model: nn.Module, dtype: np.dtype[Any]) -> None:
+    by_dtype: dict[torch.dtype, str] = {}
+    for name, each in [*parameters_of(model), *buffers_of(model).averaged.items()]:
+        if each.device.type != "cpu":
+            raise JobError(f"the parameter {name} is on {each.device}: leave the model on the CPU; ranks move it")
+        if each.layout != torch.strided:
+            raise JobError(f"the parameter {name} is sparse: must be dense")
+        by_dtype.setdefault(each.dtype, name)
+    if len(by_dtype) > 1:
+        found = ", ".join(f"{name} is {dtype}" for dtype, name in by_dtype.items())
+        raise JobError(f"the parameters have several dtypes ({found}): convert the model with model.float()")
+    for found_dtype, name in by_dtype.items():
+        if found_dtype not in _DTYPES:
+            raise JobError(
+                f"the parameter {name} is {found_dtype}: must be float32 or float64; call model.float(), and pass "
+                "--precision bfloat16 to compute in bfloat16"
+            )
+        if found_dtype == torch.float64 and dtype != np.float64:
+            raise JobError(f"the parameter {name} is float64: pass --dtype float64, or call model.float()")
+
+
+def _shapes(module: nn.Module) -> str:
+    return ", ".join(
+        f"{name} {'x'.join(map(str, each.shape))}" for name, each in module.named_parameters(recurse=False)
+    )

@@ -1,0 +1,30 @@
+"""A lock of torch's random numbers on the CPU, which are global: only one tower may draw them at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_lock = threading.Lock()
+
+
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """Wait until no other thread of this process computes; compute alone in this context."""
+    with _lock:
+        yield
+
+
+@contextmanager
+def released() -> Iterator[None]:
+    """Let other threads compute in this context, which is inside ``exclusive``; keep this thread's random numbers."""
+    state = torch.get_rng_state()
+    _lock.release()
+    try:
+        yield
+    finally:
+        _lock.acquire()
+        torch.set_rng_state(state)

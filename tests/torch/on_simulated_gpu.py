@@ -1,0 +1,29 @@
+"""mpitrain with PyTorch modules on simulated GPUs: torch computes on the CPU, in memory of the simulated CuPy.
+
+Checks which memory holds each array, and that copies finish before their use. Torch's streams are not simulated.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from mpitrain.__main__ import main
+from mpitrain.gpu.device import Gpu
+from mpitrain.models.torch_gpu import TorchGpuModel
+
+
+@contextmanager
+def computing(self: TorchGpuModel) -> Iterator[None]:
+    with self._gpu.activate():
+        self._gpu.compute.wait()  # what was enqueued before is done, as on the GPU's stream
+        yield
+
+
+TorchGpuModel.device_of = staticmethod(lambda gpu: torch.device("cpu"))  # type: ignore[method-assign]
+TorchGpuModel._computing = computing  # type: ignore[method-assign]
+assert Gpu.is_gpu
+sys.exit(main())

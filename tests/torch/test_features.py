@@ -1,0 +1,557 @@
+"""The table of features in the guide "Training a PyTorch module": one test per row, against a plain torch loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import prune
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, IterableDataset
+
+from mpitrain import Job, data, optim
+from mpitrain.errors import JobError
+from mpitrain.pytorch import linear
+
+from .support import SEED, Local, assert_same_training
+
+rng = np.random.default_rng(3)
+X, Y = rng.standard_normal((40, 6)), rng.integers(0, 3, 40)
+
+
+def making(model: Callable[[], nn.Module], loss: Any = None, train: object = None, **more: object) -> Callable[[], Job]:
+    """Return a function that makes a job with SGD; by default a classification of X."""
+
+    def make() -> Job:
+        return Job(
+            model=model(),
+            loss=loss or nn.CrossEntropyLoss(),
+            optimizer=optim.sgd(0.01),
+            train=train or data.from_arrays(X, Y),
+            **more,  # type: ignore[arg-type]
+        )
+
+    return make
+
+
+def mlp(*between: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), *between, nn.Tanh(), nn.Linear(8, 3))
+
+
+class Tied(nn.Module):
+    """Nested modules, one of which is used twice, with weights that are shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.again = nn.Linear(6, 6)
+        self.again.weight = self.inner[0].weight
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.again(self.inner(self.inner(x))))
+
+
+class SeveralInputs(nn.Module):
+    """Takes two inputs and returns a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 3), nn.Linear(2, 3)
+
+    def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+        return {"scores": self.left(left) + self.right(right), "size": self.right(right).pow(2)}
+
+
+def of_scores(outputs: dict[str, Tensor], labels: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs["scores"], labels) + 0.1 * outputs["size"].mean()
+
+
+class Records:
+    """A dataset of dicts, or of tuples."""
+
+    def __init__(self, as_dict: bool) -> None:
+        self.as_dict = as_dict
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, index: int) -> object:
+        left, right, label = torch.from_numpy(X[index]), torch.from_numpy(X[index, :2]), int(Y[index])
+        return {"left": left, "right": right, "labels": label} if self.as_dict else (left, right, label)
+
+
+class Stream(IterableDataset[object]):
+    """A dataset without indices."""
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(())
+
+
+class Counter(nn.Module):
+    """Has buffers of each kind, and changes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("largest", torch.zeros(6), persistent=False)
+        self.register_buffer("constant", torch.ones(3), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += len(x)
+            self.largest = torch.maximum(self.largest, x.detach().abs().amax(0))
+        return self.head(self.norm(x)) * self.constant
+
+
+class Masked(nn.Module):
+    """Has buffers that are not finite, one of which becomes finite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+        self.register_buffer("first", torch.full((3,), torch.nan))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.head(x)
+        self.first = torch.where(self.first.isnan(), scores.detach().mean(0), self.first)
+        return (scores[:, None] + self.mask).softmax(-1).mean(1) - self.first
+
+
+class Square(torch.autograd.Function):
+    """A custom function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * dy
+
+
+class Call(nn.Module):
+    """Calls a function on what a module returns."""
+
+    def __init__(self, module: nn.Module, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.module, self.function = module, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.module, x)
+
+
+def checkpointed(reentrant: bool) -> Callable[[nn.Module, Tensor], Tensor]:
+    def call(module: nn.Module, x: Tensor) -> Tensor:
+        hidden = module[0](x)  # type: ignore[index]
+        for _ in range(2):  # the same weights twice: with reentrant checkpointing their gradient has two parts
+            hidden = checkpoint(module[1], hidden, use_reentrant=reentrant)  # type: ignore[index]
+        return module[2](hidden)  # type: ignore[index]
+
+    return call
+
+
+def penalized(module: nn.Module, x: Tensor) -> Tensor:
+    """A loss that contains a gradient."""
+    x = x.clone().requires_grad_()
+    outputs = module(x).pow(2).mean()
+    (slope,) = torch.autograd.grad(outputs, x, create_graph=True)
+    return outputs + slope.pow(2).sum()
+
+
+def scaled(module: nn.Module, x: Tensor) -> Tensor:
+    """Computes with tensors that were computed from the parameters."""
+    return torch.func.functional_call(module, {name: 2 * each for name, each in module.named_parameters()}, x)
+
+
+class Slope(torch.autograd.Function):
+    """Its backward pass computes a gradient, as that of deep equilibrium models does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.module = module
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            inner = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(ctx.module(inner).sum(), inner)
+        return dy + 0.1 * slope, None
+
+
+def sloped(module: nn.Module, x: Tensor) -> Tensor:
+    return module[2](module[1](Slope.apply(module[0](x), module[1])))  # type: ignore[index]
+
+
+class Repeating(nn.Module):
+    """Uses a layer once, twice or three times, as determined by the examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        for _ in range(1 + int(x.abs().sum() * 1e6) % 3):
+            hidden = self.again(hidden).tanh()
+        return self.last(hidden)
+
+
+class Growing(nn.Linear):
+    """Makes a buffer when it is first needed."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.register_buffer("mask", torch.empty(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(self.mask) < x.shape[1]:
+            self.mask = torch.ones(x.shape[1], dtype=x.dtype)
+        return super().forward(x * self.mask)
+
+
+def halved(module: nn.Module, x: Tensor) -> Tensor:
+    weights = {name: value / 2 for name, value in module.named_parameters()}
+    return torch.func.functional_call(module, weights, (x,))  # type: ignore[no-any-return]
+
+
+def adapted(module: nn.Module, x: Tensor) -> Tensor:
+    """The outputs after a step of gradient descent, as in meta-learning."""
+    weights = dict(module.named_parameters())
+    slopes = torch.func.grad(lambda w: torch.func.functional_call(module, w, (x,)).pow(2).mean())(weights)
+    stepped = {name: value - 0.1 * slopes[name] for name, value in weights.items()}
+    return torch.func.functional_call(module, stepped, (x,))  # type: ignore[no-any-return]
+
+
+class Regularized(nn.Sequential):
+    """Uses its weights in another way, too."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self[0].weight.pow(2).mean() + 0.1 * self[2].weight.sum(1)
+
+
+class WithEmpty(nn.Linear):
+    """Has a parameter without elements, and one that no batch uses."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.empty, self.spare = nn.Parameter(torch.ones(0, 4)), nn.Parameter(torch.ones(2))
+
+
+class Last(nn.Module):
+    """The last output of an LSTM."""
+
+    def forward(self, outputs: tuple[Tensor, object]) -> Tensor:
+        return outputs[0][:, -1]
+
+
+def blocks() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, 1 << 20])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(making(Tied), id="tied weights and nested modules"),
+        pytest.param(making(SeveralInputs, of_scores, Records(as_dict=False)), id="several inputs as a tuple"),
+        pytest.param(making(SeveralInputs, of_scores, Records(as_dict=True)), id="several inputs as a dict"),
+        pytest.param(
+            making(lambda: Call(mlp(), lambda m, x: m[3 - 1](m[0](x)) if False else m(x))), id="nothing special"
+        ),
+        pytest.param(making(lambda: nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(3))), id="lazy modules"),
+        pytest.param(making(lambda: Call(blocks(), checkpointed(False))), id="gradient checkpointing"),
+        pytest.param(making(lambda: Call(blocks(), checkpointed(True))), id="reentrant checkpointing"),
+        pytest.param(making(lambda: Call(mlp(), lambda m, x: Square.apply(m(x)))), id="a custom function"),
+        pytest.param(making(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))), id="weight normalization"),
+        pytest.param(making(lambda: nn.utils.weight_norm(nn.Linear(6, 3))), id="the older weight normalization"),
+        pytest.param(making(lambda: Call(mlp(), halved)), id="a functional call with other weights"),
+        pytest.param(making(lambda: Call(mlp(), adapted)), id="a gradient step in the forward pass"),
+        pytest.param(making(lambda: Call(mlp(), lambda m, x: torch.func.vmap(m)(x))), id="a vectorized module"),
+        pytest.param(making(lambda: mlp(nn.BatchNorm1d(8))), id="running statistics"),
+        pytest.param(making(lambda: mlp(nn.SyncBatchNorm(8, affine=False))), id="synchronized without parameters"),
+        pytest.param(
+            making(lambda: Call(mlp(), penalized), lambda outputs, labels: outputs), id="a gradient in the loss"
+        ),
+        pytest.param(making(Regularized), id="a weight used twice"),
+        pytest.param(making(lambda: Call(mlp(), scaled)), id="functional_call with other weights"),
+        pytest.param(making(lambda: Call(blocks(), sloped)), id="a gradient in the backward pass"),
+        pytest.param(making(lambda: nn.utils.weight_norm(nn.Linear(6, 3))), id="weight_norm"),
+        pytest.param(making(lambda: prune.random_unstructured(nn.Linear(6, 3), "weight", 0.5)), id="pruning"),
+        pytest.param(making(Repeating), id="a layer used a varying number of times"),
+        pytest.param(making(Growing), id="a buffer that grows"),
+        pytest.param(making(WithEmpty), id="an empty parameter"),
+        pytest.param(making(lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.LSTM(3, 3), Last())), id="an LSTM"),
+    ],
+)
+@pytest.mark.parametrize("directly", [False, True])
+def test_a_module_trains_as_in_a_plain_loop(
+    make: Callable[[], Job], bucket_bytes: int, directly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if directly:  # as large linear layers do
+        monkeypatch.setattr(linear, "LEAST_ELEMENTS", 1)
+    ours = assert_same_training(make, bucket_bytes=bucket_bytes)
+    assert ours.starts == sorted(ours.starts, reverse=True) and ours.starts[-1] == 0
+
+
+def test_gradients_are_announced_while_earlier_layers_compute() -> None:
+    ours = Local(making(lambda: nn.Sequential(*[nn.Linear(6, 6) for _ in range(5)], nn.Linear(6, 3))), bucket_bytes=0)
+    ours.train(3)
+    assert ours.starts == [bucket.lo for bucket in ours.plan.buckets]
+    last = ours.job.model[-1].weight
+    assert last.grad.data_ptr() - ours.grads.ctypes.data == 8 * ours.plan.layout.entries[-2].start
+
+
+def test_a_compiled_module_trains() -> None:
+    compiled = making(lambda: torch.compile(mlp(), backend="eager"))
+    ours = Local(compiled)
+    assert [entry.name for entry in ours.plan.layout.entries] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    ours.train()
+    expected = assert_same_training(making(mlp))
+    np.testing.assert_allclose(ours.params, expected.params, atol=1e-12)
+
+
+def test_frozen_parameters_do_not_change_until_they_are_thawed() -> None:
+    def make() -> Job:
+        job = making(mlp)()
+        job.model[0].requires_grad_(False)
+        job.optimizer = optim.adamw(0.01, weight_decay=0.1)
+        return job
+
+    ours = Local(make, bucket_bytes=0)
+    before = ours.state()
+    ours.train(3)
+    frozen = ours.state()
+    assert np.array_equal(frozen["0.weight"], before["0.weight"])  # not even by weight decay
+    assert not np.array_equal(frozen["2.weight"], before["2.weight"])
+    ours.job.model[0].requires_grad_(True)
+    ours.job.model[2].requires_grad_(False)
+    ours.train(3)
+    after = ours.state()
+    assert not np.array_equal(after["0.weight"], frozen["0.weight"])
+    assert np.array_equal(after["2.weight"], frozen["2.weight"])
+
+
+def test_an_unused_parameter_has_a_gradient_of_zero() -> None:
+    ours = Local(making(lambda: Call(blocks(), lambda m, x: m[2](m[0](x)))), bucket_bytes=0)
+    ours.grads[:] = 9
+    ours.step(0)
+    views = ours.plan.layout.views(ours.grads)
+    assert not views["module.1.0.weight"].any() and views["module.0.weight"].any()
+
+
+def test_buffers_are_part_of_the_state() -> None:
+    ours = assert_same_training(making(Counter))
+    expected = {"buffers/seen": [80, 80], "buffers/norm.num_batches_tracked": 20, "transient/largest": None}
+    state = ours.model.extra_state
+    assert state.keys() == expected.keys()  # without "constant", which never changes
+    assert state["buffers/seen"].tolist() == [80, 80] and state["buffers/norm.num_batches_tracked"] == 20
+    assert "norm.running_mean" in ours.state()
+    grown = Local(making(Growing))
+    grown.step(0)
+    again = Local(making(Growing))
+    again.model.load_extra_state(grown.model.extra_state)
+    assert again.job.model.mask.shape == (6,)
+    other = Local(making(Counter))
+    other.model.load_extra_state(state)
+    assert other.job.model.seen.tolist() == [80, 80]
+    assert np.array_equal(other.job.model.largest, ours.job.model.largest)
+
+
+def test_buffers_that_are_not_finite_are_kept() -> None:
+    ours = assert_same_training(making(Masked))
+    assert np.isfinite(ours.params).all()
+    stored = ours.model.extra_state
+    assert stored.keys() == {"buffers/mask", "buffers/first"}
+    assert np.array_equal(stored["buffers/mask"], Masked().mask) and np.isfinite(stored["buffers/first"]).all()
+
+
+def test_modes_and_hooks_of_the_user_stay() -> None:
+    calls: list[bool] = []
+
+    def make() -> Job:
+        job = making(lambda: mlp(nn.BatchNorm1d(8)))()
+        job.model[1].eval()
+        job.model[3].register_forward_hook(lambda module, inputs, output: calls.append(module.training))
+        return job
+
+    ours = Local(make)
+    ours.train(2)
+    ours.model.evaluate(ours.loader.batch(0, 4))
+    ours.step(2)
+    # The first call is the trial before training.
+    assert calls[-4:] == [True, True, False, True] and not ours.job.model[1].training
+    assert not ours.plan.layout.views(ours.params)["1.running_mean"].any()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_random_numbers_depend_on_the_position_in_the_data(devices: int) -> None:
+    def losses(first: int) -> list[float]:
+        ours = Local(making(lambda: mlp(nn.Dropout(0.5))), devices_per_rank=devices)
+        return [float(ours.model.forward(ours.loader.batch(4 * index, 4))) for index in range(first, 6)]
+
+    assert losses(0)[3:] == losses(3)
+    assert len(set(losses(0))) == 6
+
+
+def test_the_accuracy_is_that_of_the_largest_score() -> None:
+    ours = Local(making(mlp))
+    batch = ours.loader.batch(0, 40)
+    loss, correct = ours.model.evaluate(batch)
+    outputs = ours.job.model(torch.from_numpy(batch.examples))
+    assert correct == int((outputs.argmax(1).numpy() == batch.labels).sum())
+    assert loss == pytest.approx(40 * functional.cross_entropy(outputs, torch.from_numpy(batch.labels)).item())
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_accumulated_gradients_are_those_of_the_batch(parts: int) -> None:
+    assert_same_training(making(mlp), accumulate_steps=parts, bucket_bytes=0)
+
+
+def test_synchronized_statistics_in_bfloat16() -> None:
+    ours = Local(making(lambda: mlp(nn.SyncBatchNorm(8))), devices_per_rank=2, precision="bfloat16", dtype="float32")
+    ours.train(2)
+    assert np.isfinite(ours.params).all()
+
+
+def test_trying_lazy_statistics_does_not_change_them() -> None:
+    ours = Local(making(lambda: nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(3))))
+    assert not ours.state()["1.running_mean"].any()
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_towers_are_one_device(devices: int) -> None:
+    def make() -> Job:
+        return making(lambda: mlp(nn.SyncBatchNorm(8)))()
+
+    ours = Local(make, devices_per_rank=devices)
+    single = Local(making(lambda: mlp(nn.BatchNorm1d(8))))
+    ours.train(), single.train()
+    for name, value in single.state().items():
+        np.testing.assert_allclose(ours.state()[name], value, atol=1e-12, err_msg=name)
+
+
+def test_bfloat16_computes_in_bfloat16_with_parameters_of_float32() -> None:
+    kinds: list[torch.dtype] = []
+
+    def make() -> Job:
+        job = making(mlp)()
+        job.model[0].register_forward_hook(lambda module, inputs, output: kinds.append(output.dtype))
+        return job
+
+    ours = Local(make, precision="bfloat16", dtype="float32")
+    ours.train(20)
+    assert kinds[-1] == torch.bfloat16 and ours.job.model[0].weight.dtype == torch.float32
+    expected = Local(making(mlp), dtype="float32")
+    expected.train(20)
+    assert 0 < np.abs(ours.params - expected.params).max() < 1e-3
+
+
+class Overwriting(nn.Linear):
+    """Changes its weight in the forward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.99)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        pytest.param(lambda: making(lambda: nn.Sequential(nn.Linear(6, 3), nn.Linear(3, 3).bfloat16())), "1.weight"),
+        pytest.param(lambda: making(lambda: nn.Linear(6, 3).bfloat16()), "float()"),
+        pytest.param(lambda: making(lambda: nn.DataParallel(nn.Linear(6, 3))), "DataParallel"),
+        pytest.param(lambda: making(lambda: nn.Linear(5, 3)), "(2, 6)"),
+        pytest.param(lambda: making(mlp, nn.CrossEntropyLoss(reduction="sum")), "reduction"),
+        pytest.param(lambda: making(mlp, nn.CrossEntropyLoss(reduction="none")), "reduction"),
+        pytest.param(lambda: making(mlp, lambda outputs, labels: outputs), "(2, 3)"),
+        pytest.param(lambda: making(mlp, 3), "loss"),
+        pytest.param(lambda: making(mlp, nn.CrossEntropyLoss), "CrossEntropyLoss()"),
+        pytest.param(lambda: making(mlp, train=DataLoader(Records(False))), "its dataset"),
+        pytest.param(lambda: making(mlp, train=Stream()), "__getitem__"),
+        pytest.param(lambda: making(mlp, train=(X, Y)), "from_arrays"),
+        pytest.param(lambda: making(mlp, train=[torch.ones(6)] * 4), "tuple"),
+        pytest.param(lambda: making(mlp, train=[{"x": torch.ones(6)}] * 4), "labels"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_trained_is_refused_by_name(make: Callable[[], Callable[[], Job]], part: str) -> None:
+    with pytest.raises(JobError) as error:
+        Local(make())
+    assert part in str(error.value)
+
+
+def test_a_sparse_gradient_is_refused() -> None:
+    def make() -> Job:
+        tokens = data.from_arrays(rng.integers(0, 5, (40, 2)), Y)
+        return making(
+            lambda: nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(), nn.Linear(6, 3)), train=tokens
+        )()
+
+    with pytest.raises(JobError, match=r"0\.weight"):
+        Local(make).step(0)
+
+
+def test_a_forward_pass_that_changes_parameters_is_refused() -> None:
+    with pytest.raises(JobError, match="weight"):
+        Local(making(lambda: Overwriting(6, 3))).step(0)
+
+
+def test_gradients_in_more_parts_than_before_are_refused() -> None:
+    calls = 1
+
+    def call(module: nn.Module, x: Tensor) -> Tensor:
+        hidden = module[0](x)  # type: ignore[index]
+        for _ in range(calls):
+            hidden = checkpoint(module[1], hidden, use_reentrant=True)  # type: ignore[index]
+        return module[2](hidden)  # type: ignore[index]
+
+    ours = Local(making(lambda: Call(blocks(), call)), bucket_bytes=0)
+    ours.train(2)
+    calls = 3
+    with pytest.raises(JobError, match=r"module\.1\.0"):
+        ours.step(2)
+
+
+class DetachedFirst(nn.Module):
+    """Reads a parameter in the backward pass after its gradient is complete."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(functional.linear(self.first(x), self.last.weight.detach()).tanh())
+
+
+def test_a_parameter_that_may_have_been_updated_is_not_read() -> None:
+    assert_same_training(making(DetachedFirst))
+    ours = Local(making(DetachedFirst), bucket_bytes=0)
+    ours.step(0)
+    with pytest.raises(JobError, match="--bucket-bytes"):
+        ours.step(1)
+
+
+def test_seeds_differ_by_run() -> None:
+    assert SEED == 0
+    made = [Local(making(lambda: mlp(nn.Dropout(0.5))), seed=seed) for seed in (0, 1)]
+    batch = made[0].loader.batch(0, 4)
+    for each in made:
+        each.params[:] = made[0].params
+    assert float(made[0].model.forward(batch)) != float(made[1].model.forward(batch))
