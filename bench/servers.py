@@ -25,6 +25,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     from mpitrain.comm.cluster import Cluster
     from mpitrain.core.layout import Layout
     from mpitrain.optim import sgd
+    from mpitrain.optim.updater import Frozen
     from mpitrain.plan.config import RunConfig
     from mpitrain.plan.placement import place
     from mpitrain.plan.plan import Plan
@@ -46,6 +47,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
         layer_starts=[0],
         placements=place(layout, servers, "partitioned", dtype.itemsize),
         workers=len(cluster.worker_ranks),
+        frozen=Frozen(layout),
         validate_steps=len(cluster.worker_ranks),  # a pause after one step per worker, which touches all memory
     )
 

@@ -95,7 +95,7 @@ def test_what_is_refused(device, soft: bool, workers: list[VisibleGpus], expecte
 @pytest.mark.parametrize(
     ("options", "workers", "expected"),
     [
-        ({"precision": "bfloat16"}, node(0, []), ["--precision bfloat16", "no worker"]),
+        ({"precision": "tf32"}, node(0, []), ["--precision tf32", "no worker"]),
         ({"precision": "float16"}, node(0, ["a"], []), ["--precision float16", "worker 1 on n0", WHY]),
         ({"gpu_transport": "host"}, node(0, [], []), ["--gpu-transport host", "no worker"]),
     ],

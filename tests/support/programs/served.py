@@ -15,6 +15,7 @@ import numpy as np
 from mpitrain.comm.cluster import Cluster
 from mpitrain.core.layout import Layout
 from mpitrain.optim import sgd
+from mpitrain.optim.updater import Frozen
 from mpitrain.plan.config import RunConfig
 from mpitrain.plan.placement import place, ranges_of
 from mpitrain.plan.plan import Plan
@@ -49,6 +50,7 @@ plan = Plan(
     layer_starts=[0],
     placements=pieces,
     workers=workers,
+    frozen=Frozen(LAYOUT),
 )
 
 
