@@ -50,8 +50,6 @@ class Job:
         hooks: Called by the training loop, in addition to the built-in ones.
         pins: With parameter servers: maps a variable's name to its server (from 0), or a function of name, shape and
             bytes that returns the server, or None to leave the choice to ``--placement``.
-        network, train_split, validation_split: The model with its loss, and the examples, in the form that the rest of
-            the package uses.
         line: The line of the job file that made this object, for errors.
     """
 
@@ -65,16 +63,14 @@ class Job:
     moving_average: moving_average | None = None
     hooks: Sequence[Hook] = ()
     pins: Pins | None = None
-    network: Network = field(init=False, repr=False, compare=False)
-    train_split: Split = field(init=False, repr=False, compare=False)
-    validation_split: Split | None = field(init=False, repr=False, compare=False)
     line: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.line = sys._getframe(2).f_lineno  # of the caller of ``__init__``
-        self.network = network_of(self.model, self.loss)
-        self.train_split = self._split("train", self.train)
-        self.validation_split = None if self.validation is None else self._split("validation", self.validation)
+        self._network = network_of(self.model, self.loss)
+        self._splits: dict[str, tuple[object, Split]] = {}  # what was given as a split, and the split
+        self._split("train")
+        self._split("validation")
         self._check("optimizer", self.optimizer, Optimizer)
         if self.moving_average is not None:
             self._check("moving_average", self.moving_average, moving_average)
@@ -91,11 +87,35 @@ class Job:
         if not isinstance(value, kind) or isinstance(value, bool):
             raise JobError(must_be(name, value, kind))
 
-    def _split(self, name: str, given: object) -> Split:
-        split = self.network.as_split(given)
-        if not isinstance(split, Split):
-            raise JobError(must_be(name, given, Split))
+    @property
+    def network(self) -> Network:
+        """The model with its loss, in the form that the rest of the package uses; a job file may replace them."""
+        if self._network.model is not self.model or self._network.loss is not self.loss:
+            self._network = network_of(self.model, self.loss)
+        return self._network
+
+    @property
+    def train_split(self) -> Split:
+        """The examples to train on."""
+        split = self._split("train")
+        assert split is not None
         return split
+
+    @property
+    def validation_split(self) -> Split | None:
+        """The examples to measure on, or None."""
+        return self._split("validation")
+
+    def _split(self, name: str) -> Split | None:
+        given = getattr(self, name)
+        if given is None and name == "validation":
+            return None
+        if name not in self._splits or self._splits[name][0] is not given:
+            split = self.network.as_split(given)
+            if not isinstance(split, Split):
+                raise JobError(must_be(name, given, Split))
+            self._splits[name] = given, split
+        return self._splits[name][1]
 
     def facts(self) -> dict[str, object]:
         """Return what must be the same on every rank, except the model.
