@@ -227,12 +227,12 @@ class _Supervisor:
     def _attempt(self) -> Outcome:
         """Run one attempt; retry once if the launcher itself failed to start."""
         for last in (False, True):
-            attempt = self._prepare()
+            attempt, earlier = self._prepare(), status.read(self._launch_options.run_dir)
             attempt.run()
             ranks = self._spec.ranks or len(attempt.statuses)
             launcher = f"{Path(self._launch_options.launcher.program).name}, process {attempt.pid}"
             outcome = classify_exit(attempt.status, attempt.output, attempt.statuses, ranks, launcher)
-            if outcome.kind == "finished" and _stopped_early(self._launch_options.run_dir):
+            if outcome.kind == "finished" and _stopped_early(self._launch_options.run_dir, earlier):
                 outcome = Outcome("stopped")  # the signal also ended the launcher's daemons, and it exits with 0 then
             if attempt.reported and outcome.kind in ("stopped", "failed"):  # stopped: the launcher continued the ranks
                 outcome = Outcome("failed", step=outcome.step)
@@ -366,7 +366,12 @@ def _say(line: str) -> None:
         print(f"mpitrain: {line}", file=sys.stderr, flush=True)
 
 
-def _stopped_early(run_dir: Path) -> bool:
-    """Return whether the run's heartbeat records that it was stopped before its last step."""
+def _stopped_early(run_dir: Path, earlier: status.Status | None) -> bool:
+    """Return whether the run's heartbeat records that it was stopped before its last step.
+
+    Args:
+        earlier: The record before this attempt, which changes nothing if there is nothing to train.
+    """
     found = status.read(run_dir)
-    return found is not None and found.state == "stopped"
+    is_new = found is not None and (earlier is None or found.started_at != earlier.started_at)
+    return found is not None and is_new and found.state == "stopped"
