@@ -257,6 +257,25 @@ def test_what_brings_a_job_back(status: int, signal: str, comes_back: bool, tmp_
     assert (tmp_path / "again").exists() == comes_back
 
 
+@pytest.mark.parametrize("scheduler", ["slurm", "preemptible.sbatch"])
+def test_a_run_that_ends_before_the_script_waits_again(scheduler: str, tmp_path: Path) -> None:
+    run = "trap 'exit 75' TERM; kill -USR1 $PPID; for i in {1..90}; do sleep 0.1; done"
+    for name, text in (("python", run), ("mpitrain", run), ("scontrol", f"echo >>{tmp_path}/again")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    made = Batch("n", Resources(), tmp_path, tmp_path / "r", str(tmp_path / "python"), ["job.py"])
+    shipped = Path("slurm/preemptible.sbatch").resolve()
+    text = shipped.read_text() if scheduler == shipped.name else render(scheduler, made).text
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
+    # The run ends while the script sends it the signal.
+    environment["BASH_FUNC_kill%%"] = '() { builtin kill "$@"; local failed=$?; sleep 0.5; return $failed; }'
+    (tmp_path / "runs" / "slurm-5").mkdir(parents=True)
+    command = ["bash", "-c", text]
+    done = subprocess.run(command, env=environment, timeout=30, check=False, capture_output=True, cwd=tmp_path)
+    assert done.returncode == 75
+    assert (tmp_path / "again").exists()
+
+
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf", "preemptible.sbatch"])
 def test_requeues_stop_after_three_without_a_newer_checkpoint(scheduler: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "slurm-5"
