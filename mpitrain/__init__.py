@@ -12,12 +12,13 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import data, nn, optim
+    from .inference.model import TrainedModel, load
     from .plan.hook import Hook
     from .plan.job import Job
 
-__all__ = ["Hook", "Job", "__version__", "blas", "data", "nn", "optim"]
+__all__ = ["Hook", "Job", "TrainedModel", "__version__", "blas", "data", "load", "nn", "optim"]
 
-_WHERE = {"Hook": "plan.hook", "Job": "plan.job"}
+_WHERE = {"Hook": "plan.hook", "Job": "plan.job", "TrainedModel": "inference.model", "load": "inference.model"}
 
 
 def __getattr__(name: str) -> object:

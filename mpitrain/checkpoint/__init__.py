@@ -18,7 +18,7 @@ from __future__ import annotations
 from .directory import Retention, find, first_intact, newest, path_for, remove_unfinished, shard_paths, steps, verify
 from .reader import Checkpoint
 from .snapshot import Snapshot
-from .state import Fit, read, write
+from .state import Fit, read, read_model, write
 from .weights import load_matching, match_of
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "newest",
     "path_for",
     "read",
+    "read_model",
     "remove_unfinished",
     "shard_paths",
     "steps",

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.layout import Array, Layout, Shape
+from ..core.layout import ARRAY_GROUPS, Array, Layout, Shape
 from ..errors import CheckpointError
-from ..plan.progress import ARRAY_GROUPS, Progress
+from ..plan.progress import ExtraState, Progress
 from .container import Compression, write_container
 from .reader import Checkpoint
 from .snapshot import Snapshot
@@ -114,6 +114,27 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
         extra: dict[str, Any] = dict(checkpoint.attributes.get(_EXTRA_STATE, {}))
         extra |= {name: checkpoint.read(name) for name in checkpoint.datasets if is_buffer(name)}
         return Progress(int(root["step"]), int(root["position"]), extra)
+
+
+def read_model(checkpoint: Checkpoint, layout: Layout, averages: bool = False) -> tuple[Array, ExtraState]:
+    """Return the parameters, or their moving averages, as a vector of shape (layout.size,), and the model's buffers.
+
+    Raises:
+        DamagedCheckpoint: The values are damaged.
+        CheckpointError: The checkpoint does not match the model, or has no moving averages.
+    """
+    group = _group("average" if averages else "params")
+    if group not in checkpoint.attributes:
+        raise CheckpointError(f"{checkpoint.path} contains no {group}")
+    stored = {name: each.shape for name, each in checkpoint.datasets.items() if name.startswith(f"{group}/")}
+    entries = {entry.name: entry for entry in layout.entries}
+    fit = compare(stored, {f"{group}/{name}": entry.shape for name, entry in entries.items()})
+    if fit.wrong:
+        raise CheckpointError(f"{checkpoint.path} does not match the model: {fit}")
+    dtype = checkpoint.datasets[fit.fitting[0]].dtype
+    params = np.zeros(layout.size, dtype)
+    checkpoint.read_into({f"{group}/{name}": view for name, view in layout.views(params).items()})
+    return params, {name: checkpoint.read(name) for name in checkpoint.datasets if is_buffer(name)}
 
 
 def is_buffer(name: str) -> bool:

@@ -27,6 +27,8 @@ _COMMANDS = {
     "watch": ("report.watch", "watch_command", "Show a live view of a run in the terminal."),
     "stacks": ("report.stacks", "stacks_command", "Show what every rank of a live run is doing."),
     "report": ("report.page", "report_command", "Write a web page about runs."),
+    "evaluate": ("cli.inference", "evaluate", "Measure loss and accuracy of a trained model."),
+    "predict": ("cli.inference", "predict", "Write a trained model's outputs for examples."),
     "verify": ("cli.checkpoints", "verify", "Check that checkpoints are undamaged."),
     "inspect": ("cli.checkpoints", "inspect", "Print the contents of a checkpoint."),
     "diff": ("cli.checkpoints", "diff", "Compare two checkpoints."),

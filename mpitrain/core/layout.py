@@ -20,6 +20,9 @@ Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 Kind = Literal["param", "state"]
 
+# Names of arrays of a model that are not in the vectors begin with one of these: buffers of PyTorch modules, and those
+# that are not part of ``state_dict``.
+ARRAY_GROUPS = ("buffers/", "transient/")
 ALIGN = 16  # elements: views start on a cache line (64 bytes of float32), so that no two share one
 
 

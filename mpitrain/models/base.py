@@ -80,6 +80,10 @@ class Model:
         """Return the summed loss of a batch and the number of correct predictions; see ``nn.Loss.evaluate``."""
         raise NotImplementedError
 
+    def predict(self, batch: Batch) -> Array:
+        """Return the outputs for a batch, in host memory; the labels are not used."""
+        raise NotImplementedError
+
     @property
     def extra_state(self) -> ExtraState:
         """What a checkpoint stores in addition to the vectors, by name."""

@@ -55,6 +55,9 @@ class NativeModel(Model):
     def evaluate(self, batch: Batch) -> tuple[float, int | None]:
         return self._loss.evaluate(self._outputs(batch.examples, Context()), batch.labels)
 
+    def predict(self, batch: Batch) -> Array:
+        return self._outputs(batch.examples, Context()).copy()
+
     def _layer_done(self, child: int) -> None:
         start = self._starts[child]
         if 0 < start < self._reported:  # layers without parameters have the start of a later one

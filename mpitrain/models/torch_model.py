@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
@@ -16,17 +15,16 @@ from ..core.ranges import OnReady
 from ..data.batch import Batch
 from ..errors import JobError
 from ..plan.plan import Plan
-from ..plan.progress import ARRAY_GROUPS, ExtraState
+from ..plan.progress import ExtraState
 from ..pytorch.allocator import keep_freed_memory
-from ..pytorch.batches import inputs_of, seed_torch
+from ..pytorch.batches import arguments_of, inputs_of, seed_torch
 from ..pytorch.gradients import Gradients
 from ..pytorch.linear import write_gradients
-from ..pytorch.network import TorchNetwork, buffers_of, owners_of, parameters_of
+from ..pytorch.network import TorchNetwork, buffers_of, load_buffers, owners_of, parameters_of
 from ..pytorch.rng_lock import exclusive, released
 from ..pytorch.sync_batch_norm import SumOverWorkers, synchronize
 from .base import Model
 
-_KEPT, _TRANSIENT = ARRAY_GROUPS
 _READ_TOO_LATE = (
     "the backward pass reads a parameter, such as one used with detach(), after its gradient is complete and it may "
     "have been updated; pass --bucket-bytes {} to update after the backward pass. Torch reports: {}"
@@ -124,11 +122,25 @@ class TorchModel(Model):
 
     def evaluate(self, batch: Batch) -> tuple[float, int | None]:
         inputs = inputs_of(batch, self._dtype, self.device)
-        self._load_buffers()
-        with _evaluating(self._module), torch.no_grad(), self._autocast():
+        with self._inference():
             outputs = self._module(*inputs.args, **inputs.kwargs)
             loss = self._criterion(outputs, inputs.labels)
         return float(loss) * batch.count, _correct(outputs, inputs.labels)
+
+    def predict(self, batch: Batch) -> Array:
+        args, kwargs = arguments_of(batch, self._dtype, self.device)
+        with self._inference():
+            outputs = self._module(*args, **kwargs)
+        if not isinstance(outputs, Tensor):
+            raise JobError(f"the model returns {type(outputs).__name__}, not one tensor; use mpitrain.load")
+        return _array(outputs)
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        """Prepare the module for inference with the bound parameters."""
+        self._load_buffers()
+        with _evaluating(self._module), torch.no_grad(), self._autocast():
+            yield
 
     @property
     def extra_state(self) -> ExtraState:
@@ -140,19 +152,10 @@ class TorchModel(Model):
             if each is not None
             and (name not in self._buffers.transient or self._initial[name] != (id(each), each._version))
         }
-        return {self._stored_name(name): _array(each) for name, each in changed.items() if each.numel()}
+        return {self._buffers.stored_name(name): _array(each) for name, each in changed.items() if each.numel()}
 
     def load_extra_state(self, state: ExtraState) -> None:
-        names = [name for name in self._buffers.kept if self._stored_name(name) in state]
-        for name, (owner, key) in zip(names, owners_of(self._module, names), strict=True):
-            value, buffer = torch.from_numpy(np.array(state[self._stored_name(name)])), owner[key]
-            if value.numel() == buffer.numel():
-                buffer.copy_(value.reshape(buffer.shape))
-            else:  # the forward pass has put a larger one there
-                owner[key] = value.to(buffer.device, buffer.dtype)
-
-    def _stored_name(self, name: str) -> str:
-        return f"{_TRANSIENT if name in self._buffers.transient else _KEPT}{name}"
+        load_buffers(self._module, self._buffers, state)
 
     def _load_buffers(self) -> None:
         """Set the averaged buffers to their values in the vectors. The module has copies: workers share the vectors."""

@@ -9,9 +9,8 @@ from typing import NamedTuple
 from ..core.layout import Array
 
 # What a checkpoint stores in addition to the vectors: numbers and texts, and arrays whose names begin with the name of
-# a group in ``ARRAY_GROUPS``.
+# a group in ``core.layout.ARRAY_GROUPS``.
 ExtraState = Mapping[str, "float | str | Array"]
-ARRAY_GROUPS = ("buffers/", "transient/")  # buffers of PyTorch modules, and those that are not part of ``state_dict``
 
 
 class Progress(NamedTuple):

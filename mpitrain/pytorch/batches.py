@@ -69,6 +69,13 @@ def inputs_of(batch: Batch, dtype: np.dtype[Any], device: Any = "cpu") -> Inputs
     return Inputs(tree[:-1], {}, tree[-1])
 
 
+def arguments_of(batch: Batch, dtype: np.dtype[Any], device: Any = "cpu") -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the module's arguments for arrays without labels: one array, or a dict of keyword arguments."""
+    if isinstance(batch.examples, Mapping):
+        return (), {name: to_tensor(array, dtype, device) for name, array in batch.examples.items()}
+    return (to_tensor(batch.examples, dtype, device),), {}
+
+
 def to_tensor(array: Array, dtype: np.dtype[Any], device: Any = "cpu") -> Tensor:
     """Return a tensor of the parameters' type, or of int64 for integers; it may share the array's memory."""
     if array.dtype.kind in "iub":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..core.layout import Array, Layout
+from ..core.layout import ARRAY_GROUPS, Array, Layout
 from ..data.batch import Batch
 from ..data.split import Split
 from ..errors import JobError
@@ -20,6 +20,7 @@ from .batches import Inputs, as_split, inputs_of
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "ScriptModule")
 _COMPILED = "_orig_mod."  # torch.compile adds it to the names of the module that it wraps
+_KEPT, _TRANSIENT = ARRAY_GROUPS
 _SAMPLE = 16  # values of each parameter in a digest
 
 
@@ -36,6 +37,10 @@ class Buffers(NamedTuple):
     averaged: dict[str, Tensor]
     kept: dict[str, Tensor]
     transient: frozenset[str]
+
+    def stored_name(self, name: str) -> str:
+        """Return the name in checkpoints of one of ``kept``."""
+        return f"{_TRANSIENT if name in self.transient else _KEPT}{name}"
 
 
 class TorchNetwork:
@@ -178,6 +183,26 @@ def buffers_of(model: nn.Module) -> Buffers:
         if name not in persistent:
             transient.add(plain_name(name))
     return Buffers(averaged, kept, frozenset(transient))
+
+
+def load_values(model: nn.Module, layout: Layout, params: Array, extra_state: Mapping[str, Any]) -> None:
+    """Set a module's parameters and buffers to those of a checkpoint: ``params`` has shape (layout.size,)."""
+    values, buffers = layout.views(params), buffers_of(model)
+    with torch.no_grad():
+        for name, each in [*parameters_of(model), *buffers.averaged.items()]:
+            each.copy_(torch.from_numpy(values[name]))
+    load_buffers(model, buffers, extra_state)
+
+
+def load_buffers(model: nn.Module, buffers: Buffers, extra_state: Mapping[str, Any]) -> None:
+    """Set the buffers of ``buffers.kept`` that ``extra_state`` contains."""
+    names = [name for name in buffers.kept if buffers.stored_name(name) in extra_state]
+    for name, (owner, key) in zip(names, owners_of(model, names), strict=True):
+        value, buffer = torch.from_numpy(np.array(extra_state[buffers.stored_name(name)])), owner[key]
+        if value.numel() == buffer.numel():
+            buffer.copy_(value.reshape(buffer.shape))
+        else:  # the forward pass has put a larger one there
+            owner[key] = value.to(buffer.device, buffer.dtype)
 
 
 def owners_of(model: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:

@@ -12,15 +12,16 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 
 from ..core.toml import read_toml
+from ..errors import RecordError
 from ..plan.config import flag
 
 HISTORY, CONFIG = "history", "config.toml"
-_UNCOMPARED = {"run_dir", "resume", "time_limit"}  # where and until when a run trains, not how
+_UNCOMPARED = {"run_dir", "resume", "time_limit", "job_path"}  # where and until when a run trains, not how
 _GIT_S = 10.0  # at most, for one command
 
 
@@ -39,7 +40,8 @@ class RunRecord:
 
     def __init__(self, folder: Path, tables: Mapping[str, Mapping[str, Any]], job_file: Path, ranks: str) -> None:
         self._folder, self._job_file, self._ranks = folder, job_file, ranks
-        self.tables = tables
+        versions = {**tables["versions"], "job_path": str(job_file.absolute())}
+        self.tables = {**tables, "versions": versions}
 
     def changes(self) -> list[str]:
         """Return each option that differs from the last start, such as ``--batch-size: 100 -> 50``."""
@@ -76,6 +78,39 @@ class RunRecord:
         if _compared(_read(entry / CONFIG)) != _compared(self.tables):
             return True
         return {path.name: path.read_bytes() for path in entry.iterdir() if path.name != CONFIG} != files
+
+
+class RecordedJob(NamedTuple):
+    """What a run trained with.
+
+    Attributes:
+        path: The job file: where the run read it, or the copy in its record if that file has changed.
+        folder: Where the run read it.
+        tables: The tables of ``config.toml``.
+    """
+
+    path: Path
+    folder: Path
+    tables: dict[str, Any]
+
+
+def recorded_job(run_dir: Path, step: int) -> RecordedJob:
+    """Return what a run trained with when it wrote the checkpoint of ``step``.
+
+    Raises:
+        RecordError: The directory has no such record.
+    """
+    entries = [(int(path.name.rpartition("-")[2]), path) for path in sorted((run_dir / HISTORY).glob("[0-9]*-step-*"))]
+    if not entries:
+        raise RecordError(f"{run_dir} has no record of its job in {HISTORY}; pass the job")
+    entry = next((path for start, path in reversed(entries) if start < step), entries[0][1])
+    tables = _read(entry / CONFIG)
+    copies = sorted(entry.glob("*.py"))
+    if not copies or not tables:
+        raise RecordError(f"{entry} is incomplete: it must have {CONFIG} and the job file; pass the job")
+    given = Path(tables.get("versions", {}).get("job_path", copies[0]))
+    unchanged = given.is_file() and given.read_bytes() == copies[0].read_bytes()
+    return RecordedJob(given if unchanged else copies[0], given.parent, tables)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from ..gpu import nvml
 
 # Packages that a run imports or may import.
 _PACKAGES = """
-    mpitrain mpi4py numpy numba llvmlite h5py click docstring-parser rich threadpoolctl tomli-w tensorboardX
+    mpitrain mpi4py numpy numba llvmlite h5py click cloudpickle docstring-parser rich threadpoolctl tomli-w tensorboardX
+    torch
     cupy-cuda12x cupy-cuda13x nvidia-cublas nvidia-cublas-cu12 nvidia-cudnn-cu12 nvidia-cudnn-cu13
     nvidia-cudnn-frontend nvidia-nccl-cu12 nvidia-nccl-cu13
 """.split()

@@ -1,0 +1,86 @@
+"""``mpitrain evaluate`` and ``mpitrain predict``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+import numpy as np
+
+from ..core.layout import Array
+from ..errors import DataError
+
+_PATH = click.Path(path_type=Path)
+_RUN_HELP = "RUN is a run directory (uses its newest checkpoint), or a checkpoint in one."
+
+
+@click.command(
+    help="Measure loss and accuracy of a trained model on the job's validation examples, as training reports them.\n\n"
+    f"{_RUN_HELP} If the job has a moving average, it is evaluated."
+)
+@click.argument("run", type=_PATH)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def evaluate(run: Path, as_json: bool) -> None:
+    """Print one line."""
+    from ..inference.model import evaluate as measure
+    from ..monitor.console import describe
+
+    step, values = measure(run)
+    if as_json:
+        click.echo(json.dumps({"step": step, **values}))
+    else:
+        click.echo(f"step {step:,}: " + "  ".join(describe(name, value) for name, value in values.items()))
+
+
+@click.command(
+    help="Write a trained model's outputs for the examples in a file.\n\n"
+    f"{_RUN_HELP} Examples have the form in which the training data stores them."
+)
+@click.argument("run", type=_PATH)
+@click.option(
+    "--input",
+    "given",
+    type=_PATH,
+    required=True,
+    metavar="FILE",
+    help="Examples: a .npy file, or for a PyTorch module with several inputs a .npz file with an array for each.",
+)
+@click.option("--output", type=_PATH, required=True, metavar="FILE", help="The .npy file to write.")
+@click.option("--averages", is_flag=True, help="Use the moving averages of the parameters.")
+def predict(run: Path, given: Path, output: Path, averages: bool) -> None:
+    """Write the outputs, shape (examples, ...)."""
+    from ..inference.model import Predictor
+    from ..inference.restore import restore
+
+    if output.exists():
+        raise DataError(f"{output} already exists; remove it, or pass another --output")
+    examples = _read(given)
+    outputs = Predictor(restore(run, averages=averages))(examples)
+    try:
+        with output.open("xb") as file:
+            np.save(file, outputs)
+    except OSError as error:
+        raise DataError(f"{output} cannot be written: {error.strerror}; pass another --output") from error
+    click.echo(f"wrote {output}: shape {outputs.shape}, {outputs.dtype}")
+
+
+def _read(path: Path) -> Array | Mapping[str, Array]:
+    """Return the array of a .npy file, or the arrays of a .npz file by name; executes no code from the file.
+
+    Raises:
+        DataError: It is neither.
+    """
+    try:
+        found = np.load(path, allow_pickle=False)
+        arrays = found if isinstance(found, np.ndarray) else dict(found)
+    except OSError as error:
+        raise DataError(f"--input {path} cannot be read: {error.strerror or error}") from error
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"--input {path} is not a .npy or .npz file of numbers: {reason}") from error
+    kinds = {array.dtype.kind for array in (arrays.values() if isinstance(arrays, dict) else [arrays])}
+    if not kinds <= set("biuf"):
+        raise DataError(f"--input {path} has values that are not numbers: must have integers or floating-point numbers")
+    return arrays

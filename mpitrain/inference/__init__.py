@@ -1,0 +1,1 @@
+"""Trained models: load them from a checkpoint, evaluate them, and compute predictions."""

@@ -1,0 +1,163 @@
+"""Load trained models, evaluate them, and compute predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.layout import Array
+from ..data.batch import Batch
+from ..data.split import Split
+from ..errors import ConfigError, JobError
+from ..models.base import Model
+from ..plan.job import Job
+from ..plan.layer_network import LayerNetwork
+from ..plan.network import TorchModule
+from .restore import Trained, restore
+
+
+class TrainedModel:
+    """A trained model of layers, for inference on the CPU.
+
+    Attributes:
+        step: The number of steps that it was trained for.
+        path: The checkpoint that it was loaded from.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        self.step, self.path = trained.step, trained.path
+        self._predictor = Predictor(trained)
+
+    def __call__(self, examples: Array) -> Array:
+        """Return the outputs for examples. Local.
+
+        Args:
+            examples: Shape (n, *shape of an example), as the training data stores them: they are scaled as in training.
+                Floating-point numbers are used as they are if the training data has integers.
+
+        Returns:
+            Shape (n, ...), of the parameters' type: what the loss takes, such as the scores of classes.
+        """
+        return self._predictor(np.asarray(examples))
+
+
+def load(path: str | PathLike[str], *, averages: bool = False, job: Job | None = None) -> TrainedModel | TorchModule:
+    """Return a trained model for inference, on the CPU. Local.
+
+    The job's code, as recorded in the run directory, runs in this process: load only runs that you trust. The arrays of
+    the checkpoint itself execute no code.
+
+    Args:
+        path: A run directory, whose newest checkpoint is loaded; or a checkpoint.
+        averages: Load the moving averages of the parameters, which validation uses if the job has them.
+        job: The job that was trained, if the checkpoint is not in its run directory.
+
+    Returns:
+        A PyTorch module in evaluation mode, as the job makes it; or for models of layers a ``TrainedModel``.
+
+    Raises:
+        CheckpointError: There is no checkpoint, it is damaged, or it does not match the job.
+        JobError, DataError: The job cannot be made.
+    """
+    trained = restore(Path(path), job, averages)
+    if isinstance(trained.job.network, LayerNetwork):
+        return TrainedModel(trained)
+    from ..pytorch.network import load_values
+
+    module: TorchModule = trained.job.network.model
+    load_values(module, trained.layout, trained.params, trained.extra_state)
+    return module.eval()
+
+
+def evaluate(path: Path, averages: bool | None = None) -> tuple[int, dict[str, float]]:
+    """Return the step of a checkpoint, and its loss and accuracy on the validation examples as training reports them.
+
+    Args:
+        averages: Whether to use the moving averages; None: if there are any, as in training.
+
+    Raises:
+        ConfigError: The job has no validation examples.
+        CheckpointError, JobError, DataError: As for ``load``.
+    """
+    trained = restore(path, averages=averages)
+    split, model = trained.job.validation_split, trained.model()
+    if split is None:
+        raise ConfigError(f"{trained.path}: the job has no validation examples; give it some: Job(validation=...)")
+    total, correct, counted = 0.0, 0, False
+    for batch in _batches(trained, split):
+        loss, found = model.evaluate(batch)
+        total, correct, counted = total + loss, correct + (found or 0), counted or found is not None
+    values = {"validation_loss": total / len(split)}
+    return trained.step, {**values, "validation_accuracy": correct / len(split)} if counted else values
+
+
+class Predictor:
+    """Computes a trained model's outputs for arrays."""
+
+    def __init__(self, trained: Trained) -> None:
+        self._trained = trained
+        self._model: Model = trained.model()
+        self._dtype = trained.params.dtype
+        self._size = _batch_size(trained)
+
+    def __call__(self, examples: Array | Mapping[str, Array]) -> Array:
+        """Return the outputs for examples; see ``TrainedModel``.
+
+        Args:
+            examples: An array; or for a PyTorch module with several inputs arrays by the names of its arguments.
+
+        Raises:
+            JobError: The model does not accept the examples.
+        """
+        arrays = examples if isinstance(examples, Mapping) else {"": examples}
+        counts = {len(array) if array.ndim else 0 for array in arrays.values()}
+        if len(counts) != 1 or 0 in counts:
+            shapes = ", ".join(f"{name} {array.shape}".strip() for name, array in arrays.items())
+            raise JobError(f"the examples have shapes {shapes}: must have the same first dimension, at least 1")
+        outputs = []
+        for start in range(0, counts.pop(), self._size):
+            parts = {name: array[start : start + self._size] for name, array in arrays.items()}
+            outputs.append(self._model.predict(Batch(self._prepared(parts), None, 0)))
+        return np.concatenate(outputs)
+
+    def _prepared(self, parts: Mapping[str, Array]) -> Any:
+        if set(parts) != {""}:
+            return parts
+        train, (examples,) = self._trained.job.train_split, parts.values()
+        if train.is_array and examples.shape[1:] != train.shape:
+            raise JobError(f"an example has shape {examples.shape[1:]}: must have {train.shape}, as in training")
+        is_scaled = train.has_integers and examples.dtype.kind == "f"
+        return examples.astype(self._dtype) if is_scaled else _converted(self._trained, train, examples)
+
+
+def _batches(trained: Trained, split: Split) -> Iterator[Batch]:
+    """Yield the examples of a split in order."""
+    size, count, seed = _batch_size(trained), len(split), trained.config.training.seed
+    ranges = [(start, min(start + size, count)) for start in range(0, count, size)]
+    own = split.own_loader(seed)
+    if own is not None:
+        for start, stop in ranges:
+            yield own.sequential(start, stop)
+        return
+    whole = split.read_batch(0, count) if split.block is None else None  # the file cannot be read in ranges
+    for start, stop in ranges:
+        batch = split.read_batch(start, stop) if whole is None else whole.part(start, stop)
+        yield Batch(_converted(trained, split, batch.examples), batch.labels, start)
+
+
+def _converted(trained: Trained, split: Split, examples: Array) -> Array:
+    """Return examples in stored form as the model takes them: scaled, unless they are integers that it takes."""
+    if trained.job.network.takes_integers(split):
+        return examples
+    return np.multiply(examples, split.scale, dtype=trained.params.dtype)
+
+
+def _batch_size(trained: Trained) -> int:
+    """Return the number of examples per batch of validation: that of a micro-batch of training."""
+    training = trained.config.training
+    assert training.batch_size is not None
+    return -(-training.batch_size // training.accumulate_steps)

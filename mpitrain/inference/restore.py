@@ -1,0 +1,126 @@
+"""Rebuild the job of a run from its record, and its model from a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import checkpoint
+from ..core.layout import Array, Layout
+from ..errors import CheckpointError, ConfigError, RecordError
+from ..models.base import Model
+from ..models.select import make_model
+from ..plan.config import RunConfig
+from ..plan.job import Job, load_job_file, make_job
+from ..plan.options import job_options, run_options
+from ..plan.plan import make_plan
+from ..plan.progress import ExtraState
+from ..training.run_record import RecordedJob, recorded_job
+
+# Options that a model outside of training depends on, too; all others get their defaults.
+_USED = ("batch_size", "train_steps", "accumulate_steps", "dtype", "seed")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A job with the values of a checkpoint.
+
+    Attributes:
+        job: With a model that still has its initial values.
+        path: The checkpoint.
+        step: Its number of completed steps.
+        layout: The layout of ``params``.
+        params: Shape (layout.size,): the parameters, or their moving averages.
+        extra_state: The model's buffers that are not in ``params``.
+        config: The options that the model depends on.
+    """
+
+    job: Job
+    path: Path
+    step: int
+    layout: Layout
+    params: Array
+    extra_state: ExtraState
+    config: RunConfig
+
+    def model(self) -> Model:
+        """Return the model with these values, on the CPU."""
+        plan = make_plan(self.job, self.config, 1)
+        model = make_model(self.job, plan)
+        model.bind(self.params, np.zeros_like(self.params))
+        model.load_extra_state(self.extra_state)
+        return model
+
+
+def restore(path: Path, job: Job | None = None, averages: bool | None = False) -> Trained:
+    """Read a checkpoint and make its job.
+
+    The job is made by the code in the run's record: the job file where the run read it, or the copy that the run has
+    kept if that file has changed. It runs in this process.
+
+    Args:
+        path: A checkpoint; or a run directory, whose newest checkpoint is used.
+        job: Used in place of the record.
+        averages: Whether to use the moving averages of the parameters; None: if there are any.
+
+    Raises:
+        CheckpointError: There is no checkpoint, it is damaged, or it does not match the job.
+        RecordError: The run directory has no record of its job.
+        JobError, DataError: The job cannot be made.
+    """
+    with checkpoint.Checkpoint(checkpoint.find(path)[0]) as opened:
+        config = RunConfig()
+        if job is None:
+            job, config = _recorded(opened)
+        config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
+        layout = job.network.lay_out(job.train_split, np.dtype(config.training.dtype))
+        if averages is None:
+            averages = "averages" in opened.attributes
+        params, extra_state = checkpoint.read_model(opened, layout, averages)
+        return Trained(job, opened.path, opened.step, layout, params, extra_state, config)
+
+
+def _recorded(opened: checkpoint.Checkpoint) -> tuple[Job, RunConfig]:
+    """Return the job that wrote a checkpoint, and its options."""
+    run_dir = opened.path.absolute().parent.parent
+    try:
+        record = recorded_job(run_dir, opened.step)
+    except RecordError as error:
+        raise CheckpointError(f"{opened.path}: {error}, as in mpitrain.load(path, job=my_job())") from error
+    given = record.tables.get("run", {})
+    options = {str(option.name): option for option in run_options()}
+    config = RunConfig.of(**{name: options[name].type(given[name]) for name in _USED if name in given})
+    if given.get("precision") == "bfloat16":
+        config = _with_bfloat16(config)
+    with _importable(record):
+        function = load_job_file(record.path)
+        table = record.tables.get("job", {})
+        arguments = {
+            str(option.name): option.type(table[str(option.name)]) if str(option.name) in table else None
+            for option in job_options(record.path, function)
+        }
+        return make_job(record.path, function, arguments, config.training.seed), config
+
+
+def _with_bfloat16(config: RunConfig) -> RunConfig:
+    """Return the options with bfloat16 as precision: PyTorch modules compute in it on CPUs, too."""
+    with contextlib.suppress(ConfigError):
+        return RunConfig.of(**config.options() | {"precision": "bfloat16"})
+    return config
+
+
+@contextlib.contextmanager
+def _importable(record: RecordedJob) -> Iterator[None]:
+    """Let the job file import modules that are in its folder, and leave the import path as it was."""
+    before: list[Any] = sys.path[:]
+    sys.path.insert(0, str(record.folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
