@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from ..core.layout import Array
@@ -21,6 +21,7 @@ from ..pytorch.allocator import keep_freed_memory
 from ..pytorch.batches import inputs_of, seed_torch
 from ..pytorch.gradients import Gradients
 from ..pytorch.linear import write_gradients
+from ..pytorch.modes import evaluating
 from ..pytorch.network import TorchNetwork, buffers_of, owners_of, parameters_of
 from ..pytorch.rng_lock import exclusive, released
 from ..pytorch.sync_batch_norm import SumOverWorkers, synchronize
@@ -125,7 +126,7 @@ class TorchModel(Model):
     def evaluate(self, batch: Batch) -> tuple[float, int | None]:
         inputs = inputs_of(batch, self._dtype, self.device)
         self._load_buffers()
-        with _evaluating(self._module), torch.no_grad(), self._autocast():
+        with evaluating(self._module), torch.no_grad(), self._autocast():
             outputs = self._module(*inputs.args, **inputs.kwargs)
             loss = self._criterion(outputs, inputs.labels)
         return float(loss) * batch.count, _correct(outputs, inputs.labels)
@@ -143,9 +144,11 @@ class TorchModel(Model):
         return {self._stored_name(name): _array(each) for name, each in changed.items() if each.numel()}
 
     def load_extra_state(self, state: ExtraState) -> None:
-        names = [name for name in self._buffers.kept if self._stored_name(name) in state]
-        for name, (owner, key) in zip(names, owners_of(self._module, names), strict=True):
-            value, buffer = torch.from_numpy(np.array(state[self._stored_name(name)])), owner[key]
+        for name, (owner, key) in zip(self._buffers.kept, self._kept, strict=True):
+            stored = state.get(self._stored_name(name))
+            if stored is None:
+                continue
+            value, buffer = torch.from_numpy(np.array(stored)), owner[key]
             if value.numel() == buffer.numel():
                 buffer.copy_(value.reshape(buffer.shape))
             else:  # the forward pass has put a larger one there
@@ -204,15 +207,3 @@ def _correct(outputs: Any, labels: Any) -> int | None:
     if labels.is_floating_point() or len(outputs) != len(labels):
         return None
     return int((outputs.argmax(dim=1) == labels).sum())
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Put the module in evaluation mode; afterwards, each part is in the mode in which it was."""
-    training = [each for each in module.modules() if each.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for each in training:
-            each.training = True

@@ -16,6 +16,7 @@ from ..data.batch import Batch
 from ..data.split import Split
 from ..errors import JobError
 from .batches import Inputs, as_split, inputs_of
+from .modes import evaluating
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "ScriptModule")
@@ -65,8 +66,8 @@ class TorchNetwork:
     def lay_out(self, train: Split, dtype: Any) -> Layout:
         batch = _first(train, dtype, self)
         if any(map(is_lazy, self.model.parameters())):
-            self.model.eval()  # statistics that are still to be made must not contain these examples
-            self._run(inputs_of(batch, np.dtype(np.float32)))  # gives lazy modules their shapes
+            with evaluating(self.model):  # statistics that are still to be made must not contain these examples
+                self._run(inputs_of(batch, np.dtype(np.float32)))  # gives lazy modules their shapes
         _check_parameters(self.model, np.dtype(dtype))
         if np.dtype(dtype) == np.float64:
             self.model.double()

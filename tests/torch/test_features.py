@@ -244,9 +244,15 @@ def test_synchronized_statistics_in_bfloat16() -> None:
     assert np.isfinite(ours.params).all()
 
 
-def test_trying_lazy_statistics_does_not_change_them() -> None:
-    ours = Local(making(lambda: nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(3))))
+def test_trying_lazy_modules_changes_neither_statistics_nor_modes() -> None:
+    def make() -> Job:
+        model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.BatchNorm1d(8), nn.LazyLinear(3))
+        model[2].eval()
+        return making(lambda: model)()
+
+    ours = Local(make)
     assert not ours.state()["1.running_mean"].any()
+    assert [each.training for each in ours.job.model] == [True, True, False, True]
 
 
 @pytest.mark.parametrize("devices", [2, 3])
