@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import socket
 import sys
 import time
 from pathlib import Path
@@ -19,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from spawn import run_ranks
 from torch import nn
 
 BATCH = 100
@@ -49,9 +47,8 @@ def read_idx(path: Path, header: int) -> np.ndarray:
         return np.frombuffer(file.read(), np.uint8, offset=header)
 
 
-def main(rank: int, ranks: int, name: str, steps: int, folder: str, port: int) -> None:
+def main(rank: int, ranks: int, name: str, steps: int, folder: str) -> None:
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if ranks > 1:
         dist.init_process_group("gloo", rank=rank, world_size=ranks)
     images = read_idx(Path(folder) / "train-images-idx3-ubyte.gz", 16).reshape(-1, 784)
@@ -86,10 +83,4 @@ def main(rank: int, ranks: int, name: str, steps: int, folder: str, port: int) -
 
 if __name__ == "__main__":
     name, ranks, steps, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    if ranks == 1:
-        main(0, 1, name, steps, folder, port)
-    else:
-        mp.spawn(main, (ranks, name, steps, folder, port), ranks)
+    run_ranks(main, ranks, name, steps, folder)

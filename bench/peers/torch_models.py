@@ -10,28 +10,25 @@ Batches are slices of a tensor in memory, because a DataLoader would be slower.
 from __future__ import annotations
 
 import json
-import os
-import socket
 import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
 import torch_models as models
+from spawn import run_ranks
 
 INTERVALS = 10
 
 
-def main(rank: int, ranks: int, name: str, steps: int, how: str, port: int) -> None:
+def main(rank: int, ranks: int, name: str, steps: int, how: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = models.module_of(name)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     if how != "alone":
         model = nn.parallel.DistributedDataParallel(
@@ -63,10 +60,4 @@ def main(rank: int, ranks: int, name: str, steps: int, how: str, port: int) -> N
 
 if __name__ == "__main__":
     name, ranks, steps, how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    if ranks == 1:
-        main(0, 1, name, steps, how, port)
-    else:
-        mp.spawn(main, (ranks, name, steps, how, port), ranks)
+    run_ranks(main, ranks, name, steps, how)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from ..gpu.stream import Stream, pinned
 from ..nn.layer import Layer, SumOverWorkers, walk
 from ..nn.loss import Loss
 from ..plan.plan import Plan
-from .base import Model
+from .gpu_model import GpuModel
 from .native import NativeModel
 
 _log = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ class HostLoss:
         return float(self._value[0])
 
 
-class NativeGpuModel(Model):
+class NativeGpuModel(GpuModel):
     """A model on a GPU.
 
     If the bound vectors are on the GPU, the model uses them directly. If they are in host memory, it copies parameters
@@ -149,10 +148,6 @@ class NativeGpuModel(Model):
             elif self._traced:
                 self._gpu.compute.wait()
 
-    def add_loss(self, total: Any, loss: Any) -> Any:
-        # A copy: the device's result is valid only until the next micro-batch.
-        return super().add_loss(total, loss) if self._on_host else total + loss
-
     def evaluate(self, batch: Batch) -> tuple[float, int | None]:
         with self._gpu.activate():
             sent = Batch(self._sent("examples", batch.examples), self._sent("labels", batch.labels), 0)
@@ -170,20 +165,8 @@ class NativeGpuModel(Model):
                 "held": self._gpu.held,
             }
 
-    def activate(self) -> AbstractContextManager[object]:
-        return self._gpu.activate()
-
-    def to_host(self, vector: Array) -> Array:
-        if self._on_host:
-            return vector
-        host = np.empty(vector.shape, vector.dtype)
-        with self._gpu.activate():
-            self._gpu.download(vector, host)
-        return host
-
     def close(self) -> None:
-        with self._gpu.activate():
-            self._gpu.compute.wait()
+        super().close()
         self._replays.clear()
         self._gpu.free()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,13 @@ from ..plan.plan import Plan
 from ..pytorch.network import TorchNetwork
 from ..pytorch.sync_batch_norm import SumOverWorkers
 from .base import Model
+from .gpu_model import GpuModel
 from .torch_model import TorchModel
 from .torch_towers import freeze_alike
 from .towers_gpu import GpuTowers
 
 
-class TorchGpuModel(TorchModel):
+class TorchGpuModel(GpuModel, TorchModel):
     """A module on a GPU. It computes on the stream of mpitrain's kernels, so that neither waits for the other.
 
     If the bound vectors are on the GPU, parameters and gradients are views of them, and gradients are announced while
@@ -82,31 +83,12 @@ class TorchGpuModel(TorchModel):
             self._compute_grads(announce_nothing)
             self._gpu.download(self._copies["grads"], self.grads)
 
-    def add_loss(self, total: Any, loss: Any) -> Any:
-        # A copy: the device's result is valid only until the next micro-batch.
-        return super().add_loss(total, loss) if self._on_host else total + loss
-
     def evaluate(self, batch: Batch) -> tuple[float, int | None]:
         with self._computing():
             return super().evaluate(batch)
 
     def memory_use(self) -> dict[str, int]:
         return {"torch": torch.cuda.max_memory_allocated(self.device), "held": self._gpu.held}
-
-    def activate(self) -> AbstractContextManager[object]:
-        return self._gpu.activate()
-
-    def to_host(self, vector: Array) -> Array:
-        if self._on_host:
-            return vector
-        host = np.empty(vector.shape, vector.dtype)
-        with self._gpu.activate():
-            self._gpu.download(vector, host)
-        return host
-
-    def close(self) -> None:
-        with self._gpu.activate():
-            self._gpu.compute.wait()
 
     def _summing(self, sum_over_workers: SumOverWorkers) -> SumOverWorkers:
         return sum_over_workers  # every GPU has random numbers of its own

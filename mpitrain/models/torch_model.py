@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from ..core.layout import Array
@@ -20,6 +20,7 @@ from ..pytorch.allocator import keep_freed_memory
 from ..pytorch.batches import arguments_of, inputs_of, seed_torch
 from ..pytorch.gradients import Gradients
 from ..pytorch.linear import write_gradients
+from ..pytorch.modes import evaluating
 from ..pytorch.network import TorchNetwork, buffers_of, load_buffers, owners_of, parameters_of
 from ..pytorch.rng_lock import exclusive, released
 from ..pytorch.sync_batch_norm import SumOverWorkers, synchronize
@@ -139,7 +140,7 @@ class TorchModel(Model):
     def _inference(self) -> Iterator[None]:
         """Prepare the module for inference with the bound parameters."""
         self._load_buffers()
-        with _evaluating(self._module), torch.no_grad(), self._autocast():
+        with evaluating(self._module), torch.no_grad(), self._autocast():
             yield
 
     @property
@@ -207,15 +208,3 @@ def _correct(outputs: Any, labels: Any) -> int | None:
     if labels.is_floating_point() or len(outputs) != len(labels):
         return None
     return int((outputs.argmax(dim=1) == labels).sum())
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Put the module in evaluation mode; afterwards, each part is in the mode in which it was."""
-    training = [each for each in module.modules() if each.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for each in training:
-            each.training = True

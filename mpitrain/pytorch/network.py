@@ -16,6 +16,7 @@ from ..data.batch import Batch
 from ..data.split import Split
 from ..errors import JobError
 from .batches import Inputs, as_split, inputs_of
+from .modes import evaluating
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "ScriptModule")
@@ -70,8 +71,8 @@ class TorchNetwork:
     def lay_out(self, train: Split, dtype: Any) -> Layout:
         batch = _first(train, dtype, self)
         if any(map(is_lazy, self.model.parameters())):
-            self.model.eval()  # statistics that are still to be made must not contain these examples
-            self._run(inputs_of(batch, np.dtype(np.float32)))  # gives lazy modules their shapes
+            with evaluating(self.model):  # statistics that are still to be made must not contain these examples
+                self._run(inputs_of(batch, np.dtype(np.float32)))  # gives lazy modules their shapes
         _check_parameters(self.model, np.dtype(dtype))
         if np.dtype(dtype) == np.float64:
             self.model.double()
@@ -196,9 +197,11 @@ def load_values(model: nn.Module, layout: Layout, params: Array, extra_state: Ma
 
 def load_buffers(model: nn.Module, buffers: Buffers, extra_state: Mapping[str, Any]) -> None:
     """Set the buffers of ``buffers.kept`` that ``extra_state`` contains."""
-    names = [name for name in buffers.kept if buffers.stored_name(name) in extra_state]
-    for name, (owner, key) in zip(names, owners_of(model, names), strict=True):
-        value, buffer = torch.from_numpy(np.array(extra_state[buffers.stored_name(name)])), owner[key]
+    for name, (owner, key) in zip(buffers.kept, owners_of(model, buffers.kept), strict=True):
+        stored = extra_state.get(buffers.stored_name(name))
+        if stored is None:
+            continue
+        value, buffer = torch.from_numpy(np.array(stored)), owner[key]
         if value.numel() == buffer.numel():
             buffer.copy_(value.reshape(buffer.shape))
         else:  # the forward pass has put a larger one there

@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-from threadpoolctl import threadpool_limits
-
 from ..checkpoint.resume import ResumePlan, plan_resume
 from ..comm.cluster import Cluster, OtherRankFailed, report_crash
-from ..comm.mpi import MPI, library_name
-from ..comm.shared_dataset import SharedDataset
+from ..comm.mpi import library_name
 from ..core import activity
-from ..core.device import Device
-from ..core.kernels import compile_seconds
-from ..core.layout import Array
-from ..data import BatchSource, Loader, Split
-from ..data.loader import Memory, own_buffers
-from ..data.split import check_conversion
-from ..errors import CheckpointError, ConfigError, NonFiniteLoss, UserError
+from ..errors import UserError
 from ..gpu.discovery import choose_devices
-from ..models.base import Model
-from ..models.select import make_model
-from ..monitor import heartbeat, worker_stats
-from ..monitor.console import Console, describe, terminal_columns
+from ..monitor import heartbeat
+from ..monitor.console import Console, terminal_columns
 from ..monitor.format import format_table
 from ..monitor.heartbeat import RunEnd
 from ..monitor.rank_log import show_warnings
 from ..monitor.trace import span
-from ..nn.layer import Layer
 from ..plan.config import RunConfig, plain
-from ..plan.hook import Hook
 from ..plan.job import Job, errors_located
-from ..plan.placement import ranges_of
 from ..plan.plan import Plan, make_plan
-from ..plan.progress import ExtraState
 from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process.launcher_env import is_launched, launched_rank
 from ..process.output_prefix import set_output_prefix
@@ -53,30 +35,23 @@ from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.reaper import become_reaper
 from ..process.run_directory import cannot_write, check_files, new_run_dir
 from ..process.signals import STOPPED_EARLY, Signals, TimeLimit, ask_slurm, end_of_time
-from ..strategy.base import Strategy
-from ..strategy.bulk_synchronous import BulkSynchronous
 from ..strategy.ps.server import Server
 from ..strategy.ps.store import Store
-from ..strategy.select import make_strategy, trains_on_gpus
-from ..strategy.sync_gpu import SyncGpu
-from .checkpointing import finish_saving, make_checkpoints
-from .evaluation import Evaluator
-from .hook_state import load_hooks, save_hooks
-from .hooks import Log, ReportStep, Save, ShowProgress, Stop, Validate
+from ..strategy.select import trains_on_gpus
 from .initial_state import InitialStateLoader
-from .loop import Loop, RunFiles
+from .loop import RunFiles
+from .messages import headline, notes_on_data
 from .placement_report import placement_report
+from .resources import check_devices, limit_threads, limit_threads_of_torch
 from .run_record import RunRecord
-from .slow_workers import ReportSlowWorker
 from .telemetry import Telemetry
 from .versions import versions
+from .worker import Worker
 
 _log = logging.getLogger(__name__)
 _WAIT = span("wait")
-_SHORT_S = 0.05  # shorter compilations are not reported
 _BEFORE_REPORT_S = 0.5  # for each of up to four lower ranks
 _RANK_COLUMNS = ("rank", "host", "role", "task", "device")
-_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -168,17 +143,17 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
     if RUN_DIR_VARIABLE in os.environ:
         set_output_prefix(None if cluster.chief else cluster.rank)
     devices, notes = choose_devices(cluster, config)
-    threads = _limit_threads(cluster, config.device.threads, len(devices))
+    threads = limit_threads(cluster, config.device.threads, len(devices))
     with cluster.agree("making the job"):
         job = request.make()
         config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
         with errors_located(request.job_file, job):
             plan = make_plan(job, config, len(cluster.worker_ranks))
             facts = {**config.as_toml(), **job.facts()}
-        _limit_threads_of_torch(threads)
+        limit_threads_of_torch(threads)
     cluster.check_same(facts)
     cluster.check_layout(plan.layout)
-    _check_devices(cluster, config, job, devices)
+    check_devices(cluster, config, job, devices)
     ranks = format_table(_RANK_COLUMNS, cluster.table(" ".join(device.name for device in devices)))
     files, resume_plan = RunFiles(Path()), ResumePlan()
     with cluster.agree("reading the run directory"):
@@ -200,10 +175,10 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
         if cluster.chief:
             if config.output.log_device_placement:
                 _log.info("%s\n%s", ranks, placement_report(job.network, plan, devices, resident))
-            _log.info("%s", _headline(cluster, request.name, config, threads, devices))
+            _log.info("%s", headline(cluster, request.name, config, threads, devices))
             if "TF_CONFIG" in os.environ:
                 notes = [*notes, f"TF_CONFIG is not used. {HOW_ROLES_ARE_GIVEN}"]
-            for note in [*notes, *resume_plan.notes, *_notes_on_data(job)]:
+            for note in [*notes, *resume_plan.notes, *notes_on_data(job)]:
                 _log.info("%s", note)
         if cluster.is_server:
             _serve(cluster, job, plan, resume_plan, telemetry)
@@ -211,7 +186,7 @@ def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile)
         else:
             # Only the chief's clock counts, so only the chief queries Slurm.
             until = end_of_time(plan.config.run.time_limit, ask=ask_slurm) if cluster.chief else None
-            run = _Run(cluster, job, plan, files, telemetry, resume_plan)
+            run = Worker(cluster, job, plan, files, telemetry, resume_plan)
             with errors_located(request.job_file, job):
                 end = run.work(devices, signals, TimeLimit(until, time.time()), rank_status)
         telemetry.write_trace()
@@ -233,205 +208,6 @@ def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, tele
     activity.become("end")
     with _WAIT:
         store.free()
-
-
-@dataclass
-class _Run:
-    """What a worker needs to train."""
-
-    cluster: Cluster
-    job: Job
-    plan: Plan
-    files: RunFiles
-    telemetry: Telemetry
-    resume_plan: ResumePlan
-
-    def work(
-        self, devices: Sequence[Device], signals: Signals, limit: TimeLimit, rank_status: RankStatusFile
-    ) -> RunEnd:
-        """Train; return how the run ended."""
-        cluster, job, plan, files = self.cluster, self.job, self.plan, self.files
-        initial_state = InitialStateLoader(cluster, plan, job.network, self.resume_plan)
-        strategy = make_strategy(cluster, plan, devices, initial_state)
-        for why in initial_state.skipped:
-            _log.info("skipped checkpoint: %s", why)
-        with cluster.training.agree("copying the model to its devices"):
-            model = make_model(job, plan, devices, _sum_over(cluster.workers))
-        model.load_extra_state(initial_state.extra_state)
-        load_hooks(job.hooks, initial_state.extra_state)
-        dataset = SharedDataset(cluster.training, plan.config.parallel.shared_memory)
-        loader = self._loader(dataset, "training", job.train_split, model.accepts_raw, model.memory)
-        validation = None if job.validation_split is None else self._loader(dataset, "validation", job.validation_split)
-        evaluator = None if validation is None else Evaluator(cluster, plan, strategy, model, validation)
-        record = {} if files.record is None else files.record.tables
-        checkpoints = make_checkpoints(cluster, plan, files.checkpoints, record)
-        stop, config = Stop(strategy, signals, limit, checkpoints), plan.config
-        save_steps, save_secs = config.saving.save_steps, config.saving.save_secs
-        if not initial_state.nothing_to_train:  # else the run is only validated, and its records do not change
-            for change in files.record.changes() if files.record is not None else ():
-                _log.info("changed since the last start: %s", change)
-            files.metrics = self.telemetry.open(files.record, initial_state.step)
-
-        def extra_state() -> ExtraState:
-            return {**model.extra_state, **save_hooks(job.hooks)}
-
-        hooks: list[Hook] = [
-            # A terminal shows every report, in one place.
-            Log(config.output.log_steps, 0.0 if terminal_columns() else config.output.log_secs, strategy),
-            Validate(config.training.validate_steps, evaluator),
-            Save(save_steps, save_secs, strategy, extra_state, checkpoints, initial_state.saved),
-            stop,
-            ReportStep(rank_status),
-            *(
-                [ReportSlowWorker(strategy)]
-                if isinstance(strategy, BulkSynchronous) and cluster.workers.size > 1
-                else []
-            ),
-            *job.hooks,
-            *self.telemetry.hooks(),
-            *([] if files.console is None else [ShowProgress(files.console)]),
-        ]
-        loop = Loop(cluster, plan, strategy, model, loader, files, hooks)
-        self.telemetry.attach(loop, resumed=initial_state.resumed is not None)
-        _log.info("%s", _describe_job(loop, len(job.train_split), initial_state.resumed))
-        began, first, compiled = time.perf_counter(), loop.step, compile_seconds()
-        try:
-            reason = loop.run()
-        except NonFiniteLoss as error:
-            if error.on_all_ranks:  # all ranks end regularly, so a sharded save in progress must be finished
-                with contextlib.suppress(CheckpointError):  # already reported
-                    finish_saving(checkpoints, cluster.training)
-            raise
-        seconds = time.perf_counter() - began
-        if cluster.chief:
-            self._account(strategy, model, loop.step, seconds)
-        end = self._end(loop, stop.reason, reason)
-        with _WAIT:
-            compiling_s = cluster.workers.allreduce(compile_seconds() - compiled, op=MPI.MAX)
-        _log.info("%s", _summary(loop, files.folder, loop.step - first, seconds, compiling_s, end))
-        with _WAIT:
-            _end_servers(cluster)
-        model.close()
-        loader.close()
-        if validation is not None:
-            validation.close()
-        with _WAIT:
-            strategy.close()
-            dataset.free()
-        return end
-
-    def _end(self, loop: Loop, stopped: str, finished: str | None) -> RunEnd:
-        """Return how training ended. Collective over the workers, because each may have requested the end.
-
-        Args:
-            stopped: Why this worker has stopped the run, such as a signal; empty if it has not.
-            finished: Why a hook of this worker has finished training early; None if none has.
-        """
-        with _WAIT:
-            all_workers = self.cluster.workers.allgather((stopped, finished))
-        if loop.step >= loop.train_steps:
-            return RunEnd("finished")
-        for reason, _ in all_workers:
-            if reason:
-                return RunEnd("stopped", reason)
-        return RunEnd("finished early", next((reason for _, reason in all_workers if reason), "no more work"))
-
-    def _loader(
-        self, dataset: SharedDataset, name: str, split: Split, raw: bool = False, memory: Memory = own_buffers
-    ) -> BatchSource:
-        """Return the batches of a split; in the stored type if ``raw``. Collective over the workers."""
-        plan, seed = self.plan, self.plan.config.training.seed
-        if (own := split.own_loader(seed)) is not None:
-            return own
-        dtype = None if self.job.network.takes_integers(split) else plan.dtype
-        storage = dataset.load(split, partial(check_conversion, name, split, dtype))
-        return Loader(split, storage, seed, None if raw else dtype, memory, plan.step_examples)
-
-    def _account(self, strategy: Strategy, model: Model, step: int, seconds: float) -> None:
-        """Record the use of device memory, and in the served modes what each worker and server did; chief only."""
-        plan, cluster, metrics = self.plan, self.cluster, self.files.metrics
-        if metrics is None:
-            return
-        memory = model.memory_use()
-        if memory and isinstance(strategy, SyncGpu):
-            memory = {"parameters, slots, gradient": (len(plan.vectors) + 1) * plan.nbytes, **memory}
-        if memory:
-            metrics.write(step, seconds, {"device_memory": memory})
-        found = strategy.stats().workers
-        if not found:
-            return
-        metrics.write(step, seconds, worker_stats.as_json(found, plan.batch, plan.nbytes, seconds))
-        hosts = cluster.host_of
-        names = [hosts[rank] for rank in cluster.worker_ranks]
-        _log.info("%s", worker_stats.table(found, names, plan.batch, plan.nbytes, seconds))
-        if cluster.servers:
-            held = [
-                sum(hi - lo for lo, hi in ranges_of(plan.placements, server, plan.layout)) * plan.dtype.itemsize
-                for server in range(plan.n_servers)
-            ]
-            _log.info("%s", worker_stats.server_table([hosts[rank] for rank in cluster.servers], held, found))
-
-
-def _sum_over(workers: MPI.Intracomm) -> Callable[[Array], None] | None:
-    """Return a sum over the workers whose order does not depend on the MPI library; None for one worker.
-
-    It has a communicator of its own, because the strategy's operations may be in progress. Collective over the workers.
-    """
-    if workers.size == 1:
-        return None
-    workers = workers.Dup()
-
-    def sum_over_workers(array: Array) -> None:
-        all_workers = np.empty((workers.size, *array.shape), array.dtype)
-        workers.Allgather(np.ascontiguousarray(array), all_workers)
-        np.sum(all_workers, axis=0, out=array)
-
-    return sum_over_workers
-
-
-def _end_servers(cluster: Cluster) -> None:
-    """Enter the barrier that servers poll. Collective over all ranks."""
-    if cluster.servers:
-        barrier = cluster.comm.Ibarrier()
-        while not barrier.Test():
-            time.sleep(100e-6)
-
-
-def _limit_threads(cluster: Cluster, given: int | None, devices: int) -> int:
-    """Set and return the number of BLAS threads: as given, else from the environment, else this rank's share of cores.
-
-    The devices of a rank compute at the same time and share its threads.
-    """
-    from_environment = [int(os.environ[name]) for name in _THREAD_VARIABLES if os.environ.get(name, "").isdigit()]
-    threads = max(1, (given or (from_environment[0] if from_environment else cluster.threads)) // devices)
-    threadpool_limits(threads)
-    return threads
-
-
-def _check_devices(cluster: Cluster, config: RunConfig, job: Job, devices: Sequence[Device]) -> None:
-    """Check that the model supports the precision on some worker's device. Collective over all ranks.
-
-    Raises:
-        ConfigError: On every rank: it does not.
-    """
-    precision, layers = config.device.precision, isinstance(job.model, Layer)
-    on_gpus = cluster.any(devices[0].is_gpu)
-    if precision == "float32" or (on_gpus if layers else precision == "bfloat16"):
-        return
-    error = ConfigError(
-        f"--precision {precision} requires GPUs for a model of layers, but no worker has one; use --precision float32"
-        if layers
-        else f"--precision {precision} is not available for PyTorch modules; use --precision bfloat16"
-    )
-    error.on_all_ranks = True
-    raise error
-
-
-def _limit_threads_of_torch(threads: int) -> None:
-    """Set the number of torch's threads, if the job has imported it."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(threads)
 
 
 def _launcher_run_dir() -> Path | None:
@@ -475,60 +251,3 @@ def _has_finished_early(folder: Path) -> bool:
     why = f"finished early at step {status.step:,}: {status.reason}"
     print(f"nothing to train: {why}; to continue, pass --resume {shlex.quote(str(folder))}", flush=True)
     return True
-
-
-def _notes_on_data(job: Job) -> list[str]:
-    """Return the notes on how data is read, once per file."""
-    notes = [
-        split.note for split in (job.train_split, job.validation_split) if split is not None and split.note is not None
-    ]
-    return list(dict.fromkeys(notes))
-
-
-def _headline(cluster: Cluster, name: str, config: RunConfig, threads: int, devices: Sequence[Device]) -> str:
-    workers, servers = len(cluster.worker_ranks), len(cluster.servers)
-    serving = f" and {servers} server{'s' * (servers != 1)}" if servers else ""
-    nodes = f"{cluster.n_nodes} node{'s' * (cluster.n_nodes != 1)}"
-    return (
-        f"{name}: {workers} worker{'s' * (workers != 1)}{serving} on {nodes}, "
-        f"{config.parallel.mode}, {config.training.dtype}, {threads} thread{'s' * (threads != 1)} each, "
-        f"{library_name()}"
-        + ("; on GPUs" if devices[0].is_gpu else "")
-        + (f" in {config.device.precision}" if devices[0].is_gpu and config.device.precision != "float32" else "")
-    )
-
-
-def _describe_job(loop: Loop, examples: int, resumed: Path | None) -> str:
-    plan = loop.plan
-    backup = plan.config.parallel.mode == "backup" and plan.gradients_per_step < plan.workers
-    of = f" of {plan.workers}" if backup else ""
-    return (
-        f"{plan.layout.n_params:,} parameters, {examples:,} training examples, "
-        f"{plan.gradients_per_step}{of} x {plan.batch} examples per step"
-        + (f"; resumed from {resumed} at step {loop.step:,}" if resumed else "")
-    )
-
-
-def _summary(loop: Loop, folder: Path, steps: int, seconds: float, compiling_s: float, end: RunEnd) -> str:
-    lines = []
-    if not steps:
-        lines.append(f"nothing to train: already at step {loop.step:,} of {loop.train_steps:,}")
-    else:
-        rate = steps * loop.plan.step_examples / (seconds - compiling_s)
-        took = f"{steps:,} step{'s' * (steps != 1)} in {seconds:.1f} s"
-        if compiling_s > _SHORT_S:
-            took += f", {compiling_s:.1f} s of them for compiling kernels"
-        lines.append(f"{took}: {rate:,.0f} examples/s, including validation and saving")
-    measured = "  ".join(describe(name, value) for name, value in loop.validation.items())
-    if measured:
-        lines.append(f"at step {loop.step:,}: {measured}")
-    if end.state == "finished early":
-        lines.append(f"finished early at step {loop.step:,} of {loop.train_steps:,}: {end.reason}")
-    if end.state == "stopped":
-        lines.append(
-            f"stopped early at step {loop.step:,} of {loop.train_steps:,}; "
-            f"to resume, run the same command with --run-dir {shlex.quote(str(folder))}"
-        )
-    else:
-        lines.append(f"run directory: {folder}")
-    return "\n".join(lines)

@@ -15,8 +15,6 @@ from mpitrain.core import ops as cpu_ops
 from mpitrain.gpu import ops as gpu_ops
 from mpitrain.gpu.ops import grid, updates
 
-DECORATORS = {"kernel", "reduction", "prefetch"}
-
 
 def operations(module: ModuleType) -> dict[str, Callable[..., Any]]:
     """The module's public functions, without those that only help to write them or that only optimizers use."""
@@ -25,9 +23,7 @@ def operations(module: ModuleType) -> dict[str, Callable[..., Any]]:
         for name, value in vars(module).items()
         if not name.startswith("_") and inspect.isfunction(inspect.unwrap(value))
     }
-    helpers = DECORATORS | {
-        name for name, value in found.items() if value.__module__ in (grid.__name__, updates.__name__)
-    }
+    helpers = {name for name, value in found.items() if value.__module__ in (grid.__name__, updates.__name__)}
     return {name: value for name, value in found.items() if name not in helpers}
 
 

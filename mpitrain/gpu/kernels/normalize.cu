@@ -1,4 +1,4 @@
-// Normalization: the CUDA version of the kernels in core/ops.py, which explains the two numbers of a center.
+// Normalization: the CUDA version of core/ops/normalization.py, which explains the two numbers of a center.
 //
 // Sums over rows are computed in tiles of 32 columns, whose blocks share the rows; add_columns, in sum.cu, adds the
 // blocks' results. Moments are computed in the same tiles, and merged by merge_moments. Sums over a row are computed by
@@ -36,7 +36,7 @@ struct Moments {
     double count, mean, squares;
 };
 
-// The moments of the values of both; see core/ops.py.
+// The moments of the values of both; see core/ops/normalization.py.
 __device__ __forceinline__ Moments merged(Moments a, Moments b) {
     if (b.count == 0) return a;
     const double count = a.count + b.count, share = b.count / count, apart = b.mean - a.mean;

@@ -1,0 +1,157 @@
+"""Activations, and sums with a bias.
+
+NumPy's vectorized exp and tanh are used where available: Numba calls libm for one element at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..kernels import kernel
+from ..layout import Array
+
+
+def activate(x: Array, kind: str, slope: float, in_place: bool, buffer: Callable[..., Array]) -> tuple[Array, Any]:
+    """Return an activation of ``x``, and what ``activate_backward`` needs.
+
+    Args:
+        kind: ``none``, ``relu``, ``leaky_relu``, ``gelu``, ``tanh`` or ``sigmoid``.
+        slope: Slope of a leaky ReLU for negative x.
+        in_place: Whether ``x`` may be overwritten; otherwise it must not change until ``activate_backward``.
+        buffer: Returns memory of x's type, given a tag and a shape; see ``nn.Layer.buffer``.
+    """
+    if kind == "none":
+        return x, None
+    if kind == "relu" and in_place:
+        _relu_in_place(x.reshape(-1))
+        return x, x
+    y = buffer("activated", x.shape)
+    if kind == "gelu":
+        phi = buffer("phi", x.shape)
+        _gelu(x.reshape(-1), phi.reshape(-1), y.reshape(-1))
+        return y, (x, phi)
+    if kind == "leaky_relu":
+        _leaky_relu(x.reshape(-1), slope, y.reshape(-1))
+        return y, x
+    if kind == "relu":
+        _relu(x.reshape(-1), y.reshape(-1))
+    elif kind == "tanh":
+        np.tanh(x, out=y)
+    else:
+        np.abs(x, out=y)
+        np.negative(y, out=y)
+        np.exp(y, out=y)
+        _sigmoid(x.reshape(-1), y.reshape(-1))
+    return y, y
+
+
+def activate_backward(kept: Any, kind: str, slope: float, dy: Array) -> None:
+    """Replace ``dy`` with the gradient of x; ``kept`` is the second result of ``activate`` or ``add_bias``."""
+    if kind == "relu":
+        _relu_backward(kept.reshape(-1), dy.reshape(-1))
+    elif kind == "leaky_relu":
+        _leaky_relu_backward(kept.reshape(-1), slope, dy.reshape(-1))
+    elif kind == "gelu":
+        x, phi = kept
+        _gelu_backward(x.reshape(-1), phi.reshape(-1), dy.reshape(-1))
+    elif kind == "tanh":
+        _tanh_backward(kept.reshape(-1), dy.reshape(-1))
+    elif kind == "sigmoid":
+        _sigmoid_backward(kept.reshape(-1), dy.reshape(-1))
+
+
+def add_bias(product: Array, bias: Array, kind: str, slope: float, buffer: Callable[..., Array]) -> tuple[Array, Any]:
+    """Add ``bias``, shape (columns,), to every row of ``product``, shape (rows, columns), and apply an activation.
+
+    Overwrites ``product``; otherwise like ``activate``.
+    """
+    np.add(product, bias, out=product)
+    return activate(product, kind, slope, True, buffer)
+
+
+def add_bias_backward(kept: Any, kind: str, slope: float, dy: Array, bias_grad: Array) -> None:
+    """Replace ``dy`` with the gradient of the product, and set the gradient of the bias."""
+    activate_backward(kept, kind, slope, dy)
+    np.add.reduce(dy, axis=0, out=bias_grad)
+
+
+def add(a: Array, b: Array, total: Array) -> None:
+    """Set ``total``, which may be one of the inputs, to the sum of two arrays."""
+    np.add(a, b, out=total)
+
+
+@kernel
+def _relu(x: Array, y: Array) -> None:
+    zero = y.dtype.type(0)
+    for i in range(y.size):
+        y[i] = zero if x[i] <= 0 else x[i]
+
+
+@kernel
+def _relu_in_place(x: Array) -> None:
+    zero = x.dtype.type(0)
+    for i in range(x.size):
+        x[i] = zero if x[i] <= 0 else x[i]
+
+
+@kernel
+def _relu_backward(y: Array, dy: Array) -> None:
+    zero = dy.dtype.type(0)
+    for i in range(dy.size):
+        dy[i] = zero if y[i] <= 0 else dy[i]
+
+
+@kernel
+def _leaky_relu(x: Array, slope: float, y: Array) -> None:
+    factor = y.dtype.type(slope)
+    for i in range(y.size):
+        y[i] = factor * x[i] if x[i] <= 0 else x[i]
+
+
+@kernel
+def _leaky_relu_backward(x: Array, slope: float, dy: Array) -> None:
+    factor = dy.dtype.type(slope)
+    for i in range(dy.size):
+        dy[i] = factor * dy[i] if x[i] <= 0 else dy[i]
+
+
+@kernel
+def _gelu(x: Array, phi: Array, y: Array) -> None:
+    half, one, root = y.dtype.type(0.5), y.dtype.type(1), y.dtype.type(math.sqrt(0.5))
+    for i in range(y.size):
+        # erfc instead of 1 + erf, which would cancel in the left tail.
+        phi[i] = half * math.erfc(-x[i] * root) if x[i] < 0 else half * (one + math.erf(x[i] * root))
+        y[i] = x[i] * phi[i]
+
+
+@kernel
+def _gelu_backward(x: Array, phi: Array, dy: Array) -> None:
+    half, peak = dy.dtype.type(0.5), dy.dtype.type(1 / math.sqrt(2 * math.pi))
+    for i in range(dy.size):
+        dy[i] *= phi[i] + x[i] * peak * math.exp(-half * x[i] * x[i])
+
+
+@kernel
+def _tanh_backward(y: Array, dy: Array) -> None:
+    one = dy.dtype.type(1)
+    for i in range(dy.size):
+        dy[i] *= one - y[i] * y[i]
+
+
+@kernel
+def _sigmoid(x: Array, y: Array) -> None:
+    """Replace ``y``, which holds ``exp(-abs(x))``, with the sigmoid of x."""
+    one = y.dtype.type(1)
+    for i in range(y.size):
+        y[i] = (y[i] if x[i] < 0 else one) / (one + y[i])
+
+
+@kernel
+def _sigmoid_backward(y: Array, dy: Array) -> None:
+    one = dy.dtype.type(1)
+    for i in range(dy.size):
+        dy[i] *= y[i] * (one - y[i])

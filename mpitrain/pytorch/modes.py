@@ -1,0 +1,20 @@
+"""The training and evaluation modes of a PyTorch module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a module in evaluation mode; afterwards, each part is in the mode in which it was."""
+    training = [each for each in model.modules() if each.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for each in training:
+            each.training = True

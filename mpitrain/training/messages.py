@@ -1,0 +1,75 @@
+"""What the chief prints about a run: its size, its data, and its result."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..comm.cluster import Cluster
+from ..comm.mpi import library_name
+from ..core.device import Device
+from ..monitor.console import describe
+from ..monitor.heartbeat import RunEnd
+from ..plan.config import RunConfig
+from ..plan.job import Job
+from .loop import Loop
+
+_SHORT_S = 0.05  # shorter compilations are not reported
+
+
+def headline(cluster: Cluster, name: str, config: RunConfig, threads: int, devices: Sequence[Device]) -> str:
+    workers, servers = len(cluster.worker_ranks), len(cluster.servers)
+    serving = f" and {servers} server{'s' * (servers != 1)}" if servers else ""
+    nodes = f"{cluster.n_nodes} node{'s' * (cluster.n_nodes != 1)}"
+    return (
+        f"{name}: {workers} worker{'s' * (workers != 1)}{serving} on {nodes}, "
+        f"{config.parallel.mode}, {config.training.dtype}, {threads} thread{'s' * (threads != 1)} each, "
+        f"{library_name()}"
+        + ("; on GPUs" if devices[0].is_gpu else "")
+        + (f" in {config.device.precision}" if devices[0].is_gpu and config.device.precision != "float32" else "")
+    )
+
+
+def notes_on_data(job: Job) -> list[str]:
+    """Return the notes on how data is read, once per file."""
+    notes = [
+        split.note for split in (job.train_split, job.validation_split) if split is not None and split.note is not None
+    ]
+    return list(dict.fromkeys(notes))
+
+
+def describe_job(loop: Loop, examples: int, resumed: Path | None) -> str:
+    plan = loop.plan
+    backup = plan.config.parallel.mode == "backup" and plan.gradients_per_step < plan.workers
+    of = f" of {plan.workers}" if backup else ""
+    return (
+        f"{plan.layout.n_params:,} parameters, {examples:,} training examples, "
+        f"{plan.gradients_per_step}{of} x {plan.batch} examples per step"
+        + (f"; resumed from {resumed} at step {loop.step:,}" if resumed else "")
+    )
+
+
+def summary(loop: Loop, folder: Path, steps: int, seconds: float, compiling_s: float, end: RunEnd) -> str:
+    lines = []
+    if not steps:
+        lines.append(f"nothing to train: already at step {loop.step:,} of {loop.train_steps:,}")
+    else:
+        rate = steps * loop.plan.step_examples / (seconds - compiling_s)
+        took = f"{steps:,} step{'s' * (steps != 1)} in {seconds:.1f} s"
+        if compiling_s > _SHORT_S:
+            took += f", {compiling_s:.1f} s of them for compiling kernels"
+        lines.append(f"{took}: {rate:,.0f} examples/s, including validation and saving")
+    measured = "  ".join(describe(name, value) for name, value in loop.validation.items())
+    if measured:
+        lines.append(f"at step {loop.step:,}: {measured}")
+    if end.state == "finished early":
+        lines.append(f"finished early at step {loop.step:,} of {loop.train_steps:,}: {end.reason}")
+    if end.state == "stopped":
+        lines.append(
+            f"stopped early at step {loop.step:,} of {loop.train_steps:,}; "
+            f"to resume, run the same command with --run-dir {shlex.quote(str(folder))}"
+        )
+    else:
+        lines.append(f"run directory: {folder}")
+    return "\n".join(lines)

@@ -1,0 +1,215 @@
+"""The part of a worker in a training run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from ..checkpoint.resume import ResumePlan
+from ..comm.cluster import Cluster
+from ..comm.mpi import MPI
+from ..comm.shared_dataset import SharedDataset
+from ..core.device import Device
+from ..core.kernels import compile_seconds
+from ..core.layout import Array
+from ..data import BatchSource, Loader, Split
+from ..data.loader import Memory, own_buffers
+from ..data.split import check_conversion
+from ..errors import CheckpointError, NonFiniteLoss
+from ..models.base import Model
+from ..models.select import make_model
+from ..monitor import worker_stats
+from ..monitor.console import terminal_columns
+from ..monitor.heartbeat import RunEnd
+from ..monitor.trace import span
+from ..plan.hook import Hook
+from ..plan.job import Job
+from ..plan.placement import ranges_of
+from ..plan.plan import Plan
+from ..plan.progress import ExtraState
+from ..process.rank_status import RankStatusFile
+from ..process.signals import Signals, TimeLimit
+from ..strategy.base import Strategy
+from ..strategy.bulk_synchronous import BulkSynchronous
+from ..strategy.select import make_strategy
+from ..strategy.sync_gpu import SyncGpu
+from .checkpointing import finish_saving, make_checkpoints
+from .evaluation import Evaluator
+from .hook_state import load_hooks, save_hooks
+from .hooks import Log, ReportStep, Save, ShowProgress, Stop, Validate
+from .initial_state import InitialStateLoader
+from .loop import Loop, RunFiles
+from .messages import describe_job, summary
+from .slow_workers import ReportSlowWorker
+from .telemetry import Telemetry
+
+_log = logging.getLogger(__name__)
+_WAIT = span("wait")
+
+
+@dataclass
+class Worker:
+    """A worker of a run: everything it needs to train."""
+
+    cluster: Cluster
+    job: Job
+    plan: Plan
+    files: RunFiles
+    telemetry: Telemetry
+    resume_plan: ResumePlan
+
+    def work(
+        self, devices: Sequence[Device], signals: Signals, limit: TimeLimit, rank_status: RankStatusFile
+    ) -> RunEnd:
+        """Train; return how the run ended."""
+        cluster, job, plan, files = self.cluster, self.job, self.plan, self.files
+        initial_state = InitialStateLoader(cluster, plan, job.network, self.resume_plan)
+        strategy = make_strategy(cluster, plan, devices, initial_state)
+        for why in initial_state.skipped:
+            _log.info("skipped checkpoint: %s", why)
+        with cluster.training.agree("copying the model to its devices"):
+            model = make_model(job, plan, devices, _sum_over(cluster.workers))
+        model.load_extra_state(initial_state.extra_state)
+        load_hooks(job.hooks, initial_state.extra_state)
+        dataset = SharedDataset(cluster.training, plan.config.parallel.shared_memory)
+        loader = self._loader(dataset, "training", job.train_split, model.accepts_raw, model.memory)
+        validation = None if job.validation_split is None else self._loader(dataset, "validation", job.validation_split)
+        evaluator = None if validation is None else Evaluator(cluster, plan, strategy, model, validation)
+        record = {} if files.record is None else files.record.tables
+        checkpoints = make_checkpoints(cluster, plan, files.checkpoints, record)
+        stop, config = Stop(strategy, signals, limit, checkpoints), plan.config
+        save_steps, save_secs = config.saving.save_steps, config.saving.save_secs
+        if not initial_state.nothing_to_train:  # else the run is only validated, and its records do not change
+            for change in files.record.changes() if files.record is not None else ():
+                _log.info("changed since the last start: %s", change)
+            files.metrics = self.telemetry.open(files.record, initial_state.step)
+
+        def extra_state() -> ExtraState:
+            return {**model.extra_state, **save_hooks(job.hooks)}
+
+        hooks: list[Hook] = [
+            # A terminal shows every report, in one place.
+            Log(config.output.log_steps, 0.0 if terminal_columns() else config.output.log_secs, strategy),
+            Validate(config.training.validate_steps, evaluator),
+            Save(save_steps, save_secs, strategy, extra_state, checkpoints, initial_state.saved),
+            stop,
+            ReportStep(rank_status),
+            *(
+                [ReportSlowWorker(strategy)]
+                if isinstance(strategy, BulkSynchronous) and cluster.workers.size > 1
+                else []
+            ),
+            *job.hooks,
+            *self.telemetry.hooks(),
+            *([] if files.console is None else [ShowProgress(files.console)]),
+        ]
+        loop = Loop(cluster, plan, strategy, model, loader, files, hooks)
+        self.telemetry.attach(loop, resumed=initial_state.resumed is not None)
+        _log.info("%s", describe_job(loop, len(job.train_split), initial_state.resumed))
+        began, first, compiled = time.perf_counter(), loop.step, compile_seconds()
+        try:
+            reason = loop.run()
+        except NonFiniteLoss as error:
+            if error.on_all_ranks:  # all ranks end regularly, so a sharded save in progress must be finished
+                with contextlib.suppress(CheckpointError):  # already reported
+                    finish_saving(checkpoints, cluster.training)
+            raise
+        seconds = time.perf_counter() - began
+        if cluster.chief:
+            self._account(strategy, model, loop.step, seconds)
+        end = self._end(loop, stop.reason, reason)
+        with _WAIT:
+            compiling_s = cluster.workers.allreduce(compile_seconds() - compiled, op=MPI.MAX)
+        _log.info("%s", summary(loop, files.folder, loop.step - first, seconds, compiling_s, end))
+        with _WAIT:
+            _end_servers(cluster)
+        model.close()
+        loader.close()
+        if validation is not None:
+            validation.close()
+        with _WAIT:
+            strategy.close()
+            dataset.free()
+        return end
+
+    def _end(self, loop: Loop, stopped: str, finished: str | None) -> RunEnd:
+        """Return how training ended. Collective over the workers, because each may have requested the end.
+
+        Args:
+            stopped: Why this worker has stopped the run, such as a signal; empty if it has not.
+            finished: Why a hook of this worker has finished training early; None if none has.
+        """
+        with _WAIT:
+            all_workers = self.cluster.workers.allgather((stopped, finished))
+        if loop.step >= loop.train_steps:
+            return RunEnd("finished")
+        for reason, _ in all_workers:
+            if reason:
+                return RunEnd("stopped", reason)
+        return RunEnd("finished early", next((reason for _, reason in all_workers if reason), "no more work"))
+
+    def _loader(
+        self, dataset: SharedDataset, name: str, split: Split, raw: bool = False, memory: Memory = own_buffers
+    ) -> BatchSource:
+        """Return the batches of a split; in the stored type if ``raw``. Collective over the workers."""
+        plan, seed = self.plan, self.plan.config.training.seed
+        if (own := split.own_loader(seed)) is not None:
+            return own
+        dtype = None if self.job.network.takes_integers(split) else plan.dtype
+        storage = dataset.load(split, partial(check_conversion, name, split, dtype))
+        return Loader(split, storage, seed, None if raw else dtype, memory, plan.step_examples)
+
+    def _account(self, strategy: Strategy, model: Model, step: int, seconds: float) -> None:
+        """Record the use of device memory, and in the served modes what each worker and server did; chief only."""
+        plan, cluster, metrics = self.plan, self.cluster, self.files.metrics
+        if metrics is None:
+            return
+        memory = model.memory_use()
+        if memory and isinstance(strategy, SyncGpu):
+            memory = {"parameters, slots, gradient": (len(plan.vectors) + 1) * plan.nbytes, **memory}
+        if memory:
+            metrics.write(step, seconds, {"device_memory": memory})
+        found = strategy.stats().workers
+        if not found:
+            return
+        metrics.write(step, seconds, worker_stats.as_json(found, plan.batch, plan.nbytes, seconds))
+        hosts = cluster.host_of
+        names = [hosts[rank] for rank in cluster.worker_ranks]
+        _log.info("%s", worker_stats.table(found, names, plan.batch, plan.nbytes, seconds))
+        if cluster.servers:
+            held = [
+                sum(hi - lo for lo, hi in ranges_of(plan.placements, server, plan.layout)) * plan.dtype.itemsize
+                for server in range(plan.n_servers)
+            ]
+            _log.info("%s", worker_stats.server_table([hosts[rank] for rank in cluster.servers], held, found))
+
+
+def _sum_over(workers: MPI.Intracomm) -> Callable[[Array], None] | None:
+    """Return a sum over the workers whose order does not depend on the MPI library; None for one worker.
+
+    It has a communicator of its own, because the strategy's operations may be in progress. Collective over the workers.
+    """
+    if workers.size == 1:
+        return None
+    workers = workers.Dup()
+
+    def sum_over_workers(array: Array) -> None:
+        all_workers = np.empty((workers.size, *array.shape), array.dtype)
+        workers.Allgather(np.ascontiguousarray(array), all_workers)
+        np.sum(all_workers, axis=0, out=array)
+
+    return sum_over_workers
+
+
+def _end_servers(cluster: Cluster) -> None:
+    """Enter the barrier that servers poll. Collective over all ranks."""
+    if cluster.servers:
+        barrier = cluster.comm.Ibarrier()
+        while not barrier.Test():
+            time.sleep(100e-6)

@@ -1,0 +1,71 @@
+"""Writes checkpoints with valid digests that a stranger could send, and finds out what reading them does.
+
+Each is read in a forked process with limited memory and time. It must be refused in one line, or be harmless: no file
+is opened that it names, and nothing of another file is in what is read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from mpitrain.checkpoint.container import write_container
+from mpitrain.checkpoint.state import root_attributes
+
+from ..damage import save
+from ..launch import VERSION_0_1
+from . import content, manifests, shards, structures
+from .content import mutate
+from .reading import SECRET, Outcome, check, in_child
+from .sealing import seal as seal
+from .shards import STEP
+
+RECIPES = {**structures.RECIPES, **manifests.RECIPES, **content.RECIPES, **shards.RECIPES}
+
+
+def campaign(folder: Path, count: int, seed: int) -> Iterator[tuple[str, Outcome]]:
+    """Yield kind and outcome of ``count`` malicious files: all crafted ones, and mutated ones."""
+    rng = np.random.default_rng(seed)
+    secret = folder / "secret"
+    secret.write_bytes(SECRET)
+    plain = save(folder / "none", STEP)
+    many = save(folder / "many", STEP)
+    write_container(many, {f"params/{i}": np.ones(3) for i in range(60)}, {"/": root_attributes(STEP, 1, 0)})
+    valid = [plain, save(folder / "gzip", STEP, "gzip"), many, *sorted(VERSION_0_1.rglob("step-??????????.h5"))]
+    for index in range(count):
+        name = [*RECIPES][index] if index < len(RECIPES) else "mutated"
+        inner = folder / f"{index}"
+        original = valid[index % len(valid)] if name == "mutated" else plain
+        path = shutil.copytree(original.parent, inner) / original.name
+        if name == "mutated":
+            mutate(path, rng)
+        else:
+            RECIPES[name](path, secret)
+        outcome = in_child(lambda path=path: check(path, secret))  # type: ignore[misc]
+        yield name, outcome
+        if not outcome.result.startswith("FAILED"):
+            shutil.rmtree(inner)
+
+
+def main(count: int, seed: int = 0) -> int:
+    """Run a campaign; return 1 if a file does harm or a crafted one is not refused."""
+    found: Counter[str] = Counter()
+    failed, seconds, peak_bytes = 0, 0.0, 0
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # exports are flushed, which disks do slowly
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        for index, (name, (result, *used)) in enumerate(campaign(Path(folder), count, seed)):
+            seconds, peak_bytes = max(seconds, used[0]), max(peak_bytes, used[1])
+            found[f"{'mutated' if name == 'mutated' else 'crafted'} {result.split()[0]}"] += 1
+            if result.startswith("FAILED") or (name != "mutated" and result != "refused"):
+                print(f"file {index} of seed {seed}, {name}: {result}")
+                failed += 1
+    for line, times in sorted(found.items()):
+        print(f"{times:6,} {line}")
+    print(f"each within {seconds:.2f} s and {peak_bytes >> 20} MiB")
+    return int(failed > 0)
