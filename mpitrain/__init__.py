@@ -12,13 +12,41 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import data, nn, optim
+    from .api.run import Run, RunStatus, launch, submit
+    from .errors import RunFailed, UserError
     from .inference.model import TrainedModel, load
     from .plan.hook import Hook
     from .plan.job import Job
 
-__all__ = ["Hook", "Job", "TrainedModel", "__version__", "blas", "data", "load", "nn", "optim"]
-
-_WHERE = {"Hook": "plan.hook", "Job": "plan.job", "TrainedModel": "inference.model", "load": "inference.model"}
+_WHERE = {
+    "Hook": "plan.hook",
+    "Job": "plan.job",
+    "Run": "api.run",
+    "RunFailed": "errors",
+    "RunStatus": "api.run",
+    "TrainedModel": "inference.model",
+    "UserError": "errors",
+    "launch": "api.run",
+    "load": "inference.model",
+    "submit": "api.run",
+}
+__all__ = [
+    "Hook",
+    "Job",
+    "Run",
+    "RunFailed",
+    "RunStatus",
+    "TrainedModel",
+    "UserError",
+    "__version__",
+    "blas",
+    "data",
+    "launch",
+    "load",
+    "nn",
+    "optim",
+    "submit",
+]
 
 
 def __getattr__(name: str) -> object:

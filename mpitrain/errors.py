@@ -56,3 +56,21 @@ class DeviceError(UserError):
 
 class NonFiniteLoss(UserError):
     """The loss became NaN or infinite."""
+
+
+class RunFailed(Exception):
+    """A run that was started from Python failed. The message has the reason, and the rank's traceback if there is one.
+
+    Attributes:
+        reason: One line: the rank, its host, and what happened.
+        rank: The rank that failed first; None if unknown.
+        traceback: Of the rank's exception; empty if there is none.
+        run_dir: The run directory.
+    """
+
+    def __init__(self, reason: str, rank: int | None, traceback: str, run_dir: str) -> None:
+        super().__init__(f"{reason}\n{traceback}".strip())
+        self.reason, self.rank, self.traceback, self.run_dir = reason, rank, traceback, run_dir
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.reason, self.rank, self.traceback, self.run_dir)

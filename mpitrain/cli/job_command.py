@@ -37,6 +37,11 @@ class JobCommand(click.Command):
         job = click.Argument(["job_file"], type=flags.PATH, metavar="JOB")
         super().__init__(name, params=[*self._own, *self._run, job], callback=callback, help=help)
 
+    @property
+    def options(self) -> list[click.Option]:
+        """The command's own options and those of the run, without those of a job."""
+        return [*self._own, *self._run]
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # A shell also completes command lines that are not valid yet.
         ignored = (UserError, click.UsageError) if ctx.resilient_parsing else ()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..plan import options as flags
 from .job_command import JobCommand, request_of
+
+if TYPE_CHECKING:
+    from ..launcher.supervisor import Options
+    from ..training.rank import TrainRequest
 
 _RANKS_HELP = "Number of ranks.  [default: all slots of --hosts, or all tasks of the allocation; else 1]"
 _NETWORK_HELP = "Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name."
@@ -35,11 +40,16 @@ _LAUNCH = [
 
 
 class RunCommand(JobCommand):
-    """``mpitrain run``: also stores the arguments to pass on to the ranks."""
+    """``mpitrain run``: also stores the arguments to pass on to the ranks.
 
-    def __init__(self) -> None:
+    Args:
+        start: Called with the launch options, the request, and the ranks' arguments; its result is the command's.
+    """
+
+    def __init__(self, start: Callable[[Options, TrainRequest, list[str]], Any] | None = None) -> None:
         about = "Start ranks with the mpirun that mpi4py was built for, and train."
-        super().__init__("run", _LAUNCH, _run, about)
+        super().__init__("run", _LAUNCH, self._request, about)
+        self._start = start or _supervise
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with click.Context(click.Command("run", params=list(self._own)), ignore_unknown_options=True) as context:
@@ -49,11 +59,15 @@ class RunCommand(JobCommand):
         ctx.meta["rank_arguments"] = rest
         return super().parse_args(ctx, args)
 
+    def _request(self, **values: Any) -> Any:
+        from ..launcher.supervisor import Options
 
-def _run(**values: Any) -> int:
-    from ..launcher.supervisor import Options, run
+        options = Options(**{option.name: values.pop(option.name) for option in _LAUNCH if option.name is not None})
+        request = request_of(**values)  # reports invalid flags before any rank starts
+        return self._start(options, request, click.get_current_context().meta["rank_arguments"])
 
-    options = Options(**{option.name: values.pop(option.name) for option in _LAUNCH if option.name is not None})
-    request = request_of(**values)  # reports invalid flags before any rank starts
-    arguments = click.get_current_context().meta["rank_arguments"]
+
+def _supervise(options: Options, request: TrainRequest, arguments: list[str]) -> int:
+    from ..launcher.supervisor import run
+
     return run(options, request.name, request.config, arguments)

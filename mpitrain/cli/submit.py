@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,17 @@ from .job_command import JobCommand, train_command
 
 
 class SubmitCommand(JobCommand):
-    """``mpitrain submit``: its own flags are valid before and after JOB; after JOB, a job's flag of that name wins."""
+    """``mpitrain submit``: its own flags are valid before and after JOB; after JOB, a job's flag of that name wins.
 
-    def __init__(self) -> None:
-        super().__init__("submit", submit_options(), _submit, "Train in a batch job: write the script and submit it.")
+    Args:
+        submit: Called with this command's own flags and the request; its result is the command's.
+    """
+
+    def __init__(self, submit: Callable[[Mapping[str, Any], SubmitRequest], Any] = submit_job) -> None:
+        about = "Train in a batch job: write the script and submit it."
+        super().__init__("submit", submit_options(), self._request, about)
         self.params = [option for option in self.params if option not in self._own]
+        self._submit = submit
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # for shell completion
@@ -47,6 +53,19 @@ class SubmitCommand(JobCommand):
     def sweepable(self) -> list[click.Option]:
         """Return the flags of the run and of the job."""
         return [*self._run, *self._job]
+
+    def _request(self, **values: Any) -> Any:
+        context = click.get_current_context()
+        request = self.request(values)
+        seeded = context.get_parameter_source("seed") is not click.core.ParameterSource.DEFAULT
+        run_dir = [option for option in self.sweepable() if option.name == "run_dir"]
+        _, arguments = _split_options(run_dir, context.meta["rank_arguments"])  # the script sets it
+
+        def check(words: Sequence[str]) -> None:
+            invoke(train_command(), [*arguments, *words])
+
+        submit_request = SubmitRequest(request.name, self.sweepable(), arguments, request.config, seeded, check)
+        return self._submit(context.meta["own"], submit_request)
 
     def _options_of(self, path: Path) -> list[click.Option]:
         """Return a job's flags."""
@@ -91,19 +110,3 @@ def _join_values(options: Sequence[click.Option], words: Sequence[str]) -> list[
         else:
             joined.append(word)
     return joined
-
-
-def _submit(**values: Any) -> int:
-    context = click.get_current_context()
-    command = context.command
-    assert isinstance(command, SubmitCommand)
-    request = command.request(values)
-    seeded = context.get_parameter_source("seed") is not click.core.ParameterSource.DEFAULT
-    run_dir = [option for option in command.sweepable() if option.name == "run_dir"]
-    _, arguments = _split_options(run_dir, context.meta["rank_arguments"])  # the script sets it
-
-    def check(words: Sequence[str]) -> None:
-        invoke(train_command(), [*arguments, *words])
-
-    submit_request = SubmitRequest(request.name, command.sweepable(), arguments, request.config, seeded, check)
-    return submit_job(context.meta["own"], submit_request)

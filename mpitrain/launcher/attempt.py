@@ -88,6 +88,7 @@ class Attempt:
         output: The latest output of ranks and launcher, including what was filtered out.
         filtered_output: The launcher output that was not shown.
         statuses: The status records of all ranks that registered.
+        tracebacks: Those of ranks that ended with an unexpected exception, by rank.
         lost_hosts: Hosts that stopped answering.
         reported: Whether the reason for ending the launcher has been printed.
         unreachable: Hosts that could not be searched for leftover ranks, with the reason.
@@ -114,6 +115,7 @@ class Attempt:
         self.pid = self.status = 0
         self._began = 0.0
         self.statuses: list[rank_status.RankStatus] = []
+        self.tracebacks: dict[int, str] = {}
         self.unreachable: dict[str, str] = {}
         self._stopped_reapers: set[int] = set()  # process ids
         self.lost_hosts: list[str] = []
@@ -126,6 +128,7 @@ class Attempt:
         self._began = time.time()
         self.status = self._launch(self._command.words, {**os.environ, **self._command.environment})
         self.statuses = rank_status.read(self._run_dir)
+        self.tracebacks = rank_status.read_tracebacks(self._run_dir)
         self._kill_leftover_ranks()
         rank_status.clear(self._run_dir)
 

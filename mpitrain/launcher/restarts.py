@@ -31,12 +31,14 @@ class Outcome:
 
     reason: A line about which rank died and how; empty if none did.
     step: The number of completed steps at the failure; None if training had not started.
+    rank: The rank that failed first; None if unknown.
     gone: Hosts that no longer answer.
     """
 
     kind: Kind
     reason: str = ""
     step: int | None = None
+    rank: int | None = None
     gone: list[str] = field(default_factory=list)
 
 
@@ -74,7 +76,8 @@ def classify_exit(status: int, output: str, statuses: Sequence[RankStatus], rank
     failed, exits, lost = first_error(statuses), recorded_exits(statuses), parse_lost_hosts(output)
     caused = lost or (exits and not is_secondary(exits[0]))
     if failed is not None and not (caused and is_secondary_error(failed)):
-        return Outcome("failed", describe_error(failed, statuses, ranks), failed.step if failed.ready else None)
+        step = failed.step if failed.ready else None
+        return Outcome("failed", describe_error(failed, statuses, ranks), step, failed.rank)
     exits = exits or parse_exits(output)
     if statuses and lost and (not exits or is_secondary(exits[0])):
         return Outcome("failed", f"{launcher}, lost contact with {lost}{_at(step)}", step)
@@ -82,7 +85,8 @@ def classify_exit(status: int, output: str, statuses: Sequence[RankStatus], rank
         rank_status = find_status(exits[0], statuses)
         if rank_status is not None and rank_status.ready and rank_status.role != "ps":
             step = rank_status.step
-        return Outcome("failed", describe_exit(exits[0], statuses, ranks), step)
+        rank = exits[0].rank if rank_status is None else rank_status.rank
+        return Outcome("failed", describe_exit(exits[0], statuses, ranks), step, rank)
     how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
     if not statuses:
         return Outcome("not begun", f"{launcher}, {how} before any rank started")

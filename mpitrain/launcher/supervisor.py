@@ -18,8 +18,17 @@ from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..plan.config import RunConfig
 from ..process import host_watcher, rank_status
+from ..process.failure import Failure, record_failure
 from ..process.pid import is_alive
-from ..process.run_directory import cannot_write, check_files, missing_folders, new_run_dir, remove_empty
+from ..process.run_directory import (
+    cannot_write,
+    check_files,
+    forget_launcher,
+    missing_folders,
+    new_run_dir,
+    record_launcher,
+    remove_empty,
+)
 from ..process.signals import STOPPED_EARLY
 from .allocation import allocated_ranks
 from .attempt import Attempt, Interrupts
@@ -75,12 +84,7 @@ def run(options: Options, name: str, config: RunConfig, arguments: Sequence[str]
     Raises:
         LaunchError: The ranks cannot be started as requested.
     """
-    machine = LocalMachine.detect()
-    launcher = find_launcher()
-    spec = make_launch_spec(options, launcher, machine)
-    if spec.ranks is not None:
-        config.check_ranks(spec.ranks)
-    check_restarts(options, spec, config)
+    machine, launcher, spec = prepare(options, config)
     if options.dry_run:
         print(compose(launcher, spec, machine, arguments))
         return 0
@@ -89,6 +93,20 @@ def run(options: Options, name: str, config: RunConfig, arguments: Sequence[str]
         interrupts = Interrupts()
         with interrupts.recorded():
             return _Supervisor(launch, interrupts).run()
+
+
+def prepare(options: Options, config: RunConfig) -> tuple[LocalMachine, Launcher, LaunchSpec]:
+    """Return what is needed to start the ranks.
+
+    Raises:
+        LaunchError, ConfigError: The ranks cannot be started as requested.
+    """
+    machine, launcher = LocalMachine.detect(), find_launcher()
+    spec = make_launch_spec(options, launcher, machine)
+    if spec.ranks is not None:
+        config.check_ranks(spec.ranks)
+    check_restarts(options, spec, config)
+    return machine, launcher, spec
 
 
 def make_launch_spec(options: Options, launcher: Launcher, machine: LocalMachine) -> LaunchSpec:
@@ -167,8 +185,11 @@ def _run_dir(name: str, given: Path | None) -> Iterator[Path]:
     if (age_s := rank_status.age_s(folder)) is not None:  # of a run whose supervisor was killed
         host_watcher.remove_leftovers(str(folder.absolute()), age_s)
     try:
+        with contextlib.suppress(OSError):
+            record_launcher(folder)
         yield folder.absolute()
     finally:
+        forget_launcher(folder)
         rank_status.clear(folder)
         with contextlib.suppress(OSError):
             checkpoint.remove_unfinished(folder / "checkpoints")
@@ -202,6 +223,7 @@ class _Supervisor:
         self._spec = launch.spec
         self._began = time.monotonic()
         self._restarts = 0
+        self._traceback = ""  # of the rank that ended the last attempt
         self._found = set(_stamps(launch.run_dir)) if launch.config.run.resume != "auto" else set()
 
     def run(self) -> int:
@@ -217,8 +239,11 @@ class _Supervisor:
             if outcome.reason:
                 _say(outcome.reason)
             if outcome.kind in ("finished", "stopped", "mistake"):
+                if outcome.kind != "mistake":  # which has changed nothing
+                    record_failure(self._launch_options.run_dir, None)
                 return {"finished": 0, "stopped": STOPPED_EARLY}.get(outcome.kind, 2)
             if not self._again(outcome, before):
+                record_failure(self._launch_options.run_dir, Failure(outcome.reason, outcome.rank, self._traceback))
                 return 1
             before = outcome
             if self._interrupts.received:
@@ -243,6 +268,7 @@ class _Supervisor:
             if outcome.kind != "not begun" or last or not passes or self._interrupts.received:
                 break
             _say("the launcher failed to start; trying once more")
+        self._traceback = attempt.tracebacks.get(-1 if outcome.rank is None else outcome.rank, "")
         if outcome.kind in ("failed", "not begun") and self._spec.hosts is not None and not self._interrupts.received:
             outcome = replace(outcome, gone=attempt.lost_hosts or self._unreachable(self._spec.hosts))
         if outcome.kind == "not begun" and not outcome.gone and attempt.filtered_output.strip():

@@ -50,7 +50,7 @@ class Job:
         hooks: Called by the training loop, in addition to the built-in ones.
         pins: With parameter servers: maps a variable's name to its server (from 0), or a function of name, shape and
             bytes that returns the server, or None to leave the choice to ``--placement``.
-        line: The line of the job file that made this object, for errors.
+        source: The file and the line that made this object, for errors.
     """
 
     model: Layer | TorchModule
@@ -63,10 +63,11 @@ class Job:
     moving_average: moving_average | None = None
     hooks: Sequence[Hook] = ()
     pins: Pins | None = None
-    line: int = field(init=False, repr=False, compare=False)
+    source: tuple[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.line = sys._getframe(2).f_lineno  # of the caller of ``__init__``
+        caller = sys._getframe(2)  # of ``__init__``
+        self.source = caller.f_code.co_filename, caller.f_lineno
         self._network = network_of(self.model, self.loss)
         self._splits: dict[str, tuple[object, Split]] = {}  # what was given as a split, and the split
         self._split("train")
@@ -198,7 +199,7 @@ def make_job(path: Path, function: JobFunction, arguments: dict[str, Any], seed:
     """
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(seed)
-    with _errors_described(path):
+    with _errors_described(path, function.__code__.co_filename):
         job = function(**arguments)
     if not isinstance(job, Job):
         raise JobError(f"'job' in {path} returned {type(job).__name__}: must return a Job")
@@ -211,16 +212,21 @@ def errors_located(path: Path, job: Job) -> Iterator[None]:
     try:
         yield
     except (JobError, DataError) as error:
-        located = type(error)(f"{_place(path, error) or f'job file {path}, line {job.line}'}: {error}")
+        file, line = job.source
+        made = f"job file {path}, line {line}" if _is_same(file, path) else f"{file}, line {line}"
+        located = type(error)(f"{_place(path, error) or made}: {error}")
         located.on_all_ranks = error.on_all_ranks
         raise located from error
 
 
 @contextlib.contextmanager
-def _errors_described(path: Path) -> Iterator[None]:
+def _errors_described(path: Path, source: str = "") -> Iterator[None]:
     """Turn exceptions of the job file's code into a ``JobError``, and name its line in errors of this package.
 
     Its own ``argparse`` would print its usage, and exit, because it cannot parse the arguments of ``mpitrain``.
+
+    Args:
+        source: The file of a function that a script or a notebook has passed.
     """
 
     def refuse(self: argparse.ArgumentParser, message: str) -> NoReturn:
@@ -231,20 +237,20 @@ def _errors_described(path: Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if not (place := _place(path, error)):
+        if not (place := _place(path, error, source)):
             raise
         raise type(error)(f"{place}: {error}") from error
     except (Exception, SystemExit) as error:
-        raise JobError(_describe(path, error)) from error
+        raise JobError(_describe(path, error, source)) from error
     finally:
         argparse.ArgumentParser.error = error_of_argparse  # type: ignore[method-assign]
 
 
-def _describe(path: Path, error: BaseException) -> str:
+def _describe(path: Path, error: BaseException, source: str) -> str:
     """Return the error as one line, with the line of the job file that raised it."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {error.msg}"
-    place = _place(path, error) or f"job file {path}"
+    place = _place(path, error, source) or f"job file {path}"
     text = " ".join(str(error).split())
     hint = f"; if it parses the command line, {_NO_ARGPARSE}" if isinstance(error, SystemExit) else _suggestion(error)
     return f"{place}: {type(error).__name__}{': ' if text else ''}{text}{hint}"
@@ -270,8 +276,15 @@ def _suggestion(error: BaseException) -> str:
     return f"; did you mean {by_lower[similar[0]]!r}?" if similar else ""
 
 
-def _place(path: Path, error: BaseException) -> str:
-    """Return the line of the job file in which the error was raised; empty if it was raised elsewhere."""
+def _place(path: Path, error: BaseException, source: str = "") -> str:
+    """Return the line of the job file or of ``source`` in which the error was raised; empty if raised elsewhere."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
-    return f"job file {path}, line {lines[-1]}" if lines else ""
+    lines = [frame.lineno for frame in frames if _is_same(frame.filename, path)]
+    if lines:
+        return f"job file {path}, line {lines[-1]}"
+    lines = [frame.lineno for frame in frames if frame.filename == source]
+    return f"{source}, line {lines[-1]}" if lines else ""
+
+
+def _is_same(file: str, path: Path) -> bool:
+    return Path(file).resolve() == path.resolve()

@@ -23,6 +23,7 @@ from .pid import pid_start
 RUN_DIR_VARIABLE = "MPITRAIN_RUN_DIR"  # the run directory in which the ranks of ``mpitrain run`` register
 _FOLDER = ".ranks"
 _ACTIVITY, _KILLED = "activity-", "killed"  # names of the files that reapers write
+_TRACEBACK = "traceback-"
 _STEP_DIGITS = 19
 _SIZE = 4096
 _LONGEST_ERROR = 1000
@@ -120,11 +121,14 @@ class RankStatusFile:
         activity.become("done")
         self._update(done=True, stopped=stopped)
 
-    def set_failed(self, error: BaseException, mistake: bool) -> None:
+    def set_failed(self, error: BaseException, mistake: bool, traceback: str = "") -> None:
         """Record the error that ended this rank; ``mistake`` for a user's error."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         self._update(error=f"{name}: {error}".removesuffix(": ")[:_LONGEST_ERROR], mistake=mistake)
+        if self._path is not None and traceback:
+            with contextlib.suppress(OSError):
+                self._path.with_name(f"{_TRACEBACK}{self._path.name}").write_text(traceback, encoding="utf-8")
 
     def _update(self, **known: object) -> None:
         self._new_status = replace(self._new_status, **known)  # type: ignore[arg-type]
@@ -169,6 +173,15 @@ def read_activities(run_dir: Path) -> dict[int, LongActivity]:
     return dict(sorted(found.items()))
 
 
+def read_tracebacks(run_dir: Path) -> dict[int, str]:
+    """Return the tracebacks that ranks have recorded, by rank."""
+    found = {}
+    for path in folder_of(run_dir).glob(f"{_TRACEBACK}*"):
+        with contextlib.suppress(OSError, ValueError):
+            found[int(path.name.removeprefix(_TRACEBACK))] = path.read_text(encoding="utf-8")
+    return found
+
+
 def record_killed(run_dir: Path) -> None:
     """Record that a signal has killed a rank; called by its reaper."""
     with contextlib.suppress(OSError):
@@ -203,7 +216,7 @@ def clear(run_dir: Path) -> None:
     folder = folder_of(run_dir)
     with contextlib.suppress(OSError):  # a reaper may still be writing
         for path in folder.iterdir():
-            if path.name == _KILLED or path.name.removeprefix(_ACTIVITY).isdecimal():
+            if path.name == _KILLED or path.name.removeprefix(_ACTIVITY).removeprefix(_TRACEBACK).isdecimal():
                 path.unlink(missing_ok=True)
         folder.rmdir()
 

@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
+import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import LaunchError
+from .pid import is_alive, pid_start
 
 # What a run writes, except for checkpoints.
-_FILES = ("config.toml", "metrics.jsonl", "status.json", ".status.json.partial", "ranks.txt", "trace.json")
+_FILES = """
+    config.toml metrics.jsonl status.json .status.json.partial ranks.txt trace.json failure.json .failure.json.partial
+    .launcher.json output.log
+""".split()
+_LAUNCHER = ".launcher.json"
 _FOLDERS = ("logs", "tensorboard", ".ranks")
+
+
+class LauncherProcess(NamedTuple):
+    """A process that supervises the ranks of a run; ``start`` distinguishes processes that have the same id."""
+
+    host: str
+    pid: int
+    start: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it runs on this host."""
+        return self.host == socket.gethostname()
 
 
 def new_run_dir(name: str) -> Path:
@@ -33,6 +54,28 @@ def new_run_dir(name: str) -> Path:
             raise cannot_write(folder, error) from error
         return folder
     raise AssertionError
+
+
+def record_launcher(folder: Path) -> None:
+    """Record this process as the one that starts and supervises the ranks of a run."""
+    pid = os.getpid()
+    content = {"host": socket.gethostname(), "pid": pid, "start": pid_start(pid)}
+    (folder / _LAUNCHER).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def forget_launcher(folder: Path) -> None:
+    """Remove the record of the process that has supervised the ranks."""
+    with contextlib.suppress(OSError):
+        (folder / _LAUNCHER).unlink()
+
+
+def launcher_of(folder: Path) -> LauncherProcess | None:
+    """Return the process that supervises the ranks of a run; None if there is none, or it has died on this host."""
+    try:
+        found = LauncherProcess(**json.loads((folder / _LAUNCHER).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return None if found.is_local and not is_alive(found.pid, found.start) else found
 
 
 def missing_folders(folder: Path) -> list[Path]:

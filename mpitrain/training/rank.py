@@ -100,9 +100,10 @@ def run_rank(parse: Callable[[], TrainRequest]) -> NoReturn:
         time.sleep(5)  # the other rank prints its traceback, then ends this one
         sys.exit(1)
     except BaseException as error:
-        rank_status.set_failed(error, mistake=False)
+        report = report_crash(cluster, error)
+        rank_status.set_failed(error, mistake=False, traceback=report)
         _let_lower_ranks_report(cluster)
-        print(report_crash(cluster, error), file=sys.__stderr__, flush=True)
+        print(report, file=sys.__stderr__, flush=True)
         if cluster is not None and cluster.size > 1:
             cluster.abort(1)
         sys.exit(1)

@@ -20,6 +20,16 @@ from .script import FIRST_INDEX, Scheduler
 
 _COMMANDS: dict[Scheduler, str] = {"slurm": "sbatch", "pbs": "qsub", "lsf": "bsub"}
 _NUMBERS = {"slurm": r"^(\d+)", "pbs": r"^(\S+)", "lsf": r"<(\d+)>"}
+# The commands that end a job, by scheduler and whether it runs. The signal is for the batch script, which lets the run
+# save.
+_CANCEL = {
+    ("slurm", True): ["scancel", "--batch", "--signal=TERM"],
+    ("slurm", False): ["scancel"],
+    ("pbs", True): ["qdel"],
+    ("pbs", False): ["qdel"],
+    ("lsf", True): ["bkill", "-s", "TERM"],
+    ("lsf", False): ["bkill"],
+}
 _ADVICE = (
     ("partition", "sinfo lists the partitions"),
     ("account", "sacctmgr show associations user=$USER lists your accounts"),
@@ -56,6 +66,22 @@ def submit(scheduler: Scheduler, batch: Batch, script: Script) -> str:
         raise
     _record(scheduler, batch, number)
     return number
+
+
+def cancel(job: BatchJob, running: bool) -> None:
+    """Ask a job to save and end, if it is ``running``; remove it from the queue if it is not. Returns immediately.
+
+    Raises:
+        LaunchError: The scheduler's command is not installed here, or fails.
+    """
+    words = _CANCEL[job.scheduler, running] + [job.job_id]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"job {job.job_id} cannot be cancelled from here: {error}") from error
+    if done.returncode:
+        reason = " ".join((done.stderr or done.stdout).split())
+        raise LaunchError(f"job {job.job_id} cannot be cancelled: {words[0]}: {reason}")
 
 
 def follow(job: str, log: Path) -> bool:

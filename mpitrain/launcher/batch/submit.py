@@ -74,6 +74,15 @@ class SubmitRequest:
     check: Callable[[Sequence[str]], None]
 
 
+def submit_one(own: Mapping[str, Any], request: SubmitRequest) -> Path:
+    """Submit a job that is no array; return its run directory."""
+    batch = make_batch(own, request, Path.cwd(), sys.executable)
+    if batch.in_tasks:
+        raise ConfigError("an array has several runs; submit it with the command mpitrain submit")
+    submit(own["scheduler"], batch, render(own["scheduler"], batch))
+    return batch.run_dir
+
+
 def submit_job(own: Mapping[str, Any], request: SubmitRequest) -> int:
     """Render the script, then print it or submit it; return the exit status."""
     batch = make_batch(own, request, Path.cwd(), sys.executable)

@@ -1,0 +1,1 @@
+"""The Python API: start runs from scripts and notebooks, and train inside them."""

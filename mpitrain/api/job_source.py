@@ -1,0 +1,95 @@
+"""Job files for jobs and job functions of a script or a notebook."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import JobError
+from ..plan.job import Job
+
+JobSource = Job | Callable[..., Job] | str | os.PathLike[str]
+
+_FILE = '''"""Written by mpitrain: the job function {name}, from {origin}."""
+
+import base64
+import sys
+
+import cloudpickle
+
+sys.path += [path for path in {paths!r} if path not in sys.path]
+job = cloudpickle.loads(
+    base64.b85decode(
+        "{pickled}"
+    )
+)
+'''
+
+
+def job_file_text(given: Job | Callable[..., Job]) -> tuple[str, str]:
+    """Return the name of a job, and the text of a job file that makes it. Local.
+
+    The file contains the function, pickled by value if ranks cannot import it.
+
+    Raises:
+        JobError: It is not a job or a function, or it cannot be pickled.
+    """
+    import cloudpickle
+
+    if isinstance(given, Job):
+        name, function = "job", _returning(given)
+    elif inspect.isfunction(given):
+        name = given.__name__ if given.__name__.isidentifier() else "job"  # such as <lambda>
+        function = _with_evaluated_annotations(given)
+    else:
+        raise JobError(
+            f"{given!r} is not a job: must be the path of a job file, a function that returns a Job, or a Job"
+        )
+    try:
+        pickled = cloudpickle.dumps(function)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise JobError(
+            f"the job {name} cannot be sent to the ranks: {type(error).__name__}: {reason}; make what cannot be "
+            "pickled inside the job function"
+        ) from error
+    paths = [str(Path(path).absolute()) for path in sys.path if path not in _standard_paths()]
+    origin = inspect.getsourcefile(given) if inspect.isfunction(given) else None
+    text = _FILE.format(
+        name=name, origin=repr(origin or "an object"), paths=paths, pickled=base64.b85encode(pickled).decode()
+    )
+    return name, text
+
+
+def _returning(given: Job) -> Callable[[], Job]:
+    def job() -> Job:
+        return given
+
+    return job
+
+
+def _with_evaluated_annotations(function: Any) -> Any:
+    """Return the function with types in place of their names, which ranks could not resolve."""
+    if not any(isinstance(each, str) for each in function.__annotations__.values()):
+        return function
+    parts = (function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copy = types.FunctionType(*parts)
+    copy.__kwdefaults__, copy.__doc__, copy.__module__ = function.__kwdefaults__, function.__doc__, function.__module__
+    try:
+        copy.__annotations__ = typing.get_type_hints(function)
+    except Exception as error:
+        raise JobError(f"the annotations of the job {function.__name__} cannot be read: {error}") from error
+    return copy
+
+
+def _standard_paths() -> set[str]:
+    """Return the entries of the import path that the ranks have, too."""
+    prefixes = {sys.prefix, sys.base_prefix}
+    return {path for path in sys.path if any(Path(path).is_relative_to(prefix) for prefix in prefixes)}

@@ -1,0 +1,352 @@
+"""``launch`` and ``submit`` start runs from scripts and notebooks; a ``Run`` follows one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .. import checkpoint
+from ..cli.invoke import invoke
+from ..cli.job_command import JobCommand
+from ..cli.run import RunCommand
+from ..cli.submit import SubmitCommand
+from ..errors import ConfigError, LaunchError, RecordError, RunFailed
+from ..inference.model import TrainedModel, load
+from ..launcher.batch.scheduler import cancel
+from ..launcher.batch.submit import submit_one
+from ..launcher.supervisor import prepare
+from ..monitor import heartbeat
+from ..monitor.heartbeat import ENDED
+from ..plan.network import TorchModule
+from ..process.failure import read_failure
+from ..process.launcher_env import is_launched
+from ..process.run_directory import check_files, launcher_of, new_run_dir, remove_empty
+from ..process.signals import STOPPED_EARLY
+from ..report.history import METRICS, Tail, is_run, open_run
+from ..report.page import collect, page
+from ..report.runs import described_states
+from .arguments import split_words
+from .job_source import JobSource, job_file_text
+
+T = TypeVar("T")
+_OUTPUT = "output.log"
+_NOT_HERE = ("dry_run", "follow", "sweep", "array")  # flags without a meaning in Python
+_POLL_S = 0.1
+_ASK_S = 2.0  # between two looks at the state of a run that another process supervises
+_APPEARS_S = 10.0  # for a run that has just ended to record it
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """The state of a run.
+
+    Attributes:
+        state: ``submitted`` or ``starting``, then ``running``; at the end ``finished``, ``finished early`` (a hook has
+            ended it), ``stopped`` (before its last step; it can be resumed), ``failed`` or ``died``. ``unknown`` if
+            there is no valid record.
+        step: Number of completed steps, a few seconds old.
+        train_steps: Number of all steps; 0 before the run starts.
+        reason: Why it ended early; else empty.
+    """
+
+    state: str
+    step: int = 0
+    train_steps: int = 0
+    reason: str = ""
+
+
+class Run:
+    """A run, found by its run directory: one that ``launch`` or ``submit`` has started, or any other.
+
+    Args:
+        path: The run directory.
+
+    Attributes:
+        path: The same, as an absolute path.
+
+    Raises:
+        RecordError: It does not exist.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        if not self.path.is_dir():
+            raise RecordError(f"{path}: no such directory; give a run directory, such as runs/JOB-TIME")
+        self._process: subprocess.Popen[bytes] | None = None  # the supervisor, if this process has started it
+        self._began = 0.0
+        self._shown: dict[Path, int] = {}  # bytes of output that ``wait`` has printed
+
+    def __repr__(self) -> str:
+        status = self.status
+        return f"Run({str(self.path)!r}): {status.state}, step {status.step:,} of {status.train_steps:,}"
+
+    @property
+    def status(self) -> RunStatus:
+        """How far the run is. If it runs on another host, this may take 15 s."""
+        found = heartbeat.read(self.path)
+        is_old = found is None or (found.started_at < self._began and found.state != "submitted")
+        if is_old and self._is_supervised():
+            return RunStatus("starting")
+        if is_old and self._process is not None:
+            return RunStatus("failed" if self._process.returncode else "unknown")
+        state, _ = described_states([self.path])[self.path]
+        if found is None:
+            return RunStatus(state)
+        return RunStatus(state, found.step, found.train_steps, found.reason)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl`` so far: a list of dicts, from which pandas makes a DataFrame.
+
+        Keys are ``step``, ``time_s``, and the measured values: ``loss``, ``learning_rate``, ``examples_per_s``,
+        ``validation_loss`` and others. A line has those that were measured at its step.
+        """
+        if not is_run(self.path):
+            return []
+        run = open_run(self.path)
+        run.add(Tail(self.path / METRICS).read())
+        return run.lines
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints, oldest first; not verified."""
+        return [*reversed(checkpoint.steps(self.path / "checkpoints").values())]
+
+    def model(self, *, averages: bool = False) -> TrainedModel | TorchModule:
+        """Return the model of the newest checkpoint, for inference; see ``mpitrain.load``."""
+        return load(self.path, averages=averages)
+
+    def report(self, output: str | os.PathLike[str] | None = None) -> Path:
+        """Write a web page with plots of the run, and return its path.
+
+        Args:
+            output: The file to write; ``report.html`` in the run directory by default.
+        """
+        target = self.path / "report.html" if output is None else Path(output)
+        target.write_text(page(collect([self.path])), encoding="utf-8")
+        return target
+
+    def wait(self, timeout: float | None = None, *, show: bool = True) -> RunStatus:
+        """Wait until the run ends; return how it ended.
+
+        A ``KeyboardInterrupt``, such as from a notebook's stop button, stops the run, which saves a checkpoint. It is
+        raised again when the run has ended. A second one ends the run without saving.
+
+        Args:
+            timeout: Seconds; None for no limit.
+            show: Print what the run prints, such as its progress.
+
+        Raises:
+            RunFailed: The run failed, or its processes have died.
+            TimeoutError: The run has not ended; it continues.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        interrupt: KeyboardInterrupt | None = None
+        while True:
+            try:
+                if self._wait_a_moment(show):
+                    break
+            except KeyboardInterrupt as error:
+                interrupt = error
+                with contextlib.suppress(LaunchError):
+                    self.stop()
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"the run in {self.path} has not ended after {timeout:g} s")
+        status = self._end()
+        if interrupt is not None:
+            raise interrupt
+        return status
+
+    def stop(self) -> None:
+        """Ask the run to save a checkpoint and end; return immediately. A second call ends it without saving.
+
+        Raises:
+            LaunchError: It cannot be reached from this host.
+        """
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGINT)
+            return
+        status = heartbeat.read(self.path)
+        if status is not None and status.job is not None:
+            if self.status.state not in ENDED:
+                cancel(status.job, running=status.state == "running")
+        elif (launcher := launcher_of(self.path)) is not None:
+            if not launcher.is_local:
+                raise LaunchError(f"the run in {self.path} was started on {launcher.host}; stop it there")
+            os.kill(launcher.pid, signal.SIGINT)
+        elif self.status.state == "running":
+            raise LaunchError(
+                f"the run in {self.path} was not started by mpitrain; send SIGUSR1 to its ranks to stop it"
+            )
+
+    def _is_supervised(self) -> bool:
+        """Return whether a process on this host, or one on another host that may live, supervises the run."""
+        if self._process is not None:
+            return self._process.poll() is None
+        return launcher_of(self.path) is not None
+
+    def _wait_a_moment(self, show: bool) -> bool:
+        """Wait shortly, and print new output; return whether the run has ended."""
+        ended = not self._is_supervised() and (self._process is not None or self.status.state in (*ENDED, "unknown"))
+        if show:
+            self._show()
+        if not ended:
+            time.sleep(_POLL_S if self._process is not None else _ASK_S)
+        return ended
+
+    def _show(self) -> None:
+        """Print the output that was not printed yet."""
+        for path in [self.path / _OUTPUT, *sorted((self.path / "batch").glob("*.log"))]:
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                file.seek(self._shown.get(path, 0))
+                text = file.read()
+                if text:
+                    self._shown[path] = file.tell()
+                    sys.stdout.write(text.decode(errors="replace"))
+                    sys.stdout.flush()
+
+    def _end(self) -> RunStatus:
+        """Return the state of a run that has ended.
+
+        Raises:
+            RunFailed: It failed.
+        """
+        status = self.status
+        code = 0 if self._process is None else self._process.returncode
+        if code in (0, STOPPED_EARLY) and status.state not in ("failed", "died"):
+            return status
+        failure = read_failure(self.path)
+        if failure is None:
+            reason = self._last_message() or f"the run in {self.path} {status.state}"
+            raise RunFailed(reason, None, "", str(self.path))
+        raise RunFailed(failure.reason, failure.rank, failure.traceback, str(self.path))
+
+    def _last_message(self) -> str:
+        """Return the last message of mpitrain in the output; empty if there is none."""
+        with contextlib.suppress(OSError):
+            lines = (self.path / _OUTPUT).read_text(encoding="utf-8", errors="replace").splitlines()
+            return next((line for line in reversed(lines) if line.startswith("mpitrain:")), "")
+        return ""
+
+
+def launch(
+    job: JobSource, *, ranks: int | None = None, run_dir: str | os.PathLike[str] | None = None, **options: Any
+) -> Run:
+    """Start ranks that train a job, as ``mpitrain run`` does, and return immediately.
+
+    The run continues if this process ends; ``Run(path)`` finds it again.
+
+    Args:
+        job: The path of a job file; or a function that returns a ``Job``, such as one defined in a notebook; or a
+            ``Job``, which is copied to every rank with its data.
+        ranks: Number of ranks; by default as many as ``hosts`` or the allocation have, else 1.
+        run_dir: Where the run writes, and resumes; ``runs/JOB-TIME`` by default.
+        options: The flags of ``mpitrain run``, such as ``mode="async", ps=1``, and the parameters of the job function.
+
+    Raises:
+        UserError: An argument is not valid; nothing was started.
+    """
+    if is_launched(os.environ):
+        raise LaunchError("mpitrain.launch was called on a rank of a run: call mpitrain.train there")
+
+    def start(values: Mapping[str, Any], job_file: Path, text: str | None) -> Run:
+        own, of_job = split_words(RunCommand().options, values)
+        _parsed(RunCommand, lambda given, request, _: prepare(given, request.config), [*own, str(job_file), *of_job])
+        folder = Path(run_dir) if run_dir is not None else new_run_dir(job_file.stem)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            check_files(folder)
+            if text is not None:
+                job_file = _written(folder, job_file.name, text)
+            return _started(folder, [*own, str(job_file), *of_job, "--run-dir", str(folder)])
+        except BaseException:
+            remove_empty([folder])
+            raise
+
+    return _with_job_file(job, {"ranks": ranks, **options}, start)
+
+
+def submit(job: JobSource, *, run_dir: str | os.PathLike[str] | None = None, **options: Any) -> Run:
+    """Submit a batch job that trains, as ``mpitrain submit`` does, and return immediately.
+
+    Args:
+        job: As for ``launch``.
+        run_dir: Where the run writes, and resumes; ``runs/JOB-TIME`` by default.
+        options: The flags of ``mpitrain submit``, such as ``nodes=2, time="1:00:00", scheduler="slurm"``, and the
+            parameters of the job function.
+
+    Raises:
+        UserError: An argument is not valid, or the scheduler rejects the job.
+    """
+
+    def start(values: Mapping[str, Any], job_file: Path, text: str | None) -> Run:
+        own, of_job = split_words(SubmitCommand().options, values)
+        _parsed(SubmitCommand, lambda *_: None, [*own, str(job_file), *of_job])
+        folder = Path(run_dir) if run_dir is not None else new_run_dir(job_file.stem)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if text is not None:
+                job_file = _written(folder, job_file.name, text)
+            words = [*own, str(job_file), *of_job, "--run-dir", str(folder)]
+            return Run(_parsed(SubmitCommand, submit_one, words))
+        except BaseException:
+            remove_empty([folder])
+            raise
+
+    return _with_job_file(job, options, start)
+
+
+def _with_job_file(
+    job: JobSource, options: Mapping[str, Any], start: Callable[[Mapping[str, Any], Path, str | None], Run]
+) -> Run:
+    """Call ``start`` with the options, the job file, and the text of the file if it is not the user's."""
+    for name in _NOT_HERE:
+        if name in options:
+            raise ConfigError(f"{name}={options[name]!r} is available on the command line only; remove it")
+    if isinstance(job, (str, os.PathLike)):
+        return start(options, Path(job), None)
+    name, text = job_file_text(job)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.py"
+        path.write_text(text, encoding="utf-8")
+        return start(options, path, text)
+
+
+def _parsed(kind: type[JobCommand], use: Callable[..., T], words: list[str]) -> T:
+    """Return what ``use`` makes of a parsed command line."""
+    before = sys.path[:]
+    try:
+        return invoke(kind(use), words)  # type: ignore[call-arg, arg-type, no-any-return]
+    finally:
+        sys.path[:] = before  # to which a job file's folder was added
+
+
+def _written(folder: Path, name: str, text: str) -> Path:
+    """Write a job file to a run directory."""
+    path, partial = folder / name, folder / f".{name}.partial"
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def _started(folder: Path, words: list[str]) -> Run:
+    """Start ``mpitrain run`` in a session of its own: signals for this process group are not for the run."""
+    run = Run(folder)
+    run._shown[run.path / _OUTPUT] = (run.path / _OUTPUT).stat().st_size if (run.path / _OUTPUT).exists() else 0
+    run._began = time.time()
+    command = [sys.executable, "-m", "mpitrain", "run", *words]
+    with (run.path / _OUTPUT).open("ab") as output:
+        run._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    return run
