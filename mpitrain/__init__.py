@@ -13,6 +13,8 @@ from .version import __version__
 if TYPE_CHECKING:
     from . import data, nn, optim
     from .api.run import Run, RunStatus, launch, submit
+    from .api.train import train
+    from .api.trainer import Trainer
     from .errors import RunFailed, UserError
     from .inference.model import TrainedModel, load
     from .plan.hook import Hook
@@ -25,10 +27,12 @@ _WHERE = {
     "RunFailed": "errors",
     "RunStatus": "api.run",
     "TrainedModel": "inference.model",
+    "Trainer": "api.trainer",
     "UserError": "errors",
     "launch": "api.run",
     "load": "inference.model",
     "submit": "api.run",
+    "train": "api.train",
 }
 __all__ = [
     "Hook",
@@ -37,6 +41,7 @@ __all__ = [
     "RunFailed",
     "RunStatus",
     "TrainedModel",
+    "Trainer",
     "UserError",
     "__version__",
     "blas",
@@ -46,6 +51,7 @@ __all__ = [
     "nn",
     "optim",
     "submit",
+    "train",
 ]
 
 

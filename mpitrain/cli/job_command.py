@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import docstring_parser
+from click.core import ParameterSource
 
 from ..errors import UserError
 from ..plan import options as flags
 from ..plan.config import RunConfig
+from ..plan.script import ScriptRequest, is_script
 
 if TYPE_CHECKING:
     from ..plan.job import JobFunction
@@ -46,13 +48,31 @@ class JobCommand(click.Command):
         # A shell also completes command lines that are not valid yet.
         ignored = (UserError, click.UsageError) if ctx.resilient_parsing else ()
         with contextlib.suppress(*ignored):
+            args = self._take_script_arguments(ctx, args)
             self._add_job_options(ctx, args)
         return super().parse_args(ctx, args)
+
+    def script_in(self, args: Sequence[str]) -> int | None:
+        """Return the index of a script in the arguments; None if there is none, or a job file."""
+        with contextlib.suppress(click.UsageError), click.Context(self) as context:
+            at = self._find_job(context, list(args))
+            return at if at is not None and is_script(Path(args[at])) else None
+        return None
+
+    def _take_script_arguments(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Return the arguments without what follows a script: those are the script's own."""
+        at = self.script_in(args)
+        if at is None:
+            return args
+        ctx.meta["script_arguments"] = args[at + 1 :]
+        return args[: at + 1]
 
     def _add_job_options(self, ctx: click.Context, args: list[str]) -> None:
         """Load the job file, if there is one among the arguments, and read the ``--config`` file."""
         at = self._find_job(ctx, list(args))
-        if at is not None:
+        if at is not None and "script_arguments" in ctx.meta:
+            ctx.default_map = self._config_file(ctx, list(args))
+        elif at is not None:
             from ..plan.job import load_job_file
 
             path = Path(args[at])
@@ -80,16 +100,19 @@ class JobCommand(click.Command):
             return {}
         return flags.read_config_file(Path(str(options["config"])), [*self._run, *self._job])
 
-    def request(self, values: dict[str, Any]) -> TrainRequest:
+    def request(self, values: dict[str, Any]) -> TrainRequest | ScriptRequest:
         """Return the values of all flags as a request for one rank."""
+        path, function = values["job_file"], self.function
+        run = [str(option.name) for option in self._run if option is not _CONFIG]
+        config = RunConfig.of(**{name: values[name] for name in run})
+        if function is None:
+            context = click.get_current_context()
+            given = [name for name in run if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+            return ScriptRequest(path, context.meta["script_arguments"], {name: values[name] for name in given}, config)
         from ..plan.job import make_job
         from ..training.session import TrainRequest
 
-        path, function = values["job_file"], self.function
-        assert function is not None
         arguments = {str(option.name): values[str(option.name)] for option in self._job}
-        run = [str(option.name) for option in self._run if option is not _CONFIG]
-        config = RunConfig.of(**{name: values[name] for name in run})
         return TrainRequest(path, arguments, config, lambda: make_job(path, function, arguments, config.training.seed))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -109,7 +132,7 @@ class JobCommand(click.Command):
                     formatter.write_dl(records)
 
 
-def request_of(**values: Any) -> TrainRequest:
+def request_of(**values: Any) -> TrainRequest | ScriptRequest:
     """Return the values of all flags of the current command as a request for one rank."""
     command = click.get_current_context().command
     assert isinstance(command, JobCommand)

@@ -81,9 +81,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # An error that every rank finds is printed once, so 'train' parses its flags only after MPI has started.
     if arguments[:1] == ["train"] and "--help" not in arguments:
-        from ..training.rank import run_rank
+        from ..training.rank import run_rank, run_script
 
-        run_rank(lambda: invoke(train_command(), arguments[1:]))
+        command = train_command()
+        if command.script_in(arguments[1:]) is not None:
+            run_script(lambda: invoke(command, arguments[1:]))
+        run_rank(lambda: invoke(command, arguments[1:]))
     if arguments[:1] == ["run"]:
         show_warnings(False)  # the ranks show those that the job file causes
     elif signal.getsignal(signal.SIGINT) is signal.SIG_DFL:

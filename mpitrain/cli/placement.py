@@ -9,11 +9,14 @@ from ..monitor.format import format_table, size_of
 from ..plan.job import errors_located
 from ..plan.placement import ranges_of
 from ..plan.plan import Plan, make_plan
+from ..plan.script import ScriptRequest
 from .job_command import JobCommand, request_of
 
 
 def _placement(**values: Any) -> int:
     request = request_of(**values)
+    if isinstance(request, ScriptRequest):
+        raise ConfigError(f"{request.path} is a script, not a job file: give a job file")
     job = request.make()
     config = request.config.merged({"batch_size": 1, "train_steps": job.train_steps})
     if not config.servers.ps:

@@ -12,6 +12,7 @@ from .job_command import JobCommand, request_of
 
 if TYPE_CHECKING:
     from ..launcher.supervisor import Options
+    from ..plan.script import ScriptRequest
     from ..training.session import TrainRequest
 
 _RANKS_HELP = "Number of ranks.  [default: all slots of --hosts, or all tasks of the allocation; else 1]"
@@ -43,31 +44,35 @@ class RunCommand(JobCommand):
     """``mpitrain run``: also stores the arguments to pass on to the ranks.
 
     Args:
-        start: Called with the launch options, the request, and the ranks' arguments; its result is the command's.
+        start: Called with the launch options, the request, the ranks' arguments, and a script with its own arguments;
+            its result is the command's.
     """
 
-    def __init__(self, start: Callable[[Options, TrainRequest, list[str]], Any] | None = None) -> None:
+    def __init__(self, start: Callable[..., Any] | None = None) -> None:
         about = "Start ranks with the mpirun that mpi4py was built for, and train."
         super().__init__("run", _LAUNCH, self._request, about)
         self._start = start or _supervise
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = self.script_in(args)
+        args, after = (args, []) if at is None else (args[:at], args[at:])
         with click.Context(click.Command("run", params=list(self._own)), ignore_unknown_options=True) as context:
             context.resilient_parsing = True
             parser = context.command.make_parser(context)
             _, rest, _ = parser.parse_args(list(args))
-        ctx.meta["rank_arguments"] = rest
-        return super().parse_args(ctx, args)
+        ctx.meta["rank_arguments"], ctx.meta["rank_script"] = rest, after
+        return super().parse_args(ctx, [*args, *after])
 
     def _request(self, **values: Any) -> Any:
         from ..launcher.supervisor import Options
 
         options = Options(**{option.name: values.pop(option.name) for option in _LAUNCH if option.name is not None})
         request = request_of(**values)  # reports invalid flags before any rank starts
-        return self._start(options, request, click.get_current_context().meta["rank_arguments"])
+        meta = click.get_current_context().meta
+        return self._start(options, request, meta["rank_arguments"], meta["rank_script"])
 
 
-def _supervise(options: Options, request: TrainRequest, arguments: list[str]) -> int:
+def _supervise(options: Options, request: TrainRequest | ScriptRequest, arguments: list[str], script: list[str]) -> int:
     from ..launcher.supervisor import run
 
-    return run(options, request.name, request.config, arguments)
+    return run(options, request.name, request.config, arguments, script)

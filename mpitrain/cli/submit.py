@@ -38,6 +38,10 @@ class SubmitCommand(JobCommand):
         at = self._find_job(ctx, list(args))
         if at is None:
             raise click.MissingParameter(ctx=ctx, param=self.params[-1])
+        if self.script_in(args) is not None:
+            raise click.UsageError(
+                f"{args[at]} is a script, not a job file: start it with srun in a script of your own"
+            )
         job = self._options_of(Path(args[at]))
         names = {option.name for option in job}
         own, before = _split_options(self._own, _join_values(self._run, args[:at]))

@@ -122,6 +122,17 @@ class Split:
         return None
 
 
+class DescribedSplit(Split):
+    """A split of which only these facts are known; on ranks that read no examples."""
+
+    def __init__(self, count: int, shape: Shape, digest: str) -> None:
+        super().__init__("the training examples", count, shape, np.float32)
+        self._digest = digest
+
+    def sample_digest(self) -> str:
+        return self._digest
+
+
 def _native(source: str, dtype: Any) -> np.dtype[Any]:
     """Return ``dtype`` in this machine's byte order, the only one that kernels support."""
     dtype = np.dtype(dtype)

@@ -18,7 +18,7 @@ from ..models.base import Model
 from ..models.select import make_model
 from ..plan.config import RunConfig
 from ..plan.job import Job, load_job_file, make_job
-from ..plan.options import job_options, run_options
+from ..plan.options import job_options, run_config
 from ..plan.plan import make_plan
 from ..plan.progress import ExtraState
 from ..training.run_record import RecordedJob, recorded_job
@@ -94,8 +94,7 @@ def _recorded(opened: checkpoint.Checkpoint) -> tuple[Job, RunConfig]:
     except RecordError as error:
         raise CheckpointError(f"{opened.path}: {error}, as in mpitrain.load(path, job=my_job())") from error
     given = record.tables.get("run", {})
-    options = {str(option.name): option for option in run_options()}
-    config = RunConfig.of(**{name: options[name].type(given[name]) for name in _USED if name in given})
+    config = run_config({name: given[name] for name in _USED if name in given})
     if given.get("precision") == "bfloat16":
         config = _with_bfloat16(config)
     with _importable(record):

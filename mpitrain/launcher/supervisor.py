@@ -66,11 +66,13 @@ class Launch:
     Attributes:
         name: The job's name.
         arguments: The arguments of ``mpitrain train``.
+        script: Follows them: a script with its own arguments; or nothing.
     """
 
     name: str
     config: RunConfig
     arguments: list[str]
+    script: list[str]
     options: Options
     machine: LocalMachine
     launcher: Launcher
@@ -78,17 +80,20 @@ class Launch:
     run_dir: Path = field(default_factory=Path)
 
 
-def run(options: Options, name: str, config: RunConfig, arguments: Sequence[str]) -> int:
-    """Start the ranks of ``mpitrain train ARGUMENTS``; return the exit status of the run.
+def run(options: Options, name: str, config: RunConfig, arguments: Sequence[str], script: Sequence[str] = ()) -> int:
+    """Start the ranks of ``mpitrain train ARGUMENTS SCRIPT``; return the exit status of the run.
+
+    Args:
+        script: A script with its own arguments; empty for a job file, which is in ``arguments``.
 
     Raises:
         LaunchError: The ranks cannot be started as requested.
     """
     machine, launcher, spec = prepare(options, config)
     if options.dry_run:
-        print(compose(launcher, spec, machine, arguments))
+        print(compose(launcher, spec, machine, [*arguments, *script]))
         return 0
-    launch = Launch(name, config, list(arguments), options, machine, launcher, spec)
+    launch = Launch(name, config, list(arguments), list(script), options, machine, launcher, spec)
     with _run_dir(name, config.run.run_dir) as launch.run_dir:
         interrupts = Interrupts()
         with interrupts.recorded():
@@ -296,13 +301,13 @@ class _Supervisor:
         """Return the ranks' arguments; a restart resumes from the run's newest checkpoint, in the remaining time."""
         words, config = list(self._launch_options.arguments), self._launch_options.config
         if not self._restarts:
-            return words
+            return words + self._launch_options.script
         newest = self._newest()
         if config.run.resume != "auto" and newest is not None:
             words += ["--resume", str(newest)]
         if config.run.time_limit is not None:
             words += ["--time-limit", f"{max(1.0, config.run.time_limit - self._took()):.0f}"]
-        return words
+        return words + self._launch_options.script
 
     def _again(self, outcome: Outcome, before: Outcome | None) -> bool:
         """Prepare another attempt and wait for the restart delay; return False if there is none."""

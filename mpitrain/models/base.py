@@ -48,10 +48,7 @@ class Model:
         total: Any = 0.0
         for index, (start, stop) in enumerate(first):
             loss = self.compute_loss(batch.part(start, stop))
-            self.compute_grads(announce_nothing)
-            with self.activate():
-                total = self.add_loss(total, loss)
-                self._accumulate(first=index == 0)
+            total = self.accumulate(total, loss, first=index == 0)
         loss = self.compute_loss(batch.part(*last))
         with self.activate():
             return self.add_loss(total, loss)  # type: ignore[no-any-return]
@@ -91,6 +88,19 @@ class Model:
 
     def load_extra_state(self, state: ExtraState) -> None:
         """Restore ``extra_state``; ``state`` may have other names, too, or none."""
+
+    def accumulate(self, total: Any, loss: Any, first: bool) -> Any:
+        """Compute the gradient of a micro-batch that is not the last one; return the sum of the losses.
+
+        Args:
+            total: The sum of the losses of earlier micro-batches.
+            loss: As ``compute_loss`` has returned it.
+            first: Whether it is the first one.
+        """
+        self.compute_grads(announce_nothing)
+        with self.activate():
+            self._accumulate(first)
+            return self.add_loss(total, loss)
 
     # For subclasses.
 

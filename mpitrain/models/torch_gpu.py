@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from ..core.layout import Array
@@ -67,11 +68,26 @@ class TorchGpuModel(GpuModel, TorchModel):
 
     def compute_loss(self, batch: Batch) -> Any:
         with self._computing():
-            loss = self._compute_loss(batch)
-            if self._on_host:
-                return loss.item()
-            self._result_tensor.copy_(loss.reshape(1))
-            return self._result
+            return super().compute_loss(batch)
+
+    def begin_forward(self, position: int) -> None:
+        with self._computing():
+            super().begin_forward(position)
+
+    def end_forward(self, loss: Tensor, count: int) -> Any:
+        with self._computing():
+            return super().end_forward(loss, count)
+
+    def _result_of(self, loss: Tensor) -> Any:
+        if self._on_host:
+            return loss.item()
+        self._result_tensor.copy_(loss.reshape(1))
+        return self._result
+
+    def use_stream(self) -> None:
+        """Let the calling thread's torch operations run on this model's device and stream from now on."""
+        torch.cuda.set_device(self.device)
+        torch.cuda.set_stream(self._stream())
 
     def compute_grads(self, on_ready: OnReady) -> None:
         if not self._on_host:

@@ -87,22 +87,35 @@ class TorchModel(Model):
 
     def compute_loss(self, batch: Batch) -> Any:
         with exclusive():
-            return self._compute_loss(batch).item()
+            inputs = inputs_of(batch, self._dtype, self.device)
+            self.begin_forward(batch.position)
+            with self._autocast():
+                loss = self._criterion(self._module(*inputs.args, **inputs.kwargs), inputs.labels)
+            return self.end_forward(loss, batch.count)
 
-    def _compute_loss(self, batch: Batch) -> Tensor:
-        """Return this worker's share of the loss, without waiting for the device."""
-        inputs = inputs_of(batch, self._dtype, self.device)
-        seed_torch(self._seed, batch.position, self.device)
+    def begin_forward(self, position: int) -> None:
+        """Prepare a forward pass on the micro-batch at this position of the stream of examples."""
+        seed_torch(self._seed, position, self.device)
         self._load_buffers()
         self._gradients.begin()
-        versions = [each._version for each in self._params]
-        with self._autocast():
-            self._loss = loss = self._criterion(self._module(*inputs.args, **inputs.kwargs), inputs.labels)
-        if versions != [each._version for each in self._params]:
-            raise self._changed(versions)
-        self._share = batch.count * self._plan.weight
+        self._versions = [each._version for each in self._params]
+
+    def end_forward(self, loss: Tensor, count: int) -> Any:
+        """Set the loss of a forward pass, the mean over ``count`` examples; return this worker's share of it."""
+        if self._versions != [each._version for each in self._params]:
+            raise self._changed(self._versions)
+        self._loss, self._share = loss, count * self._plan.weight
         self._store_increments()
-        return loss.detach() * self._share
+        return self._result_of(loss.detach() * self._share)
+
+    def _result_of(self, loss: Tensor) -> Any:
+        """Return a loss as ``forward`` does."""
+        return loss.item()
+
+    @property
+    def gradient_version(self) -> int:
+        """A number that grows when code other than this package changes gradients in place."""
+        return sum(each.grad._version for each in self._params if each.grad is not None)
 
     def compute_grads(self, on_ready: OnReady) -> None:
         with exclusive():

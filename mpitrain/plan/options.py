@@ -16,7 +16,7 @@ import docstring_parser
 
 from ..core.toml import read_toml
 from ..errors import ConfigError, JobError
-from .config import FIELDS, GROUPS, flag
+from .config import FIELDS, GROUPS, RunConfig, flag
 
 if typing.TYPE_CHECKING:
     from .job import JobFunction
@@ -73,6 +73,25 @@ def options_of(kind: type, **defaults: Any) -> list[click.Option]:
     return [
         _option(f.name, hints[f.name], defaults.get(f.name, f.default), **f.metadata) for f in dataclasses.fields(kind)
     ]
+
+
+def run_config(values: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration with these options of a run, converted as on the command line.
+
+    Raises:
+        ConfigError: An option is unknown, or its value is not valid.
+    """
+    known = {str(option.name): option for option in run_options()}
+    converted = {}
+    for name, value in values.items():
+        if name not in known:
+            near = nearest(name, [*known])
+            raise ConfigError(f"no option {name!r}{f'; did you mean {near!r}?' if near else ''}")
+        try:
+            converted[name] = None if value is None else known[name].type(value)
+        except click.BadParameter as error:
+            raise ConfigError(f"{name}={value!r}: {error.message}") from error
+    return RunConfig.of(**{name: value for name, value in converted.items() if value is not None})
 
 
 def job_options(path: Path, function: JobFunction) -> list[click.Option]:

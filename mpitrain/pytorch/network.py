@@ -44,6 +44,13 @@ class Buffers(NamedTuple):
         return f"{_TRANSIENT if name in self.transient else _KEPT}{name}"
 
 
+class LossInLoop:
+    """In place of a loss, if the user's own loop computes it."""
+
+    def __call__(self, outputs: Any, labels: Any) -> Tensor:
+        raise JobError("the loss is computed by the script's own loop; use mpitrain.load to evaluate the model")
+
+
 class TorchNetwork:
     """A PyTorch module and a loss; see ``plan.network.Network`` for the methods.
 
@@ -69,8 +76,11 @@ class TorchNetwork:
         return as_split(given)
 
     def lay_out(self, train: Split, dtype: Any) -> Layout:
-        batch = _first(train, dtype, self)
-        if any(map(is_lazy, self.model.parameters())):
+        own_loop = isinstance(self.loss, LossInLoop)  # whose inputs and outputs are unknown
+        if own_loop and any(map(is_lazy, self.model.parameters())):
+            raise JobError("the model has lazy parameters: run it once on an example before training")
+        batch = None if own_loop else _first(train, dtype, self)
+        if batch is not None and any(map(is_lazy, self.model.parameters())):
             with evaluating(self.model):  # statistics that are still to be made must not contain these examples
                 self._run(inputs_of(batch, np.dtype(np.float32)))  # gives lazy modules their shapes
         _check_parameters(self.model, np.dtype(dtype))
@@ -78,7 +88,8 @@ class TorchNetwork:
             self.model.double()
         if not self.model.training:  # else some parts may be in evaluation mode on purpose
             self.model.train()
-        self._run(inputs_of(batch, np.dtype(dtype)))
+        if batch is not None:
+            self._run(inputs_of(batch, np.dtype(dtype)))
         averaged = buffers_of(self.model).averaged
         return Layout.pack(
             [

@@ -24,7 +24,7 @@ from ..plan.progress import ConsistentPoint, WorkItem
 from ..strategy.base import Strategy
 from .run_record import RunRecord
 
-_STEP, _LOAD, _FORWARD, _BACKWARD, _HOOKS = map(span, ("step", "load", "forward", "backward", "hooks"))
+STEP, LOAD, FORWARD, BACKWARD, HOOKS = map(span, ("step", "load", "forward", "backward", "hooks"))
 
 
 @dataclass
@@ -181,7 +181,7 @@ class Loop:
     def _pause(self, point: ConsistentPoint) -> None:
         """Call the hooks while all workers hold the same complete parameters."""
         began = time.perf_counter()
-        with _HOOKS:
+        with HOOKS:
             for at_consistent_point in self._at_consistent_point:
                 at_consistent_point(self, point)
         self._paused_s += time.perf_counter() - began
@@ -189,16 +189,16 @@ class Loop:
     def _step(self, work: WorkItem) -> None:
         """Compute one gradient of this worker and submit it."""
         strategy, model = self._strategy, self._model
-        with _STEP:
-            with _LOAD:
+        with STEP:
+            with LOAD:
                 batch = self._loader.batch(work.position, self.plan.batch)
-            with _FORWARD:
+            with FORWARD:
                 loss = model.forward(batch)
             strategy.begin(loss)  # a loss that is not finite is known before any update
-            with _BACKWARD:
+            with BACKWARD:
                 model.backward(on_ready=strategy.ready)  # announces finished ranges, last layer first
             strategy.finish()
-        with _HOOKS:
+        with HOOKS:
             for after_step in self._after_step:
                 after_step(self)
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import runpy
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from ..comm.cluster import Cluster, OtherRankFailed, report_crash
 from ..errors import UserError
 from ..monitor.rank_log import show_warnings
 from ..monitor.trace import span
+from ..plan.script import ScriptRequest
 from ..process.launcher_env import is_launched, launched_rank
 from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
@@ -23,6 +26,7 @@ from ..process.signals import STOPPED_EARLY
 from .session import TrainRequest, training_session
 
 _WAIT = span("wait")
+_EXITS_EARLY = "exits before training has ended; to finish early, call trainer.stop() in place of break or exit"
 _BEFORE_REPORT_S = 0.5  # for each of up to four lower ranks
 
 
@@ -32,16 +36,28 @@ class Rank:
     Construction starts the rank's reaper if a launcher started the rank, and registers with ``mpitrain run`` if that
     did. Call ``start`` next.
 
+    Args:
+        forks: Whether this process may become the reaper, and a child of it the rank.
+
     Attributes:
         status: What ``mpitrain run`` knows about this rank.
+        is_alone: Whether no launcher has started this process.
+        options: The options on the command line, which replace those of a script.
+        session: The training session that a script has not closed yet; None if there is none.
     """
 
-    def __init__(self) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank immediately, without a traceback
+    current: ClassVar[Rank | None] = None  # of a script
+
+    def __init__(self, forks: bool = True) -> None:
         given, rank = os.environ.get(RUN_DIR_VARIABLE), launched_rank(os.environ)
         run_dir = Path(given) if given else None
-        if is_launched(os.environ):
-            become_reaper(run_dir, rank)
+        self.options: dict[str, Any] = {}
+        self.session: contextlib.ExitStack | None = None
+        self.is_alone = not is_launched(os.environ)
+        if not self.is_alone:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank immediately, without a traceback
+            if forks:
+                become_reaper(run_dir, rank)
         if run_dir is not None:
             set_output_prefix(rank or None)
         self.status = RankStatusFile(run_dir, rank)
@@ -64,6 +80,8 @@ class Rank:
         try:
             yield
         except BaseException as error:
+            if self.current is self and (self.is_alone or isinstance(error, SystemExit)):
+                raise  # the script or the notebook handles it
             self.fail(error)
 
     def fail(self, error: BaseException) -> NoReturn:
@@ -72,6 +90,12 @@ class Rank:
         A user's error is printed by one rank, in one line, and every rank exits with status 2. After an unexpected
         exception, the rank that raised it ends all ranks with status 1.
         """
+        if self.session is not None:
+            session, self.session = self.session, None
+            try:
+                session.__exit__(type(error), error, error.__traceback__)
+            except BaseException as located:
+                error = located
         if isinstance(error, UserError):
             self.status.set_failed(error, mistake=True)
             self._end(error)
@@ -113,6 +137,48 @@ class Rank:
     def _let_lower_ranks_report(self) -> None:
         """Wait before an error is reported: if all ranks fail in the same way, the lowest ends the others meanwhile."""
         time.sleep(0.0 if self._cluster is None else _BEFORE_REPORT_S * min(self._cluster.rank, 4))
+
+    @classmethod
+    def of_script(cls) -> Rank:
+        """Return the rank of this process, in which a script runs; start MPI if necessary. Collective over all ranks.
+
+        From now on, an exception that ends the script on one rank ends all ranks.
+        """
+        rank = cls.current
+        if rank is None:
+            rank = cls.current = cls(forks=not _has_threads())
+            if not rank.is_alone:
+                sys.excepthook = lambda _, error, __: rank.fail(error)
+        if rank._cluster is None:
+            with rank.errors_end_the_run():
+                rank.start()
+            atexit.register(rank._check_exit)
+        return rank
+
+    def _check_exit(self) -> None:
+        """End the other ranks if the script ends in the middle of training."""
+        if self.session is not None and self.cluster.size > 1:
+            print(f"mpitrain: {self.cluster.rank_description}: {_EXITS_EARLY}", file=sys.__stderr__, flush=True)
+            self.cluster.abort(1)
+
+
+def _has_threads() -> bool:
+    """Return whether this process has threads: they would not exist in the rank, its child."""
+    return len(os.listdir("/proc/self/task")) > 1
+
+
+def run_script(parse: Callable[[], ScriptRequest]) -> NoReturn:
+    """Run a script on this rank, and exit with its status. It may train, and is then collective over all ranks."""
+    rank = Rank.current = Rank()
+    with rank.errors_end_the_run():
+        request = parse()
+        rank.options = request.options
+        sys.argv = [str(request.path), *request.arguments]
+        sys.path[0] = str(request.path.parent.absolute())
+        runpy.run_path(str(request.path), run_name="__main__")
+    if rank._cluster is None:  # it has not trained
+        rank.status.set_done(stopped=False)
+    sys.exit(0)
 
 
 def run_rank(parse: Callable[[], TrainRequest]) -> NoReturn:

@@ -67,7 +67,8 @@ class RunRecord:
         entries = sorted(history.glob("[0-9]*"))
         if not entries and (self._folder / CONFIG).exists():  # written by an older version
             entries = [_add(history, 1, 0, {CONFIG: (self._folder / CONFIG).read_bytes()})]
-        files = {self._job_file.name: self._job_file.read_bytes(), **_git_state(self._job_file.parent)}
+        source = {self._job_file.name: self._job_file.read_bytes()} if self._job_file.is_file() else {}
+        files = {**source, **_git_state(self._job_file.parent)}
         if not entries or self._differs(entries[-1], files):
             _add(history, len(entries) + 1, step, {**files, CONFIG: config})
         _replace(self._folder / CONFIG, config)

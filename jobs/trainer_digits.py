@@ -1,0 +1,45 @@
+"""A training loop of one's own: a PyTorch script in which mpitrain averages the gradients.
+
+Start it with ``mpitrain run -n 2 jobs/trainer_digits.py``, with ``mpirun -n 2 python jobs/trainer_digits.py``, or with
+``srun python jobs/trainer_digits.py`` in a batch script; alone it trains on one rank.
+"""
+
+import argparse
+
+import torch
+from torch import nn
+
+import mpitrain
+from mpitrain import data
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--epochs", type=int, default=20)
+parser.add_argument("--hidden-units", type=int, default=100)
+arguments = parser.parse_args()
+
+torch.manual_seed(0)
+digits = data.mnist(None)
+model = nn.Sequential(
+    nn.Linear(digits.features, arguments.hidden_units), nn.ReLU(), nn.Linear(arguments.hidden_units, 10)
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
+loss_of = nn.CrossEntropyLoss()
+
+held_out = digits.validation.read_batch(0, len(digits.validation))
+examples = torch.from_numpy(held_out.examples) * torch.tensor(digits.train.scale)
+labels = torch.from_numpy(held_out.labels).long()
+
+trainer = mpitrain.Trainer(model, optimizer, scheduler=scheduler)
+loader = trainer.loader(digits.train, batch_size=32)
+for epoch in trainer.epochs(arguments.epochs):
+    model.train()
+    for inputs, targets in loader:
+        loss = loss_of(model(inputs), targets.long())
+        trainer.backward(loss)
+        trainer.step()
+    if trainer.chief and epoch % 5 == 4:
+        model.eval()
+        with torch.no_grad():
+            accuracy = float((model(examples).argmax(1) == labels).double().mean())
+        print(f"epoch {epoch}: validation accuracy {accuracy:.4f}", flush=True)

@@ -1,0 +1,83 @@
+"""``train``: train a job inside a script that a launcher has started on every rank, or alone."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import JobError
+from ..plan.config import FIELDS
+from ..plan.job import Job, load_job_file, make_job
+from ..plan.options import run_config
+from ..process.signals import STOPPED_EARLY
+from ..training.rank import Rank
+from ..training.session import TrainRequest, training_session
+from .job_source import JobSource
+from .run import Run
+
+
+def train(job: JobSource, **options: Any) -> Run:
+    """Train a job on the ranks of this script, and return the run. Collective over all ranks.
+
+    Start the script with ``mpitrain run``, ``mpirun`` or ``srun``; without one of these it trains on one rank. Flags
+    before the script in ``mpitrain run FLAGS script.py`` replace ``options``.
+
+    If a signal or a time limit stops the run, it saves, and the script exits with status 75.
+
+    Args:
+        job: A ``Job``; or a function that returns one; or the path of a job file.
+        options: The flags of ``mpitrain train``, such as ``mode="async", ps=1``, and the parameters of the function.
+
+    Raises:
+        UserError: On a single rank without a launcher: something is not valid. Otherwise the error is printed, and all
+            ranks exit.
+    """
+    rank = Rank.of_script()
+    with rank.errors_end_the_run():
+        with rank.cluster.agree("reading the options"):
+            request = _request(job, options, rank.options)
+        with training_session(rank.cluster, request, rank.status) as session:
+            if session.loop is not None:
+                session.loop.run()
+    rank.finish(session.stopped)
+    if session.stopped:
+        sys.exit(STOPPED_EARLY)
+    return Run(session.run_dir)
+
+
+def script_path() -> Path:
+    """Return the path of the script that runs, or of a file that does not exist in an interactive session."""
+    return Path(getattr(sys.modules["__main__"], "__file__", None) or "interactive.py")
+
+
+def _request(job: JobSource, options: dict[str, Any], given: dict[str, Any]) -> TrainRequest:
+    """Return the request for a job; options that were ``given`` on the command line come first."""
+    config = run_config({name: value for name, value in options.items() if name in FIELDS} | given)
+    arguments = {name: value for name, value in options.items() if name not in FIELDS}
+    path = script_path()
+    if isinstance(job, (str, os.PathLike)):
+        path = Path(job)
+        function = load_job_file(path)
+    elif isinstance(job, Job):
+        function = _returning(job)
+    elif inspect.isfunction(job):
+        function = job
+    else:
+        raise JobError(f"{job!r} is not a job: must be a Job, a function that returns one, or the path of a job file")
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise JobError(f"{', '.join(arguments) or 'the job function'}: {error}; options of a run are flags") from error
+    seed = config.training.seed
+    return TrainRequest(path, arguments, config, lambda: make_job(path, function, arguments, seed))
+
+
+def _returning(given: Job) -> Callable[[], Job]:
+    def job() -> Job:
+        return given
+
+    return job

@@ -1,0 +1,315 @@
+"""``Trainer``: averaging, parameter servers and checkpoints for a training loop of the user's own."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .. import optim
+from ..data.batch import Batch
+from ..data.split import DescribedSplit, Examples, Split
+from ..errors import ConfigError, JobError, UserError
+from ..monitor.trace import span
+from ..plan.job import Job
+from ..plan.options import run_config
+from ..process.signals import STOPPED_EARLY
+from ..pytorch.batches import CollatedBatch, as_split
+from ..pytorch.network import LossInLoop
+from ..pytorch.translation import translated
+from ..training.rank import Rank
+from ..training.session import TrainRequest, training_session
+from ..training.stepped_loop import SteppedLoop
+from .train import script_path
+
+_WAIT = span("wait")
+_ELSEWHERE = {  # options of a run that a Trainer gets in another way
+    "batch_size": "pass it to trainer.loader",
+    "train_steps": "pass the number of epochs to trainer.epochs",
+    "precision": "use torch.autocast in the loop",
+    "devices_per_rank": "start one rank for each device",
+    "init_from": "load the values into the model before making the Trainer",
+    "validate_steps": "validate in the loop",
+}
+_POLL_S = 0.001
+
+
+class Trainer:
+    """Trains a PyTorch module in a loop of the user's own, on all ranks that run the script.
+
+    ::
+
+        trainer = mpitrain.Trainer(model, optimizer, mode="sync")
+        loader = trainer.loader(dataset, batch_size=32)
+        for epoch in trainer.epochs(10):
+            for inputs, labels in loader:
+                loss = loss_of(model(inputs), labels)
+                trainer.backward(loss)
+                trainer.step()
+
+    Construction is collective over all ranks. With parameter servers, it does not return on their ranks: it serves
+    until the workers have ended, and then exits the process, as TensorFlow's ``server.join()`` did.
+
+    Flags before the script in ``mpitrain run FLAGS script.py`` replace ``mode`` and ``options``.
+
+    Args:
+        model: Used unmodified. Every rank must make the same initial values: seed torch before.
+        optimizer: ``torch.optim.SGD``, ``Adam`` or ``AdamW``, which is translated and whose ``step`` is not called; or
+            one of ``mpitrain.optim``.
+        scheduler: A learning-rate scheduler of the optimizer, or None. Its ``step`` is not called.
+        scheduler_interval: Whether the scheduler counts epochs or steps.
+        clip_norm: Maximum Euclidean norm of the averaged gradient.
+        mode: How workers agree on the parameters.
+        options: The flags of ``mpitrain train``, such as ``ps=1, run_dir="runs/first", save_secs=600``.
+
+    Attributes:
+        model: As given.
+        rank, size: Index of this worker, and the number of workers.
+        chief: Whether this is the worker that prints and writes files.
+
+    Raises:
+        UserError: On a single rank without a launcher: an argument is not valid. Otherwise the error is printed, and
+            all ranks exit. This applies to all methods.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | optim.Optimizer,
+        *,
+        scheduler: Any = None,
+        scheduler_interval: Literal["epoch", "step"] = "epoch",
+        clip_norm: float | None = None,
+        mode: str = "sync",
+        **options: Any,
+    ) -> None:
+        self.model, self._loader = model, None
+        self._rank = rank = Rank.of_script()
+        with rank.errors_end_the_run():
+            with rank.cluster.agree("reading the options"):
+                self._config = run_config({"mode": mode, **options, **rank.options})
+                for name, instead in _ELSEWHERE.items():
+                    if name in options or name in rank.options:
+                        raise ConfigError(f"{name} is no option of a Trainer: {instead}")
+                if isinstance(optimizer, optim.Optimizer):
+                    if scheduler is not None or clip_norm is not None:
+                        raise JobError("scheduler and clip_norm are options of the optimizers of mpitrain.optim")
+                    self._optimizer = optimizer
+                else:
+                    self._optimizer = translated(optimizer, model, scheduler, scheduler_interval, clip_norm)
+                    optimizer.register_step_pre_hook(_refuse_step)
+            rank.cluster.assign(self._config)
+            self.rank, self.size = rank.cluster.task_index, len(rank.cluster.worker_ranks)
+            self.chief = rank.cluster.chief
+            if rank.cluster.is_server:
+                self._serve()
+
+    @property
+    def step_count(self) -> int:
+        """Number of completed steps; over all workers in the served modes."""
+        return 0 if self._loop is None else self._loop.step
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model's parameters."""
+        return next(self.model.parameters()).device
+
+    def loader(self, dataset: Examples | Split, batch_size: int) -> TrainLoader:
+        """Return what takes the place of ``DataLoader`` and ``DistributedSampler`` for the training examples.
+
+        Iterating yields this worker's batches of one epoch, on the model's device; each example of an epoch is in the
+        batch of one worker. Call it once.
+
+        Args:
+            dataset: A ``torch.utils.data.Dataset``, any object with ``__len__`` and ``__getitem__``, or a split of
+                ``mpitrain.data``. Examples are collated by ``default_collate``.
+            batch_size: Examples of this worker in one backward pass.
+        """
+        with self._rank.errors_end_the_run():
+            if self._loader is not None:
+                raise JobError("trainer.loader was called twice: a Trainer has one loader of training examples")
+            split = as_split(dataset)
+            if not isinstance(split, Split):
+                raise JobError(f"trainer.loader got {type(dataset).__name__}: must be a dataset, with __len__")
+            self._loader = TrainLoader(self, split, batch_size)
+            return self._loader
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the epochs to train, from 0, or from the epoch in which a resumed run has stopped, to ``count - 1``.
+
+        Training begins with the first and ends after the last one: the run then has saved a checkpoint. If a signal or
+        a time limit stops the run, it saves, and the script exits with status 75. Collective over the workers.
+
+        To finish earlier, call ``stop``; do not leave the loop with ``break``.
+        """
+        loop = self._open(count)
+        while loop is not None and loop.take() is not None:
+            self._epoch = loop.data_cursor // self._examples if self._epoch is None else self._epoch + 1
+            yield self._epoch
+            with self._rank.errors_end_the_run():
+                if self._epoch >= count - 1 and loop.take() is not None:
+                    raise JobError("the loop did not use all batches of the last epoch: call trainer.stop() to stop")
+        self._close()
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradient of the loss, and average it with the other workers' as it becomes complete.
+
+        Takes the place of ``optimizer.zero_grad()`` and ``loss.backward()``.
+
+        Args:
+            loss: The mean over the batch.
+        """
+        self._require_loop().backward(loss)
+
+    def step(self) -> None:
+        """Update the parameters, in place of ``optimizer.step()``. Collective over the workers if they take the same
+        steps."""
+        self._require_loop().finish()
+
+    def save(self) -> None:
+        """Request a checkpoint; it is written as soon as all workers hold the same parameters. Local.
+
+        It is enough if the chief calls it.
+        """
+        if self.chief:
+            self._require_loop().save()
+
+    def stop(self, reason: str = "requested by the script") -> None:
+        """Finish training early: all workers stop after a step that they have begun. Local; one rank is enough."""
+        self._require_loop().stop(reason)
+
+    def mean(self, value: float) -> float:
+        """Return the mean of a number over the workers. Collective over the workers."""
+        with _WAIT:
+            return float(self._rank.cluster.workers.allreduce(float(value))) / self.size
+
+    def _require_loop(self) -> SteppedLoop:
+        if self._loop is None:
+            raise JobError("training has not begun, or has ended: iterate over trainer.epochs(count)")
+        return self._loop
+
+    _loop: SteppedLoop | None = None
+    _loader: TrainLoader | None
+    _epoch: int | None = None
+    _examples = 0
+
+    def _open(self, count: int) -> SteppedLoop | None:
+        """Begin training; return None if there is nothing to train. Collective over all ranks."""
+        rank, loader = self._rank, self._loader
+        with rank.errors_end_the_run():
+            if loader is None or self._epoch is not None:
+                raise JobError("trainer.epochs needs a loader, and may be called once: call trainer.loader first")
+            if not isinstance(count, int) or count < 1:
+                raise JobError(f"trainer.epochs got {count!r}: must be a number of epochs, at least 1")
+            accumulate, workers = self._config.training.accumulate_steps, self.size
+            batch = loader.batch_size * accumulate
+            self._examples = len(loader.split)
+            step_examples = batch * self._config.gradients_per_step(workers)
+            steps = math.ceil(count * self._examples / step_examples)
+            split = loader.split
+            about = (len(split), split.shape, split.sample_digest(), batch, steps) if rank.cluster.chief else None
+            _share(rank, about)
+            request = self._request(split, batch, steps)
+            stack = contextlib.ExitStack()
+            session = stack.enter_context(training_session(rank.cluster, request, rank.status))
+            self._session, rank.session = session, stack
+            if session.loop is None:
+                return None
+            assert isinstance(session.loop, SteppedLoop)
+            self._loop = session.loop
+            self._loop.open()
+            return self._loop
+
+    def _close(self) -> None:
+        """End training. Collective over all ranks."""
+        rank = self._rank
+        with rank.errors_end_the_run():
+            if self._loop is not None:
+                self._loop.close()
+            self._loop = None
+            stack, rank.session = rank.session, None
+            assert stack is not None
+            stack.close()
+            rank.finish(self._session.stopped)
+        if self._session.stopped:
+            sys.exit(STOPPED_EARLY)
+
+    def _serve(self) -> None:
+        """Serve parameters until the workers have ended, then exit."""
+        rank = self._rank
+        count, shape, digest, batch, steps = _share(rank, None)
+        request = self._request(DescribedSplit(count, shape, digest), batch, steps)
+        with training_session(rank.cluster, request, rank.status) as session:
+            pass
+        rank.finish(session.stopped)
+        sys.exit(STOPPED_EARLY if session.stopped else 0)
+
+    def _request(self, split: Split, batch: int, steps: int) -> TrainRequest:
+        config = self._config.merged({"batch_size": batch, "train_steps": steps})
+
+        def make() -> Job:
+            return Job(self.model, LossInLoop(), self._optimizer, split, batch_size=batch, train_steps=steps)
+
+        return TrainRequest(script_path(), {}, config, make, SteppedLoop)
+
+
+class TrainLoader:
+    """This worker's batches of the training examples; see ``Trainer.loader``.
+
+    Attributes:
+        split: The examples.
+        batch_size: Examples in one batch.
+    """
+
+    def __init__(self, trainer: Trainer, split: Split, batch_size: int) -> None:
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise JobError(f"trainer.loader got batch_size={batch_size!r}: must be an integer, at least 1")
+        self._trainer, self.split, self.batch_size = trainer, split, batch_size
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch for one worker, rounded up."""
+        return math.ceil(len(self.split) / (self.batch_size * self._trainer.size))
+
+    def __iter__(self) -> Iterator[Any]:
+        trainer = self._trainer
+        loop = trainer._require_loop()
+        assert trainer._epoch is not None
+        end = (trainer._epoch + 1) * len(self.split)
+        while (work := loop.take()) is not None and loop.start_of(work) < end:
+            yield _tensors(loop.micro_batch(), trainer.device)
+
+
+def _tensors(batch: Batch, device: torch.device) -> Any:
+    """Return a batch as torch's DataLoader does."""
+    if isinstance(batch, CollatedBatch):
+        return _moved(batch.examples, device)
+    return [torch.from_numpy(array).to(device) for array in (batch.examples, batch.labels)]
+
+
+def _moved(tree: Any, device: torch.device) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.to(device)
+    if isinstance(tree, dict):
+        return {name: _moved(item, device) for name, item in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(_moved(item, device) for item in tree))
+    return [_moved(item, device) for item in tree] if isinstance(tree, (tuple, list)) else tree
+
+
+def _share(rank: Rank, about: Any) -> Any:
+    """Return what the chief passes. Collective over all ranks; servers wait for it without using a core."""
+    with _WAIT:
+        barrier = rank.cluster.comm.Ibarrier()
+        while not barrier.Test():
+            time.sleep(_POLL_S)
+        return rank.cluster.comm.bcast(about, root=rank.cluster.chief_rank)
+
+
+def _refuse_step(*_: Any) -> None:
+    raise UserError("call trainer.step() in place of optimizer.step()")
