@@ -8,10 +8,12 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
+from sphinx.util import logging  # noqa: E402
 from sphinx.util.inspect import TypeAliasForwardRef  # noqa: E402
 
 from mpitrain.version import __version__  # noqa: E402
 
+logger = logging.getLogger(__name__)
 project = "mpitrain"
 author = "the mpitrain maintainers"
 release = version = __version__
@@ -49,9 +51,16 @@ def simplify(app: object, what: str, name: str, member: object, options: object,
     return given, returned
 
 
+def check(app: object, what: str, name: str, member: object, options: object, lines: list[str]) -> None:
+    """Find text before a colon that napoleon has taken for a type; docstrings contain none."""
+    if any(line.startswith((":type", ":rtype:")) for line in lines):
+        logger.warning("docstring of %s: 'Returns' or a property's first line has a colon; use a semicolon", name)
+
+
 def setup(app: Any) -> None:
     app.connect("autodoc-skip-member", skip_renamed)
     app.connect("autodoc-process-signature", simplify)
+    app.connect("autodoc-process-docstring", check, priority=501)  # after napoleon
 
 
 html_theme = "furo"

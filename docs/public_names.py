@@ -35,6 +35,7 @@ class PublicNames(SphinxDirective):
             base = getattr(module, self.options["base"])
             names = [name for name in names if _is_subclass(getattr(module, name), base)]
             names.sort(key=lambda name: getattr(module, name) is not base)
+        names.sort(key=lambda name: isinstance(getattr(module, name), ModuleType))  # at the end
         shown.update((module, name) for name in names)
         return self.parse_text_to_nodes("\n".join(_entry(module, name) for name in names))
 
@@ -53,7 +54,7 @@ def _entry(module: ModuleType, name: str) -> str:
     path = f"{module.__name__}.{name}"
     if isinstance(value, ModuleType):
         # The page of a package is required: a missing one is an error of Sphinx.
-        return f":doc:`{name}`: {_first_line(value)}\n"
+        return f"* :doc:`{name}`: {_first_line(value)}\n"
     if isinstance(value, type) and value.__doc__:
         return f".. autoclass:: {path}\n   :members:\n   :special-members: __call__\n"
     if inspect.isroutine(value) and value.__doc__:
