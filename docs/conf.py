@@ -1,18 +1,67 @@
 """Sphinx configuration."""
 
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+from sphinx.util import logging  # noqa: E402
+from sphinx.util.inspect import TypeAliasForwardRef  # noqa: E402
 
 from mpitrain.version import __version__  # noqa: E402
 
+logger = logging.getLogger(__name__)
 project = "mpitrain"
 author = "the mpitrain maintainers"
 release = version = __version__
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "public_names"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
+
+# The reference, from docstrings.
+autodoc_inherit_docstrings = False  # overridden methods are documented once, in the base class
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "short"
+# Names that are shorter than what they stand for.
+autodoc_type_aliases = {
+    name: name
+    for name in ("Array", "Shape", "Schedule", "Initializer", "Storage", "Memory", "Slots", "Pins", "SumOverWorkers")
+}
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 100
+add_module_names = False
+napoleon_attr_annotations = False  # signatures show the types
+TypeAliasForwardRef.__repr__ = lambda self: self.name  # how Sphinx prints these names in unions
+warnings.filterwarnings("ignore", category=FutureWarning)  # autodoc reads names of version 0.1
+
+
+def skip_renamed(app: object, what: str, name: str, member: object, skip: bool, options: object) -> bool:
+    """Omit former names of methods."""
+    return skip or (what == "class" and getattr(member, "__name__", name) != name)
+
+
+def simplify(app: object, what: str, name: str, member: object, options: object, given: Any, returned: Any) -> Any:
+    """Omit the constructors of protocols; show defaults that dataclasses make as ``...``."""
+    if given is not None:
+        given = "" if getattr(member, "_is_protocol", False) else given.replace("<factory>", "...")
+    return given, returned
+
+
+def check(app: object, what: str, name: str, member: object, options: object, lines: list[str]) -> None:
+    """Find text before a colon that napoleon has taken for a type; docstrings contain none."""
+    if any(line.startswith((":type", ":rtype:")) for line in lines):
+        logger.warning("docstring of %s: 'Returns' or a property's first line has a colon; use a semicolon", name)
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-skip-member", skip_renamed)
+    app.connect("autodoc-process-signature", simplify)
+    app.connect("autodoc-process-docstring", check, priority=501)  # after napoleon
+
+
 html_theme = "furo"
 html_title = f"mpitrain {__version__}"

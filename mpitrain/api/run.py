@@ -105,7 +105,7 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl`` so far: a list of dicts, from which pandas makes a DataFrame.
+        """The lines of ``metrics.jsonl`` so far, as a list of dicts, from which pandas makes a DataFrame.
 
         Keys are ``step``, ``time_s``, and the measured values: ``loss``, ``learning_rate``, ``examples_per_s``,
         ``validation_loss`` and others. A line has those that were measured at its step.

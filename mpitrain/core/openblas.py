@@ -10,8 +10,7 @@ from pathlib import Path
 
 _ZEN_4 = ("vendor_id\t: AuthenticAMD", "cpu family\t: 25", " avx512f ")
 
-
-CHOSEN: dict[str, str] = {}  # variables set by this module, valid for this host's CPU
+CHOSEN: dict[str, str] = {}  #: Environment variables that this module has set, valid for this host's CPU.
 
 
 def choose_kernels(environ: MutableMapping[str, str], cpuinfo: str) -> None:

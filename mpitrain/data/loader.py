@@ -24,8 +24,8 @@ class InMemory:
     """Examples in memory, possibly shared by several ranks.
 
     Args:
-        examples: Shape (n, *split.shape).
-        labels: Shape (n, *split.label_shape).
+        examples: Shape ``(n, *split.shape)``.
+        labels: Shape ``(n, *split.label_shape)``.
     """
 
     def __init__(self, examples: Array, labels: Array) -> None:
@@ -99,6 +99,7 @@ class Streaming:
         self._reader.shutdown(wait=True, cancel_futures=True)
 
 
+#: Where a ``Loader`` takes the examples from.
 Storage = InMemory | Streaming
 Memory = Callable[[int], "tuple[Array, Array] | None"]
 
@@ -139,8 +140,9 @@ class Loader:
         multiple of ``len(split)``.
 
         Returns:
-            Examples, shape (count, *split.shape), of ``dtype`` and scaled; labels, shape (count,
-            *split.label_shape). Both are overwritten by the second call after this one, or as ``memory`` decides.
+            Examples, shape ``(count, *split.shape)``, of ``dtype`` and scaled; labels, shape
+            ``(count, *split.label_shape)``. Both are overwritten by the second call after this one, or as ``memory``
+            decides.
 
         Raises:
             DataError: There are fewer examples than ``count``, or they cannot be read.

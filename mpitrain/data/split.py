@@ -84,8 +84,8 @@ class Split:
         """Read the examples [start, stop) and their labels into arrays.
 
         Args:
-            examples: Shape (stop - start, *shape), of ``dtype``, C-contiguous.
-            labels: Shape (stop - start, *label_shape), of ``label_dtype``, C-contiguous.
+            examples: Shape ``(stop - start, *shape)``, of ``dtype``, C-contiguous.
+            labels: Shape ``(stop - start, *label_shape)``, of ``label_dtype``, C-contiguous.
 
         Raises:
             DataError: The files do not match their headers.

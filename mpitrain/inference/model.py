@@ -36,11 +36,11 @@ class TrainedModel:
         """Return the outputs for examples. Local.
 
         Args:
-            examples: Shape (n, *shape of an example), as the training data stores them: they are scaled as in training.
-                Floating-point numbers are used as they are if the training data has integers.
+            examples: Shape ``(n, *shape of an example)``, as the training data stores them: they are scaled as in
+                training. Floating-point numbers are used as they are if the training data has integers.
 
         Returns:
-            Shape (n, ...), of the parameters' type: what the loss takes, such as the scores of classes.
+            Shape (n, ...), of the parameters' type; the outputs that the loss takes, such as the scores of classes.
         """
         return self._predictor(np.asarray(examples))
 

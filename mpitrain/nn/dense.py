@@ -66,7 +66,7 @@ class Dense(Biased):
 
 
 class Embedding(Layer):
-    """Looks up a row of ``weight`` for each integer: shape (*shape,) becomes (*shape, features).
+    """Looks up a row of ``weight`` for each integer: shape ``(*shape,)`` becomes ``(*shape, features)``.
 
     An integer outside [0, vocabulary) gives NaN, which makes the loss NaN.
 

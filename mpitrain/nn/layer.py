@@ -12,6 +12,7 @@ from ..core.device import CPU, Device
 from ..core.layout import Array, Kind, Layout, Shape
 from ..core.renamed import Renamed, class_option
 
+#: A function of a random generator and a shape that returns initial values of that shape.
 Initializer = Callable[[np.random.Generator, Shape], Array]
 SumOverWorkers = Callable[[Array], None]
 
@@ -68,15 +69,22 @@ class Layer:
     A subclass whose ``forward`` and ``backward`` enqueue the same GPU work in every training step, except for values in
     arrays, may set ``static = True``. A model with only static layers is recorded as CUDA graphs and replayed. Layers
     of ``mpitrain.nn`` are static.
+
+    Attributes:
+        device: Device of the layer's arrays.
+        supports_amp: Whether the layer accepts and returns 16-bit activations and gradients.
+        integer_inputs: Whether integer examples stay integers if this is the first layer.
+        compute_dtype: Type of returned activations; None for the parameters' type.
+        output_shape: Shape of one output example; set for a whole model when it is laid out.
+        needs_dx: Set to False by the model if no earlier layer has parameters.
     """
 
-    device: Device = CPU  # device of the layer's arrays; see ``place``
-    # Whether the layer accepts and returns 16-bit activations and gradients; see ``place``.
+    device: Device = CPU
     supports_amp = False
-    integer_inputs = False  # whether integer examples stay integers if this is the first layer
-    compute_dtype: np.dtype[Any] | None = None  # type of returned activations; None for the parameters' type
-    output_shape: Shape = ()  # of one example; set for a whole model when it is laid out
-    needs_dx = True  # set to False by the model if no earlier layer has parameters
+    integer_inputs = False
+    compute_dtype: np.dtype[Any] | None = None
+    output_shape: Shape = ()
+    needs_dx = True
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
@@ -99,7 +107,7 @@ class Layer:
         return shape
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        """Return the outputs of a batch ``x``, shape (batch, *shape)."""
+        """Return the outputs of a batch ``x``, shape ``(batch, *shape)``."""
         raise NotImplementedError
 
     def backward(self, dy: Array) -> Array | None:
@@ -111,7 +119,7 @@ class Layer:
 
     @property
     def ops(self) -> Any:
-        """The operations of this layer's device: ``core.ops`` or ``gpu.ops``."""
+        """The operations of this layer's device, those of ``core.ops`` or of ``gpu.ops``."""
         return self.device.ops
 
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from ..errors import JobError
 
 @dataclass(frozen=True)
 class moving_average:
-    """average = decay * average + (1 - decay) * params after every step; it starts with the initial parameters.
+    """Sets ``average = decay * average + (1 - decay) * params`` after every step, from the initial parameters.
 
     With ``warm_up`` the decay at 0-based step t is at most ``(1 + t) / (10 + t)``, so that the average quickly forgets
     the initial values (like TensorFlow's ExponentialMovingAverage with ``num_updates``). State, such as the running

@@ -191,9 +191,9 @@ class Optimizer(ABC):
 
     @property
     def trust_ratio(self) -> tuple[float, float, bool]:
-        """(above, below, clipped) of a layerwise optimizer.
+        """The constants ``(above, below, clipped)`` of a layerwise optimizer.
 
-        A parameter's step is multiplied by above * |params| / (|gradient| + below * |params|), with the clipped
+        A parameter's step is multiplied by ``above * |params| / (|gradient| + below * |params|)``, with the clipped
         gradient or the original one.
         """
         raise NotImplementedError
@@ -212,7 +212,7 @@ class Optimizer(ABC):
 
 @dataclass(frozen=True)
 class sgd(Optimizer):
-    """Stochastic gradient descent: params -= learning_rate * grads."""
+    """Stochastic gradient descent: ``params -= learning_rate * grads``."""
 
     def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
         params -= rate * grads
@@ -223,9 +223,9 @@ class sgd(Optimizer):
 
 @dataclass(frozen=True)
 class momentum(Optimizer):
-    """velocity = momentum * velocity + grads; params -= learning_rate * velocity.
+    """Gradient descent with momentum: ``velocity = momentum * velocity + grads; params -= learning_rate * velocity``.
 
-    With ``nesterov``, params -= learning_rate * (grads + momentum * velocity). Sutskever et al., On the
+    With ``nesterov``, ``params -= learning_rate * (grads + momentum * velocity)``. Sutskever et al., On the
     importance of initialization and momentum in deep learning, 2013.
     """
 
@@ -292,7 +292,7 @@ class adamw(adam):
 
 @dataclass(frozen=True)
 class adagrad(Optimizer):
-    """params -= learning_rate * grads / (sqrt(sum of all squared grads) + eps).
+    """Adagrad: ``params -= learning_rate * grads / (sqrt(sum of all squared grads) + eps)``.
 
     Duchi, Hazan and Singer, Adaptive Subgradient Methods, 2011.
     """
@@ -312,7 +312,7 @@ class adagrad(Optimizer):
 
 @dataclass(frozen=True)
 class rmsprop(Optimizer):
-    """params -= learning_rate * grads / (sqrt(running mean of squared grads) + eps).
+    """RMSProp: ``params -= learning_rate * grads / (sqrt(running mean of squared grads) + eps)``.
 
     Tieleman and Hinton, COURSERA: Neural Networks for Machine Learning, lecture 6.5, 2012.
     """
@@ -334,7 +334,7 @@ class rmsprop(Optimizer):
 
 @dataclass(frozen=True)
 class lamb(adam):
-    """Adam in which each parameter's step has the length learning_rate * the parameter's norm.
+    """Adam in which each parameter's step has the length ``learning_rate`` times the parameter's norm.
 
     Only parameters that match ``decay_names`` are scaled and decayed; biases and normalization scales take Adam's step.
     ``clip_norm`` is not available, because the length of a step does not depend on the gradient's length. You et al.,
@@ -367,10 +367,10 @@ class lamb(adam):
 
 @dataclass(frozen=True)
 class lars(momentum):
-    """Momentum in which each parameter's step has the length learning_rate * trust * the parameter's norm.
+    """Momentum in which each parameter's step has the length ``learning_rate * trust`` times the parameter's norm.
 
-    velocity = momentum * velocity + learning_rate * ratio * (grads + weight_decay * params), where ratio is
-    trust * |params| / (|grads| + weight_decay * |params|); params -= velocity. Only parameters that match
+    ``velocity = momentum * velocity + learning_rate * ratio * (grads + weight_decay * params)``, where ``ratio`` is
+    ``trust * |params| / (|grads| + weight_decay * |params|)``; ``params -= velocity``. Only parameters that match
     ``decay_names`` are scaled and decayed; for the others the ratio is 1. You, Gitman and Ginsburg, Large Batch
     Training of Convolutional Networks, 2017, algorithm 1.
     """

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from ..errors import JobError
 
+#: A function from the 0-based step to the learning rate.
 Schedule = Callable[[int], float]
 
 

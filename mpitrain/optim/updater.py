@@ -211,8 +211,8 @@ class Updater:
             order: As for ``update``.
 
         Returns:
-            Squared norms over [lo, hi), float64, to be added over ranges that cover the whole vector: shape (1,), of
-            the gradient; or for a layerwise optimizer shape (2 * number of the layout's entries,), for each entry of
+            Squared norms over [lo, hi), float64, to be added over ranges that cover the whole vector. The shape is (1,)
+            for the gradient; for a layerwise optimizer it is (2 * number of the layout's entries,), for each entry of
             the parameters and of ``own``.
         """
         args = self._arguments_of(lo, hi)

@@ -36,7 +36,7 @@ class Job:
     """A model and everything needed to train it.
 
     Attributes:
-        model: Takes a batch of examples, shape (batch, *train.shape): layers, or a PyTorch module.
+        model: Takes a batch of examples, shape ``(batch, *train.shape)``: layers, or a PyTorch module.
         loss: Takes the model's outputs and the labels. For a PyTorch module it is a torch loss, or a function that
             returns a tensor with one number, the mean over the batch.
         optimizer: Updates the parameters.

@@ -122,7 +122,7 @@ class TorchNetwork:
 
     def components(self) -> list[tuple[str, str, str]]:
         return [
-            (path or "model", type(module).__name__, _shapes(module))
+            (plain_name(path) or "model", type(module).__name__, _shapes(module))
             for path, module in self.model.named_modules()
             if not any(True for _ in module.children())
         ]
@@ -221,6 +221,7 @@ def load_buffers(model: nn.Module, buffers: Buffers, extra_state: Mapping[str, A
 
 def owners_of(model: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
     """Return for each buffer the dict that holds it, and its key: a forward pass may put another tensor there."""
+    # A compiled module is followed by the one that it wraps, which has the same name and owns the buffers.
     modules = {plain_name(path): module for path, module in model.named_modules()}
     found = []
     for name in names:
@@ -230,8 +231,8 @@ def owners_of(model: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, An
 
 
 def plain_name(name: str) -> str:
-    """Return a name without what ``torch.compile`` adds."""
-    return name.replace(_COMPILED, "")
+    """Return the name of a parameter, buffer or module without what ``torch.compile`` adds."""
+    return f"{name}.".replace(_COMPILED, "").rstrip(".")
 
 
 def _first(train: Split, dtype: Any, network: TorchNetwork) -> Batch:

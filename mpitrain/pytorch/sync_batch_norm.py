@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,7 +28,10 @@ def synchronize(model: nn.Module, sum_over_workers: SumOverWorkers) -> None:
     """
     for module in model.modules():
         if isinstance(module, nn.SyncBatchNorm):
-            module.forward = partial(_forward, module, sum_over_workers)  # type: ignore[method-assign]
+            forward = partial(_forward, module, sum_over_workers)
+            # ``torch.compile``, which imports dynamo, would trace the communication, too.
+            compiles = "torch._dynamo" in sys.modules
+            module.forward = torch.compiler.disable(forward) if compiles else forward  # type: ignore[method-assign]
 
 
 def _forward(layer: nn.SyncBatchNorm, sum_over_workers: SumOverWorkers, x: Tensor) -> Tensor:

@@ -1,0 +1,40 @@
+"""PyTorch modules under a second MPI library."""
+
+from __future__ import annotations
+
+import json
+import os
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from ..support.launch import Mpi
+from . import support
+
+
+@pytest.fixture
+def mpich_with_torch(mpich: Mpi, monkeypatch: pytest.MonkeyPatch) -> Mpi:
+    """MPICH, in whose environment this environment's packages are found: its own has no torch.
+
+    mpi4py is the same in both: it loads the MPI library of the environment that runs it.
+    """
+    paths = [os.environ.get("PYTHONPATH"), sysconfig.get_path("purelib")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    return mpich
+
+
+def test_ranks_train_as_a_plain_loop_does(mpich_with_torch: Mpi, tmp_path: Path) -> None:
+    flags = ("--kind", "cnn", "--dtype", "float64", "--optimizer", "momentum")
+    stored = support.train(mpich_with_torch, 2, tmp_path, *flags)
+    support.assert_close(stored, support.plain_loop("cnn", 8, 20, torch.float64, "momentum"), 1e-12)
+
+
+def test_async_trains_with_a_server(mpich_with_torch: Mpi, tmp_path: Path) -> None:
+    served = ("--mode", "async", "--ps", "1", "--no-shared-memory")
+    support.train(mpich_with_torch, 3, tmp_path, *served, "--kind", "gpt", "--train-steps", "60", "--log-steps", "10")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < losses[0]
+    assert 'mpi = "MPICH' in (tmp_path / "config.toml").read_text()
