@@ -17,7 +17,7 @@ from ..plan.config import RunConfig
 
 if TYPE_CHECKING:
     from ..plan.job import JobFunction
-    from ..training.rank import TrainRequest
+    from ..training.session import TrainRequest
 
 _CONFIG = flags.option(
     "--config", type=flags.PATH, metavar="FILE", help="Read options from a TOML file; flags override it."
@@ -83,7 +83,7 @@ class JobCommand(click.Command):
     def request(self, values: dict[str, Any]) -> TrainRequest:
         """Return the values of all flags as a request for one rank."""
         from ..plan.job import make_job
-        from ..training.rank import TrainRequest
+        from ..training.session import TrainRequest
 
         path, function = values["job_file"], self.function
         assert function is not None

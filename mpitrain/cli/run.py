@@ -12,7 +12,7 @@ from .job_command import JobCommand, request_of
 
 if TYPE_CHECKING:
     from ..launcher.supervisor import Options
-    from ..training.rank import TrainRequest
+    from ..training.session import TrainRequest
 
 _RANKS_HELP = "Number of ranks.  [default: all slots of --hosts, or all tasks of the allocation; else 1]"
 _NETWORK_HELP = "Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name."

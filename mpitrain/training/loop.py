@@ -143,34 +143,40 @@ class Loop:
         if record and self._files.metrics is not None:
             self._files.metrics.write(step, time.perf_counter() - self._began, values)
 
-    def run(self) -> str | None:
-        """Train until ``train_steps``, or until the strategy is asked to stop. Collective over the workers.
+    @property
+    def stop_reason(self) -> str | None:
+        """Why a hook has called ``stop`` on this worker; None if none has."""
+        return self._stop_reason
 
-        Returns:
-            Why a hook has called ``stop`` on this worker; None if none has.
+    def run(self) -> None:
+        """Train until ``train_steps``, or until the strategy is asked to stop. Collective over the workers.
 
         Raises:
             NonFiniteLoss: The loss is not finite and ``--nan`` is ``stop``.
         """
+        self._begin()
+        # An overflow shows in the loss, for which there is a policy.
+        with np.errstate(all="ignore"):
+            while (work := self._next()) is not None:
+                self._step(work)
+        self._end()
+
+    def _begin(self) -> None:
         self._began, self._paused_s = time.perf_counter(), 0.0
         for hook in self._hooks:
             hook.begin(self)
         activity.become("wait")  # between steps
-        # An overflow shows in the loss, for which there is a policy.
-        with np.errstate(all="ignore"):
-            self._train()
+
+    def _end(self) -> None:
         activity.become("end")
         for hook in self._hooks:
             hook.end(self)
-        return self._stop_reason
 
-    def _train(self) -> None:
-        strategy = self._strategy
-        while (work := strategy.next()) is not None:  # may wait for other workers
-            if isinstance(work, ConsistentPoint):
-                self._pause(work)
-            else:
-                self._step(work)
+    def _next(self) -> WorkItem | None:
+        """Return the next batch to compute a gradient of, None at the end. May wait for other workers."""
+        while isinstance(work := self._strategy.next(), ConsistentPoint):
+            self._pause(work)
+        return work
 
     def _pause(self, point: ConsistentPoint) -> None:
         """Call the hooks while all workers hold the same complete parameters."""

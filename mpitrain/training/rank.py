@@ -1,254 +1,132 @@
-"""One rank of a training run, from start to exit."""
+"""A process as a rank: from its start to the regular exit, or to the end of all ranks after an error."""
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
-import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from ..checkpoint.resume import ResumePlan, plan_resume
 from ..comm.cluster import Cluster, OtherRankFailed, report_crash
-from ..comm.mpi import library_name
-from ..core import activity
 from ..errors import UserError
-from ..gpu.discovery import choose_devices
-from ..monitor import heartbeat
-from ..monitor.console import Console, terminal_columns
-from ..monitor.format import format_table
-from ..monitor.heartbeat import RunEnd
 from ..monitor.rank_log import show_warnings
 from ..monitor.trace import span
-from ..plan.config import RunConfig, plain
-from ..plan.job import Job, errors_located
-from ..plan.plan import Plan, make_plan
-from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process.launcher_env import is_launched, launched_rank
 from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.reaper import become_reaper
-from ..process.run_directory import cannot_write, check_files, new_run_dir
-from ..process.signals import STOPPED_EARLY, Signals, TimeLimit, ask_slurm, end_of_time
-from ..strategy.ps.server import Server
-from ..strategy.ps.store import Store
-from ..strategy.select import trains_on_gpus
-from .initial_state import InitialStateLoader
-from .loop import RunFiles
-from .messages import headline, notes_on_data
-from .placement_report import placement_report
-from .resources import check_devices, limit_threads, limit_threads_of_torch
-from .run_record import RunRecord
-from .telemetry import Telemetry
-from .versions import versions
-from .worker import Worker
+from ..process.signals import STOPPED_EARLY
+from .session import TrainRequest, training_session
 
-_log = logging.getLogger(__name__)
 _WAIT = span("wait")
 _BEFORE_REPORT_S = 0.5  # for each of up to four lower ranks
-_RANK_COLUMNS = ("rank", "host", "role", "task", "device")
 
 
-@dataclass(frozen=True)
-class TrainRequest:
-    """The training that a rank performs.
+class Rank:
+    """This process as a rank.
+
+    Construction starts the rank's reaper if a launcher started the rank, and registers with ``mpitrain run`` if that
+    did. Call ``start`` next.
 
     Attributes:
-        job_file: Its path.
-        arguments: The job function's arguments, for the record.
-        config: The run's options as the user gave them.
-        make: Makes the job; may fail on one rank only.
+        status: What ``mpitrain run`` knows about this rank.
     """
 
-    job_file: Path
-    arguments: dict[str, Any]
-    config: RunConfig
-    make: Callable[[], Job]
+    def __init__(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank immediately, without a traceback
+        given, rank = os.environ.get(RUN_DIR_VARIABLE), launched_rank(os.environ)
+        run_dir = Path(given) if given else None
+        if is_launched(os.environ):
+            become_reaper(run_dir, rank)
+        if run_dir is not None:
+            set_output_prefix(rank or None)
+        self.status = RankStatusFile(run_dir, rank)
+        self._cluster: Cluster | None = None
 
     @property
-    def name(self) -> str:
-        """The job's name."""
-        return self.job_file.stem
+    def cluster(self) -> Cluster:
+        """All ranks; valid after ``start``."""
+        assert self._cluster is not None
+        return self._cluster
+
+    def start(self) -> None:
+        """Start MPI. Collective over all ranks."""
+        self._cluster = Cluster()
+        show_warnings(self.cluster.rank == 0 or RUN_DIR_VARIABLE in os.environ)  # ``mpitrain run`` removes duplicates
+
+    @contextlib.contextmanager
+    def errors_end_the_run(self) -> Iterator[None]:
+        """End this process, and if necessary the other ranks, if an exception leaves the block."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Report an error and exit.
+
+        A user's error is printed by one rank, in one line, and every rank exits with status 2. After an unexpected
+        exception, the rank that raised it ends all ranks with status 1.
+        """
+        if isinstance(error, UserError):
+            self.status.set_failed(error, mistake=True)
+            self._end(error)
+        if isinstance(error, OtherRankFailed):
+            time.sleep(5)  # the other rank prints its traceback, then ends this one
+            sys.exit(1)
+        report = report_crash(self._cluster, error)
+        self.status.set_failed(error, mistake=False, traceback=report)
+        self._let_lower_ranks_report()
+        print(report, file=sys.__stderr__, flush=True)
+        if self._cluster is not None and self._cluster.size > 1:
+            self._cluster.abort(1)
+        sys.exit(1)
+
+    def finish(self, stopped: bool) -> None:
+        """Record that training has ended, and wait for the other ranks. Collective over all ranks."""
+        self.status.set_done(stopped=stopped)
+        sys.stdout.flush()
+        with _WAIT:
+            # A launcher may kill the other ranks as soon as one exits with a nonzero status.
+            self.cluster.comm.Barrier()
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)  # the launcher may send these while MPI finalizes
+
+    def _end(self, error: UserError) -> NoReturn:
+        """Print a user's error once, and exit: regularly if every rank has it, else by aborting the other ranks."""
+        cluster = self._cluster
+        if cluster is None or error.on_all_ranks or cluster.size == 1:
+            if (launched_rank(os.environ) if cluster is None else cluster.rank) == 0:
+                print(f"mpitrain: {error}", file=sys.__stderr__, flush=True)
+            elif cluster is None:
+                time.sleep(3)  # a launcher kills all ranks when one exits; leave time for rank 0 to print
+        else:
+            self._let_lower_ranks_report()
+            print(f"mpitrain: {error} ({cluster.rank_description})", file=sys.__stderr__, flush=True)
+            cluster.abort(error.exit_status)
+        sys.exit(error.exit_status)
+
+    def _let_lower_ranks_report(self) -> None:
+        """Wait before an error is reported: if all ranks fail in the same way, the lowest ends the others meanwhile."""
+        time.sleep(0.0 if self._cluster is None else _BEFORE_REPORT_S * min(self._cluster.rank, 4))
 
 
 def run_rank(parse: Callable[[], TrainRequest]) -> NoReturn:
-    """Train on this rank, and exit with the status of the run.
+    """Train on this rank, and exit with the status of the run; see ``Rank.fail``. Collective over all ranks.
 
-    Collective over all ranks. A user's error is printed by one rank, in one line, and every rank exits with status 2.
-    After an unexpected exception, the rank that raised it ends all ranks with status 1. A run that was stopped before
-    its last step, and has saved, exits with status 75.
+    A run that was stopped before its last step, and has saved, exits with status 75.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank immediately, without a traceback
-    cluster, status = None, 0
-    rank_status = _register_rank()
-    try:
-        cluster = Cluster()
-        show_warnings(cluster.rank == 0 or RUN_DIR_VARIABLE in os.environ)  # ``mpitrain run`` removes duplicates
-        with cluster.agree("reading the command line and the job file"):
+    rank = Rank()
+    with rank.errors_end_the_run():
+        rank.start()
+        with rank.cluster.agree("reading the command line and the job file"):
             request = parse()
-        if _train(cluster, request, rank_status):
-            status = STOPPED_EARLY
-    except UserError as error:
-        rank_status.set_failed(error, mistake=True)
-        _end(cluster, error)
-    except OtherRankFailed:
-        time.sleep(5)  # the other rank prints its traceback, then ends this one
-        sys.exit(1)
-    except BaseException as error:
-        report = report_crash(cluster, error)
-        rank_status.set_failed(error, mistake=False, traceback=report)
-        _let_lower_ranks_report(cluster)
-        print(report, file=sys.__stderr__, flush=True)
-        if cluster is not None and cluster.size > 1:
-            cluster.abort(1)
-        sys.exit(1)
-    rank_status.set_done(stopped=status == STOPPED_EARLY)
-    sys.stdout.flush()
-    with _WAIT:
-        cluster.comm.Barrier()  # a launcher may kill the other ranks as soon as one exits with a nonzero status
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # the launcher may send these while MPI finalizes
-    sys.exit(status)
-
-
-def _end(cluster: Cluster | None, error: UserError) -> NoReturn:
-    """Print a user's error once, and exit: regularly if every rank has it, else by aborting the other ranks."""
-    if cluster is None or error.on_all_ranks or cluster.size == 1:
-        if (launched_rank(os.environ) if cluster is None else cluster.rank) == 0:
-            print(f"mpitrain: {error}", file=sys.__stderr__, flush=True)
-        elif cluster is None:
-            time.sleep(3)  # a launcher kills all ranks when one exits; leave time for rank 0 to print
-    else:
-        _let_lower_ranks_report(cluster)
-        print(f"mpitrain: {error} ({cluster.rank_description})", file=sys.__stderr__, flush=True)
-        cluster.abort(error.exit_status)
-    sys.exit(error.exit_status)
-
-
-def _let_lower_ranks_report(cluster: Cluster | None) -> None:
-    """Wait before an error is reported: if all ranks fail in the same way, the lowest one ends the others meanwhile."""
-    time.sleep(0.0 if cluster is None else _BEFORE_REPORT_S * min(cluster.rank, 4))
-
-
-def _train(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile) -> bool:
-    """Train. Return whether the run was asked to stop early; the same on every rank."""
-    config = request.config
-    cluster.assign(config)
-    rank_status.set_role(cluster.role, cluster.task_index)
-    activity.set_limits(config.run.hang_timeout, config.run.long_timeout)
-    if RUN_DIR_VARIABLE in os.environ:
-        set_output_prefix(None if cluster.chief else cluster.rank)
-    devices, notes = choose_devices(cluster, config)
-    threads = limit_threads(cluster, config.device.threads, len(devices))
-    with cluster.agree("making the job"):
-        job = request.make()
-        config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
-        with errors_located(request.job_file, job):
-            plan = make_plan(job, config, len(cluster.worker_ranks))
-            facts = {**config.as_toml(), **job.facts()}
-        limit_threads_of_torch(threads)
-    cluster.check_same(facts)
-    cluster.check_layout(plan.layout)
-    check_devices(cluster, config, job, devices)
-    ranks = format_table(_RANK_COLUMNS, cluster.table(" ".join(device.name for device in devices)))
-    files, resume_plan = RunFiles(Path()), ResumePlan()
-    with cluster.agree("reading the run directory"):
-        if cluster.chief:
-            files = _find_files(request, config, ranks)
-            resume_plan = plan_resume(config, files.checkpoints, plan.layout)
-            finished = resume_plan.auto and bool(resume_plan.resume) and _has_finished_early(files.folder)
-            resume_plan = resume_plan._replace(finished=finished)
-    resume_plan, files.folder = cluster.comm.bcast((resume_plan, files.folder), root=cluster.chief_rank)
-    if resume_plan.finished:
-        return False
-    activity.describe(role=f"{cluster.role} {cluster.task_index}", run_dir=str(files.folder.absolute()))
-    signals = Signals()
-    signals.install()  # stays installed: a signal after training must not interrupt the regular exit
-    rank_status.set_ready()
-    telemetry, end = Telemetry(cluster, config, files.folder, files.console), RunEnd("failed")
-    try:
-        resident = trains_on_gpus(cluster, plan, devices)
-        if cluster.chief:
-            if config.output.log_device_placement:
-                _log.info("%s\n%s", ranks, placement_report(job.network, plan, devices, resident))
-            _log.info("%s", headline(cluster, request.name, config, threads, devices))
-            if "TF_CONFIG" in os.environ:
-                notes = [*notes, f"TF_CONFIG is not used. {HOW_ROLES_ARE_GIVEN}"]
-            for note in [*notes, *resume_plan.notes, *notes_on_data(job)]:
-                _log.info("%s", note)
-        if cluster.is_server:
-            _serve(cluster, job, plan, resume_plan, telemetry)
-            end = RunEnd("finished")
-        else:
-            # Only the chief's clock counts, so only the chief queries Slurm.
-            until = end_of_time(plan.config.run.time_limit, ask=ask_slurm) if cluster.chief else None
-            run = Worker(cluster, job, plan, files, telemetry, resume_plan)
-            with errors_located(request.job_file, job):
-                end = run.work(devices, signals, TimeLimit(until, time.time()), rank_status)
-        telemetry.write_trace()
-    finally:
-        if files.console is not None:
-            files.console.stop()
-        telemetry.close(end, sys.exc_info()[1])
-    return cluster.any(end.state == "stopped")
-
-
-def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, telemetry: Telemetry) -> None:
-    """Run a parameter server."""
-    initial_state = InitialStateLoader(cluster, plan, job.network, resume_plan)
-    store = Store(cluster, plan, initial_state)
-    if not initial_state.nothing_to_train:
-        telemetry.open(None, 0)
-    activity.become("wait")  # between requests
-    Server(store).serve()  # ends when the workers report that they have saved, also after a signal
-    activity.become("end")
-    with _WAIT:
-        store.free()
-
-
-def _launcher_run_dir() -> Path | None:
-    """Return the run directory made by ``mpitrain run``, as a relative path, or None."""
-    run_dir = os.environ.get(RUN_DIR_VARIABLE)
-    return Path(os.path.relpath(run_dir)) if run_dir else None
-
-
-def _register_rank() -> RankStatusFile:
-    """Start this rank's reaper if a launcher started the rank, and register with ``mpitrain run`` if that did."""
-    given, rank = os.environ.get(RUN_DIR_VARIABLE), launched_rank(os.environ)
-    run_dir = Path(given) if given else None
-    if is_launched(os.environ):
-        become_reaper(run_dir, rank)
-    if run_dir is not None:
-        set_output_prefix(rank or None)
-    return RankStatusFile(run_dir, rank)
-
-
-def _find_files(request: TrainRequest, config: RunConfig, ranks: str) -> RunFiles:
-    """Return the files of the run, in a directory that exists; nothing in it has changed yet."""
-    folder = config.run.run_dir or _launcher_run_dir() or new_run_dir(request.name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        check_files(folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-    tables = {
-        "run": config.as_toml(),
-        "job": plain(request.arguments),
-        "versions": {"job_file": request.name, **versions(), "mpi": library_name()},
-    }
-    return RunFiles(folder, Console(terminal_columns()), RunRecord(folder, tables, request.job_file, ranks))
-
-
-def _has_finished_early(folder: Path) -> bool:
-    """Return whether a hook has finished the run early; print it."""
-    status = heartbeat.read(folder)
-    if status is None or status.state != "finished early":
-        return False
-    why = f"finished early at step {status.step:,}: {status.reason}"
-    print(f"nothing to train: {why}; to continue, pass --resume {shlex.quote(str(folder))}", flush=True)
-    return True
+        with training_session(rank.cluster, request, rank.status) as session:
+            if session.loop is not None:
+                session.loop.run()
+    rank.finish(session.stopped)
+    sys.exit(STOPPED_EARLY if session.stopped else 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -55,7 +55,12 @@ _WAIT = span("wait")
 
 @dataclass
 class Worker:
-    """A worker of a run: everything it needs to train."""
+    """A worker of a run: everything it needs to train.
+
+    Attributes:
+        loop: The class of its training loop.
+        end: How the run has ended.
+    """
 
     cluster: Cluster
     job: Job
@@ -63,11 +68,17 @@ class Worker:
     files: RunFiles
     telemetry: Telemetry
     resume_plan: ResumePlan
+    loop: type[Loop] = Loop
+    end: RunEnd = RunEnd("failed")
 
-    def work(
+    @contextlib.contextmanager
+    def prepared(
         self, devices: Sequence[Device], signals: Signals, limit: TimeLimit, rank_status: RankStatusFile
-    ) -> RunEnd:
-        """Train; return how the run ended."""
+    ) -> Iterator[Loop]:
+        """Prepare to train; the block runs the loop. Afterwards, ``end`` is how the run ended.
+
+        Collective over the workers, at the beginning and at the end.
+        """
         cluster, job, plan, files = self.cluster, self.job, self.plan, self.files
         initial_state = InitialStateLoader(cluster, plan, job.network, self.resume_plan)
         strategy = make_strategy(cluster, plan, devices, initial_state)
@@ -109,12 +120,12 @@ class Worker:
             *self.telemetry.hooks(),
             *([] if files.console is None else [ShowProgress(files.console)]),
         ]
-        loop = Loop(cluster, plan, strategy, model, loader, files, hooks)
+        loop = self.loop(cluster, plan, strategy, model, loader, files, hooks)
         self.telemetry.attach(loop, resumed=initial_state.resumed is not None)
         _log.info("%s", describe_job(loop, len(job.train_split), initial_state.resumed))
         began, first, compiled = time.perf_counter(), loop.step, compile_seconds()
         try:
-            reason = loop.run()
+            yield loop
         except NonFiniteLoss as error:
             if error.on_all_ranks:  # all ranks end regularly, so a sharded save in progress must be finished
                 with contextlib.suppress(CheckpointError):  # already reported
@@ -123,10 +134,10 @@ class Worker:
         seconds = time.perf_counter() - began
         if cluster.chief:
             self._account(strategy, model, loop.step, seconds)
-        end = self._end(loop, stop.reason, reason)
+        self.end = self._end(loop, stop.reason, loop.stop_reason)
         with _WAIT:
             compiling_s = cluster.workers.allreduce(compile_seconds() - compiled, op=MPI.MAX)
-        _log.info("%s", summary(loop, files.folder, loop.step - first, seconds, compiling_s, end))
+        _log.info("%s", summary(loop, files.folder, loop.step - first, seconds, compiling_s, self.end))
         with _WAIT:
             _end_servers(cluster)
         model.close()
@@ -136,7 +147,6 @@ class Worker:
         with _WAIT:
             strategy.close()
             dataset.free()
-        return end
 
     def _end(self, loop: Loop, stopped: str, finished: str | None) -> RunEnd:
         """Return how training ended. Collective over the workers, because each may have requested the end.
