@@ -83,7 +83,7 @@ class Model:
 
     @property
     def extra_state(self) -> ExtraState:
-        """What a checkpoint stores in addition to the vectors, by name."""
+        """State that a checkpoint stores in addition to the vectors, by name."""
         return {}
 
     def load_extra_state(self, state: ExtraState) -> None:

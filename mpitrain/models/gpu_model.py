@@ -1,4 +1,4 @@
-"""What the models on one GPU have in common."""
+"""The common part of the models on one GPU."""
 
 from __future__ import annotations
 

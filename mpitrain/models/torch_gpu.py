@@ -15,9 +15,9 @@ from ..core.layout import Array
 from ..core.ranges import OnReady, announce_nothing
 from ..data.batch import Batch
 from ..gpu.device import Gpu
+from ..nn.layer import SumOverWorkers
 from ..plan.plan import Plan
 from ..pytorch.network import TorchNetwork
-from ..pytorch.sync_batch_norm import SumOverWorkers
 from .base import Model
 from .gpu_model import GpuModel
 from .torch_model import TorchModel
@@ -50,7 +50,7 @@ class TorchGpuModel(GpuModel, TorchModel):
         return torch.device("cuda", gpu.index)
 
     def bind(self, params: Array, grads: Array) -> None:
-        Model.bind(self, params, grads)
+        Model.bind(self, params, grads)  # ``TorchModel.bind`` would use vectors in host memory directly
         self._params_bound, self._on_host = params, not self._gpu.owns(params)
         with self._computing():
             if self._on_host:

@@ -14,6 +14,7 @@ from ..core.layout import Array
 from ..core.ranges import OnReady
 from ..data.batch import Batch
 from ..errors import JobError
+from ..nn.layer import SumOverWorkers
 from ..plan.plan import Plan
 from ..plan.progress import ExtraState
 from ..pytorch.allocator import keep_freed_memory
@@ -23,7 +24,7 @@ from ..pytorch.linear import write_gradients
 from ..pytorch.modes import evaluating
 from ..pytorch.network import TorchNetwork, buffers_of, load_buffers, owners_of, parameters_of
 from ..pytorch.rng_lock import exclusive, released
-from ..pytorch.sync_batch_norm import SumOverWorkers, synchronize
+from ..pytorch.sync_batch_norm import synchronize
 from .base import Model
 
 _READ_TOO_LATE = (
@@ -35,8 +36,8 @@ _READ_TOO_LATE = (
 class TorchModel(Model):
     """Computes with a PyTorch module whose parameters and gradients are views of the bound vectors.
 
-    The loss is a mean over the batch, as in PyTorch; it counts with the batch's share of the step's examples. Before
-    every forward pass torch's random numbers are seeded with the run's seed and the batch's position.
+    The loss is a mean over the batch, as in PyTorch, weighted by the batch's share of the step's examples. Before every
+    forward pass torch's random numbers are seeded with the run's seed and the batch's position.
 
     Args:
         sum_over_workers: Sums a small array over all workers, in place; None if there is only one worker.

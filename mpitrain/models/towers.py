@@ -29,8 +29,8 @@ from ..plan.progress import ExtraState
 from .base import Model
 
 T = TypeVar("T")
-# Make a model for one device from a network, the device, and the sum over the workers.
 SumOver = SumOverWorkers | None
+# Makes a model for one device from a network, the device, and the sum over the workers.
 MakeOne = Callable[[Network, Any, SumOver], Model]
 
 

@@ -48,7 +48,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Parameter servers, and what is sent to them."""
+    """Parameter servers, and the gradients sent to them."""
 
     ps: int = _option(
         0, "async, ssp, backup: number of parameter servers; 0 keeps the parameters in the node's shared memory.", "K"
@@ -70,7 +70,7 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """What a step computes, and how many steps there are."""
+    """The computation of a step, and the number of steps."""
 
     batch_size: int | None = _option(None, "Examples per worker and step.", "N")
     train_steps: int | None = _option(None, "Number of training steps.", "N")
@@ -89,7 +89,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """What each rank computes on."""
+    """The devices of a rank, and their precision."""
 
     device: Literal["auto", "cpu", "gpu"] = _option("auto", "Device of the workers; auto: GPUs if there are any.")
     devices_per_rank: int = _option(1, "Split a rank's batch over this many devices.", "N")
@@ -132,7 +132,7 @@ class SavingConfig:
 
 @dataclass(frozen=True)
 class RunDirConfig:
-    """Where a run writes, and where it resumes and ends."""
+    """The run directory, and when a run resumes and ends."""
 
     run_dir: Path | None = _option(None, "Output directory.  [default: runs/JOB-TIME]", "DIR")
     resume: str = _option(
@@ -155,7 +155,7 @@ class RunDirConfig:
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """What a run prints and records."""
+    """Output and records of a run."""
 
     log_steps: int = _option(100, "Report the loss every N steps; 0: never.", "N")
     log_secs: float = _option(

@@ -69,7 +69,7 @@ class Job:
         caller = sys._getframe(2)  # of ``__init__``
         self.source = caller.f_code.co_filename, caller.f_lineno
         self._network = network_of(self.model, self.loss)
-        self._splits: dict[str, tuple[object, Split]] = {}  # what was given as a split, and the split
+        self._splits: dict[str, tuple[object, Split]] = {}  # by name: the given object, and its split
         self._split("train")
         self._split("validation")
         self._check("optimizer", self.optimizer, Optimizer)
@@ -90,7 +90,7 @@ class Job:
 
     @property
     def network(self) -> Network:
-        """The model with its loss, in the form that the rest of the package uses; a job file may replace them."""
+        """The model and its loss as the rest of the package uses them; made again after the job file replaced one."""
         if self._network.model is not self.model or self._network.loss is not self.loss:
             self._network = network_of(self.model, self.loss)
         return self._network

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 TorchModule: TypeAlias = "torch.nn.Module"
 TorchLoss: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
 
-
-_VALID: dict[type, str] = {  # what else to write after the name of the class
+_VALID: dict[type, str] = {  # appended to the name of the class in messages
     Layer: ", such as nn.Sequential(nn.Dense(8, 16), nn.ReLU(), nn.Dense(16, 2)), or a torch.nn.Module",
     Loss: ", such as nn.SoftmaxCrossEntropy(), or for a torch.nn.Module a torch loss",
     Optimizer: ", such as optim.adam(0.001)",

@@ -27,7 +27,7 @@ class Plan:
         config: The run's options; those that the job sets are no longer None.
         layout: Layout of the flat vectors.
         optimizer: The optimizer, its schedule bound to the length of an epoch.
-        moving_average: How averages of the parameters follow them, or None.
+        moving_average: Moving average of the parameters, or None.
         layer_starts: First element of each layer of the model; gradients become ready at these boundaries.
         placements: The server of each range of the vector.
         workers: Number of ranks that compute gradients.

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ..core.layout import Array
 
-# What a checkpoint stores in addition to the vectors: numbers and texts, and arrays whose names begin with the name of
-# a group in ``core.layout.ARRAY_GROUPS``.
+# State that a checkpoint stores in addition to the vectors: numbers, strings, and arrays, whose names begin with a
+# group in ``core.layout.ARRAY_GROUPS``.
 ExtraState = Mapping[str, "float | str | Array"]
 
 
@@ -19,7 +19,7 @@ class Progress(NamedTuple):
     Attributes:
         step: Number of completed steps; of all workers together in the served modes.
         data_cursor: Number of examples taken from the endless stream.
-        extra_state: On a resume: that of the resumed run, whose precision or mode may differ.
+        extra_state: On a resume, the state of the resumed run, whose precision or mode may differ.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""Batches for PyTorch modules: which tensors are inputs and which are labels, and datasets as splits."""
+"""Batches for PyTorch modules: their inputs and labels, and datasets as splits."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def _map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def _slice(tree: Any, start: int, stop: int) -> Any:
-    """Return the examples [start, stop) of a collated tree; texts are collated to lists of them."""
+    """Return the examples [start, stop) of a collated tree; strings are collated to lists."""
     if isinstance(tree, Tensor) or (isinstance(tree, list) and tree and isinstance(tree[0], (str, bytes))):
         return tree[start:stop]
     return _map(lambda item: _slice(item, start, stop), tree)

@@ -30,8 +30,8 @@ class Gradients:
 
     Args:
         names, params: The parameters.
-        layout: Contains them.
-        buckets: The ranges that are announced, last first.
+        layout: The layout that contains them.
+        buckets: The ranges to announce, last first.
     """
 
     def __init__(

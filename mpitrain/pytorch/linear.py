@@ -18,7 +18,7 @@ LEAST_ELEMENTS = 1 << 18  # of a weight; for smaller ones, calling Python takes 
 
 
 class Sink(Protocol):
-    """Where gradients are written."""
+    """Receives the gradients of weights."""
 
     @property
     def is_collecting(self) -> bool:

@@ -54,8 +54,8 @@ class LossInLoop:
 class TorchNetwork:
     """A PyTorch module and a loss; see ``plan.network.Network`` for the methods.
 
-    The module may be changed only where it must be: parameters that have no shape yet get one, and parameters of
-    float32 become float64 if that is the type of the flat vectors.
+    The module is changed only where necessary: lazy parameters get their shapes, and parameters of float32 become
+    float64 if that is the type of the flat vectors.
 
     Raises:
         JobError: The module cannot be trained by this package; the message names the part and the reason.
@@ -86,7 +86,7 @@ class TorchNetwork:
         _check_parameters(self.model, np.dtype(dtype))
         if np.dtype(dtype) == np.float64:
             self.model.double()
-        if not self.model.training:  # else some parts may be in evaluation mode on purpose
+        if not self.model.training:  # otherwise the job file may have put some parts in evaluation mode
             self.model.train()
         if batch is not None:
             self._run(inputs_of(batch, np.dtype(dtype)))
@@ -187,7 +187,7 @@ def buffers_of(model: nn.Module) -> Buffers:
     averaged, kept, transient = {}, {}, set()
     persistent = model.state_dict(keep_vars=True)
     for name, each in model.named_buffers():
-        # Changes of infinite numbers, as in masks of attention, are no numbers that can be averaged.
+        # Changes of infinite values, as in attention masks, cannot be averaged.
         if each.is_floating_point() and name in persistent and bool(each.isfinite().all()):
             averaged[plain_name(name)] = each
         else:
@@ -236,7 +236,7 @@ def plain_name(name: str) -> str:
 
 
 def _first(train: Split, dtype: Any, network: TorchNetwork) -> Batch:
-    """Return two examples, which most layers need to compute statistics; the only one if there is no other."""
+    """Return the first two examples, or the only one. Most layers that compute statistics need two."""
     batch = train.read_batch(0, min(2, len(train)))
     if train.is_array and not network.takes_integers(train):
         batch.examples = np.multiply(batch.examples, train.scale, dtype=dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,9 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from ..core.layout import Array
-
-SumOverWorkers = Callable[[Array], None]
+from ..nn.layer import SumOverWorkers
 
 
 def synchronize(model: nn.Module, sum_over_workers: SumOverWorkers) -> None:
@@ -56,8 +53,8 @@ def _update_running(layer: nn.SyncBatchNorm, mean: Tensor, variance: Tensor) -> 
 class _Normalize(torch.autograd.Function):
     """Normalizes with the mean and variance of the joined batch of all workers.
 
-    First the workers agree on the mean of all rows; the second sum is of squares about it, so that nothing cancels
-    however large the mean is.
+    The workers first compute the mean of all rows, then the sum of the squared deviations from it, so that a large mean
+    causes no cancellation.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What the chief prints about a run: its size, its data, and its result."""
+"""Messages of the chief about a run: its size, its data, and its result."""
 
 from __future__ import annotations
 

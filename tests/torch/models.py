@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -11,6 +14,7 @@ from mpitrain import Hook, Job, data, optim
 from mpitrain.plan.hook import TrainingLoop
 
 EXAMPLES, TOKENS, WIDTH = 96, 11, 8
+KINDS = ("mlp", "cnn", "lstm", "gpt")
 
 
 class LastOutput(nn.Module):
@@ -40,13 +44,30 @@ class Gpt(nn.Module):
         return self.head(self.block(self.embedding(tokens), src_mask=self.mask))
 
 
+class AllKinds(nn.ModuleDict):
+    """A module of each kind, for some columns of the examples."""
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        features, sequence, tokens = x.split([12, 20, 6], dim=1)
+        inputs = {"mlp": features, "cnn": features, "lstm": sequence.unflatten(1, (5, 4)), "gpt": tokens.long()}
+        return [self[kind](inputs[kind]) for kind in KINDS]
+
+
 def per_token(outputs: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy, mean over all tokens."""
     return functional.cross_entropy(outputs.flatten(0, 1), labels.flatten())
 
 
+def all_losses(outputs: list[Tensor], labels: Tensor) -> Tensor:
+    """The sum of the losses of each kind."""
+    *others, gpt = outputs
+    return per_token(gpt, labels[:, 1:]) + sum(functional.cross_entropy(scores, labels[:, 0]) for scores in others)
+
+
 def make(kind: str, normalize: str = "sync", dropout: float = 0.0) -> nn.Module:
-    """Return a module of a kind: mlp, cnn, lstm or gpt."""
+    """Return a module of a kind: mlp, cnn, lstm, gpt or all."""
+    if kind == "all":
+        return AllKinds({each: make(each, normalize, dropout) for each in KINDS})
     if kind == "mlp":
         return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 3))
     if kind == "cnn":
@@ -63,8 +84,16 @@ def make(kind: str, normalize: str = "sync", dropout: float = 0.0) -> nn.Module:
     return LastOutput() if kind == "lstm" else Gpt(dropout)
 
 
+def loss_of(kind: str) -> Callable[[Any, Tensor], Tensor]:
+    """Return the loss of a kind."""
+    return {"gpt": per_token, "all": all_losses}.get(kind) or nn.CrossEntropyLoss()
+
+
 def arrays(kind: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the examples and labels of a kind."""
+    if kind == "all":
+        (x, y), (sequences, _), (tokens, following) = arrays("mlp"), arrays("lstm"), arrays("gpt")
+        return np.hstack([x, sequences.reshape(EXAMPLES, -1), tokens]), np.hstack([y[:, None], following])
     rng = np.random.default_rng(5)
     if kind == "gpt":
         tokens = rng.integers(0, TOKENS, (EXAMPLES, 7))
@@ -105,7 +134,7 @@ def job(
     """Train a small module.
 
     Args:
-        kind: mlp, cnn, lstm or gpt.
+        kind: mlp, cnn, lstm, gpt or all.
         optimizer: A name in optim.
         normalize: Of the cnn: sync or own, the batches whose statistics count.
         dropout: Fraction of dropped values.
@@ -123,7 +152,7 @@ def job(
         split = [(example, label) for example, label in zip(kept, torch.from_numpy(labels), strict=True)]
     return Job(
         model=model,
-        loss=per_token if kind == "gpt" else nn.CrossEntropyLoss(),
+        loss=loss_of(kind),
         optimizer=getattr(optim, optimizer)(0.01, clip_norm=clip_norm or None),
         train=split,
         validation=split,

@@ -25,7 +25,7 @@ JOB = Path(models.__file__)
 SEED = 0
 
 
-def train(mpi: Mpi, n: int, run_dir: Path, *flags: str, job: Path = JOB) -> dict[str, np.ndarray]:
+def train(mpi: Mpi, n: int, run_dir: Path, *flags: str | Path, job: Path = JOB) -> dict[str, np.ndarray]:
     """Train on ``n`` ranks; return the arrays of the newest checkpoint."""
     mpi.train(n, job, "--run-dir", run_dir, "--threads", "1", *flags, timeout=120)
     return newest(run_dir)
@@ -40,7 +40,7 @@ def plain_loop(kind: str, batch: int, steps: int, dtype: torch.dtype, optimizer:
     """Train as torch's users do, on whole batches in the order of mpitrain; return the parameters and buffers."""
     torch.manual_seed(SEED)
     model = models.make(kind).to(dtype)
-    loss_of = models.per_token if kind == "gpt" else nn.CrossEntropyLoss()
+    loss_of = models.loss_of(kind)
     rules = {
         "adam": lambda params: torch.optim.Adam(params, 0.01),
         "momentum": lambda params: torch.optim.SGD(params, 0.01, momentum=0.9),
@@ -57,12 +57,12 @@ def plain_loop(kind: str, batch: int, steps: int, dtype: torch.dtype, optimizer:
 
 
 def assert_close(stored: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float) -> None:
-    """Compare a checkpoint's parameters and averaged buffers with a state_dict."""
+    """Compare a checkpoint's parameters and buffers with a state_dict."""
     compared = 0
     for name, value in expected.items():
-        if f"params/{name}" in stored:
+        for key in {f"params/{name}", f"buffers/{name}"} & stored.keys():
             scale = max(1.0, np.abs(value).max())
-            np.testing.assert_allclose(stored[f"params/{name}"], value, atol=tolerance * scale, rtol=0, err_msg=name)
+            np.testing.assert_allclose(stored[key], value, atol=tolerance * scale, rtol=0, err_msg=name)
             compared += 1
     assert compared
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ..support.launch import Mpi
 from . import support
@@ -13,29 +14,45 @@ from . import support
 PROGRAM = Path(__file__).with_name("on_simulated_gpu.py")
 
 
+def on_gpus(mpi: Mpi, n: int, run_dir: Path, env: dict[str, str], *flags: str) -> dict[str, np.ndarray]:
+    """Train on ``n`` ranks with simulated GPUs; return the arrays of the checkpoint."""
+    words = ("train", support.JOB, "--run-dir", run_dir, "--threads", "1", "--device", "gpu", "--dtype", "float64")
+    done = mpi.run(n, PROGRAM, *words, *flags, env=env, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return support.newest(run_dir)
+
+
 @pytest.mark.parametrize(
     ("n", "flags"),
     [
         (1, ()),
         (2, ("--bucket-bytes", "100")),
-        (2, ("--gpu-transport", "host", "--kind", "cnn")),
-        (1, ("--devices-per-rank", "2", "--kind", "cnn")),
+        (2, ("--gpu-transport", "host")),
+        (1, ("--devices-per-rank", "2")),
+        (1, ("--mode", "async")),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_gpus_train_as_a_plain_loop_does(
+    openmpi: Mpi, simulated: dict[str, str], n: int, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    stored = on_gpus(openmpi, n, tmp_path, simulated, "--kind", "all", "--optimizer", "momentum", *flags)
+    support.assert_close(stored, support.plain_loop("all", 4 * n, 20, torch.float64, "momentum"), 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("n", "flags"),
+    [
         (2, ("--accumulate-steps", "2", "--freeze", "--optimizer", "adamw")),
         (1, ("--devices-per-rank", "2", "--freeze", "--optimizer", "adamw")),
-        (1, ("--mode", "async", "--kind", "gpt")),
-        (2, ("--mode", "local", "--kind", "lstm")),
+        (2, ("--mode", "local", "--kind", "lstm", "--optimizer", "momentum")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_gpus_agree_with_processors(
     openmpi: Mpi, simulated: dict[str, str], n: int, flags: tuple[str, ...], tmp_path: Path
 ) -> None:
-    same = ("--dtype", "float64", "--optimizer", "momentum", *flags)
-    words = ("train", support.JOB, "--run-dir", tmp_path / "gpu", "--threads", "1", "--device", "gpu")
-    done = openmpi.run(n, PROGRAM, *words, *same, env=simulated, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    on_cpu = [flag for flag in same if flag not in ("--gpu-transport", "host")]
-    here = support.train(openmpi, n, tmp_path / "cpu", "--device", "cpu", *on_cpu)
-    there = support.newest(tmp_path / "gpu")
+    there = on_gpus(openmpi, n, tmp_path / "gpu", simulated, *flags)
+    here = support.train(openmpi, n, tmp_path / "cpu", "--device", "cpu", "--dtype", "float64", *flags)
     for name, value in here.items():
         np.testing.assert_allclose(there[name], value, atol=1e-9, rtol=0, err_msg=name)
