@@ -153,7 +153,7 @@ class Trainer:
             self._epoch = loop.data_cursor // self._examples if self._epoch is None else self._epoch + 1
             yield self._epoch
             with self._rank.errors_end_the_run():
-                if self._epoch >= count - 1 and loop.take() is not None:
+                if self._epoch >= self._last and loop.take() is not None:
                     raise JobError("the loop did not use all batches of the last epoch: call trainer.stop() to stop")
         self._close()
 
@@ -197,7 +197,7 @@ class Trainer:
     _loop: SteppedLoop | None = None
     _loader: TrainLoader | None
     _epoch: int | None = None
-    _examples = 0
+    _examples = _last = 0
 
     def _open(self, count: int) -> SteppedLoop | None:
         """Begin training; return None if there is nothing to train. Collective over all ranks."""
@@ -209,7 +209,7 @@ class Trainer:
                 raise JobError(f"trainer.epochs got {count!r}: must be a number of epochs, at least 1")
             accumulate, workers = self._config.training.accumulate_steps, self.size
             batch = loader.batch_size * accumulate
-            self._examples = len(loader.split)
+            self._examples, self._last = len(loader.split), count - 1
             step_examples = batch * self._config.gradients_per_step(workers)
             steps = math.ceil(count * self._examples / step_examples)
             split = loader.split
@@ -280,7 +280,8 @@ class TrainLoader:
         trainer = self._trainer
         loop = trainer._require_loop()
         assert trainer._epoch is not None
-        end = (trainer._epoch + 1) * len(self.split)
+        # The last epoch has all steps that are left: with backup workers, some batches do not count.
+        end = (trainer._epoch + 1) * len(self.split) if trainer._epoch < trainer._last else math.inf
         while (work := loop.take()) is not None and loop.start_of(work) < end:
             yield _tensors(loop.micro_batch(), trainer.device)
 

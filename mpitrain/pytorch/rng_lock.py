@@ -20,7 +20,13 @@ def exclusive() -> Iterator[None]:
 
 @contextmanager
 def released() -> Iterator[None]:
-    """Let other threads compute in this context, which is inside ``exclusive``; keep this thread's random numbers."""
+    """Let other threads compute in this context, if it is inside ``exclusive``; keep this thread's random numbers.
+
+    A script's own loop computes in one thread, without ``exclusive``.
+    """
+    if not _lock.locked():
+        yield
+        return
     state = torch.get_rng_state()
     _lock.release()
     try:

@@ -1,0 +1,130 @@
+"""A script with a training loop of its own, on the models of ``models.py``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as in a checkout
+
+import mpitrain
+from mpitrain import data
+from tests.torch import models
+
+
+def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer of PyTorch."""
+    params = list(model.parameters())
+    if name == "groups":
+        groups = [{"params": params[:1], "lr": 0.002, "weight_decay": 0.0}, {"params": params[1:]}]
+        return torch.optim.AdamW(groups, 0.01, weight_decay=0.1)
+    return {
+        "adam": lambda: torch.optim.Adam(params, 0.01),
+        "l2": lambda: torch.optim.Adam(params, 0.01, weight_decay=0.1),
+        "nesterov": lambda: torch.optim.SGD(params, 0.05, momentum=0.9, nesterov=True),
+        "rmsprop": lambda: torch.optim.RMSprop(params, 0.01),
+    }[name]()
+
+
+def make_scheduler(name: str, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """Return a scheduler of PyTorch."""
+    make = {
+        "steps": lambda: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+        "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12),
+        "plateau": lambda: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+    }
+    return make[name]() if name else None
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kind", default="mlp")
+    parser.add_argument("--optimizer", default="adam")
+    parser.add_argument("--batch-size", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--dtype", default="float64")
+    parser.add_argument("--mode", default="sync")
+    parser.add_argument("--tensors", action="store_true")
+    parser.add_argument("--accumulate-steps", type=int, default=1)
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--scheduler", default="")
+    parser.add_argument("--interval", default="epoch")
+    parser.add_argument("--clip-norm", type=float)
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--at", type=int, default=5)
+    return parser.parse_args()
+
+
+def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Do what a script must not do, in the middle of an epoch."""
+    if fault == "raise" and trainer.rank == trainer.size - 1:
+        raise ArithmeticError("this worker fails")
+    if fault == "kill" and trainer.rank == trainer.size - 1 and trainer.first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "optimizer":
+        optimizer.step()
+    if fault == "clip":
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    if fault == "exit":
+        sys.exit(0)
+    if fault == "stop":
+        trainer.stop("enough")
+
+
+def main() -> None:
+    arguments = parse()
+    torch.manual_seed(0)
+    model = models.make(arguments.kind, dropout=arguments.dropout)
+    if arguments.dtype == "float64":
+        model.double()
+    examples, labels = models.arrays(arguments.kind)
+    dataset: object = data.from_arrays(examples, labels)
+    if arguments.tensors:
+        typed = torch.from_numpy(examples).to(torch.float32 if arguments.dtype == "float32" else None)
+        dataset = [*zip(typed, torch.from_numpy(labels), strict=True)]
+    loss_of = models.per_token if arguments.kind == "gpt" else nn.CrossEntropyLoss()
+    optimizer = make_optimizer(arguments.optimizer, model)
+    trainer = mpitrain.Trainer(
+        model,
+        optimizer,
+        scheduler=make_scheduler(arguments.scheduler, optimizer),
+        scheduler_interval=arguments.interval,
+        clip_norm=arguments.clip_norm,
+        mode=arguments.mode,
+        dtype=arguments.dtype,
+        accumulate_steps=arguments.accumulate_steps,
+        threads=1,
+        log_steps=0,
+    )
+    loader = trainer.loader(dataset, arguments.batch_size)
+    losses, epochs, step = [], [], 0
+    for epoch in trainer.epochs(arguments.epochs):
+        if not epochs:
+            trainer.first = trainer.step_count == 0  # not resumed
+        epochs.append(epoch)
+        for inputs, targets in loader:
+            loss = loss_of(model(inputs), targets)
+            if arguments.fault != "forget":
+                trainer.backward(loss)
+            step += 1
+            if step == arguments.at:
+                commit(arguments.fault, trainer, model, optimizer)
+                if arguments.fault == "break":
+                    break
+            trainer.step()
+            losses.append(float(loss.detach()))
+        if arguments.fault == "break" and step >= arguments.at:
+            break
+    third = max(1, len(losses) // 3)
+    first, last = sum(losses[:third]) / third, sum(losses[-third:]) / third
+    print(f"worker {trainer.rank}: epochs {epochs} losses {first:.4f} {last:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

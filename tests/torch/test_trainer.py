@@ -1,0 +1,213 @@
+"""Training loops of one's own: they compute what a plain loop computes, in every mode, and end as they should."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mpitrain.data.permutation import order
+from mpitrain.errors import JobError
+from mpitrain.pytorch.translation import translated
+
+from ..support.launch import ROOT, Mpi, one_line, run
+from . import models
+from .support import SEED, assert_close, assert_same_bits, newest
+
+SCRIPT = Path(__file__).parent / "own_loop.py"
+TOTAL = 12  # examples of a step
+
+
+def start(mpi: Mpi, n: int, run_dir: Path, *flags: object, launch: tuple[object, ...] = ()):
+    """Run the script on ``n`` ranks by ``mpitrain run``."""
+    words = ["run", "-n", n, "--run-dir", run_dir, *launch, SCRIPT, *flags]
+    return run([str(mpi.python), "-m", "mpitrain", *map(str, words)], timeout=120)
+
+
+def train(mpi: Mpi, n: int, run_dir: Path, *flags: object, launch: tuple[object, ...] = ()) -> dict[str, np.ndarray]:
+    done = start(mpi, n, run_dir, *flags, launch=launch)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return newest(run_dir)
+
+
+def plain_loop(
+    kind: str, optimizer: str, epochs: int, scheduler: str = "", clip_norm: float | None = None
+) -> dict[str, np.ndarray]:
+    """Train as torch's users do, on whole batches in the order of mpitrain; return the parameters and buffers."""
+    from .own_loop import make_optimizer, make_scheduler
+
+    torch.manual_seed(SEED)
+    model = models.make(kind).double()
+    loss_of = models.per_token if kind == "gpt" else nn.CrossEntropyLoss()
+    rule = make_optimizer(optimizer, model)
+    schedule = make_scheduler(scheduler, rule)
+    examples, labels = models.arrays(kind)
+    steps = len(examples) // TOTAL
+    for step in range(epochs * steps):
+        chosen = order(step * TOTAL, TOTAL, len(examples), SEED, None)
+        rule.zero_grad()
+        loss_of(model(torch.from_numpy(examples[chosen])), torch.from_numpy(labels[chosen])).backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        rule.step()
+        if schedule is not None and (step + 1) % steps == 0:
+            schedule.step()
+    return {name: value.detach().numpy() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(("kind", "n"), [("mlp", 1), ("mlp", 3), ("cnn", 2), ("lstm", 4), ("gpt", 2)])
+def test_ranks_train_as_a_plain_loop(openmpi: Mpi, kind: str, n: int, tmp_path: Path) -> None:
+    stored = train(openmpi, n, tmp_path, "--kind", kind, "--batch-size", TOTAL // n)
+    assert_close(stored, plain_loop(kind, "adam", 2), 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "flags", "scheduler", "clip_norm", "tolerance"),
+    [
+        ("groups", ["--scheduler", "steps"], "steps", None, 1e-10),
+        ("l2", ["--accumulate-steps", 2, "--batch-size", 3], "", None, 1e-10),
+        ("nesterov", ["--clip-norm", 0.01, "--tensors"], "", 0.01, 1e-6),  # torch adds 1e-6 to the norm
+    ],
+)
+def test_optimizers_of_torch(
+    openmpi: Mpi,
+    optimizer: str,
+    flags: list[object],
+    scheduler: str,
+    clip_norm: float | None,
+    tolerance: float,
+    tmp_path: Path,
+) -> None:
+    stored = train(openmpi, 2, tmp_path, "--optimizer", optimizer, "--epochs", 3, *flags)
+    assert_close(stored, plain_loop("mlp", optimizer, 3, scheduler, clip_norm), tolerance)
+
+
+def test_schedulers_by_step() -> None:
+    model = nn.Linear(3, 2)
+    for make in (
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=20, cycle_momentum=False),
+        lambda o: torch.optim.lr_scheduler.SequentialLR(
+            o,
+            [torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=3), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)],
+            [3],
+        ),
+        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda count: min(1.0, count / 5)),
+    ):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scheduler = make(optimizer)
+        rule = translated(optimizer, model, scheduler, "step")
+        expected = []
+        for _ in range(12):
+            expected.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+        assert [rule.rate(step) for step in range(12)] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.RMSprop(p),
+        lambda p: torch.optim.Adam(p, amsgrad=True),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.1),
+        lambda p: torch.optim.SGD([{"params": p[:1], "momentum": 0.5}, {"params": p[1:]}], 0.1, momentum=0.9),
+        lambda p: torch.optim.SGD([*p, nn.Parameter(torch.zeros(3))], 0.1),
+        lambda p: torch.optim.SGD([{"params": p[:1], "weight_decay": 0.5}, {"params": p[1:], "weight_decay": 1}], 0.1),
+    ],
+)
+def test_optimizers_that_are_refused(make) -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(JobError):
+        translated(make(list(model.parameters())), model)
+
+
+def test_schedulers_that_are_refused() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with pytest.raises(JobError):
+        translated(optimizer, model, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+    rule = translated(optimizer, model, torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 20), "step")
+    with pytest.raises(JobError):
+        rule.rate(5)
+
+
+@pytest.mark.parametrize(
+    ("n", "launch"),
+    [
+        (2, ["--mode", "local", "--local-steps", "3"]),
+        (3, ["--mode", "async", "--ps", "1"]),
+        (2, ["--mode", "ssp"]),
+        (4, ["--mode", "backup", "--ps", "1"]),
+    ],
+)
+def test_every_mode_trains_a_loop(openmpi: Mpi, n: int, launch: list[str], tmp_path: Path) -> None:
+    done = start(openmpi, n, tmp_path, "--epochs", 6, launch=(*launch,))
+    assert done.returncode == 0, done.stdout + done.stderr
+    workers = n - launch.count("--ps")
+    found = re.findall(r"losses ([\d.]+) ([\d.]+)", done.stdout)
+    assert len(found) == workers
+    assert sum(float(last) for _, last in found) < sum(float(first) for first, _ in found)
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["state"], status["step"]) == ("finished", status["train_steps"])
+
+
+def test_launchers(openmpi: Mpi, tmp_path: Path) -> None:
+    expected = train(openmpi, 1, tmp_path / "run", "--batch-size", TOTAL)
+    for words in ([*openmpi.command(1), str(openmpi.python)], [str(openmpi.python)]):
+        folder = tmp_path / str(len(words))
+        folder.mkdir()
+        done = run([*words, str(SCRIPT), "--batch-size", str(TOTAL)], cwd=folder, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert_same_bits(newest(next((folder / "runs").iterdir())), expected)
+
+
+def test_a_killed_run_resumes_exactly(openmpi: Mpi, tmp_path: Path) -> None:
+    flags = ["--dropout", 0.3, "--epochs", 3, "--at", 11]
+    expected = train(openmpi, 2, tmp_path / "whole", *flags)
+    launch = ("--max-restarts", 1, "--save-steps", 4)
+    done = start(openmpi, 2, tmp_path / "killed", *flags, "--fault", "kill", launch=launch)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "restart 1 of 1" in done.stderr
+    assert "epochs [1, 2]" in done.stdout  # the newest checkpoint is of step 8
+    assert_same_bits(newest(tmp_path / "killed"), expected)
+
+
+def test_stopping_early(openmpi: Mpi, tmp_path: Path) -> None:
+    done = start(openmpi, 2, tmp_path, "--fault", "stop")
+    assert done.returncode == 0, done.stderr
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["state"], status["reason"], status["step"]) == ("finished early", "enough", 6)
+
+
+def test_an_exception_on_one_rank_ends_all(openmpi: Mpi, tmp_path: Path) -> None:
+    done = start(openmpi, 2, tmp_path, "--fault", "raise")
+    assert done.returncode == 1
+    assert json.loads((tmp_path / "failure.json").read_text())["rank"] == 1
+    assert done.stderr.count("Traceback") == 1
+    assert json.loads((tmp_path / "status.json").read_text())["state"] in ("failed", "running")
+
+
+@pytest.mark.parametrize("fault", ["forget", "optimizer", "clip", "exit", "break"])
+def test_mistakes_in_the_loop(openmpi: Mpi, fault: str, tmp_path: Path) -> None:
+    done = start(openmpi, 2, tmp_path, "--fault", fault)
+    assert done.returncode not in (0, 75), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_mistake_in_the_arguments(openmpi: Mpi, tmp_path: Path) -> None:
+    done = start(openmpi, 2, tmp_path, "--optimizer", "rmsprop")
+    assert done.returncode == 2
+    one_line(done.stderr)
+
+
+def test_the_example(openmpi: Mpi, tmp_path: Path) -> None:
+    script = ROOT / "jobs" / "trainer_digits.py"
+    words = ["run", "-n", "2", "--run-dir", str(tmp_path), str(script), "--epochs", "5"]
+    done = run([str(openmpi.python), "-m", "mpitrain", *words], timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split("validation accuracy ")[-1].split()[0]) > 0.9
