@@ -21,6 +21,7 @@ from ..plan.job import Job, load_job_file, make_job
 from ..plan.options import job_options, run_config
 from ..plan.plan import make_plan
 from ..plan.progress import ExtraState
+from ..plan.script import is_script
 from ..training.run_record import RecordedJob, recorded_job
 
 # Options that a model outside of training depends on, too; all others get their defaults.
@@ -92,7 +93,12 @@ def _recorded(opened: checkpoint.Checkpoint) -> tuple[Job, RunConfig]:
     try:
         record = recorded_job(run_dir, opened.step)
     except RecordError as error:
-        raise CheckpointError(f"{opened.path}: {error}, as in mpitrain.load(path, job=my_job())") from error
+        raise CheckpointError(f"{opened.path}: {error}, as in mpitrain.load(path, model=my_model)") from error
+    if is_script(record.path):
+        raise CheckpointError(
+            f"{opened.path} was trained by the script {record.path.name}, which makes no job: pass the model, as in "
+            "mpitrain.load(path, model=my_model)"
+        )
     given = record.tables.get("run", {})
     config = run_config({name: given[name] for name in _USED if name in given})
     if given.get("precision") == "bfloat16":
