@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from ..monitor.heartbeat import ENDED
 from ..plan.network import TorchModule
 from ..process.failure import read_failure
 from ..process.launcher_env import is_launched
-from ..process.run_directory import check_files, launcher_of, new_run_dir, remove_empty
+from ..process.run_directory import launcher_of, make_run_dir, remove_empty
 from ..process.signals import STOPPED_EARLY
 from ..report.history import METRICS, Tail, is_run, open_run
 from ..report.page import collect, page
@@ -223,11 +223,12 @@ class Run:
         """
         status = self.status
         code = 0 if self._process is None else self._process.returncode
-        if code in (0, STOPPED_EARLY) and status.state not in ("failed", "died"):
+        has_failed = status.state in ("failed", "died") or (status.state == "unknown" and self._process is None)
+        if code in (0, STOPPED_EARLY) and not has_failed:
             return status
         failure = read_failure(self.path)
         if failure is None:
-            reason = self._last_message() or f"the run in {self.path} {status.state}"
+            reason = self._last_message() or f"the run in {self.path} has ended; its state is {status.state}"
             raise RunFailed(reason, None, "", str(self.path))
         raise RunFailed(failure.reason, failure.rank, failure.traceback, str(self.path))
 
@@ -261,17 +262,11 @@ def launch(
 
     def start(values: Mapping[str, Any], job_file: Path, text: str | None) -> Run:
         own, of_job = split_words(RunCommand().options, values)
-        _parsed(RunCommand, lambda given, request, _: prepare(given, request.config), [*own, str(job_file), *of_job])
-        folder = Path(run_dir) if run_dir is not None else new_run_dir(job_file.stem)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            check_files(folder)
+        _parsed(RunCommand, lambda given, request, *_: prepare(given, request.config), [*own, str(job_file), *of_job])
+        with _run_dir(job_file.stem, run_dir) as folder:
             if text is not None:
                 job_file = _written(folder, job_file.name, text)
-            return _started(folder, [*own, str(job_file), *of_job, "--run-dir", str(folder)])
-        except BaseException:
-            remove_empty([folder])
-            raise
+            return _started(folder, [*own, "--run-dir", str(folder), str(job_file), *of_job])
 
     return _with_job_file(job, {"ranks": ranks, **options}, start)
 
@@ -292,16 +287,11 @@ def submit(job: JobSource, *, run_dir: str | os.PathLike[str] | None = None, **o
     def start(values: Mapping[str, Any], job_file: Path, text: str | None) -> Run:
         own, of_job = split_words(SubmitCommand().options, values)
         _parsed(SubmitCommand, lambda *_: None, [*own, str(job_file), *of_job])
-        folder = Path(run_dir) if run_dir is not None else new_run_dir(job_file.stem)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+        with _run_dir(job_file.stem, run_dir) as folder:
             if text is not None:
                 job_file = _written(folder, job_file.name, text)
-            words = [*own, str(job_file), *of_job, "--run-dir", str(folder)]
+            words = [*own, "--run-dir", str(folder), str(job_file), *of_job]
             return Run(_parsed(SubmitCommand, submit_one, words))
-        except BaseException:
-            remove_empty([folder])
-            raise
 
     return _with_job_file(job, options, start)
 
@@ -320,6 +310,24 @@ def _with_job_file(
         path = Path(folder) / f"{name}.py"
         path.write_text(text, encoding="utf-8")
         return start(options, path, text)
+
+
+@contextlib.contextmanager
+def _run_dir(name: str, given: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """Yield the run directory; after an error remove the folders that were created for it and are still empty.
+
+    Raises:
+        LaunchError: It cannot be written, or a process on this host is using it.
+    """
+    folder, made = make_run_dir(name, None if given is None else Path(given))
+    try:
+        launcher = launcher_of(folder)
+        if launcher is not None and launcher.is_local:
+            raise LaunchError(f"{folder} is in use by process {launcher.pid}; wait for it, or pass another run_dir")
+        yield folder
+    except BaseException:
+        remove_empty(made)
+        raise
 
 
 def _parsed(kind: type[JobCommand], use: Callable[..., T], words: list[str]) -> T:
