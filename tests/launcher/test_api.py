@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -64,6 +65,18 @@ def test_a_script_launches_its_functions(mpi: Mpi, tmp_path: Path) -> None:
     assert done.stdout.split() == ["finished", "20"] * 2, done.stdout + done.stderr
     for name, hidden_units in (("own", 6), ("imported", 7)):
         assert (64, hidden_units) in {array.shape for array in final(tmp_path / name).values()}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python_api.md"])
+def test_the_documented_script_works(openmpi: Mpi, page: str, tmp_path: Path) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (code,) = [code for code in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "mpitrain.launch" in code]
+    (tmp_path / "script.py").write_text(code)
+    (tmp_path / "jobs").symlink_to(ROOT / "jobs")
+    done = run([str(openmpi.python), "script.py"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (started,) = map(mpitrain.Run, (tmp_path / "runs").iterdir())
+    assert started.status == mpitrain.RunStatus("finished", 500, 500)
 
 
 @pytest.mark.parametrize("kind", ["lambda", "job", "path"])
