@@ -24,7 +24,7 @@ import sys
 
 import cloudpickle
 
-sys.path += [path for path in {paths!r} if path not in sys.path]
+sys.path[:0] = {paths!r}  # before the folder of this file, which may have the name of a module
 job = cloudpickle.loads(
     base64.b85decode(
         "{pickled}"
@@ -44,7 +44,7 @@ def job_file_text(given: Job | Callable[..., Job]) -> tuple[str, str]:
     import cloudpickle
 
     if isinstance(given, Job):
-        name, function = "job", _returning(given)
+        name, function = "job", _with_evaluated_annotations(_returning(given))
     elif inspect.isfunction(given):
         name = given.__name__ if given.__name__.isidentifier() else "job"  # such as <lambda>
         function = _with_evaluated_annotations(given)

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,10 +26,11 @@ from ..launcher.batch.submit import submit_one
 from ..launcher.supervisor import prepare
 from ..monitor import heartbeat
 from ..monitor.heartbeat import ENDED
+from ..monitor.slurm_jobs import is_queued
 from ..plan.network import TorchModule
 from ..process.failure import read_failure
 from ..process.launcher_env import is_launched
-from ..process.run_directory import check_files, launcher_of, new_run_dir, remove_empty
+from ..process.run_directory import launcher_of, make_run_dir, remove_empty
 from ..process.signals import STOPPED_EARLY
 from ..report.history import METRICS, Tail, is_run, open_run
 from ..report.page import collect, page
@@ -180,6 +181,8 @@ class Run:
         if status is not None and status.job is not None:
             if self.status.state not in ENDED:
                 cancel(status.job, running=status.state == "running")
+                if status.state == "submitted":
+                    heartbeat.write(self.path, replace(status, state="stopped", reason="removed from the queue"))
         elif (launcher := launcher_of(self.path)) is not None:
             if not launcher.is_local:
                 raise LaunchError(f"the run in {self.path} was started on {launcher.host}; stop it there")
@@ -197,16 +200,35 @@ class Run:
 
     def _wait_a_moment(self, show: bool) -> bool:
         """Wait shortly, and print new output; return whether the run has ended."""
-        ended = not self._is_supervised() and (self._process is not None or self.status.state in (*ENDED, "unknown"))
+        ended = not self._is_supervised() and (self._process is not None or self._has_ended())
         if show:
             self._show()
         if not ended:
             time.sleep(_POLL_S if self._process is not None else _ASK_S)
         return ended
 
+    def _has_ended(self) -> bool:
+        """Return whether a run that no process on this host supervises has ended and will not be requeued."""
+        state, recorded = self.status.state, heartbeat.read(self.path)
+        job = None if recorded is None else recorded.job
+        if state in ("stopped", "died") and job is not None and job.scheduler == "slurm":
+            return not is_queued(job.job_id)
+        return state in (*ENDED, "unknown")
+
+    def _outputs(self) -> list[Path]:
+        """Return the files with the output of the run, and of its batch jobs."""
+        logs = sorted(path for path in (self.path / "batch").glob("*") if path.name != "job.sh")
+        return [self.path / _OUTPUT, *logs]
+
+    def _skip_output(self) -> None:
+        """Do not print the output so far, which is that of earlier starts."""
+        for path in self._outputs():
+            with contextlib.suppress(OSError):
+                self._shown[path] = path.stat().st_size
+
     def _show(self) -> None:
         """Print the output that was not printed yet."""
-        for path in [self.path / _OUTPUT, *sorted((self.path / "batch").glob("*.log"))]:
+        for path in self._outputs():
             with contextlib.suppress(OSError), path.open("rb") as file:
                 file.seek(self._shown.get(path, 0))
                 text = file.read()
@@ -223,20 +245,22 @@ class Run:
         """
         status = self.status
         code = 0 if self._process is None else self._process.returncode
-        if code in (0, STOPPED_EARLY) and status.state not in ("failed", "died"):
+        has_failed = status.state in ("failed", "died") or (status.state == "unknown" and self._process is None)
+        if code in (0, STOPPED_EARLY) and not has_failed:
             return status
         failure = read_failure(self.path)
         if failure is None:
-            reason = self._last_message() or f"the run in {self.path} {status.state}"
+            reason = self._last_message() or f"the run in {self.path} has ended; its state is {status.state}"
             raise RunFailed(reason, None, "", str(self.path))
         raise RunFailed(failure.reason, failure.rank, failure.traceback, str(self.path))
 
     def _last_message(self) -> str:
-        """Return the last message of mpitrain in the output; empty if there is none."""
-        with contextlib.suppress(OSError):
-            lines = (self.path / _OUTPUT).read_text(encoding="utf-8", errors="replace").splitlines()
-            return next((line for line in reversed(lines) if line.startswith("mpitrain:")), "")
-        return ""
+        """Return the last message of mpitrain in the newest output; empty if there is none."""
+        newest = max(
+            (path for path in self._outputs() if path.is_file()), key=lambda path: path.stat().st_mtime, default=None
+        )
+        lines = [] if newest is None else newest.read_text(encoding="utf-8", errors="replace").splitlines()
+        return next((line for line in reversed(lines) if line.startswith("mpitrain:")), "")
 
 
 def launch(
@@ -261,17 +285,11 @@ def launch(
 
     def start(values: Mapping[str, Any], job_file: Path, text: str | None) -> Run:
         own, of_job = split_words(RunCommand().options, values)
-        _parsed(RunCommand, lambda given, request, _: prepare(given, request.config), [*own, str(job_file), *of_job])
-        folder = Path(run_dir) if run_dir is not None else new_run_dir(job_file.stem)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            check_files(folder)
+        _parsed(RunCommand, lambda given, request, *_: prepare(given, request.config), [*own, str(job_file), *of_job])
+        with _run_dir(job_file.stem, run_dir) as folder:
             if text is not None:
                 job_file = _written(folder, job_file.name, text)
-            return _started(folder, [*own, str(job_file), *of_job, "--run-dir", str(folder)])
-        except BaseException:
-            remove_empty([folder])
-            raise
+            return _started(folder, [*own, "--run-dir", str(folder), str(job_file), *of_job])
 
     return _with_job_file(job, {"ranks": ranks, **options}, start)
 
@@ -292,16 +310,14 @@ def submit(job: JobSource, *, run_dir: str | os.PathLike[str] | None = None, **o
     def start(values: Mapping[str, Any], job_file: Path, text: str | None) -> Run:
         own, of_job = split_words(SubmitCommand().options, values)
         _parsed(SubmitCommand, lambda *_: None, [*own, str(job_file), *of_job])
-        folder = Path(run_dir) if run_dir is not None else new_run_dir(job_file.stem)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+        with _run_dir(job_file.stem, run_dir) as folder:
             if text is not None:
                 job_file = _written(folder, job_file.name, text)
-            words = [*own, str(job_file), *of_job, "--run-dir", str(folder)]
-            return Run(_parsed(SubmitCommand, submit_one, words))
-        except BaseException:
-            remove_empty([folder])
-            raise
+            words = [*own, "--run-dir", str(folder), str(job_file), *of_job]
+            run = Run(folder)
+            run._skip_output()
+            _parsed(SubmitCommand, submit_one, words)
+            return run
 
     return _with_job_file(job, options, start)
 
@@ -320,6 +336,24 @@ def _with_job_file(
         path = Path(folder) / f"{name}.py"
         path.write_text(text, encoding="utf-8")
         return start(options, path, text)
+
+
+@contextlib.contextmanager
+def _run_dir(name: str, given: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """Yield the run directory; after an error remove the folders that were created for it and are still empty.
+
+    Raises:
+        LaunchError: It cannot be written, or a process on this host is using it.
+    """
+    folder, made = make_run_dir(name, None if given is None else Path(given))
+    try:
+        launcher = launcher_of(folder)
+        if launcher is not None and launcher.is_local:
+            raise LaunchError(f"{folder} is in use by process {launcher.pid}; wait for it, or pass another run_dir")
+        yield folder
+    except BaseException:
+        remove_empty(made)
+        raise
 
 
 def _parsed(kind: type[JobCommand], use: Callable[..., T], words: list[str]) -> T:
@@ -342,7 +376,7 @@ def _written(folder: Path, name: str, text: str) -> Path:
 def _started(folder: Path, words: list[str]) -> Run:
     """Start ``mpitrain run`` in a session of its own: signals for this process group are not for the run."""
     run = Run(folder)
-    run._shown[run.path / _OUTPUT] = (run.path / _OUTPUT).stat().st_size if (run.path / _OUTPUT).exists() else 0
+    run._skip_output()
     run._began = time.time()
     command = [sys.executable, "-m", "mpitrain", "run", *words]
     with (run.path / _OUTPUT).open("ab") as output:

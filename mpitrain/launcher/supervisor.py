@@ -20,15 +20,7 @@ from ..plan.config import RunConfig
 from ..process import host_watcher, rank_status
 from ..process.failure import Failure, record_failure
 from ..process.pid import is_alive
-from ..process.run_directory import (
-    cannot_write,
-    check_files,
-    forget_launcher,
-    missing_folders,
-    new_run_dir,
-    record_launcher,
-    remove_empty,
-)
+from ..process.run_directory import forget_launcher, make_run_dir, record_launcher, remove_empty
 from ..process.signals import STOPPED_EARLY
 from .allocation import allocated_ranks
 from .attempt import Attempt, Interrupts
@@ -177,15 +169,7 @@ def check_restarts(options: Options, spec: LaunchSpec, config: RunConfig) -> Non
 @contextlib.contextmanager
 def _run_dir(name: str, given: Path | None) -> Iterator[Path]:
     """Yield the absolute run directory; remove it afterwards if it was created here and is still empty."""
-    try:
-        folder = given or new_run_dir(name)
-        made = missing_folders(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(13, "Permission denied")
-        check_files(folder)
-    except OSError as error:
-        raise cannot_write(given or Path("runs"), error) from error
+    folder, made = make_run_dir(name, given)
     _wait_for_others(folder)
     if (age_s := rank_status.age_s(folder)) is not None:  # of a run whose supervisor was killed
         host_watcher.remove_leftovers(str(folder.absolute()), age_s)
@@ -198,7 +182,7 @@ def _run_dir(name: str, given: Path | None) -> Iterator[Path]:
         rank_status.clear(folder)
         with contextlib.suppress(OSError):
             checkpoint.remove_unfinished(folder / "checkpoints")
-        remove_empty(made if given is not None else [folder, folder.parent])
+        remove_empty(made)
 
 
 def _wait_for_others(folder: Path) -> None:

@@ -79,7 +79,7 @@ class Status:
         host, pid, pid_start: The chief's process; ``pid_start`` distinguishes processes that have the same id.
         started_at: When this attempt began, in seconds since the epoch on the chief's clock.
         reason: Why a run ended early; else empty.
-        job: The batch job of the first attempt of a submitted run; else None.
+        job: The batch job of this attempt, if ``mpitrain submit`` has submitted it; else None.
     """
 
     state: State
@@ -107,7 +107,9 @@ class Heartbeat:
     def __init__(self, folder: Path, ranks: str, train_steps: int, step: Callable[[], int]) -> None:
         self._folder, self._step, self._warned = folder, step, False
         pid, before = os.getpid(), read(folder)
-        job = before.job if before is not None and before.state == "submitted" else None
+        job = None if before is None else before.job
+        if before is not None and job is not None and before.state != "submitted" and job.job_id not in _own_jobs():
+            job = None  # the run was resumed outside of the job
         self._status = Status(
             "running", step(), train_steps, ranks, 0, ProcessHost.own(), pid, pid_start(pid), time.time(), job=job
         )
@@ -139,13 +141,18 @@ class Heartbeat:
 
 
 def write_submitted(folder: Path, ranks: str, job: BatchJob) -> None:
-    """Record a submitted run, whose directory may not exist yet; a run that has a status keeps it.
+    """Record a submitted run, whose directory may not exist yet.
+
+    A run that has finished or is running keeps its status; the job may have started already.
 
     Raises:
         OSError: The directory cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     status = Status("submitted", 0, 0, ranks, 0, ProcessHost.own(), 0, "", time.time(), job=job)
+    before = read(folder)
+    if before is not None and before.state in ("submitted", "stopped", "failed"):
+        write(folder, status)
     with contextlib.suppress(FileExistsError), (folder / STATUS).open("x", encoding="utf-8") as file:
         file.write(json.dumps(asdict(status)) + "\n")
 
@@ -247,6 +254,13 @@ def _clock_of(folder: Path) -> float:
             return os.fstat(file.fileno()).st_mtime
     except OSError:
         return time.time()
+
+
+def _own_jobs() -> set[str]:
+    """Return the ids of the batch job that this process is part of, as its scheduler prints them."""
+    found = {os.environ.get(name, "") for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")}
+    task = [os.environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
+    return found | {"_".join(task)}
 
 
 def _link(path: str) -> str:

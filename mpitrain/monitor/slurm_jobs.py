@@ -40,6 +40,12 @@ def ask_ends(jobs: Iterable[str]) -> dict[str, str]:
     return {job: state for job, state in states.items() if state in ENDED or state == FORGOTTEN}
 
 
+def is_queued(job: str) -> bool:
+    """Return whether a job is running or waiting; False also if Slurm is not installed here or does not answer."""
+    current = _query("squeue", "--noheader", "--array", "--states=all", f"--jobs={job}", "--format=%i|%T")
+    return current is not None and state_in(current, job) not in ("", *ENDED)
+
+
 def state_in(output: str, job: str) -> str:
     """Return the state of a job from lines ``ID|STATE``; empty if there is none.
 

@@ -37,6 +37,24 @@ class LauncherProcess(NamedTuple):
         return self.host == socket.gethostname()
 
 
+def make_run_dir(name: str, given: Path | None) -> tuple[Path, list[Path]]:
+    """Return the run directory, and the folders created for it, innermost first; by default it is a new one.
+
+    Raises:
+        LaunchError: It cannot be written, or has links or other files in place of those that a run writes.
+    """
+    try:
+        folder = given or new_run_dir(name)
+        made = [folder, folder.parent] if given is None else missing_folders(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+        check_files(folder)
+    except OSError as error:
+        raise cannot_write(given or Path("runs"), error) from error
+    return folder, made
+
+
 def new_run_dir(name: str) -> Path:
     """Create and return a new run directory; its name is unique even if two runs begin in the same second.
 

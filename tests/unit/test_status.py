@@ -17,6 +17,7 @@ from mpitrain.monitor.heartbeat import (
     Heartbeat,
     ProcessHost,
     RunEnd,
+    State,
     Status,
     classify,
     read,
@@ -71,16 +72,24 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read(tmp_path) == RUNNING
 
 
-def test_the_first_attempt_of_a_submitted_run_keeps_its_job(tmp_path: Path) -> None:
+def test_the_attempts_of_a_batch_job_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = BatchJob("slurm", "4711", "night")
     write_submitted(tmp_path, "2 ranks", job)
     assert read(tmp_path) is not None and states([tmp_path]) == {tmp_path: "submitted"}
-    for expected in (job, None):
+    for id_of_environment, expected in (("", job), ("4711", job), ("4712", None)):
+        monkeypatch.setenv("SLURM_JOB_ID", id_of_environment)
         heartbeat = Heartbeat(tmp_path, "2 workers", 100, lambda: 0)
         heartbeat.end(RunEnd("stopped"))
         found = read(tmp_path)
         assert found is not None and (found.state, found.job) == ("stopped", expected)
     assert os.listdir(tmp_path) == [status.STATUS]
+
+
+@pytest.mark.parametrize(("state", "expected"), [("stopped", "submitted"), ("finished early", "finished early")])
+def test_a_stopped_run_can_be_submitted_again(state: State, expected: State, tmp_path: Path) -> None:
+    Heartbeat(tmp_path, "2 workers", 100, lambda: 0).end(RunEnd(state))
+    write_submitted(tmp_path, "2 ranks", BatchJob("slurm", "4711", "night"))
+    assert states([tmp_path]) == {tmp_path: expected}
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"state": "running"}', '{"host": 3}'])

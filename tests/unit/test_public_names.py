@@ -1,0 +1,43 @@
+"""The package's public names: what importing them loads, and their types."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..support.launch import ROOT, missing
+
+TYPED = ROOT / "tests" / "support" / "scripts" / "typed.py"
+WRONG = """import mpitrain
+state: int = mpitrain.Run("run").status.state
+mpitrain.launch(3)
+"""
+
+
+def modules_after(statement: str) -> set[str]:
+    words = [sys.executable, "-c", f"{statement}; import sys; print(*sys.modules)"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_loads_little() -> None:
+    # Time is not asserted: this import takes 5 ms, that of NumPy 100 ms.
+    assert {"numpy", "click", "mpi4py", "torch"} & modules_after("import mpitrain") == set()
+    assert {"mpi4py.MPI", "torch"} & modules_after("from mpitrain import Run, launch, load, submit") == set()
+
+
+@pytest.mark.full
+def test_a_users_file_is_typed(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mypy") is None:
+        missing("mypy; 'make lint' installs it")
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(WRONG)
+    words = [sys.executable, "-m", "mypy", "--config-file=", "--strict", "--follow-imports=silent"]
+    words += [f"--cache-dir={tmp_path}", str(TYPED), str(wrong)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    places = [line.split(": error")[0] for line in done.stdout.splitlines() if ": error" in line]
+    assert places == [f"{wrong}:2", f"{wrong}:3"], done.stdout + done.stderr
