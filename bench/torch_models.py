@@ -2,11 +2,11 @@
 
     python bench/torch_models.py [--rounds 5] [--models mlp100 gpt ...]
 
-Each round runs every program once, in turn, with one thread per rank: mpitrain with 2 ranks and with 1, DDP over gloo
-with 2 ranks, two plain loops that do not communicate, and one plain loop. All use the same module, optimizer and data;
-the peers use PyTorch's fused Adam. For the model with several buckets, DDP uses the best of several bucket sizes,
-found before the first round. A result is
-the median over rounds of the median over a run's intervals. Start-up and compilation are excluded for all.
+Each round runs every program once, in turn, with one thread per rank: mpitrain with 2 ranks and with 1, a Trainer's
+loop with 2 ranks, DDP over gloo with 2 ranks, two plain loops that do not communicate, and one plain loop. All use the
+same module, optimizer and data; the peers use PyTorch's fused Adam. For the model with several buckets, DDP uses the
+best of several bucket sizes, found before the first round. A result is the median over rounds of the median over a
+run's intervals. Start-up and compilation are excluded for all.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ TARGETS = {"mlp100": 3.5, "mlp1024": 2.0, "mlp100m": 2.5, "cnn": 1.2, "gpt": 1.2
 BUCKETS_MB = ("1", "25", "100", "500")
 
 
-def ours(name: str, ranks: int) -> tuple[float, float]:
-    """Return examples/s of all ranks together, and their memory in bytes."""
+def ours(name: str, ranks: int, loop: bool = False) -> tuple[float, float]:
+    """Return examples/s of all ranks together, and their memory in bytes; of a job, or of a Trainer's own ``loop``."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder, "run")
-        words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks), str(BENCH / "jobs" / "torch_models.py")]
-        words += ["--model", name, "--train-steps", str(STEPS[name]), "--log-steps", str(max(1, STEPS[name] // 10))]
+        words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks)]
+        steps = ["--model", name, "--train-steps", str(STEPS[name])]
         environment = {**os.environ, "PSS_FOLDER": folder, "PYTHONPATH": str(BENCH.parent)}
-        flags = ["--threads", "1", "--run-dir", str(run_dir), "--save-secs", "0"]
-        subprocess.run([*words, *flags], env=environment, stdout=subprocess.DEVNULL, check=True)
+        flags = ["--threads", "1", "--run-dir", str(run_dir), "--log-steps", str(max(1, STEPS[name] // 10))]
+        job_file = BENCH / "jobs" / ("torch_models_loop.py" if loop else "torch_models.py")
+        subprocess.run([*words, *flags, str(job_file), *steps], env=environment, stdout=subprocess.DEVNULL, check=True)
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         rates = [line["examples_per_s"] for line in lines if "examples_per_s" in line]
         memory = sum(int(path.read_text()) for path in Path(folder).iterdir() if path.is_file())
@@ -61,6 +62,7 @@ def measure(name: str, rounds: int) -> None:
         "ours2": lambda: ours(name, 2),
         "ddp": lambda: peer(name, 2, bucket),
         "alone2": lambda: peer(name, 2, "alone"),
+        "loop2": lambda: ours(name, 2, loop=True),
         "ours1": lambda: ours(name, 1),
         "alone1": lambda: peer(name, 1, "alone"),
     }
@@ -78,6 +80,7 @@ def measure(name: str, rounds: int) -> None:
         f"two loops {rate['alone2']:,.0f}, 1 rank {rate['ours1']:,.0f}, one loop {rate['alone1']:,.0f}\n"
         f"         {rate['ours2'] / rate['ddp']:.2f} x DDP (target {TARGETS[name]} x); "
         f"{rate['ours2'] / rate['alone2']:.2f} of two loops; "
+        f"a Trainer's loop: {rate['loop2'] / rate['ours2']:.2f} of the job; "
         f"1 rank: {rate['ours1'] / rate['alone1']:.2f} of one loop, {extra_us:+,.0f} us per step; "
         f"memory of 2 ranks: {used['ours2']:,.0f} MiB, DDP {used['ddp']:,.0f} MiB",
         flush=True,

@@ -125,7 +125,7 @@ class Run:
 
     def model(self, *, averages: bool = False) -> TrainedModel | TorchModule:
         """Return the model of the newest checkpoint, for inference; see ``mpitrain.load``."""
-        return load(self.path, averages=averages, job=self._make_job() if self._make_job is not None else None)
+        return load(self.path, averages=averages, model=self._make_job() if self._make_job is not None else None)
 
     def report(self, output: str | os.PathLike[str] | None = None) -> Path:
         """Write a web page with plots of the run, and return its path.

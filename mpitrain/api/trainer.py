@@ -282,8 +282,9 @@ class TrainLoader:
         assert trainer._epoch is not None
         # The last epoch has all steps that are left: with backup workers, some batches do not count.
         end = (trainer._epoch + 1) * len(self.split) if trainer._epoch < trainer._last else math.inf
+        device = trainer.device
         while (work := loop.take()) is not None and loop.start_of(work) < end:
-            yield _tensors(loop.micro_batch(), trainer.device)
+            yield _tensors(loop.micro_batch(), device)
 
 
 def _tensors(batch: Batch, device: torch.device) -> Any:

@@ -117,15 +117,23 @@ class Loader:
         dtype: Data type of the examples in a batch; None for the stored type, without scaling.
         memory: Returns arrays for the next batch, given its size; or None.
         stride: Examples between two batches; the next one's file blocks are read in the background.
+        reuse: Whether the second batch after a batch may overwrite it.
     """
 
     def __init__(
-        self, split: Split, storage: Storage, seed: int, dtype: Any, memory: Memory = own_buffers, stride: int = 0
+        self,
+        split: Split,
+        storage: Storage,
+        seed: int,
+        dtype: Any,
+        memory: Memory = own_buffers,
+        stride: int = 0,
+        reuse: bool = True,
     ) -> None:
         self._split, self._storage, self._seed = split, storage, seed
         self._dtype: np.dtype[Any] = split.dtype if dtype is None else np.dtype(dtype)
         self._scale = 1.0 if dtype is None else split.scale
-        self._memory, self._stride = memory, stride
+        self._memory, self._stride, self._reuse = memory, stride, reuse
         # Two sets of buffers, so that a batch stays valid while the next one is made.
         self._buffers: list[tuple[Array, Array]] = [(np.empty(0), np.empty(0))] * 2
         self._turn = 0
@@ -141,8 +149,8 @@ class Loader:
 
         Returns:
             Examples, shape ``(count, *split.shape)``, of ``dtype`` and scaled; labels, shape
-            ``(count, *split.label_shape)``. Both are overwritten by the second call after this one, or as ``memory``
-            decides.
+            ``(count, *split.label_shape)``. Unless ``reuse`` is False, both are overwritten by the second call after
+            this one, or as ``memory`` decides.
 
         Raises:
             DataError: There are fewer examples than ``count``, or they cannot be read.
@@ -177,7 +185,7 @@ class Loader:
     def _next_buffers(self, count: int) -> tuple[Array, Array]:
         self._turn = 1 - self._turn
         examples, labels = self._buffers[self._turn]
-        if len(examples) < count:
+        if len(examples) < count or not self._reuse:
             examples = np.empty((count, *self._split.shape), self._dtype)
             labels = np.empty((count, *self._split.label_shape), self._split.label_dtype)
             self._buffers[self._turn] = examples, labels

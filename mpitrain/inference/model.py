@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import checkpoint
 from ..core.layout import Array
 from ..data.batch import Batch
 from ..data.split import Split
@@ -45,7 +46,9 @@ class TrainedModel:
         return self._predictor(np.asarray(examples))
 
 
-def load(path: str | PathLike[str], *, averages: bool = False, job: Job | None = None) -> TrainedModel | TorchModule:
+def load(
+    path: str | PathLike[str], *, averages: bool = False, model: Job | TorchModule | None = None
+) -> TrainedModel | TorchModule:
     """Return a trained model for inference, on the CPU. Local.
 
     The job's code, as recorded in the run directory, runs in this process: load only runs that you trust. The arrays of
@@ -54,16 +57,19 @@ def load(path: str | PathLike[str], *, averages: bool = False, job: Job | None =
     Args:
         path: A run directory, whose newest checkpoint is loaded; or a checkpoint.
         averages: Load the moving averages of the parameters, which validation uses if the job has them.
-        job: The job that was trained, if the checkpoint is not in its run directory.
+        model: What was trained, if the run directory has no job file that makes it: a PyTorch module, which is
+            changed; or a job.
 
     Returns:
-        A PyTorch module in evaluation mode, as the job makes it; or for models of layers a ``TrainedModel``.
+        A PyTorch module in evaluation mode: ``model``, or as the job makes it. For models of layers a ``TrainedModel``.
 
     Raises:
         CheckpointError: There is no checkpoint, it is damaged, or it does not match the job.
         JobError, DataError: The job cannot be made.
     """
-    trained = restore(Path(path), job, averages)
+    if model is not None and not isinstance(model, Job):
+        return _load_module(Path(path), model, averages)
+    trained = restore(Path(path), model, averages)
     if isinstance(trained.job.network, LayerNetwork):
         return TrainedModel(trained)
     from ..pytorch.network import load_values
@@ -71,6 +77,16 @@ def load(path: str | PathLike[str], *, averages: bool = False, job: Job | None =
     module: TorchModule = trained.job.network.model
     load_values(module, trained.layout, trained.params, trained.extra_state)
     return module.eval()
+
+
+def _load_module(path: Path, module: TorchModule, averages: bool) -> TorchModule:
+    """Set the values of a module to those of a checkpoint."""
+    from ..pytorch.network import layout_of, load_values
+
+    with checkpoint.Checkpoint(checkpoint.find(path)[0]) as opened:
+        layout = layout_of(module)
+        load_values(module, layout, *checkpoint.read_model(opened, layout, averages))
+        return module.eval()
 
 
 def evaluate(path: Path, averages: bool | None = None) -> tuple[int, dict[str, float]]:

@@ -24,7 +24,7 @@ from ..plan.progress import ExtraState
 from ..plan.script import is_script
 from ..training.run_record import RecordedJob, recorded_job
 
-_PASS_IT = "as in mpitrain.load(path, job=my_job())"
+_PASS_IT = "as in mpitrain.load(path, model=my_model)"
 # Options that a model outside of training depends on, too; all others get their defaults.
 _USED = ("batch_size", "train_steps", "accumulate_steps", "dtype", "seed")
 
@@ -112,8 +112,7 @@ def _job(opened: checkpoint.Checkpoint, record: RecordedJob, config: RunConfig) 
     """Return the job that wrote a checkpoint, made by its recorded job file."""
     if is_script(record.path):
         raise CheckpointError(
-            f"{opened.path} was trained by a script, {record.path.name}, not by a job file; pass the job, {_PASS_IT}; "
-            "or convert it with 'mpitrain export'"
+            f"{opened.path} was trained by the script {record.path.name}, which makes no job: pass the model, {_PASS_IT}"
         )
     with _importable(record):
         function = load_job_file(record.path)

@@ -84,8 +84,7 @@ class TorchGpuModel(GpuModel, TorchModel):
         self._result_tensor.copy_(loss.reshape(1))
         return self._result
 
-    def use_stream(self) -> None:
-        """Let the calling thread's torch operations run on this model's device and stream from now on."""
+    def use_device(self) -> None:
         torch.cuda.set_device(self.device)
         torch.cuda.set_stream(self._stream())
 

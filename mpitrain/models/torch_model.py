@@ -94,6 +94,9 @@ class TorchModel(Model):
                 loss = self._criterion(self._module(*inputs.args, **inputs.kwargs), inputs.labels)
             return self.end_forward(loss, batch.count)
 
+    def use_device(self) -> None:
+        """Let the calling thread's torch operations run on the device, and in the stream, of this model from now on."""
+
     def begin_forward(self, position: int) -> None:
         """Prepare a forward pass on the micro-batch at this position of the stream of examples."""
         seed_torch(self._seed, position, self.device)

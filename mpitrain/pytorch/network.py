@@ -90,14 +90,7 @@ class TorchNetwork:
             self.model.train()
         if batch is not None:
             self._run(inputs_of(batch, np.dtype(dtype)))
-        averaged = buffers_of(self.model).averaged
-        return Layout.pack(
-            [
-                *((name, tuple(each.shape), "param") for name, each in parameters_of(self.model)),
-                *((name, tuple(each.shape), "state") for name, each in averaged.items()),
-            ],
-            aliases_of(self.model),
-        )
+        return layout_of(self.model)
 
     def starts(self, layout: Layout) -> list[int]:
         return [entry.start for entry in layout.entries if entry.kind == "param"]
@@ -162,6 +155,17 @@ class TorchNetwork:
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise JobError(f"the loss returned {got}: must be one floating-point number, the mean over the batch")
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """Return the layout of a module's parameters and averaged buffers."""
+    return Layout.pack(
+        [
+            *((name, tuple(each.shape), "param") for name, each in parameters_of(model)),
+            *((name, tuple(each.shape), "state") for name, each in buffers_of(model).averaged.items()),
+        ],
+        aliases_of(model),
+    )
 
 
 def parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

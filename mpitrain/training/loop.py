@@ -58,7 +58,10 @@ class Loop:
     Attributes:
         cluster, plan: As given.
         validation: The latest validation metrics.
+        reuses_batches: Whether no other code keeps a batch, so that its memory can be used again.
     """
+
+    reuses_batches = True
 
     def __init__(
         self,

@@ -103,12 +103,12 @@ def recorded_job(run_dir: Path, step: int) -> RecordedJob:
     """
     entries = [(int(path.name.rpartition("-")[2]), path) for path in sorted((run_dir / HISTORY).glob("[0-9]*-step-*"))]
     if not entries:
-        raise RecordError(f"{run_dir} has no record of its job in {HISTORY}; pass the job")
+        raise RecordError(f"{run_dir} has no record of its job in {HISTORY}: pass the model")
     entry = next((path for start, path in reversed(entries) if start < step), entries[0][1])
     tables = _read(entry / CONFIG)
     copies = sorted(entry.glob("*.py"))
     if not copies or not tables:
-        raise RecordError(f"{entry} is incomplete: it must have {CONFIG} and the job file; pass the job")
+        raise RecordError(f"{entry} is incomplete: it must have {CONFIG} and the job file; pass the model")
     given = Path(tables.get("versions", {}).get("job_path", copies[0]))
     unchanged = given.is_file() and given.read_bytes() == copies[0].read_bytes()
     return RecordedJob(given if unchanged else copies[0], given.parent, tables)

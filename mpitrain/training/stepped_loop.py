@@ -20,6 +20,8 @@ class SteppedLoop(Loop):
     With gradient accumulation, the last three are repeated for each micro-batch of a step.
     """
 
+    reuses_batches = False
+
     _work: WorkItem | None = None  # until its step is finished
     _parts: list[Batch]
     _index = 0  # of the micro-batch
@@ -33,6 +35,7 @@ class SteppedLoop(Loop):
     def open(self) -> None:
         """Begin to train. Collective over the workers."""
         self._parts = []
+        self._torch_model.use_device()
         self._begin()
 
     def close(self) -> None:

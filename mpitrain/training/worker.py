@@ -173,7 +173,8 @@ class Worker:
             return own
         dtype = None if self.job.network.takes_integers(split) else plan.dtype
         storage = dataset.load(split, partial(check_conversion, name, split, dtype))
-        return Loader(split, storage, seed, None if raw else dtype, memory, plan.step_examples)
+        dtype = None if raw else dtype
+        return Loader(split, storage, seed, dtype, memory, plan.step_examples, self.loop.reuses_batches)
 
     def _account(self, strategy: Strategy, model: Model, step: int, seconds: float) -> None:
         """Record the use of device memory, and in the served modes what each worker and server did; chief only."""

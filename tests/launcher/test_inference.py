@@ -89,12 +89,12 @@ def test_a_changed_job_file_does_not_matter(trained: Path, tmp_path: Path) -> No
 def test_a_checkpoint_elsewhere_needs_its_job(trained: Path, tmp_path: Path) -> None:
     source = next((trained / "run" / "checkpoints").glob("step-*.h5"))
     (tmp_path / "copy.h5").write_bytes(source.read_bytes())
-    with pytest.raises(CheckpointError, match="job="):
+    with pytest.raises(CheckpointError, match="model="):
         mpitrain.load(tmp_path / "copy.h5")
     function = load_job_file(JOBS / "small.py")
     with pytest.raises(CheckpointError, match="does not match"):
-        mpitrain.load(tmp_path / "copy.h5", job=function())
-    model = mpitrain.load(tmp_path / "copy.h5", job=function(hidden_units=20))
+        mpitrain.load(tmp_path / "copy.h5", model=function())
+    model = mpitrain.load(tmp_path / "copy.h5", model=function(hidden_units=20))
     assert model(np.zeros((3, 64), np.uint8)).shape == (3, 10)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ..support.launch import Mpi
-from . import support
+from . import support, test_trainer
 
 PROGRAM = Path(__file__).with_name("on_simulated_gpu.py")
 
@@ -56,3 +56,12 @@ def test_gpus_agree_with_processors(
     here = support.train(openmpi, n, tmp_path / "cpu", "--device", "cpu", "--dtype", "float64", *flags)
     for name, value in here.items():
         np.testing.assert_allclose(there[name], value, atol=1e-9, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("flags", [(), ("--accumulate-steps", "2", "--batch-size", "3")])
+def test_a_loop_of_ones_own(openmpi: Mpi, simulated: dict[str, str], flags: tuple[str, ...], tmp_path: Path) -> None:
+    words = ("train", "--device", "gpu", "--run-dir", tmp_path, test_trainer.SCRIPT, "--tensors", *flags)
+    done = openmpi.run(2, PROGRAM, *words, env=simulated, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "on GPUs" in done.stdout
+    support.assert_close(support.newest(tmp_path), test_trainer.plain_loop("mlp", "adam", 2), 1e-10)

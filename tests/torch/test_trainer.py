@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+import mpitrain
 from mpitrain.data.permutation import order
-from mpitrain.errors import JobError
+from mpitrain.errors import CheckpointError, JobError
 from mpitrain.pytorch.translation import translated
 
 from ..support.launch import ROOT, Mpi, one_line, run
@@ -203,6 +204,19 @@ def test_a_mistake_in_the_arguments(openmpi: Mpi, tmp_path: Path) -> None:
     done = start(openmpi, 2, tmp_path, "--optimizer", "rmsprop")
     assert done.returncode == 2
     one_line(done.stderr)
+
+
+def test_load_needs_the_model(openmpi: Mpi, tmp_path: Path) -> None:
+    stored = train(openmpi, 2, tmp_path, "--kind", "cnn")
+    with pytest.raises(CheckpointError, match="model="):  # and does not run the script
+        mpitrain.load(tmp_path)
+    module = models.make("cnn").double()
+    assert mpitrain.load(tmp_path, model=module) is module
+    assert not module.training
+    values = {name: value.numpy() for name, value in module.state_dict().items()}
+    assert all(np.array_equal(values[name], stored[f"params/{name}"]) for name in values if f"params/{name}" in stored)
+    with pytest.raises(CheckpointError):
+        mpitrain.load(tmp_path, model=models.make("mlp"))
 
 
 def test_the_example(openmpi: Mpi, tmp_path: Path) -> None:
