@@ -27,6 +27,7 @@ from ..launcher.supervisor import prepare
 from ..monitor import heartbeat
 from ..monitor.heartbeat import ENDED
 from ..monitor.slurm_jobs import is_queued
+from ..plan.job import Job
 from ..plan.network import TorchModule
 from ..process.failure import read_failure
 from ..process.launcher_env import is_launched
@@ -43,7 +44,6 @@ _OUTPUT = "output.log"
 _NOT_HERE = ("dry_run", "follow", "sweep", "array")  # flags without a meaning in Python
 _POLL_S = 0.1
 _ASK_S = 2.0  # between two looks at the state of a run that another process supervises
-_APPEARS_S = 10.0  # for a run that has just ended to record it
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class Run:
         self._process: subprocess.Popen[bytes] | None = None  # the supervisor, if this process has started it
         self._began = 0.0
         self._shown: dict[Path, int] = {}  # bytes of output that ``wait`` has printed
+        self._make_job: Callable[[], Job] | None = None  # if ``train`` has made this object
 
     def __repr__(self) -> str:
         status = self.status
@@ -124,7 +125,7 @@ class Run:
 
     def model(self, *, averages: bool = False) -> TrainedModel | TorchModule:
         """Return the model of the newest checkpoint, for inference; see ``mpitrain.load``."""
-        return load(self.path, averages=averages)
+        return load(self.path, averages=averages, model=self._make_job() if self._make_job is not None else None)
 
     def report(self, output: str | os.PathLike[str] | None = None) -> Path:
         """Write a web page with plots of the run, and return its path.

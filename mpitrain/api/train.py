@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import JobError
+from ..errors import ConfigError, JobError
 from ..plan.config import FIELDS
 from ..plan.job import Job, load_job_file, make_job
-from ..plan.options import run_config
+from ..plan.options import nearest, run_config
 from ..process.signals import STOPPED_EARLY
 from ..training.rank import Rank
 from ..training.session import TrainRequest, training_session
@@ -46,7 +46,9 @@ def train(job: JobSource, **options: Any) -> Run:
     rank.finish(session.stopped)
     if session.stopped:
         sys.exit(STOPPED_EARLY)
-    return Run(session.run_dir)
+    run = Run(session.run_dir)
+    run._make_job = request.make  # the script cannot be loaded as a job file: it would train again
+    return run
 
 
 def script_path() -> Path:
@@ -68,12 +70,29 @@ def _request(job: JobSource, options: dict[str, Any], given: dict[str, Any]) -> 
         function = job
     else:
         raise JobError(f"{job!r} is not a job: must be a Job, a function that returns one, or the path of a job file")
-    try:
-        inspect.signature(function).bind(**arguments)
-    except TypeError as error:
-        raise JobError(f"{', '.join(arguments) or 'the job function'}: {error}; options of a run are flags") from error
+    arguments = _bound(function, arguments)
     seed = config.training.seed
     return TrainRequest(path, arguments, config, lambda: make_job(path, function, arguments, seed))
+
+
+def _bound(function: Callable[..., Job], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a job function, with its defaults.
+
+    Raises:
+        ConfigError: They do not match its parameters.
+    """
+    signature = inspect.signature(function)
+    try:
+        bound = signature.bind(**arguments)
+    except TypeError as error:
+        unknown = [name for name in arguments if name not in signature.parameters]
+        if not unknown:
+            raise ConfigError(f"the job function {function.__name__}: {error}") from error
+        near = nearest(unknown[0], [*FIELDS, *signature.parameters])
+        hint = f"; did you mean {near!r}?" if near else ""
+        raise ConfigError(f"{unknown[0]!r} is neither an option of a run nor a parameter of the job{hint}") from error
+    bound.apply_defaults()
+    return dict(bound.arguments)
 
 
 def _returning(given: Job) -> Callable[[], Job]:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from ..plan.job import JobFunction
     from ..training.session import TrainRequest
 
+JOB_HELP = (
+    "JOB is a job file, followed by its options; or a script that uses mpitrain.train or mpitrain.Trainer, followed by "
+    "its own command line."
+)
 _CONFIG = flags.option(
     "--config", type=flags.PATH, metavar="FILE", help="Read options from a TOML file; flags override it."
 )
@@ -141,4 +145,5 @@ def request_of(**values: Any) -> TrainRequest | ScriptRequest:
 
 def train_command() -> JobCommand:
     """Return ``mpitrain train``, the command that every rank runs."""
-    return JobCommand("train", [], request_of, "Train on this rank: under mpirun or srun on all of them, else alone.")
+    about = f"Train on this rank: under mpirun or srun on all of them, else alone. {JOB_HELP}"
+    return JobCommand("train", [], request_of, about)

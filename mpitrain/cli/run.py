@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..plan import options as flags
-from .job_command import JobCommand, request_of
+from .job_command import JOB_HELP, JobCommand, request_of
 
 if TYPE_CHECKING:
     from ..launcher.supervisor import Options
@@ -49,7 +49,7 @@ class RunCommand(JobCommand):
     """
 
     def __init__(self, start: Callable[..., Any] | None = None) -> None:
-        about = "Start ranks with the mpirun that mpi4py was built for, and train."
+        about = f"Start ranks with the mpirun that mpi4py was built for, and train. {JOB_HELP}"
         super().__init__("run", _LAUNCH, self._request, about)
         self._start = start or _supervise
 

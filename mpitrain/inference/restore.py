@@ -24,6 +24,7 @@ from ..plan.progress import ExtraState
 from ..plan.script import is_script
 from ..training.run_record import RecordedJob, recorded_job
 
+_PASS_IT = "as in mpitrain.load(path, model=my_model)"
 # Options that a model outside of training depends on, too; all others get their defaults.
 _USED = ("batch_size", "train_steps", "accumulate_steps", "dtype", "seed")
 
@@ -76,9 +77,14 @@ def restore(path: Path, job: Job | None = None, averages: bool | None = False) -
         JobError, DataError: The job cannot be made.
     """
     with checkpoint.Checkpoint(checkpoint.find(path)[0]) as opened:
-        config = RunConfig()
         if job is None:
-            job, config = _recorded(opened)
+            record = _record(opened)
+            config = _config(record)
+            job = _job(opened, record, config)
+        else:
+            config = RunConfig()
+            with contextlib.suppress(CheckpointError):
+                config = _config(_record(opened))
         config = config.merged({"batch_size": job.batch_size, "train_steps": job.train_steps})
         layout = job.network.lay_out(job.train_split, np.dtype(config.training.dtype))
         if averages is None:
@@ -87,22 +93,27 @@ def restore(path: Path, job: Job | None = None, averages: bool | None = False) -
         return Trained(job, opened.path, opened.step, layout, params, extra_state, config)
 
 
-def _recorded(opened: checkpoint.Checkpoint) -> tuple[Job, RunConfig]:
-    """Return the job that wrote a checkpoint, and its options."""
-    run_dir = opened.path.absolute().parent.parent
+def _record(opened: checkpoint.Checkpoint) -> RecordedJob:
+    """Return the record of the run that wrote a checkpoint."""
     try:
-        record = recorded_job(run_dir, opened.step)
+        return recorded_job(opened.path.absolute().parent.parent, opened.step)
     except RecordError as error:
-        raise CheckpointError(f"{opened.path}: {error}, as in mpitrain.load(path, model=my_model)") from error
-    if is_script(record.path):
-        raise CheckpointError(
-            f"{opened.path} was trained by the script {record.path.name}, which makes no job: pass the model, as in "
-            "mpitrain.load(path, model=my_model)"
-        )
+        raise CheckpointError(f"{opened.path}: {error}, {_PASS_IT}") from error
+
+
+def _config(record: RecordedJob) -> RunConfig:
+    """Return the options of a run on which its model depends."""
     given = record.tables.get("run", {})
     config = run_config({name: given[name] for name in _USED if name in given})
-    if given.get("precision") == "bfloat16":
-        config = _with_bfloat16(config)
+    return _with_bfloat16(config) if given.get("precision") == "bfloat16" else config
+
+
+def _job(opened: checkpoint.Checkpoint, record: RecordedJob, config: RunConfig) -> Job:
+    """Return the job that wrote a checkpoint, made by its recorded job file."""
+    if is_script(record.path):
+        raise CheckpointError(
+            f"{opened.path} was trained by the script {record.path.name}, which makes no job: pass the model, {_PASS_IT}"
+        )
     with _importable(record):
         function = load_job_file(record.path)
         table = record.tables.get("job", {})
@@ -110,7 +121,7 @@ def _recorded(opened: checkpoint.Checkpoint) -> tuple[Job, RunConfig]:
             str(option.name): option.type(table[str(option.name)]) if str(option.name) in table else None
             for option in job_options(record.path, function)
         }
-        return make_job(record.path, function, arguments, config.training.seed), config
+        return make_job(record.path, function, arguments, config.training.seed)
 
 
 def _with_bfloat16(config: RunConfig) -> RunConfig:

@@ -55,7 +55,9 @@ def classify_exit(status: int, output: str, statuses: Sequence[RankStatus], rank
     # The ranks' records are more reliable than the launcher's status: Open MPI's launcher exits with 0 when it has lost
     # a host, and with an error if a library crashes after training has finished.
     ended_well = status in (0, os.EX_TEMPFAIL)
-    if statuses and all(rank_status.done for rank_status in statuses) and (ended_well or len(statuses) >= ranks):
+    # A script may raise an exception after it has trained.
+    done = all(each.done and (not each.error or is_secondary_error(each)) for each in statuses)
+    if statuses and done and (ended_well or len(statuses) >= ranks):
         # When one rank exits with an error, a launcher kills the others after a short time.
         exits = [
             rank_exit

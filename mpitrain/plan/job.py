@@ -26,6 +26,7 @@ from ..optim import Optimizer, moving_average
 from .hook import Hook
 from .network import Network, TorchLoss, TorchModule, must_be, network_of, without_address
 from .placement import Pins
+from .script import functions_in, may_define_job
 
 _HOOK_METHODS = [name for name, method in vars(Hook).items() if inspect.isfunction(method)]
 _LAYER_METHODS = ["build", "forward", "backward"]
@@ -168,6 +169,8 @@ def load_job_file(path: Path) -> JobFunction:
         raise JobError(f"no job file {str(path)!r}{hint}")
     if path.suffix != ".py":
         raise JobError(f"{str(path)!r} is not a job file: must be a Python file that defines 'job'")
+    if not may_define_job(path):
+        raise JobError(_without_job(path, functions_in(path)))
     spec = importlib.util.spec_from_file_location(f"mpitrain_job_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -183,9 +186,14 @@ def _job_function(path: Path, module: ModuleType) -> JobFunction:
     function = getattr(module, "job", None)
     if not inspect.isfunction(function):
         found = sorted(n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__)
-        found_text = f"it defines {', '.join(found)}" if found else "it defines no function"
-        raise JobError(f"job file {path} has no function 'job' that returns a Job; {found_text}")
+        raise JobError(_without_job(path, found))
     return function
+
+
+def _without_job(path: Path, functions: Sequence[str]) -> str:
+    defines = f"it defines {', '.join(functions)}" if functions else "it defines no function"
+    use = "a script must use mpitrain.train or mpitrain.Trainer"
+    return f"job file {path} has no function 'job' that returns a Job, {defines}; {use}"
 
 
 def make_job(path: Path, function: JobFunction, arguments: dict[str, Any], seed: int) -> Job:

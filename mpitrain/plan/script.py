@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from .config import RunConfig
 
 _STARTS = {"Trainer", "train"}  # names of this package by which scripts train
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
@@ -36,32 +37,75 @@ class ScriptRequest:
 
 
 def is_script(path: Path) -> bool:
-    """Return whether a Python file trains by itself: it defines no ``job``, and uses ``train`` or ``Trainer``."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    """Return whether a Python file trains by itself: it uses ``train`` or ``Trainer``, and defines no ``job``.
+
+    A file that defines ``job`` is a script only if it also trains as soon as it is imported.
+    """
+    tree = _parsed(path)
+    if tree is None:
         return False
-    if "job" in _names_defined(tree):
-        return False
-    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    imported = {
-        alias.name
+    if not any("job" in _names_defined(node) for node in tree.body):
+        return _trains(tree, tree.body)
+    return _trains(tree, [node for node in tree.body if not isinstance(node, _DEFINITIONS) and not _is_guard(node)])
+
+
+def may_define_job(path: Path) -> bool:
+    """Return whether a Python file contains the name ``job`` in any form, or imports all names of a module."""
+    tree = _parsed(path)
+    return tree is None or any(
+        "job" in _names_defined(node)
+        or (isinstance(node, ast.Name) and node.id == "job")
+        or (isinstance(node, ast.Constant) and node.value == "job")
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "mpitrain"
-        for alias in node.names
-    }
-    imports_package = any(
-        alias.name == "mpitrain" for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
     )
-    return bool(imported & _STARTS) or (imports_package and bool(used & _STARTS))
 
 
-def _names_defined(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a module defines, or may define by an import of all names."""
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            yield node.name
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from ("job" if alias.name == "*" else alias.asname or alias.name for alias in node.names)
-        elif isinstance(node, ast.Assign):
-            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+def functions_in(path: Path) -> list[str]:
+    """Return the names of a Python file's functions, sorted."""
+    tree = _parsed(path)
+    return sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef)) if tree is not None else []
+
+
+def _parsed(path: Path) -> ast.Module | None:
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _trains(tree: ast.Module, statements: Iterable[ast.stmt]) -> bool:
+    """Return whether some statements of a module refer to ``train`` or ``Trainer`` of this package."""
+    packages, names = set[str](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            packages |= {alias.asname or "mpitrain" for alias in node.names if alias.name == "mpitrain"}
+        elif isinstance(node, ast.ImportFrom) and node.module == "mpitrain":
+            names |= {alias.asname or alias.name for alias in node.names if alias.name in _STARTS}
+    return any(
+        (isinstance(node, ast.Name) and node.id in names)
+        or (
+            isinstance(node, ast.Attribute)
+            and node.attr in _STARTS
+            and isinstance(node.value, ast.Name)
+            and node.value.id in packages
+        )
+        for statement in statements
+        for node in ast.walk(statement)
+    )
+
+
+def _is_guard(node: ast.stmt) -> bool:
+    """Return whether a statement is ``if __name__ == "__main__"``."""
+    return isinstance(node, ast.If) and any(
+        isinstance(each, ast.Name) and each.id == "__name__" for each in ast.walk(node.test)
+    )
+
+
+def _names_defined(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a statement defines, or may define by an import of all names."""
+    if isinstance(node, _DEFINITIONS):
+        yield node.name
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from ("job" if alias.name == "*" else alias.asname or alias.name for alias in node.names)
+    elif isinstance(node, ast.Assign):
+        yield from (target.id for target in node.targets if isinstance(target, ast.Name))

@@ -170,12 +170,16 @@ def _has_threads() -> bool:
 def run_script(parse: Callable[[], ScriptRequest]) -> NoReturn:
     """Run a script on this rank, and exit with its status. It may train, and is then collective over all ranks."""
     rank = Rank.current = Rank()
-    with rank.errors_end_the_run():
+    try:
         request = parse()
         rank.options = request.options
         sys.argv = [str(request.path), *request.arguments]
         sys.path[0] = str(request.path.parent.absolute())
         runpy.run_path(str(request.path), run_name="__main__")
+    except SystemExit:
+        raise
+    except BaseException as error:
+        rank.fail(error)
     if rank._cluster is None:  # it has not trained
         rank.status.set_done(stopped=False)
     sys.exit(0)

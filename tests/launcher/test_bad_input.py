@@ -66,7 +66,7 @@ def test_no_job_file(openmpi: Mpi) -> None:
     ("text", "expected"),
     [
         ("def jub():\n    return 1\n", ["has no function 'job'", "jub"]),
-        ("import nothing_of_that_name\n", ["line 1", "nothing_of_that_name"]),
+        ("import nothing_of_that_name\ndef job():\n    return 1\n", ["line 1", "nothing_of_that_name"]),
         ("def job(:\n", ["line 1"]),
         ("def job():\n    return 1 / 0\n", ["line 2", "ZeroDivisionError"]),
         ("def job():\n    return 1\n", ["returned int"]),

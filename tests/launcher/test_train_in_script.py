@@ -1,0 +1,86 @@
+"""``mpitrain.train``: a script trains as the job file does, however it was started, and ends as it should."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mpitrain
+from mpitrain import checkpoint, data
+from mpitrain.errors import CheckpointError
+
+from ..support.launch import PROGRAMS, Mpi, one_line, run
+from ..support.results import SMALL, assert_same_bits, final
+
+SCRIPT = PROGRAMS / "training_script.py"
+
+
+def mpitrain_run(mpi: Mpi, *words: object) -> subprocess.CompletedProcess[str]:
+    return run([str(mpi.python), "-m", "mpitrain", "run", "-n", "2", *map(str, words)])
+
+
+def assert_trained(mpi: Mpi, n: int, folder: Path, steps: int = 10) -> None:
+    """Compare a script's run, and the outputs of its model, with a run of the job file."""
+    flags = ["--hidden-units", "20", "--batch-size", "6", "--train-steps", str(steps), "--run-dir", folder / "expected"]
+    mpi.train(n, SMALL, *flags)
+    assert_same_bits(final(folder / "run"), final(folder / "expected"))
+    examples = data.mnist(None).validation.read_batch(0, 50).examples
+    expected = mpitrain.load(folder / "expected", averages=True)(examples)
+    np.testing.assert_array_equal(np.load(folder / "outputs.npy"), expected)
+
+
+def test_a_function_under_mpirun(mpi: Mpi, tmp_path: Path) -> None:
+    done = mpi.run(2, SCRIPT, "function", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_trained(mpi, 2, tmp_path)
+
+
+def test_a_path_under_mpitrain_run_whose_flags_replace_options(openmpi: Mpi, tmp_path: Path) -> None:
+    done = mpitrain_run(openmpi, "--train-steps", 15, SCRIPT, "path", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_trained(openmpi, 2, tmp_path, steps=15)
+
+
+def test_a_job_without_a_launcher(openmpi: Mpi, tmp_path: Path) -> None:
+    done = run([str(openmpi.python), str(SCRIPT), "job", str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    assert_trained(openmpi, 1, tmp_path)
+    with pytest.raises(CheckpointError):  # the script is not run again to make its job
+        mpitrain.load(tmp_path / "run")
+
+
+def test_a_mistake_is_reported_once_or_raised(openmpi: Mpi, tmp_path: Path) -> None:
+    done = openmpi.run(2, SCRIPT, "mistake", tmp_path)
+    assert done.returncode == 2
+    assert "hidden_units" in one_line(done.stderr)
+    assert run([str(openmpi.python), str(SCRIPT), "mistake", str(tmp_path)]).returncode == 10
+    done = run([str(openmpi.python), "-m", "mpitrain", "train", "--mode", "asynk", str(SCRIPT), "job", str(tmp_path)])
+    assert done.returncode == 2
+    one_line(done.stderr)
+
+
+def test_two_trainings_in_one_script(openmpi: Mpi, tmp_path: Path) -> None:
+    done = mpitrain_run(openmpi, SCRIPT, "twice", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [final(tmp_path / name)["params/dense1.weight"].shape[1] for name in ("run", "second")] == [20, 10]
+
+
+def test_a_signal_stops_and_saves(mpi: Mpi, tmp_path: Path) -> None:
+    done = mpi.run(2, SCRIPT, "signal", tmp_path)
+    assert done.returncode == 75, done.stderr
+    assert 5 <= max(checkpoint.steps(tmp_path / "run" / "checkpoints")) < 10
+    assert not (tmp_path / "outputs.npy").exists()
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_an_exception_after_training_on_one_rank_ends_all(openmpi: Mpi, supervised: bool, tmp_path: Path) -> None:
+    words = SCRIPT, "raise", tmp_path
+    done = mpitrain_run(openmpi, "--run-dir", tmp_path / "run", *words) if supervised else openmpi.run(2, *words)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    if supervised:
+        assert json.loads((tmp_path / "run" / "failure.json").read_text())["rank"] == 1
