@@ -112,7 +112,7 @@ def _job(opened: checkpoint.Checkpoint, record: RecordedJob, config: RunConfig) 
     """Return the job that wrote a checkpoint, made by its recorded job file."""
     if is_script(record.path):
         raise CheckpointError(
-            f"{opened.path} was trained by the script {record.path.name}, which makes no job: pass the model, {_PASS_IT}"
+            f"{opened.path} was trained by a script, {record.path.name}, not by a job file: pass the model, {_PASS_IT}"
         )
     with _importable(record):
         function = load_job_file(record.path)
