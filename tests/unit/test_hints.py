@@ -87,7 +87,8 @@ def test_a_hook_or_layer_whose_method_takes_other_arguments(method: str, job, ca
 def test_a_job_file_that_parses_the_command_line(
     text: str, job, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = job(f"import argparse\nparser = argparse.ArgumentParser()\nparser.print_help = print\n{text}\n")
+    function = "" if "def" in text else "def job(): ...\n"
+    path = job(f"import argparse\nparser = argparse.ArgumentParser()\nparser.print_help = print\n{text}\n{function}")
     monkeypatch.setattr(sys, "argv", ["mpitrain", "placement", str(path)])
     assert main(sys.argv[1:]) == 2
     assert "def job(...)" in one_line(capfd.readouterr().err)
