@@ -16,6 +16,7 @@ from .. import optim
 from ..data.batch import Batch
 from ..data.split import DescribedSplit, Examples, Split
 from ..errors import ConfigError, JobError, UserError
+from ..inference.model import load
 from ..monitor.trace import span
 from ..plan.job import Job
 from ..plan.options import run_config
@@ -219,7 +220,8 @@ class Trainer:
             stack = contextlib.ExitStack()
             session = stack.enter_context(training_session(rank.cluster, request, rank.status))
             self._session, rank.session = session, stack
-            if session.loop is None:
+            if session.loop is None:  # the run has finished early
+                load(session.run_dir, model=self.model).train(self.model.training)  # type: ignore[union-attr]
                 return None
             assert isinstance(session.loop, SteppedLoop)
             self._loop = session.loop

@@ -36,3 +36,4 @@ class GpuModel(Model):
     def close(self) -> None:
         with self._gpu.activate():
             self._gpu.compute.wait()
+        super().close()

@@ -175,6 +175,13 @@ class TorchModel(Model):
     def load_extra_state(self, state: ExtraState) -> None:
         load_buffers(self._module, self._buffers, state)
 
+    def close(self) -> None:
+        """Let the module keep its values in memory of its own: that of the vectors is freed after training."""
+        super().close()
+        self._load_buffers()
+        for each in self._params:
+            each.data, each.grad = each.data.clone(), None
+
     def _load_buffers(self) -> None:
         """Set the averaged buffers to their values in the vectors. The module has copies: workers share the vectors."""
         if self._state:
