@@ -221,7 +221,9 @@ class Trainer:
             session = stack.enter_context(training_session(rank.cluster, request, rank.status))
             self._session, rank.session = session, stack
             if session.loop is None:  # the run has finished early
-                load(session.run_dir, model=self.model).train(self.model.training)  # type: ignore[union-attr]
+                training = self.model.training
+                load(session.run_dir, model=self.model)
+                self.model.train(training)
                 return None
             assert isinstance(session.loop, SteppedLoop)
             self._loop = session.loop
