@@ -55,7 +55,7 @@ def until(condition: Callable[[], object]) -> None:
 
 def launch_slow(run_dir: Path) -> mpitrain.Run:
     """Launch two ranks for 50 steps per second, and wait until they train."""
-    started = mpitrain.launch(SLOW, ranks=2, run_dir=run_dir, pause=0.02, train_steps=100_000, log_steps=1)
+    started = mpitrain.launch(SLOW, ranks=2, run_dir=run_dir, pause=0.02, train_steps=5_000, log_steps=1)
     until(lambda: started.metrics)
     return started
 
@@ -191,7 +191,7 @@ def waiting_script(openmpi: Mpi, run_dir: Path, steps: int) -> Iterator[subproce
 
 
 def test_an_interrupt_stops_the_run(openmpi: Mpi, tmp_path: Path) -> None:
-    with waiting_script(openmpi, tmp_path / "run", 100_000) as process:
+    with waiting_script(openmpi, tmp_path / "run", 5_000) as process:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert b"KeyboardInterrupt" in err and b"step" in out

@@ -30,7 +30,7 @@ def test_a_submitted_run_is_stopped_and_resumed(
         function = lambda pause=0.0: load_job_file(SLOW)(pause)  # noqa: E731
         return mpitrain.submit(function, scheduler=scheduler, tasks_per_node=2, run_dir=tmp_path / "run", **options)
 
-    submitted = submit(pause=0.02, train_steps=100_000)
+    submitted = submit(pause=0.02, train_steps=5_000)
     assert submitted.status.state in ("submitted", "running")
     deadline = time.monotonic() + 60
     while submitted.status.state == "submitted" or not submitted.metrics:

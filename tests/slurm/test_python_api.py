@@ -38,7 +38,7 @@ def job_of(site: Site, run: mpitrain.Run) -> str:
 def test_a_stopped_job_is_not_requeued_and_can_be_submitted_again(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = submit(site.folder / "stopped from python", pause=0.05, train_steps=100_000)
+    run = submit(site.folder / "stopped from python", pause=0.05, train_steps=5_000)
     assert run.status.state == "submitted"
     until(lambda: run.status.state == "running" and run.metrics)
     run.stop()
