@@ -31,7 +31,7 @@ def split_words(options: Sequence[click.Option], values: Mapping[str, Any]) -> t
             of_job += _words(name, value)
         elif option.is_flag and not option.secondary_opts:
             own += [option.opts[0]] if value else []
-        elif option.multiple:
+        elif option.multiple and isinstance(value, (str, list, tuple, Mapping)):
             pairs = [f"{key}={item}" for key, item in value.items()] if isinstance(value, Mapping) else value
             own += [f"{flag(name)}={item}" for item in ([pairs] if isinstance(pairs, str) else pairs)]
         else:

@@ -17,7 +17,7 @@ from ..plan.job import Job
 
 JobSource = Job | Callable[..., Job] | str | os.PathLike[str]
 
-_FILE = '''"""Written by mpitrain: the job function {name}, from {origin}."""
+_FILE = """# Written by mpitrain: the job function {name}, from {origin}.
 
 import base64
 import sys
@@ -30,7 +30,7 @@ job = cloudpickle.loads(
         "{pickled}"
     )
 )
-'''
+"""
 
 
 def job_file_text(given: Job | Callable[..., Job]) -> tuple[str, str]:

@@ -44,6 +44,7 @@ _OUTPUT = "output.log"
 _NOT_HERE = ("dry_run", "follow", "sweep", "array")  # flags without a meaning in Python
 _POLL_S = 0.1
 _ASK_S = 2.0  # between two looks at the state of a run that another process supervises
+_ENDED_AT_ONCE = (128 + signal.SIGINT, -signal.SIGINT)  # exit statuses of a run that was stopped twice, or at its start
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Run:
         if not self.path.is_dir():
             raise RecordError(f"{path}: no such directory; give a run directory, such as runs/JOB-TIME")
         self._process: subprocess.Popen[bytes] | None = None  # the supervisor, if this process has started it
-        self._began = 0.0
+        self._before: heartbeat.Status | None = None  # the status when this process started it
         self._shown: dict[Path, int] = {}  # bytes of output that ``wait`` has printed
         self._make_job: Callable[[], Job] | None = None  # if ``train`` has made this object
 
@@ -95,11 +96,11 @@ class Run:
     def status(self) -> RunStatus:
         """How far the run is. If it runs on another host, this may take 15 s."""
         found = heartbeat.read(self.path)
-        is_old = found is None or (found.started_at < self._began and found.state != "submitted")
+        is_old = found is None or (self._before is not None and found.started_at == self._before.started_at)
         if is_old and self._is_supervised():
             return RunStatus("starting")
-        if is_old and self._process is not None:
-            return RunStatus("failed" if self._process.returncode else "unknown")
+        if is_old and self._process is not None and self._process.returncode:
+            return RunStatus("failed")
         state, _ = described_states([self.path])[self.path]
         if found is None:
             return RunStatus(state)
@@ -187,7 +188,8 @@ class Run:
         elif (launcher := launcher_of(self.path)) is not None:
             if not launcher.is_local:
                 raise LaunchError(f"the run in {self.path} was started on {launcher.host}; stop it there")
-            os.kill(launcher.pid, signal.SIGINT)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(launcher.pid, signal.SIGINT)
         elif self.status.state == "running":
             raise LaunchError(
                 f"the run in {self.path} was not started by mpitrain; send SIGUSR1 to its ranks to stop it"
@@ -246,6 +248,8 @@ class Run:
         """
         status = self.status
         code = 0 if self._process is None else self._process.returncode
+        if code in _ENDED_AT_ONCE:
+            return replace(status, state="stopped", reason="ended without saving")
         has_failed = status.state in ("failed", "died") or (status.state == "unknown" and self._process is None)
         if code in (0, STOPPED_EARLY) and not has_failed:
             return status
@@ -378,7 +382,7 @@ def _started(folder: Path, words: list[str]) -> Run:
     """Start ``mpitrain run`` in a session of its own: signals for this process group are not for the run."""
     run = Run(folder)
     run._skip_output()
-    run._began = time.time()
+    run._before = heartbeat.read(run.path)
     command = [sys.executable, "-m", "mpitrain", "run", *words]
     with (run.path / _OUTPUT).open("ab") as output:
         run._process = subprocess.Popen(

@@ -100,6 +100,7 @@ def test_what_can_be_launched(kind: str, tmp_path: Path) -> None:
         {"mode": "async", "ps": 2},
         {"ranks": 0},
         {"env": {"not a name": 1}},
+        {"env": 3},
         {"dry_run": True},
         {"train_steps": {}},
         {"run_dir": __file__},
@@ -135,6 +136,11 @@ def test_what_a_run_shows(finished: mpitrain.Run, tmp_path: Path) -> None:
     assert finished.report() == finished.path / "report.html"
     with pytest.raises(UserError):
         mpitrain.Run(tmp_path / "absent")
+
+
+def test_a_finished_run_is_not_trained_again(finished: mpitrain.Run) -> None:
+    assert mpitrain.launch(JOBS / "small.py", ranks=2, run_dir=finished.path).wait(60).state == "finished"
+    assert [path.name for path in finished.checkpoints] == ["step-0000000100.h5"]
 
 
 @pytest.mark.parametrize("where", ["hook", "job"])
@@ -176,6 +182,18 @@ def test_stopped_runs_resume(openmpi: Mpi, tmp_path: Path) -> None:
     assert resumed.wait(30, show=False).state == "stopped"
     assert resumed.checkpoints[0] == saved and len(resumed.checkpoints) == 2
     assert mpitrain.Run(tmp_path).wait(1).state == "stopped"
+
+
+@pytest.mark.parametrize("moment", ["at its start", "twice"])
+def test_a_run_is_stopped_without_saving(moment: str, tmp_path: Path) -> None:
+    if moment == "twice":
+        started = launch_slow(tmp_path)
+        started.stop()
+        time.sleep(0.3)
+    else:
+        started = mpitrain.launch(SLOW, run_dir=tmp_path, train_steps=5_000)
+    started.stop()
+    assert started.wait(30, show=False).state == "stopped"
 
 
 @contextmanager
