@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from .. import optim
 from ..data.batch import Batch
@@ -60,7 +61,7 @@ class Trainer:
     Flags before the script in ``mpitrain run FLAGS script.py`` replace ``mode`` and ``options``.
 
     Args:
-        model: Used unmodified. Every rank must make the same initial values: seed torch before.
+        model: Used unmodified. All ranks begin with the chief's parameters and buffers.
         optimizer: ``torch.optim.SGD``, ``Adam`` or ``AdamW``, which is translated and whose ``step`` is not called; or
             one of ``mpitrain.optim``.
         scheduler: A learning-rate scheduler of the optimizer, or None. Its ``step`` is not called.
@@ -90,7 +91,11 @@ class Trainer:
         mode: str = "sync",
         **options: Any,
     ) -> None:
-        self.model, self._loader = model, None
+        self.model = model
+        self._loader: TrainLoader | None = None
+        self._loop: SteppedLoop | None = None  # while it trains
+        self._epoch: int | None = None  # that trains
+        self._examples = self._last = 0  # examples of an epoch; the last epoch
         self._rank = rank = Rank.of_script()
         with rank.errors_end_the_run():
             with rank.cluster.agree("reading the options"):
@@ -108,6 +113,7 @@ class Trainer:
             rank.cluster.assign(self._config)
             self.rank, self.size = rank.cluster.task_index, len(rank.cluster.worker_ranks)
             self.chief = rank.cluster.chief
+            _use_values_of_chief(model, rank)
             if rank.cluster.is_server:
                 self._serve()
 
@@ -194,11 +200,6 @@ class Trainer:
         if self._loop is None:
             raise JobError("training has not begun, or has ended: iterate over trainer.epochs(count)")
         return self._loop
-
-    _loop: SteppedLoop | None = None
-    _loader: TrainLoader | None
-    _epoch: int | None = None
-    _examples = _last = 0
 
     def _open(self, count: int) -> SteppedLoop | None:
         """Begin training; return None if there is nothing to train. Collective over all ranks."""
@@ -315,6 +316,19 @@ def _share(rank: Rank, about: Any) -> Any:
         while not barrier.Test():
             time.sleep(_POLL_S)
         return rank.cluster.comm.bcast(about, root=rank.cluster.chief_rank)
+
+
+def _use_values_of_chief(model: nn.Module, rank: Rank) -> None:
+    """Set a module's parameters and buffers to those of the chief. Collective over all ranks."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    found = {name: each.detach() for name, each in tensors.items() if not is_lazy(each)}
+    shapes = [(name, tuple(each.shape), each.dtype) for name, each in found.items()]
+    rank.cluster.check_same({"the parameters and buffers of the model": shapes})
+    with _WAIT, torch.no_grad():
+        for each in found.values():
+            values = each.cpu().contiguous()
+            rank.cluster.comm.Bcast(values.reshape(-1).view(torch.uint8).numpy(), root=rank.cluster.chief_rank)
+            each.copy_(values)
 
 
 def _refuse_step(*_: Any) -> None:

@@ -117,8 +117,12 @@ class Rank:
         with _WAIT:
             # A launcher may kill the other ranks as soon as one exits with a nonzero status.
             self.cluster.comm.Barrier()
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, signal.SIG_IGN)  # the launcher may send these while MPI finalizes
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher may send it until this process has ended
+        if self.current is not self:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the same
+            return
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the script continues
+        signal.signal(signal.SIGINT, signal.default_int_handler if self.is_alone else signal.SIG_DFL)
 
     def _end(self, error: UserError) -> NoReturn:
         """Print a user's error once, and exit: regularly if every rank has it, else by aborting the other ranks."""
@@ -156,10 +160,16 @@ class Rank:
         return rank
 
     def _check_exit(self) -> None:
-        """End the other ranks if the script ends in the middle of training."""
-        if self.session is not None and self.cluster.size > 1:
+        """End all ranks with status 1 if the script ends in the middle of training."""
+        if self.session is None:
+            return
+        error = getattr(sys, "last_value", None)  # that Python has printed
+        if error is None:
+            error = RuntimeError(_EXITS_EARLY)
             print(f"mpitrain: {self.cluster.rank_description}: {_EXITS_EARLY}", file=sys.__stderr__, flush=True)
-            self.cluster.abort(1)
+        with contextlib.suppress(BaseException):
+            self.session.__exit__(type(error), error, None)  # records that the run has failed
+        self.cluster.abort(1)
 
 
 def _has_threads() -> bool:

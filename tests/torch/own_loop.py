@@ -79,7 +79,7 @@ def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: t
 
 def main() -> None:
     arguments = parse()
-    torch.manual_seed(0)
+    torch.manual_seed(int(os.environ.get("OMPI_COMM_WORLD_RANK", 0)))  # the chief's values count
     model = models.make(arguments.kind, dropout=arguments.dropout)
     if arguments.dtype == "float64":
         model.double()
