@@ -61,7 +61,7 @@ def load(
             changed; or a job.
 
     Returns:
-        A PyTorch module in evaluation mode: ``model``, or as the job makes it. For models of layers a ``TrainedModel``.
+        A PyTorch module in evaluation mode, which is ``model`` or made by the job; for layers a ``TrainedModel``.
 
     Raises:
         CheckpointError: There is no checkpoint, it is damaged, or it does not match the job.
