@@ -1,0 +1,86 @@
+"""The guide "From DDP to mpitrain": its script, changed by its diff, trains as the original does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from ..support.launch import ROOT, Mpi, run
+
+PAGE = (ROOT / "docs" / "ddp.md").read_text(encoding="utf-8")
+# Puts the examples of a step in the order of mpitrain, and gives each rank its share.
+SAME_ORDER = """
+import torch.distributed as dist
+from mpitrain.data.permutation import order
+
+class DistributedSampler:
+    def __init__(self, dataset):
+        self.count, self.rank, self.size = len(dataset), dist.get_rank(), dist.get_world_size()
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+    def __len__(self):
+        return self.count // self.size
+    def __iter__(self):
+        examples = order(self.epoch * self.count, self.count, self.count, 0, None)
+        return iter(examples.reshape(-1, self.size, 32)[:, self.rank].flatten().tolist())
+"""
+
+
+def block(language: str) -> str:
+    """Return the first block of code in a language."""
+    return re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[1]
+
+
+def patched(text: str, diff: str) -> str:
+    """Return a text to which a unified diff was applied."""
+    for hunk in re.split(r"^@@.*@@\n", diff, flags=re.MULTILINE)[1:]:
+        lines = [(line[:1] or " ", line[1:]) for line in hunk.splitlines()]
+        before, after = ("\n".join(line for mark, line in lines if mark in kept) for kept in (" -", " +"))
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    return text
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> tuple[Path, Path]:
+    """The original script, with examples in the order of mpitrain; and the changed one."""
+    original, changed = tmp_path / "original.py", tmp_path / "train.py"
+    text = block("python")
+    (tmp_path / "same_order.py").write_text(SAME_ORDER)
+    original.write_text(text.replace("sampler = ", "from same_order import DistributedSampler\nsampler = ", 1))
+    changed.write_text(patched(text, block("diff")))
+    return original, changed
+
+
+def trained(folder: Path, *words: str | Path, **env: str) -> dict[str, torch.Tensor]:
+    """Run a command; return the model that it has saved."""
+    done = run([*map(str, words)], timeout=120, env={"PYTHONPATH": str(ROOT), **env}, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    model = torch.load(folder / "model.pt")
+    (folder / "model.pt").unlink()
+    return model
+
+
+def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=1e-5)
+
+
+def test_the_changed_script_trains_as_the_original(openmpi: Mpi, scripts: tuple[Path, Path], tmp_path: Path) -> None:
+    original, changed = scripts
+    python, options = openmpi.python, ["-n", "2", "--run-dir", tmp_path / "run"]
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    expected = trained(tmp_path, *torchrun, original)
+    for _ in range(2):  # the second time there is nothing left to train
+        assert_close(trained(tmp_path, python, "-m", "mpitrain", "run", *options, changed), expected)
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    assert_close(trained(tmp_path, python, changed), trained(tmp_path, python, original, **alone))
+
+
+def test_few_lines_change() -> None:
+    added = re.findall(r"^\+(?!\+\+).+", block("diff"), flags=re.MULTILINE)
+    assert len([line for line in added if "import" not in line]) <= 8
