@@ -7,18 +7,20 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .. import optim
+from .. import checkpoint, optim
 from ..data.batch import Batch
 from ..data.split import DescribedSplit, Examples, Split
-from ..errors import ConfigError, JobError, UserError
+from ..errors import CheckpointError, ConfigError, JobError, UserError
 from ..inference.model import load
 from ..monitor.trace import span
+from ..plan.config import RunConfig
 from ..plan.job import Job
 from ..plan.options import run_config
 from ..process.signals import STOPPED_EARLY
@@ -26,7 +28,7 @@ from ..pytorch.batches import CollatedBatch, as_split
 from ..pytorch.network import LossInLoop
 from ..pytorch.translation import translated
 from ..training.rank import Rank
-from ..training.session import TrainRequest, training_session
+from ..training.session import TrainRequest, given_run_dir, training_session
 from ..training.stepped_loop import SteppedLoop
 from .train import script_path
 
@@ -213,10 +215,12 @@ class Trainer:
             batch = loader.batch_size * accumulate
             self._examples, self._last = len(loader.split), count - 1
             step_examples = batch * self._config.gradients_per_step(workers)
-            steps = math.ceil(count * self._examples / step_examples)
-            split = loader.split
-            about = (len(split), split.shape, split.sample_digest(), batch, steps) if rank.cluster.chief else None
-            _share(rank, about)
+            split, about = loader.split, None
+            if self.chief:
+                step, cursor = _resumes_at(self._config)  # an earlier start may have had another number of workers
+                steps = step + math.ceil(max(0, count * self._examples - cursor) / step_examples)
+                about = (len(split), split.shape, split.sample_digest(), batch, steps)
+            *_, steps = _share(rank, about)
             request = self._request(split, batch, steps)
             stack = contextlib.ExitStack()
             session = stack.enter_context(training_session(rank.cluster, request, rank.status))
@@ -307,6 +311,18 @@ def _moved(tree: Any, device: torch.device) -> Any:
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(_moved(item, device) for item in tree))
     return [_moved(item, device) for item in tree] if isinstance(tree, (tuple, list)) else tree
+
+
+def _resumes_at(config: RunConfig) -> tuple[int, int]:
+    """Return the step, and the number of examples taken, of the checkpoint from which a run resumes; zeros if none."""
+    path = given_run_dir(config) if config.run.resume == "auto" else Path(config.run.resume)
+    if path is None or config.run.resume == "never":
+        return 0, 0
+    try:
+        with checkpoint.Checkpoint(checkpoint.find(path)[0]) as opened:
+            return opened.step, int(opened.attributes["/"]["position"])
+    except CheckpointError:  # reported when the run begins, if it matters
+        return 0, 0
 
 
 def _share(rank: Rank, about: Any) -> Any:

@@ -176,15 +176,15 @@ def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, tele
         store.free()
 
 
-def _launcher_run_dir() -> Path | None:
-    """Return the run directory made by ``mpitrain run``, as a relative path, or None."""
-    run_dir = os.environ.get(RUN_DIR_VARIABLE)
-    return Path(os.path.relpath(run_dir)) if run_dir else None
+def given_run_dir(config: RunConfig) -> Path | None:
+    """Return the run directory that the user has given, or ``mpitrain run`` has made; None if there is none yet."""
+    made = os.environ.get(RUN_DIR_VARIABLE)
+    return config.run.run_dir or (Path(os.path.relpath(made)) if made else None)
 
 
 def _find_files(request: TrainRequest, config: RunConfig, ranks: str) -> RunFiles:
     """Return the files of the run, in a directory that exists; nothing in it has changed yet."""
-    folder = config.run.run_dir or _launcher_run_dir() or new_run_dir(request.name)
+    folder = given_run_dir(config) or new_run_dir(request.name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_files(folder)

@@ -178,6 +178,16 @@ def test_a_killed_run_resumes_exactly(openmpi: Mpi, tmp_path: Path) -> None:
     assert_same_bits(newest(tmp_path / "killed"), expected)
 
 
+def test_resuming_with_another_number_of_ranks_trains_the_epochs_that_are_left(openmpi: Mpi, tmp_path: Path) -> None:
+    train(openmpi, 2, tmp_path, "--batch-size", 6, "--epochs", 2)
+    done = start(openmpi, 1, tmp_path, "--batch-size", 6, "--epochs", 4)
+    assert "epochs [2, 3]" in done.stdout, done.stderr
+    examples, _ = models.arrays("mlp")
+    assert (
+        json.loads((tmp_path / "status.json").read_text())["step"] == len(examples) * 2 // 12 + len(examples) * 2 // 6
+    )
+
+
 def test_stopping_early(openmpi: Mpi, tmp_path: Path) -> None:
     done = start(openmpi, 2, tmp_path, "--fault", "stop")
     assert done.returncode == 0, done.stderr
