@@ -62,6 +62,7 @@ class Rank:
             set_output_prefix(rank or None)
         self.status = RankStatusFile(run_dir, rank)
         self._cluster: Cluster | None = None
+        self._failed = False
 
     @property
     def cluster(self) -> Cluster:
@@ -90,6 +91,7 @@ class Rank:
         A user's error is printed by one rank, in one line, and every rank exits with status 2. After an unexpected
         exception, the rank that raised it ends all ranks with status 1.
         """
+        self._failed = True
         if self.session is not None:
             session, self.session = self.session, None
             try:
@@ -186,7 +188,9 @@ def run_script(parse: Callable[[], ScriptRequest]) -> NoReturn:
         sys.argv = [str(request.path), *request.arguments]
         sys.path[0] = str(request.path.parent.absolute())
         runpy.run_path(str(request.path), run_name="__main__")
-    except SystemExit:
+    except SystemExit as error:
+        if error.code not in (None, 0, STOPPED_EARLY) and not rank._failed:  # the script's own status
+            rank.status.set_failed(error, mistake=False)
         raise
     except BaseException as error:
         rank.fail(error)

@@ -84,3 +84,7 @@ def test_an_exception_after_training_on_one_rank_ends_all(openmpi: Mpi, supervis
     assert done.stderr.count("Traceback") == 1
     if supervised:
         assert json.loads((tmp_path / "run" / "failure.json").read_text())["rank"] == 1
+
+
+def test_the_status_of_a_script_that_has_trained(openmpi: Mpi, tmp_path: Path) -> None:
+    assert mpitrain_run(openmpi, SCRIPT, "exit", tmp_path).returncode == 1

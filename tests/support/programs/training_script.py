@@ -46,5 +46,7 @@ if kind == "twice":
     run = mpitrain.train(small.job, hidden_units=10, **{**options, "run_dir": folder / "second"})
 if kind == "raise" and launched_rank(os.environ) == 1:
     raise ArithmeticError("after training")
+if kind == "exit":
+    sys.exit("not accurate enough")
 if launched_rank(os.environ) == 0:
     np.save(folder / "outputs.npy", run.model(averages=True)(data.mnist(None).validation.read_batch(0, 50).examples))
