@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from ..comm.cluster import Cluster, OtherRankFailed, report_crash
+from ..core import activity
 from ..errors import UserError
 from ..monitor.rank_log import show_warnings
 from ..monitor.trace import span
@@ -62,7 +63,7 @@ class Rank:
             set_output_prefix(rank or None)
         self.status = RankStatusFile(run_dir, rank)
         self._cluster: Cluster | None = None
-        self._failed = False
+        self._failed = self._stopped = False
 
     @property
     def cluster(self) -> Cluster:
@@ -113,8 +114,15 @@ class Rank:
         sys.exit(1)
 
     def finish(self, stopped: bool) -> None:
-        """Record that training has ended, and wait for the other ranks. Collective over all ranks."""
-        self.status.set_done(stopped=stopped)
+        """Record that training has ended, and wait for the other ranks. Collective over all ranks.
+
+        A script continues, for as long as it likes: it is done when it exits.
+        """
+        if self.current is self:
+            self._stopped = stopped
+            activity.set_limits(0.0, activity.LONG_LIMIT_S)
+        else:
+            self.status.set_done(stopped=stopped)
         sys.stdout.flush()
         with _WAIT:
             # A launcher may kill the other ranks as soon as one exits with a nonzero status.
@@ -162,8 +170,10 @@ class Rank:
         return rank
 
     def _check_exit(self) -> None:
-        """End all ranks with status 1 if the script ends in the middle of training."""
+        """Record that a script is done; end all ranks with status 1 if it exits in the middle of training."""
         if self.session is None:
+            if not self._failed:
+                self.status.set_done(stopped=self._stopped)
             return
         error = getattr(sys, "last_value", None)  # that Python has printed
         if error is None:
@@ -190,6 +200,7 @@ def run_script(parse: Callable[[], ScriptRequest]) -> NoReturn:
         runpy.run_path(str(request.path), run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0, STOPPED_EARLY) and not rank._failed:  # the script's own status
+            rank._failed = True
             rank.status.set_failed(error, mistake=False)
         raise
     except BaseException as error:

@@ -43,6 +43,7 @@ def test_a_path_under_mpitrain_run_whose_flags_replace_options(openmpi: Mpi, tmp
     done = mpitrain_run(openmpi, "--train-steps", 15, SCRIPT, "path", tmp_path)
     assert done.returncode == 0, done.stderr
     assert_trained(openmpi, 2, tmp_path, steps=15)
+    assert "[False, " in (tmp_path / "done-0").read_text()  # rank 0 was not done before it has exited
 
 
 def test_a_job_without_a_launcher(openmpi: Mpi, tmp_path: Path) -> None:

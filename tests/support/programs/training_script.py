@@ -10,6 +10,7 @@ import numpy as np
 
 import mpitrain
 from mpitrain import Hook, data
+from mpitrain.process import rank_status
 from mpitrain.process.launcher_env import launched_rank
 
 SMALL = Path(__file__).parents[1] / "jobs" / "small.py"
@@ -50,3 +51,6 @@ if kind == "exit":
     sys.exit("not accurate enough")
 if launched_rank(os.environ) == 0:
     np.save(folder / "outputs.npy", run.model(averages=True)(data.mnist(None).validation.read_batch(0, 50).examples))
+if kind == "path":  # what ``mpitrain run`` knows: a rank that is done must exit soon, but a script may take long
+    done = [status.done for status in rank_status.read(folder / "run")]
+    (folder / f"done-{launched_rank(os.environ)}").write_text(str(done))
