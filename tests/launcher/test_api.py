@@ -113,7 +113,11 @@ def test_wrong_arguments_are_refused_before_anything_is_written(given: dict[str,
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("job", [3, Job, "no such file.py", lambda lock=threading.Lock(): None, None], ids=str)
+@pytest.mark.parametrize(
+    "job",
+    [3, Job, "no such file.py", lambda lock=threading.Lock(): None, None],
+    ids=["number", "class", "missing", "lock", "none"],
+)
 def test_what_cannot_be_launched(job: object, tmp_path: Path) -> None:
     with pytest.raises(UserError):
         mpitrain.launch(job, ranks=2)  # type: ignore[arg-type]
