@@ -40,6 +40,7 @@ def train(job: JobSource, **options: Any) -> Run:
     with rank.errors_end_the_run():
         with rank.cluster.agree("reading the options"):
             request = _request(job, options, rank.options)
+        rank.claim_run_dir(request.config)
         with training_session(rank.cluster, request, rank.status) as session:
             if session.loop is not None:
                 session.loop.run()

@@ -98,6 +98,11 @@ class Trainer:
         self._loop: SteppedLoop | None = None  # while it trains
         self._epoch: int | None = None  # that trains
         self._examples = self._last = 0  # examples of an epoch; the last epoch
+        self._has_more = False  # whether this epoch has batches that the loop has not used
+        self._torch_optimizer: torch.optim.Optimizer | None = None
+        self._scheduler = scheduler
+        caller = sys._getframe(1)
+        self._source = caller.f_code.co_filename, caller.f_lineno  # for errors
         self._rank = rank = Rank.of_script()
         with rank.errors_end_the_run():
             with rank.cluster.agree("reading the options"):
@@ -112,6 +117,8 @@ class Trainer:
                 else:
                     self._optimizer = translated(optimizer, model, scheduler, scheduler_interval, clip_norm)
                     optimizer.register_step_pre_hook(_refuse_step)
+                    self._torch_optimizer = optimizer
+                    self._rates = [group["lr"] for group in optimizer.param_groups]
             rank.cluster.assign(self._config)
             self.rank, self.size = rank.cluster.task_index, len(rank.cluster.worker_ranks)
             self.chief = rank.cluster.chief
@@ -143,6 +150,8 @@ class Trainer:
         with self._rank.errors_end_the_run():
             if self._loader is not None:
                 raise JobError("trainer.loader was called twice: a Trainer has one loader of training examples")
+            if hasattr(dataset, "__len__") and len(dataset) == 0:
+                raise JobError("trainer.loader got a dataset without examples: must have at least one")
             split = as_split(dataset)
             if not isinstance(split, Split):
                 raise JobError(f"trainer.loader got {type(dataset).__name__}: must be a dataset, with __len__")
@@ -160,10 +169,14 @@ class Trainer:
         loop = self._open(count)
         while loop is not None and loop.take() is not None:
             self._epoch = loop.data_cursor // self._examples if self._epoch is None else self._epoch + 1
+            self._has_more = True
             yield self._epoch
             with self._rank.errors_end_the_run():
-                if self._epoch >= self._last and loop.take() is not None:
-                    raise JobError("the loop did not use all batches of the last epoch: call trainer.stop() to stop")
+                if self._has_more and loop.stop_reason is None:
+                    raise JobError(
+                        f"the loop has left epoch {self._epoch} before its last batch: use all batches of the loader; "
+                        "to finish training early, call trainer.stop() in place of break"
+                    )
         self._close()
 
     def backward(self, loss: Tensor) -> None:
@@ -179,7 +192,28 @@ class Trainer:
     def step(self) -> None:
         """Update the parameters, in place of ``optimizer.step()``. Collective over the workers if they take the same
         steps."""
-        self._require_loop().finish()
+        loop = self._require_loop()
+        if self._torch_optimizer is not None and self._scheduler is None:
+            self._check_rates(self._torch_optimizer)
+        loop.finish()
+        if self._torch_optimizer is not None and self._scheduler is not None:
+            self._show_rates(self._torch_optimizer, loop.learning_rate)
+
+    def _check_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse learning rates that the script has changed: servers and other workers do not know them."""
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+            if group["lr"] != rate:
+                raise JobError(
+                    f"the learning rate in the optimizer was changed from {rate:g} to {float(group['lr']):g}: pass the "
+                    "scheduler that changes it, as in Trainer(model, optimizer, scheduler=scheduler)"
+                )
+
+    def _show_rates(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
+        """Set the rates of the last step in torch's optimizer and scheduler, where scripts read them."""
+        shown = [rate * each / self._rates[0] if self._rates[0] else rate for each in self._rates]
+        for group, each in zip(optimizer.param_groups, shown, strict=True):
+            group["lr"] = each
+        self._scheduler._last_lr = shown
 
     def save(self) -> None:
         """Request a checkpoint; it is written as soon as all workers hold the same parameters. Local.
@@ -193,10 +227,14 @@ class Trainer:
         """Finish training early: all workers stop after a step that they have begun. Local; one rank is enough."""
         self._require_loop().stop(reason)
 
-    def mean(self, value: float) -> float:
-        """Return the mean of a number over the workers. Collective over the workers."""
+    def mean(self, value: float | Tensor) -> float:
+        """Return the mean of a number over the workers.
+
+        Collective over the workers: call it on all of them, not inside ``if trainer.rank == 0``.
+        """
+        number = float(value.detach() if isinstance(value, Tensor) else value)
         with _WAIT:
-            return float(self._rank.cluster.workers.allreduce(float(value))) / self.size
+            return float(self._rank.cluster.workers.allreduce(number)) / self.size
 
     def _require_loop(self) -> SteppedLoop:
         if self._loop is None:
@@ -221,6 +259,7 @@ class Trainer:
                 steps = step + math.ceil(max(0, count * self._examples - cursor) / step_examples)
                 about = (len(split), split.shape, split.sample_digest(), batch, steps)
             *_, steps = _share(rank, about)
+            rank.claim_run_dir(self._config)
             request = self._request(split, batch, steps)
             stack = contextlib.ExitStack()
             session = stack.enter_context(training_session(rank.cluster, request, rank.status))
@@ -263,7 +302,9 @@ class Trainer:
         config = self._config.merged({"batch_size": batch, "train_steps": steps})
 
         def make() -> Job:
-            return Job(self.model, LossInLoop(), self._optimizer, split, batch_size=batch, train_steps=steps)
+            job = Job(self.model, LossInLoop(), self._optimizer, split, batch_size=batch, train_steps=steps)
+            job.source = self._source
+            return job
 
         return TrainRequest(script_path(), {}, config, make, SteppedLoop)
 
@@ -294,6 +335,9 @@ class TrainLoader:
         device = trainer.device
         while (work := loop.take()) is not None and loop.start_of(work) < end:
             yield _tensors(loop.micro_batch(), device)
+            if loop.is_pending:
+                raise JobError("a batch was skipped: call backward and step for every batch of the loader")
+        trainer._has_more = False
 
 
 def _tensors(batch: Batch, device: torch.device) -> Any:

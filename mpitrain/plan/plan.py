@@ -154,10 +154,11 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
 def _check_batch(step_examples: int, gradients_per_step: int, job: Job) -> None:
     if step_examples > len(job.train_split):
         each = len(job.train_split) // gradients_per_step
+        fix = f"set --batch-size {each} or less, or use fewer workers" if each else "use fewer workers"
         raise DataError(
             f"a batch of {step_examples:,} examples ({gradients_per_step} workers, "
             f"{step_examples // gradients_per_step:,} each) is larger than the {len(job.train_split):,} training "
-            f"examples; set --batch-size {each} or less, or use fewer workers"
+            f"examples; {fix}"
         )
 
 

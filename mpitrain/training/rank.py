@@ -15,9 +15,10 @@ from typing import Any, ClassVar, NoReturn
 
 from ..comm.cluster import Cluster, OtherRankFailed, report_crash
 from ..core import activity
-from ..errors import UserError
+from ..errors import ConfigError, LaunchError, UserError
 from ..monitor.rank_log import show_warnings
 from ..monitor.trace import span
+from ..plan.config import RunConfig
 from ..plan.script import ScriptRequest
 from ..process.launcher_env import is_launched, launched_rank
 from ..process.output_prefix import set_output_prefix
@@ -63,7 +64,7 @@ class Rank:
             set_output_prefix(rank or None)
         self.status = RankStatusFile(run_dir, rank)
         self._cluster: Cluster | None = None
-        self._failed = self._stopped = False
+        self._failed = self._stopped = self._used_run_dir = False
 
     @property
     def cluster(self) -> Cluster:
@@ -113,6 +114,19 @@ class Rank:
             self._cluster.abort(1)
         sys.exit(1)
 
+    def claim_run_dir(self, config: RunConfig) -> None:
+        """Note that a training of a script begins.
+
+        Raises:
+            ConfigError: It would resume an earlier one of the same script, in the directory of ``mpitrain run``.
+        """
+        if config.run.run_dir is None and RUN_DIR_VARIABLE in os.environ:
+            if self._used_run_dir:
+                error = ConfigError("a second training in a script needs a directory of its own: pass run_dir=...")
+                error.on_all_ranks = True
+                raise error
+            self._used_run_dir = True
+
     def finish(self, stopped: bool) -> None:
         """Record that training has ended, and wait for the other ranks. Collective over all ranks.
 
@@ -160,6 +174,11 @@ class Rank:
         """
         rank = cls.current
         if rank is None:
+            if not is_launched(os.environ) and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+                raise LaunchError(
+                    "torchrun has started this script, and its ranks would train on their own: start it with "
+                    "mpitrain run -n N script.py, or with mpirun or srun"
+                )
             rank = cls.current = cls(forks=not _has_threads())
             if not rank.is_alone:
                 sys.excepthook = lambda _, error, __: rank.fail(error)

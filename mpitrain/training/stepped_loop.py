@@ -52,6 +52,11 @@ class SteppedLoop(Loop):
                 self._work = self._next()
         return self._work
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a micro-batch was handed out whose gradient is not computed yet."""
+        return self._in_forward
+
     def save(self) -> None:
         """Request a checkpoint at the next ``ConsistentPoint``. Local; chief only."""
         self._strategy.request_pause()
@@ -63,6 +68,8 @@ class SteppedLoop(Loop):
     def micro_batch(self) -> Batch:
         """Return the examples of the work item, or of its next part, and prepare the model's forward pass."""
         assert self._work is not None
+        if self._computed:
+            raise JobError("step was not called after backward: call trainer.step() for every batch")
         if not self._parts:
             STEP.__enter__()
             with LOAD:

@@ -71,6 +71,8 @@ def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: t
         optimizer.step()
     if fault == "clip":
         nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    if fault == "rate":
+        optimizer.param_groups[0]["lr"] = 0.5
     if fault == "exit":
         sys.exit(0)
     if fault == "stop":
@@ -90,10 +92,11 @@ def main() -> None:
         dataset = [*zip(typed, torch.from_numpy(labels), strict=True)]
     loss_of = models.per_token if arguments.kind == "gpt" else nn.CrossEntropyLoss()
     optimizer = make_optimizer(arguments.optimizer, model)
+    scheduler = make_scheduler(arguments.scheduler, optimizer)
     trainer = mpitrain.Trainer(
         model,
         optimizer,
-        scheduler=make_scheduler(arguments.scheduler, optimizer),
+        scheduler=scheduler,
         scheduler_interval=arguments.interval,
         clip_norm=arguments.clip_norm,
         mode=arguments.mode,
@@ -117,12 +120,20 @@ def main() -> None:
                 commit(arguments.fault, trainer, model, optimizer)
                 if arguments.fault == "break":
                     break
+            if arguments.fault == "no step":
+                continue
             trainer.step()
             losses.append(float(loss.detach()))
         if arguments.fault == "break" and step >= arguments.at:
             break
     third = max(1, len(losses) // 3)
     first, last = sum(losses[:third]) / third, sum(losses[-third:]) / third
+    if arguments.scheduler:
+        print(f"rate {scheduler.get_last_lr()[0]:.6f} {optimizer.param_groups[0]['lr']:.6f}", flush=True)
+    if arguments.fault == "second":
+        second = mpitrain.Trainer(model, torch.optim.SGD(model.parameters(), 0.1))
+        second.loader(dataset, arguments.batch_size)
+        next(second.epochs(1))
     print(f"worker {trainer.rank}: epochs {epochs} losses {first:.4f} {last:.4f}", flush=True)
 
 

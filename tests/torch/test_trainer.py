@@ -203,11 +203,23 @@ def test_an_exception_on_one_rank_ends_all(openmpi: Mpi, tmp_path: Path) -> None
     assert json.loads((tmp_path / "status.json").read_text())["state"] in ("failed", "running")
 
 
-@pytest.mark.parametrize("fault", ["forget", "optimizer", "clip", "exit", "break"])
+@pytest.mark.parametrize("fault", ["forget", "no step", "optimizer", "clip", "rate", "exit", "break", "second"])
 def test_mistakes_in_the_loop(openmpi: Mpi, fault: str, tmp_path: Path) -> None:
     done = start(openmpi, 2, tmp_path, "--fault", fault)
     assert done.returncode not in (0, 75), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_scheduler_shows_the_rate_of_the_last_step(openmpi: Mpi, tmp_path: Path) -> None:
+    done = start(openmpi, 1, tmp_path, "--scheduler", "steps", "--epochs", 3, "--batch-size", TOTAL)
+    assert "rate 0.002500 0.002500" in done.stdout, done.stderr
+
+
+def test_torchrun_is_refused(openmpi: Mpi) -> None:
+    environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    done = run([str(openmpi.python), str(SCRIPT)], env=environment)
+    assert done.returncode != 0
+    assert "LaunchError" in done.stderr
 
 
 def test_a_mistake_in_the_arguments(openmpi: Mpi, tmp_path: Path) -> None:
