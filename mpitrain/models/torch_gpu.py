@@ -68,7 +68,7 @@ class TorchGpuModel(GpuModel, TorchModel):
 
     def compute_loss(self, batch: Batch) -> Any:
         with self._computing():
-            return super().compute_loss(batch)
+            return self._compute_loss(batch)
 
     def begin_forward(self, position: int) -> None:
         with self._computing():

@@ -88,11 +88,14 @@ class TorchModel(Model):
 
     def compute_loss(self, batch: Batch) -> Any:
         with exclusive():
-            inputs = inputs_of(batch, self._dtype, self.device)
-            self.begin_forward(batch.position)
-            with self._autocast():
-                loss = self._criterion(self._module(*inputs.args, **inputs.kwargs), inputs.labels)
-            return self.end_forward(loss, batch.count)
+            return self._compute_loss(batch)
+
+    def _compute_loss(self, batch: Batch) -> Any:
+        inputs = inputs_of(batch, self._dtype, self.device)
+        self.begin_forward(batch.position)
+        with self._autocast():
+            loss = self._criterion(self._module(*inputs.args, **inputs.kwargs), inputs.labels)
+        return self.end_forward(loss, batch.count)
 
     def use_device(self) -> None:
         """Let the calling thread's torch operations run on the device, and in the stream, of this model from now on."""

@@ -224,7 +224,7 @@ def test_a_users_error_on_one_rank_ends_all(mpi: Mpi, job, rank: int, raised: st
     )
     done = mpi.run(2, "-m", "mpitrain", "train", path, timeout=30)
     # MPICH's mpirun kills the ranks after an abort, and returns 9 if that comes before the first one's exit.
-    assert done.returncode == status or (mpi.name, status, done.returncode) == ("mpich", 1, 9), done.stderr
+    assert done.returncode == status or (mpi.name, done.returncode) == ("mpich", 9), done.stderr
     assert f"rank {rank} of 2" in done.stderr
     if status == 2:
         assert "my data" in one_line(done.stderr)
