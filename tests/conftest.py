@@ -15,8 +15,10 @@ from .support.simulated_gpus import driver, library, simulated
 
 __all__ = ["alone", "driver", "library", "simulated"]
 
-# Child processes inherit an ignored SIGHUP, which nohup and some CI runners set; tests of signals need the default.
+# Child processes inherit ignored signals: nohup ignores SIGHUP, and a shell SIGINT for what it runs in the background.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # What a test needs that a machine with only Python and make does not have, by fixture.

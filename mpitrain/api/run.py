@@ -386,6 +386,16 @@ def _started(folder: Path, words: list[str]) -> Run:
     command = [sys.executable, "-m", "mpitrain", "run", *words]
     with (run.path / _OUTPUT).open("ab") as output:
         run._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_accept_interrupts,
         )
     return run
+
+
+def _accept_interrupts() -> None:
+    """Let ``stop`` end the supervisor from its start: a shell ignores SIGINT for what it runs in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -195,7 +195,11 @@ def test_a_run_is_stopped_without_saving(moment: str, tmp_path: Path) -> None:
         started.stop()
         time.sleep(0.3)
     else:
-        started = mpitrain.launch(SLOW, run_dir=tmp_path, train_steps=5_000)
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a script that runs in the background
+        try:
+            started = mpitrain.launch(SLOW, run_dir=tmp_path, train_steps=5_000)
+        finally:
+            signal.signal(signal.SIGINT, before)
     started.stop()
     assert started.wait(30, show=False).state == "stopped"
 
