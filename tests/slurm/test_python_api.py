@@ -9,7 +9,7 @@ import pytest
 import mpitrain
 from mpitrain.plan.job import load_job_file
 
-from ..support.launch import JOBS, Mpi
+from ..support.launch import JOBS, ROOT, Mpi
 from ..support.slurm.site import Site
 from .test_submitted import until
 
@@ -73,3 +73,15 @@ def test_waiting_continues_while_a_job_is_requeued(site: Site) -> None:
     run.stop()  # also in a later attempt
     assert run.wait(90, show=False).state == "stopped"
     assert site.cluster.wait(number) != "PENDING" and site.cluster.restarts(number) == 1
+
+
+def test_srun_starts_a_loop_of_ones_own(site: Site, openmpi: Mpi) -> None:
+    for _ in range(5):  # Slurm 22.05's plugin at times does not connect its daemons
+        number = site.script(openmpi, "srun.sbatch", str(ROOT / "jobs" / "trainer_digits.py"), "--epochs", "5")
+        state = site.cluster.wait(number)
+        log = "".join(path.read_text() for path in site.folder.glob(f"mpitrain-{number}*.log"))
+        if "Cannot establish the connection" not in log:
+            break
+    assert state == "COMPLETED", log
+    assert "4 workers on 2 nodes" in log
+    assert float(log.split("validation accuracy ")[-1].split()[0]) > 0.8
