@@ -23,10 +23,11 @@ from collections.abc import Iterator
 
 _POLL_S = 0.5
 _ENDING_S = 5.0
-# Names of Open MPI, MPICH, Intel MPI and UCX in /dev/shm, and of Open MPI's session directory with its launcher's pid.
+# Names of Open MPI, MPICH, Intel MPI and UCX in /dev/shm, and of the session directories of Open MPI's launcher and
+# daemons, with their pid: a later daemon with the same pid does not start if it finds one.
 _SHM = "/dev/shm"
 _SEGMENT = re.compile(r"(sm_segment|vader_segment|osc_sm|osc_rdma|osc_ucx|mpich_shm|Intel_MPI|ucx_shm)[\w.:-]*")
-_SESSION = re.compile(r"ompi\.(\d+)")
+_SESSION = re.compile(r"(?:ompi|prted)\.(\d+)")
 _DAEMONS = (b"prted", b"orted", b"hydra_pmi_proxy", b"hydra_bstrap_pr")  # process names of Open MPI's and Hydra's
 
 
@@ -71,6 +72,9 @@ def end_ranks(run_dir: str) -> None:
     for pid in daemons:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + _ENDING_S
+    while not all(map(_has_ended, daemons)) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def signal_ranks(run_dir: str, number: signal.Signals) -> None:
@@ -85,7 +89,7 @@ def remove_leftovers(run_dir: str, within_s: float) -> None:
     """Remove what MPI libraries of killed ranks have left on this host: shared memory, and Open MPI's sessions.
 
     A file is removed if it belongs to this user, is named like such a file, and is not used: no process has mapped the
-    memory, and the launcher of the session has ended. First waits for the run's processes, which are ending.
+    memory, and the process of the session has ended. First waits for the run's processes, which are ending.
 
     Args:
         within_s: Only files that were written within this many seconds.
@@ -127,7 +131,7 @@ def _is_own(entry: os.DirEntry[str], since: float) -> bool:
     return about.st_uid == os.geteuid() and about.st_mtime >= since and not entry.is_symlink()
 
 
-def _has_ended(pid: str) -> bool:
+def _has_ended(pid: int | str) -> bool:
     state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:1]
     return state in ([], [b"Z"], [b"X"])  # also if its parent has not noticed yet
 

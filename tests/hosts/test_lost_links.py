@@ -34,6 +34,8 @@ def test_a_lost_link_ends_the_run_on_all_hosts(run: Run) -> None:
     assert status == 1
     host = f"host {run.network.net}.2"
     assert [host in line for line in err if "answer" in line] == [True, True], err
+    # A later daemon with the same process id would not start.
+    assert [run.network.sessions(number) for number in (1, 2, 3)] == [[], [], []]
 
 
 @pytest.mark.parametrize("run", [("--link-timeout", "30")], indirect=True)

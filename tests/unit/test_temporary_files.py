@@ -47,16 +47,17 @@ def test_only_segments_that_no_process_has_mapped_are_removed(segments: Callable
     assert not used.exists()
 
 
-def test_the_session_of_a_live_process_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("prefix", ["ompi", "prted"])
+def test_the_session_of_a_live_process_is_kept(prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    dead, live, other = (tmp_path / f"ompi.{name}" for name in (ended.pid, os.getpid(), "x"))
+    dead, live, other = (tmp_path / f"{prefix}.{name}" for name in (ended.pid, os.getpid(), "x"))
     for folder in (dead, live, other):
         (folder / "inner").mkdir(parents=True)
-    (tmp_path / "ompi.1").symlink_to(other)
+    (tmp_path / f"{prefix}.1").symlink_to(other)
     host_watcher.remove_leftovers(str(tmp_path), 50.0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([live.name, other.name, "ompi.1"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([live.name, other.name, f"{prefix}.1"])
 
 
 @pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "status.json", "ranks.txt", "logs", ".ranks"])

@@ -7,5 +7,6 @@ if [ -n "$MPITRAIN_TEST_GONE" ] && grep -qx "$number" "$MPITRAIN_TEST_GONE" 2>/d
     echo "ssh: connect to host h$number port 22: No route to host" >&2
     exit 255
 fi
+export TMPDIR=$MPITRAIN_TEST_TMP/h$number
 exec ip netns exec "$MPITRAIN_TEST_HOSTS$number" unshare --uts \
     bash -c "hostname h$number; exec bash -c \"\$0\"" "$*"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,16 +17,21 @@ AGENT = Path(__file__).parent / "agent.sh"
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts h1, h2, ... with addresses ``net``.1, ``net``.2, ...; Open MPI of ``python``'s environment starts ranks."""
+    """Hosts h1, h2, ... with addresses ``net``.1, ``net``.2, ...; Open MPI of ``python``'s environment starts ranks.
+
+    Each has a folder of its own for temporary files, ``folder``/h1, ...: what a killed daemon leaves on a host must not
+    disturb other tests, in which a process can have the same id.
+    """
 
     python: Path
     prefix: str
     net: str
+    folder: Path
 
     @property
     def environment(self) -> dict[str, str]:
         """What the remote agent needs to know."""
-        return {"MPITRAIN_TEST_HOSTS": self.prefix}
+        return {"MPITRAIN_TEST_HOSTS": self.prefix, "MPITRAIN_TEST_TMP": str(self.folder)}
 
     def launch(self, ranks: list[int], words: list[str]) -> list[str]:
         """The command line that runs ``words`` on this number of ranks of each host, started from the first."""
@@ -38,7 +45,7 @@ class Hosts:
 
     def on_first(self) -> list[str]:
         """Words that run what follows them on the first host."""
-        inside = ["unshare", "--uts", "bash", "-c", 'hostname h1; exec "$@"', "-"]
+        inside = ["unshare", "--uts", "env", f"TMPDIR={self.folder}/h1", "bash", "-c", 'hostname h1; exec "$@"', "-"]
         return ["ip", "netns", "exec", f"{self.prefix}1", *inside]
 
     def run(self, python: Path, ranks: list[int], *words: str | Path) -> list[str]:
@@ -47,11 +54,17 @@ class Hosts:
         start = [*self.on_first(), str(python), "-m", "mpitrain", "run", "--hosts", hosts]
         return [*start, "--remote-agent", str(AGENT), "--network", f"{self.net}.0/24", *map(str, words)]
 
+    def sessions(self, number: int) -> list[str]:
+        """The session directories of Open MPI's launcher and daemons on a host."""
+        return [path.name for path in (self.folder / f"h{number}").iterdir() if path.name.startswith(("ompi", "prte"))]
+
     def kill(self, number: int) -> None:
-        """Kill every process of a host."""
+        """Kill every process of a host and remove its temporary files, as a restart would."""
         for pid in self.pids(number):
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
+        for path in (self.folder / f"h{number}").iterdir():
+            shutil.rmtree(path, ignore_errors=True)
 
     def set_link(self, number: int, state: str) -> None:
         """Set the link between a host and the others ``up`` or ``down``."""
@@ -72,15 +85,19 @@ def make_hosts(python: Path, count: int, rate: str = "") -> Iterator[Hosts]:
     """
     prefix = f"mpit{os.getpid() % 10000}h"
     used = _ip("-o", "-4", "addr") + _ip("-4", "route", "show", "table", "all")
-    net = next(net for net in (f"10.214.{c}" for c in range(40, 250)) if f"{net}." not in used)
+    # Test runs that start at the same time begin with different networks.
+    nets = (f"10.214.{40 + (os.getpid() + i) % 210}" for i in range(210))
+    net = next(net for net in nets if f"{net}." not in used)
     bridge = f"{prefix}b"
+    folder = Path(tempfile.mkdtemp(prefix="hosts-"))
     try:
         _ip("link", "add", bridge, "type", "bridge")
         _ip("addr", "add", f"{net}.254/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
         for number in range(1, count + 1):
+            (folder / f"h{number}").mkdir()
             _add_host(prefix, number, net, bridge, rate)
-        yield Hosts(python, prefix, net)
+        yield Hosts(python, prefix, net, folder)
     finally:
         for space in re.findall(rf"^{prefix}\d+", _ip("netns", "list"), re.MULTILINE):
             for pid in _ip("netns", "pids", space).split():
@@ -88,6 +105,7 @@ def make_hosts(python: Path, count: int, rate: str = "") -> Iterator[Hosts]:
                     os.kill(int(pid), 9)
             _ip("netns", "del", space)
         subprocess.run(["ip", "link", "del", bridge], check=False, capture_output=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _add_host(prefix: str, number: int, net: str, bridge: str, rate: str) -> None:
