@@ -10,18 +10,22 @@ BIN := .venv/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
 PARALLEL_HDF5 := $(shell pkg-config --exists hdf5-openmpi 2>/dev/null && echo .venv-hdf5/.done)
 
-.PHONY: demo test test-all lint docs env clean
+.PHONY: demo test test-all test-hosts test-slurm lint docs env clean
 
 demo: .venv/.demo
 	$(BIN)/mpitrain run -n 2 jobs/mnist_mlp.py
 
 test: .venv/.test
-	$(BIN)/python -m pytest -m "not full" -n auto --dist loadgroup tests/unit tests/mpi tests/launcher
+	$(BIN)/python -m pytest -m "not full" -n auto tests/unit tests/mpi tests/launcher
 
-# Tests of hosts and of Slurm start daemons that answer in time only if nothing else keeps the cores busy.
+# Tests of hosts and of Slurm start daemons that answer in time only if nothing else keeps the cores busy. These tests
+# mostly wait, so those of hosts run at the same time as those of Slurm; make prints the output of each as a whole.
 test-all: env
-	$(BIN)/python -m pytest -m full -n auto --dist loadgroup --durations 20 tests/unit tests/mpi tests/launcher tests/torch tests/gpu
-	$(BIN)/python -m pytest -m full --durations 10 tests/hosts tests/slurm
+	$(BIN)/python -m pytest -m full -n auto --durations 20 tests/unit tests/mpi tests/launcher tests/torch tests/gpu
+	$(MAKE) --jobs 2 --output-sync test-hosts test-slurm
+
+test-hosts test-slurm: test-%: env
+	$(BIN)/python -m pytest -m full --durations 10 tests/$*
 
 lint: .venv/.lint docs
 	$(BIN)/ruff check .

@@ -81,8 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # An error that every rank finds is printed once, so 'train' parses its flags only after MPI has started.
     if arguments[:1] == ["train"] and "--help" not in arguments:
-        from ..training.rank import run_rank, run_script
-
+        try:
+            from ..training.rank import run_rank, run_script
+        except UserError as error:  # there is no usable MPI library
+            print(f"mpitrain: {error}", file=sys.stderr)
+            return error.exit_status
         command = train_command()
         if command.script_in(arguments[1:]) is not None:
             run_script(lambda: invoke(command, arguments[1:]))

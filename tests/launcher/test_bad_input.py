@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,14 @@ def refused(mpi: Mpi, *words: str | Path, n: int = 2, env: dict[str, str] | None
     ],
     ids=str,
 )
-def test_flags(mpi: Mpi, flags: list[str], expected: list[str]) -> None:
-    message = refused(mpi, MLP, *flags)
+def test_flags(openmpi: Mpi, flags: list[str], expected: list[str]) -> None:
+    message = refused(openmpi, MLP, *flags)
     for part in expected:
         assert part in message
+
+
+def test_flags_with_another_mpi_library(mpich: Mpi) -> None:
+    assert "--mode" in refused(mpich, MLP, "--mode", "snc")
 
 
 @pytest.mark.quick
@@ -298,3 +303,10 @@ def test_run_reports_nothing_but_the_line(openmpi: Mpi) -> None:
     done = run([str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", str(MLP), "--data-dir", "/nowhere"])
     assert done.returncode == 2
     assert done.stderr.splitlines() == [one_line(done.stderr)]
+
+
+@pytest.mark.parametrize("command", ["doctor", "train", "run"])
+def test_no_mpi_library(command: str) -> None:
+    words = [sys.executable, "-m", "mpitrain", command, *([] if command == "doctor" else [MLP])]
+    done = run([*map(str, words)], env={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
+    assert done.returncode == 2 and "/nowhere/libmpi.so" in one_line(done.stderr)

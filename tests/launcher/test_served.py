@@ -69,8 +69,13 @@ def test_nan_may_be_skipped(openmpi: Mpi, flags: tuple[str, ...], tmp_path: Path
     assert "skipped steps 1" in done.stdout
 
 
-@pytest.mark.parametrize("flags", [*SERVED, ("--mode", "local")], ids=" ".join)
-def test_an_interrupt_leaves_no_process(mpi: Mpi, flags: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "flags"), [*(("openmpi", flags) for flags in (*SERVED, ("--mode", "local"))), ("mpich", SERVED[-1])]
+)
+def test_an_interrupt_leaves_no_process(
+    request: pytest.FixtureRequest, name: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    mpi: Mpi = request.getfixturevalue(name)
     words = [str(mpi.python), "-m", "mpitrain", "run", "-n", "3", str(MLP), "--train-steps", "100000000"]
     words += ["--log-steps", "20", "--run-dir", str(tmp_path), *flags]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:

@@ -61,7 +61,7 @@ def plain_loop(
     return {name: value.detach().numpy() for name, value in model.state_dict().items()}
 
 
-@pytest.mark.parametrize(("kind", "n"), [("mlp", 1), ("mlp", 3), ("cnn", 2), ("lstm", 4), ("gpt", 2)])
+@pytest.mark.parametrize(("kind", "n"), [("mlp", 1), ("cnn", 2), ("lstm", 3), ("gpt", 2)])
 def test_ranks_train_as_a_plain_loop(openmpi: Mpi, kind: str, n: int, tmp_path: Path) -> None:
     stored = train(openmpi, n, tmp_path, "--kind", kind, "--batch-size", TOTAL // n)
     assert_close(stored, plain_loop(kind, "adam", 2), 1e-10)
@@ -138,16 +138,17 @@ def test_schedulers_that_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "launch"),
+    ("n", "epochs", "launch"),
     [
-        (2, ["--mode", "local", "--local-steps", "3"]),
-        (3, ["--mode", "async", "--ps", "1"]),
-        (2, ["--mode", "ssp"]),
-        (4, ["--mode", "backup", "--ps", "1"]),
+        (2, 6, ["--mode", "local", "--local-steps", "3"]),
+        (3, 6, ["--mode", "async", "--ps", "1"]),
+        (2, 6, ["--mode", "ssp"]),
+        # In 24 epochs the loss falls even if most gradients of a worker are late; backup mode drops these.
+        (4, 24, ["--mode", "backup", "--ps", "1"]),
     ],
 )
-def test_every_mode_trains_a_loop(openmpi: Mpi, n: int, launch: list[str], tmp_path: Path) -> None:
-    done = start(openmpi, n, tmp_path, "--epochs", 6, launch=(*launch,))
+def test_every_mode_trains_a_loop(openmpi: Mpi, n: int, epochs: int, launch: list[str], tmp_path: Path) -> None:
+    done = start(openmpi, n, tmp_path, "--epochs", epochs, launch=(*launch,))
     assert done.returncode == 0, done.stdout + done.stderr
     workers = n - launch.count("--ps")
     found = re.findall(r"losses ([\d.]+) ([\d.]+)", done.stdout)
@@ -203,9 +204,16 @@ def test_an_exception_on_one_rank_ends_all(openmpi: Mpi, tmp_path: Path) -> None
     assert json.loads((tmp_path / "status.json").read_text())["state"] in ("failed", "running")
 
 
-@pytest.mark.parametrize("fault", ["forget", "no step", "optimizer", "clip", "rate", "exit", "break", "second"])
-def test_mistakes_in_the_loop(openmpi: Mpi, fault: str, tmp_path: Path) -> None:
-    done = start(openmpi, 2, tmp_path, "--fault", fault)
+@pytest.mark.parametrize(
+    ("n", "fault"),
+    [
+        *((1, fault) for fault in ("forget", "no step", "optimizer", "clip", "rate", "second")),
+        (2, "exit"),
+        (2, "break"),
+    ],
+)
+def test_mistakes_in_the_loop(openmpi: Mpi, n: int, fault: str, tmp_path: Path) -> None:
+    done = start(openmpi, n, tmp_path, "--fault", fault)
     assert done.returncode not in (0, 75), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
