@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
 
 _KERNEL_CHOICES = (
     "OPENBLAS_CORETYPE",
@@ -23,3 +28,15 @@ def one_thread_and_own_kernels() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     for name in _KERNEL_CHOICES:
         os.environ.pop(name, None)
+
+
+def use_this_checkout() -> None:
+    """Make this process and its child processes import mpitrain from this checkout. Extends PYTHONPATH."""
+    sys.path.insert(0, str(ROOT))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def require_gpu() -> None:
+    """Print the GPU's name; exit with a one-line error if there is none. Does not use the GPU in this process."""
+    if subprocess.run([sys.executable, str(ROOT / "bench" / "gpu_checks" / "device.py")], check=False).returncode:
+        sys.exit(1)

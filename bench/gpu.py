@@ -1,10 +1,12 @@
-"""One GPU: training against PyTorch, optimizer updates against a copy, sums in host memory, and memory use.
+"""One GPU: training compared with PyTorch, optimizer updates with a copy, sums in host memory with MPI; memory use.
 
-    python bench/gpu.py [jobs] [update] [sums] [memory] [--torch PYTHON] [--mpirun MPIRUN] [--rounds 3] [--small]
+    python bench/gpu.py [mnist_mlp] [fashion_cnn] [wide_mlp] [torch_models] [update] [sums] [memory]
+                        [--precision P] [--rounds 3] [--data gpu|host] [--torch PYTHON] [--mpirun MPIRUN] [--small]
 
-Each round runs every program once, alternating. A result is the median over rounds of the median over a run's
-intervals. Start-up, compilation and validation are excluded for all programs. ``--small`` only checks within a minute
-that everything runs; its results are meaningless.
+Each round runs every program once, alternating; each measurement is printed at once. A result is the median over rounds
+of the median over a run's intervals. Start-up, compilation and validation are excluded for all programs. A program that
+fails is reported in one line, with its output on stderr, and not run again; the others continue, and the exit status is
+1. ``--small`` only checks within a minute that everything runs; its results are meaningless.
 """
 
 from __future__ import annotations
@@ -13,160 +15,258 @@ import argparse
 import gzip
 import json
 import os
+import shutil
 import statistics
 import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from environment import one_thread_and_own_kernels
+from environment import ROOT, one_thread_and_own_kernels, require_gpu, use_this_checkout
 
-ROOT = Path(__file__).parent.parent
+LIMIT_S = 300
+
+
+class Failed(Exception):
+    """A program failed or printed no result; the message is one line."""
 
 
 class Run(NamedTuple):
-    """A job, its name in the peer's script, and its target ratios."""
+    """A job, and the same training with PyTorch.
 
-    title: str
+    Attributes:
+        peer: The model's name in ``peers/torch_gpu.py``.
+        targets: Minimum speed relative to each mode of PyTorch; ``best`` is the fastest mode.
+        flags: The job's own flags.
+    """
+
     job: Path
     peer: str
     batch: int
     steps: int
     precision: str
-    over_eager: float
-    over_compiled: float
+    targets: dict[str, float]
+    flags: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return f"{self.peer if self.flags else self.job.stem}, batch {self.batch}, {self.precision}"
 
 
-JOBS, OWN = ROOT / "jobs", ROOT / "bench" / "jobs"
+PRECISIONS = ("float32", "tf32", "bfloat16")
+JOBS, OWN, PEERS = ROOT / "jobs", ROOT / "bench" / "jobs", ROOT / "bench" / "peers"
+BEST, BARE = {"best": 1.0}, {"eager": 0.97}
 RUNS = [
-    Run("mnist_mlp, batch 100", JOBS / "mnist_mlp.py", "mlp", 100, 5000, "float32", 4.0, 1.5),
-    Run("fashion_cnn, batch 512", JOBS / "fashion_cnn.py", "cnn", 512, 500, "float32", 1.0, 1.0),
-    Run("fashion_cnn, batch 512", JOBS / "fashion_cnn.py", "cnn", 512, 500, "tf32", 1.0, 1.0),
-    Run("wide MLP, batch 8192", OWN / "wide_mlp.py", "wide", 8192, 200, "bfloat16", 1.0, 1.0),
+    Run(JOBS / "mnist_mlp.py", "mlp", 100, 20_000, "float32", {"eager": 4.0, "compiled": 1.5, "graph": 1.0}),
+    *(Run(JOBS / "fashion_cnn.py", "cnn", 512, 1000, precision, BEST) for precision in PRECISIONS),
+    Run(OWN / "wide_mlp.py", "wide", 8192, 200, "bfloat16", BEST),
+    *(
+        Run(OWN / "torch_models.py", name, batch, steps, "float32", BARE, ("--model", name))
+        for name, batch, steps in (("mlp1024", 100, 5000), ("cnn", 64, 2000), ("gpt", 16, 1000))
+    ),
 ]
+MODES = {"eager": ["eager"], "compiled": ["compile", "reduce-overhead"], "graph": ["graph"]}  # of the peer, by result
 
 
 def main() -> None:
+    names = list(dict.fromkeys(run.job.stem for run in RUNS))
+    sections: dict[str, Callable[[Any], bool]] = {"update": update, "sums": sums, "memory": memory}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sections", nargs="*", choices=["jobs", "update", "sums", "memory", []])
-    parser.add_argument("--torch", default=sys.executable, help="Python interpreter with PyTorch; '' skips the peer")
-    parser.add_argument("--mpirun", default=str(Path(sys.executable).parent / "mpirun"))
+    parser.add_argument("names", nargs="*", help=f"{', '.join([*names, *sections])}; all by default")
+    parser.add_argument("--precision", choices=PRECISIONS, help="only the runs of this precision")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--data", choices=["gpu", "host"], default="gpu", help="where the peer holds its examples")
+    parser.add_argument("--torch", default=sys.executable, help="Python interpreter with PyTorch; '' skips the peer")
+    parser.add_argument("--mpirun", default=find_mpirun(), help="of the MPI library that mpi4py uses")
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in [*names, *sections]:
+            parser.error(f"{name} is not one of {', '.join([*names, *sections])}")
     one_thread_and_own_kernels()
+    use_this_checkout()
     if arguments.part:
-        sum_by_hosts(int(arguments.part))
+        PARTS[arguments.part](arguments.small)
         return
-    describe()
-    sections: dict[str, Callable[[Any], None]] = {"jobs": jobs, "update": update, "sums": sums, "memory": memory}
-    for name in arguments.sections or sections:
-        print(f"\n{name}", flush=True)
-        sections[name](arguments)
+    require_gpu()
+    chosen = arguments.names or [*names, *sections]
+    ok = [compare(name, arguments) for name in names if name in chosen]
+    for name, section in sections.items():
+        if name in chosen:
+            print(f"\n{name}", flush=True)
+            ok.append(section(arguments))
+    sys.exit(0 if all(ok) else 1)
 
 
-def describe() -> None:
-    """Print the device, the versions and the date."""
-    import cupy
+def find_mpirun() -> str:
+    """Return the mpirun of this Python's environment, or else of PATH."""
+    folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    return shutil.which("mpirun", path=os.pathsep.join(folders)) or "mpirun"
 
-    properties = cupy.cuda.runtime.getDeviceProperties(0)
-    words = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"]
+
+def output_of(words: list[str], shows: bool = False) -> str:
+    """Run a program and return its output, or print it directly if ``shows``.
+
+    Raises:
+        Failed: The program failed or timed out.
+    """
+    stdout = None if shows else subprocess.PIPE
     try:
-        driver = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:
-        driver = "unknown"
-    print(f"{time.strftime('%Y-%m-%d')}  {properties['name'].decode()}  (driver, clock, power: {driver})")
-    print(f"Python {sys.version.split()[0]}, CuPy {cupy.__version__}, NumPy {np.__version__}", flush=True)
+        done = subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise Failed(f"no result after {LIMIT_S} s") from None
+    except OSError as error:
+        raise Failed(str(error)) from None
+    if done.returncode == 0:
+        return done.stdout or ""
+    print(" ".join(words), done.stdout or "", done.stderr, sep="\n", file=sys.stderr)
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"status {done.returncode}"]
+    message = [line for line in lines if line.startswith("mpitrain: ")][:1]
+    raise Failed("; ".join(dict.fromkeys([*message, lines[-1]])))
+
+
+def succeeded(title: str, program: Callable[[], object]) -> bool:
+    """Run a program; print the reason if it fails."""
+    try:
+        program()
+    except Failed as error:
+        print(f"{title}  failed: {error}", flush=True)
+        return False
+    return True
 
 
 # Training.
 
 
-def jobs(arguments: Any) -> None:
+def compare(name: str, arguments: Any) -> bool:
+    """Print the results of a job in each precision; return whether every program succeeded."""
     with tempfile.TemporaryDirectory() as folder:
         make_images(Path(folder), 2_000 if arguments.small else 60_000)
-        print(f"{'':24} {'precision':10} {'steps/s':>9} {'eager':>9} {'compiled':>9}   ratios (target)")
-        for run in RUNS:
-            compare(run, folder, arguments)
+        runs = [run for run in RUNS if run.job.stem == name and arguments.precision in (None, run.precision)]
+        results = [compare_run(run, folder, arguments) for run in runs]
+    return all(results)
 
 
-def compare(run: Run, folder: str, arguments: Any) -> None:
-    figures: dict[str, list[float]] = defaultdict(list)
+def compare_run(run: Run, folder: str, arguments: Any) -> bool:
+    print(f"\n{run.title}", flush=True)
+    programs: dict[str, Callable[[], float]] = {"mpitrain": partial(own_rate, run, folder, arguments.small)}
+    results = MODES if "best" in run.targets else run.targets
+    for mode in [mode for result in results for mode in MODES[result]] if arguments.torch else []:
+        programs[mode] = partial(peer_rate, run, mode, arguments)
+    rates: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(arguments.rounds):
-        figures["ours"].append(ours(run, folder, arguments.small))
-        for mode in ("eager", "compile", "reduce-overhead") if arguments.torch else ():
-            figures[mode].append(peer(run, mode, arguments))
-    medians = {name: statistics.median(found) for name, found in figures.items()}
-    own = medians.pop("ours")
-    line = f"{run.title:24} {run.precision:10} {own:9,.1f}"
-    if medians:
-        eager, compiled = medians["eager"], max(medians["compile"], medians["reduce-overhead"])
-        line += f" {eager:9,.1f} {compiled:9,.1f}   {own / eager:.2f}x ({run.over_eager:g})"
-        line += f"  {own / compiled:.2f}x ({run.over_compiled:g})"
-    print(line, flush=True)
+        for name in list(rates):
+
+            def measure(name: str = name) -> None:
+                rates[name].append(programs[name]())
+                print(f"  {name:16} {rates[name][-1]:10,.1f} steps/s", flush=True)
+
+            if not succeeded(f"  {name:16}", measure):
+                del rates[name]
+    print_ratios(run, {name: statistics.median(found) for name, found in rates.items()})
+    return rates.keys() == programs.keys()
 
 
-def ours(run: Run, folder: str, small: bool, *more: str) -> float:
-    """Return steps/s."""
-    lines = metrics_of(run, folder, small, *more)
-    return statistics.median([line["examples_per_s"] for line in lines if "examples_per_s" in line][1:]) / run.batch
+def print_ratios(run: Run, rates: dict[str, float]) -> None:
+    """Print the ratios to the results that exist."""
+    own = rates.pop("mpitrain", None)
+    peers = {result: [rates[mode] for mode in modes if mode in rates] for result, modes in MODES.items()}
+    best = {result: max(found) for result, found in peers.items() if found}
+    if own is None or not best:
+        return
+    fastest = max(best, key=lambda result: best[result])
+    ratios = [f"{own / rate:.2f}x {result}{target(run, result)}" for result, rate in best.items()]
+    if "best" in run.targets and len(rates) == sum(map(len, MODES.values())):
+        ratios.append(f"{own / best[fastest]:.2f}x the best, {fastest}{target(run, 'best')}")
+    print(f"  {'; '.join(ratios)}", flush=True)
 
 
-def metrics_of(run: Run, folder: str, small: bool, *more: str) -> list[dict[str, Any]]:
-    """Return the metrics of a training run."""
-    steps, batch = (20, 16) if small else (run.steps, run.batch)
-    of_data = ["--data-dir", folder] if run.peer != "wide" else ["--side", "64"] if small else []
+def target(run: Run, result: str) -> str:
+    return f" (target {run.targets[result]:g})" if result in run.targets else ""
+
+
+def own_rate(run: Run, folder: str, small: bool) -> float:
+    """Return mpitrain's steps/s; print how it computes convolutions."""
+    lines, output = train(run, folder, small, "--log-device-placement")
+    print("".join(f"  {line}\n" for line in output.splitlines() if "cuDNN" in line), end="")
+    batch = 4 if small else run.batch
+    return statistics.median([line["examples_per_s"] for line in lines if "examples_per_s" in line][1:]) / batch
+
+
+def train(run: Run, folder: str, small: bool, *more: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the metrics of a training run, and its output."""
+    steps, batch = (20, 4) if small else (run.steps, run.batch)
+    flags = ["--data-dir", folder] if run.job.parent == JOBS else ["--side", "64"] if small and not run.flags else []
     with tempfile.TemporaryDirectory() as run_dir:
-        words = [sys.executable, "-m", "mpitrain", "train", str(run.job), "--device", "gpu", *of_data]
+        words = [sys.executable, "-m", "mpitrain", "train", str(run.job), "--device", "gpu", *run.flags, *flags]
         words += ["--precision", run.precision, "--batch-size", str(batch), "--train-steps", str(steps)]
         words += ["--log-steps", str(steps // 10), "--validate-steps", "0", "--run-dir", run_dir, *more]
-        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
-        if done.returncode:
-            sys.exit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
-        return [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+        output = output_of(words)
+        lines = (Path(run_dir) / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines], output
 
 
-def peer(run: Run, mode: str, arguments: Any) -> float:
-    words = [arguments.torch, str(ROOT / "bench" / "peers" / "torch_gpu.py"), run.peer, str(run.batch)]
-    done = subprocess.run([*words, str(run.steps), run.precision, mode], stdout=subprocess.PIPE, check=True, text=True)
-    return statistics.median(json.loads(done.stdout.splitlines()[-1]))
+def peer_rate(run: Run, mode: str, arguments: Any) -> float:
+    """Return PyTorch's steps/s."""
+    steps, batch = (20, 4) if arguments.small else (run.steps, run.batch)
+    words = [arguments.torch, str(PEERS / "torch_gpu.py"), run.peer if not run.flags else f"jobs.{run.peer}"]
+    output = output_of([*words, str(batch), str(steps), run.precision, mode, "--data", arguments.data])
+    return statistics.median(json.loads(output.splitlines()[-1]))
 
 
 def make_images(folder: Path, count: int) -> None:
-    """Write noise to files in MNIST's format; speed does not depend on the content."""
+    """Write random images to files in MNIST's format; speed does not depend on the content."""
     rng = np.random.default_rng(0)
     for kind, n in (("train", count), ("t10k", count // 6)):
-        pictures, labels = rng.integers(0, 256, n * 784, np.uint8), rng.integers(0, 10, n, np.uint8)
+        images, labels = rng.integers(0, 256, n * 784, np.uint8), rng.integers(0, 10, n, np.uint8)
         with gzip.open(folder / f"{kind}-images-idx3-ubyte.gz", "wb", compresslevel=1) as file:
-            file.write(struct.pack(">IIII", 0x803, n, 28, 28) + pictures.tobytes())
+            file.write(struct.pack(">IIII", 0x803, n, 28, 28) + images.tobytes())
         with gzip.open(folder / f"{kind}-labels-idx1-ubyte.gz", "wb", compresslevel=1) as file:
             file.write(struct.pack(">II", 0x801, n) + labels.tobytes())
+
+
+# Parts that use the GPU themselves. Each runs in its own process, so that its memory is free for the next one.
+
+
+def update(arguments: Any) -> bool:
+    return succeeded("update", partial(output_of, part("update", arguments), shows=True))
+
+
+def sums(arguments: Any) -> bool:
+    launcher = [arguments.mpirun, "-n", "2", "--oversubscribe", "--bind-to", "none"]
+    os.environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return succeeded("sums", partial(output_of, [*launcher, *part("sums", arguments)], shows=True))
+
+
+def part(name: str, arguments: Any) -> list[str]:
+    return [sys.executable, str(Path(__file__).resolve()), "--part", name, *(["--small"] if arguments.small else [])]
 
 
 # The optimizer's update.
 
 
-def update(arguments: Any) -> None:
+def measure_updates(small: bool) -> None:
     """Print the bandwidth of updates (bytes read and written per second), and of a copy on the device."""
     from mpitrain import optim
     from mpitrain.core.layout import Layout
     from mpitrain.gpu.device import Gpu
     from mpitrain.gpu.update import GpuUpdate
+    from mpitrain.optim.updater import Frozen
 
     gpu = Gpu(0, 0.9)
-    size = 1 << (14 if arguments.small else 27)
+    size = 1 << (14 if small else 27)
     layout = Layout.pack([("all.weight", (size,), "param")])
     with gpu.activate():
-        source, target = gpu.zeros((size,), np.float32), gpu.zeros((size,), np.float32)
-        rate = 2 * source.nbytes / fastest(gpu, lambda: gpu.compute.copy(source, target))
-        print(f"copy on the device            {rate / 1e9:8,.0f} GB/s read and written")
+        source, copy = gpu.zeros((size,), np.float32), gpu.zeros((size,), np.float32)
+        rate = 2 * source.nbytes / seconds_of(gpu, lambda: gpu.compute.copy(source, copy))
+        print(f"copy on the device            {rate / 1e9:8,.0f} GB/s read and written", flush=True)
         for optimizer in (
             optim.sgd(0.1),
             optim.momentum(0.1, 0.9),
@@ -174,8 +274,8 @@ def update(arguments: Any) -> None:
             optim.adam(0.001, clip_norm=1.0),
         ):
             vectors = {name: gpu.zeros((size,), np.float32) for name in ("params", *optimizer.slots)}
-            step = GpuUpdate(gpu, optimizer, layout, vectors, None, gpu.copy_of(np.ones(9)))
-            seconds = fastest(gpu, lambda step=step: step(source, 3))
+            step = GpuUpdate(gpu, optimizer, layout, vectors, None, gpu.copy_of(np.ones(9)), Frozen(layout))
+            seconds = seconds_of(gpu, lambda step=step: step(source, 3))
             # Every vector is read and written, the gradient is read; if its norm is needed, both happen once more.
             passes = 2 * len(vectors) + 1 + (2 if optimizer.needs_sums else 0)
             bandwidth = passes * source.nbytes / seconds
@@ -184,8 +284,8 @@ def update(arguments: Any) -> None:
             print(f"{optimizer.name + clipped:29} {text}", flush=True)
 
 
-def fastest(gpu: Any, work: Callable[[], object], rounds: int = 20) -> float:
-    """Return the median time in seconds."""
+def seconds_of(gpu: Any, work: Callable[[], object], rounds: int = 20) -> float:
+    """Return the median time of one call in seconds."""
     found = []
     for _ in range(rounds + 3):
         gpu.compute.wait()
@@ -200,16 +300,8 @@ def fastest(gpu: Any, work: Callable[[], object], rounds: int = 20) -> float:
 # Sums in host memory.
 
 
-def sums(arguments: Any) -> None:
-    size = 1 << (12 if arguments.small else 26)
-    words = [arguments.mpirun, "-n", "2", "--oversubscribe", "--bind-to", "none", sys.executable, __file__]
-    env = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    done = subprocess.run([*words, "--part", str(size)], env=env, text=True, capture_output=True)
-    print(done.stdout if done.returncode == 0 else f"failed: {done.stderr[-2000:]}", end="", flush=True)
-
-
-def sum_by_hosts(size: int) -> None:
-    """On two ranks that share a GPU: measure a sum through pinned memory, and its parts."""
+def measure_sums(small: bool) -> None:
+    """Measure a sum through pinned memory, and its parts, on two ranks that share a GPU."""
     from mpitrain.comm.allreduce import MeanAllreduce
     from mpitrain.comm.cluster import Cluster
     from mpitrain.comm.hierarchy import Hierarchy
@@ -219,6 +311,7 @@ def sum_by_hosts(size: int) -> None:
     from mpitrain.gpu.stream import Stream, pinned
     from mpitrain.plan.config import RunConfig
 
+    size = 1 << (12 if small else 26)
     cluster = Cluster()
     cluster.assign(RunConfig())
     comm = cluster.workers
@@ -248,7 +341,7 @@ def sum_by_hosts(size: int) -> None:
         def by_mpi() -> None:
             comm.Allreduce(sent, received)
 
-        seconds = {work.__name__: together(comm, work) for work in (staged, copied, alone, by_mpi)}
+        seconds = {work.__name__: slowest(comm, work) for work in (staged, copied, alone, by_mpi)}
     if comm.rank == 0:
         rates = {name: size * 4 / taking / 1e9 for name, taking in seconds.items()}
         print(f"{size * 4 / 2**20:,.0f} MiB on two ranks that share the GPU, GB/s of the vector")
@@ -260,8 +353,8 @@ def sum_by_hosts(size: int) -> None:
         print(f"  {rates['staged'] / slower:.0%} of the slower of copies and MPI (target 80%)", flush=True)
 
 
-def together(comm: Any, work: Callable[[], object], rounds: int = 10) -> float:
-    """Return the seconds of the slowest rank, the median of some rounds."""
+def slowest(comm: Any, work: Callable[[], object], rounds: int = 10) -> float:
+    """Return the time of the slowest rank in seconds, the median over rounds. Collective over ``comm``."""
     found = []
     for _ in range(rounds + 3):
         comm.Barrier()
@@ -271,23 +364,29 @@ def together(comm: Any, work: Callable[[], object], rounds: int = 10) -> float:
     return statistics.median(found[3:])
 
 
+PARTS = {"update": measure_updates, "sums": measure_sums}
+
+
 # Memory.
 
 
-def memory(arguments: Any) -> None:
-    print(f"{'':24} {'precision':10} {'accounted':>10} {'held':>10}   (MiB)")
+def memory(arguments: Any) -> bool:
+    print(f"{'':40} {'accounted':>10} {'held':>10}   (MiB)")
     with tempfile.TemporaryDirectory() as folder:
         make_images(Path(folder), 2_000 if arguments.small else 60_000)
-        for run in RUNS:
-            lines = metrics_of(run, folder, arguments.small, "--train-steps", "20", "--log-steps", "0")
-            use = next(line["device_memory"] for line in lines if "device_memory" in line)
-            held = use.pop("held")
-            accounted = sum(use.values())
-            parts = ", ".join(f"{name} {nbytes / 2**20:,.0f}" for name, nbytes in use.items())
-            text = (
-                f"{accounted / 2**20:10,.1f} {held / 2**20:10,.1f}   {held / accounted - 1:+.1%} (target at most +10%)"
-            )
-            print(f"{run.title:24} {run.precision:10} {text}  {parts}", flush=True)
+        runs = [run for run in RUNS if not run.flags and arguments.precision in (None, run.precision)]
+        results = [succeeded(run.title, partial(print_memory, run, folder, arguments.small)) for run in runs]
+    return all(results)
+
+
+def print_memory(run: Run, folder: str, small: bool) -> None:
+    lines, _ = train(run, folder, small, "--train-steps", "20", "--log-steps", "0")
+    use = next(line["device_memory"] for line in lines if "device_memory" in line)
+    held = use.pop("held")
+    accounted = sum(use.values())
+    parts = ", ".join(f"{name} {nbytes / 2**20:,.0f}" for name, nbytes in use.items())
+    text = f"{accounted / 2**20:10,.1f} {held / 2**20:10,.1f}   {held / accounted - 1:+.1%} (target at most +10%)"
+    print(f"{run.title:40} {text}  {parts}", flush=True)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ _MPI_FOLDERS = {"mpi", "launcher"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of "make test-all", and keep tests that share an expensive fixture in one process."""
+    """Mark the tests of "make test-all"."""
     for item in items:
         folder, inner = item.path.relative_to(ROOT / "tests").parts[:2]
         fixtures = set(getattr(item, "fixturenames", ()))
@@ -39,8 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         if with_mpi or needs_more or folder in _FULL_FOLDERS or "gpu" in (folder, inner):
             item.add_marker(pytest.mark.full)
-        if "library" in fixtures:
-            item.add_marker(pytest.mark.xdist_group("emulated kernels"))
 
 
 def _mpi(name: str, python: Path) -> Mpi:

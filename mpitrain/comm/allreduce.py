@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.kernels import sum_in_place
-from ..core.layout import Array
+from ..core.layout import Array, row_stride
 from .hierarchy import Hierarchy, ReduceScatter
-from .shared_memory import row_stride
 
 
 class MeanAllreduce:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sysconfig
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -227,7 +228,8 @@ class Cluster(Group):
         return self.comm.allgather((str(self.rank), self.host, self.role, str(self.task_index), device))
 
     def abort(self, status: int) -> None:
-        """End every rank immediately. Local."""
+        """End every rank. Local."""
+        time.sleep(0.1)  # launchers may drop what a rank has printed just before it aborts
         self.comm.Abort(status)
 
 

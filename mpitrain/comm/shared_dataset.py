@@ -16,11 +16,15 @@ class SharedDataset:
     """Loads splits into memory shared by a node's ranks.
 
     Every method is collective over the group's ranks.
+
+    Args:
+        share: Whether the ranks of a node share one copy of the data.
+        threads: Number of threads with which each rank copies the examples of a large batch.
     """
 
-    def __init__(self, group: Group, share: bool) -> None:
+    def __init__(self, group: Group, share: bool, threads: int = 1) -> None:
         self._group = group
-        self._share = share
+        self._share, self._threads = share, threads
         self._shared = SharedArrays(group.node)
 
     def load(self, split: Split, check: Check | None = None) -> Storage:
@@ -48,7 +52,7 @@ class SharedDataset:
                 check_labels(split, labels)
                 if check is not None:
                     check(examples, 0)
-        return InMemory(examples, labels)
+        return InMemory(examples, labels, self._threads)
 
     def free(self) -> None:
         """Free the memory; no storage may be read afterwards."""

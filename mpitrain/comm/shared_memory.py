@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.layout import Array, Shape
+from ..core.layout import PAGE, Array, Shape, page_aligned
 from .mpi import MPI
 
-_PAGE = 4096
 _SHM = "/dev/shm"  # MPI libraries allocate shared windows in it on Linux
 
 
@@ -30,15 +29,10 @@ def sharing_problem(node: MPI.Intracomm, nbytes: int) -> str:
     if problem:
         return problem
     try:
-        MPI.Win.Allocate_shared(_PAGE if node.rank == 0 else 0, 1, MPI.INFO_NULL, node).Free()
+        MPI.Win.Allocate_shared(PAGE if node.rank == 0 else 0, 1, MPI.INFO_NULL, node).Free()
     except MPI.Exception as error:
         return f"MPI cannot create shared windows: {error}"
     return ""
-
-
-def row_stride(size: int) -> int:
-    """Return the stride of a shared array's rows in elements, such that each row starts on a new page."""
-    return -(-size // 1024) * 1024
 
 
 class SharedArrays:
@@ -60,17 +54,15 @@ class SharedArrays:
         dtype = np.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         if self.node.size == 1:
-            raw = np.zeros(nbytes + _PAGE, np.uint8)
-            offset = -raw.ctypes.data % _PAGE
-            return raw[offset : offset + nbytes].view(dtype).reshape(shape)
+            return page_aligned(shape, dtype)
         # One extra page for alignment: MPICH and Intel MPI align to 64 bytes or less.
-        win = MPI.Win.Allocate_shared(nbytes + _PAGE if self.node.rank == 0 else 0, 1, MPI.INFO_NULL, self.node)
+        win = MPI.Win.Allocate_shared(nbytes + PAGE if self.node.rank == 0 else 0, 1, MPI.INFO_NULL, self.node)
         self._windows.append(win)
         win.Lock_all(MPI.MODE_NOCHECK)  # a passive epoch for the window's lifetime, for loads and stores
         memory, _ = win.Shared_query(0)
         raw = np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
         # The same page offset on every rank, though ranks map the window at different addresses.
-        offset = self.node.bcast(-raw.ctypes.data % _PAGE, root=0)
+        offset = self.node.bcast(-raw.ctypes.data % PAGE, root=0)
         return raw[offset : offset + nbytes].view(dtype).reshape(shape)
 
     def free(self) -> None:

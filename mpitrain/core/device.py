@@ -12,6 +12,8 @@ from . import ops as cpu_ops
 from .layout import Array, Shape
 from .renamed import Renamed
 
+Operation = Callable[[Array, Array, Array], None]
+
 
 class ConvolutionShape(NamedTuple):
     """The shapes of a convolution.
@@ -29,6 +31,24 @@ class ConvolutionShape(NamedTuple):
     outputs: Shape
     stride: tuple[int, int]
     padding: tuple[tuple[int, int], tuple[int, int]]
+
+
+class Convolution(NamedTuple):
+    """The operations of a convolution that a device's library computes. None: use matrix products instead.
+
+    The last argument of each operation is its output.
+
+    Attributes:
+        forward: Called with ``x``, ``filters``, ``y``.
+        data_gradient: Called with ``dy``, ``filters``, ``dx``.
+        filter_gradient: Called with ``x``, ``dy``, ``filters_grad``.
+        grad_dtype: Data type of ``filters_grad``.
+    """
+
+    forward: Operation | None = None
+    data_gradient: Operation | None = None
+    filter_gradient: Operation | None = None
+    grad_dtype: np.dtype[Any] | None = None
 
 
 class Device(Protocol):
@@ -55,7 +75,7 @@ class Device(Protocol):
 
     @property
     def convolutions(self) -> Any:
-        """Creates convolution plans (see ``gpu.cudnn``); None if the device has none."""
+        """The library that plans convolutions (``gpu.cudnn.ConvolutionPlans``); None if the device has none."""
 
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that runs a kernel for arrays of the CPU on arrays of the device."""

@@ -20,10 +20,26 @@ Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 Kind = Literal["param", "state"]
 
+PAGE = 4096  # bytes
+
 # Names of arrays of a model that are not in the vectors begin with one of these: buffers of PyTorch modules, and those
 # that are not part of ``state_dict``.
 ARRAY_GROUPS = ("buffers/", "transient/")
 ALIGN = 16  # elements: views start on a cache line (64 bytes of float32), so that no two share one
+
+
+def page_aligned(shape: Shape, dtype: Any) -> Array:
+    """Return an array of zeros that starts on a page."""
+    dtype = np.dtype(dtype)
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(nbytes + PAGE, np.uint8)
+    offset = -raw.ctypes.data % PAGE
+    return raw[offset : offset + nbytes].view(dtype).reshape(shape)
+
+
+def row_stride(size: int) -> int:
+    """Return the stride of an array's rows in elements, such that each row starts on a new page."""
+    return -(-size // 1024) * 1024
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,23 @@ class Batch:
         return Batch(self.examples[start:stop], self.labels[start:stop], self.position + start)
 
 
+@dataclass(slots=True)
+class IndexBatch(Batch):
+    """A batch of training data that is already on the model's device (``Model.hold``).
+
+    Attributes:
+        examples: Indices of the examples, shape (batch,), int64.
+        labels: None.
+    """
+
+    @property
+    def count(self) -> int:
+        return len(self.examples)
+
+    def part(self, start: int, stop: int) -> Batch:
+        return IndexBatch(self.examples[start:stop], None, self.position + start)
+
+
 class BatchSource(Protocol):
     """Makes the batches of a split: a ``Loader``, or what ``Split.own_loader`` returns. Local."""
 

@@ -11,12 +11,15 @@ import numpy as np
 
 from ..core import ops
 from ..core.layout import Array
+from ..core.ranges import split_batch
 from ..errors import DataError
-from .batch import Batch
+from .batch import Batch, IndexBatch
 from .permutation import MIXED_BLOCKS, order
 from .split import Split, check_labels
 
 Check = Callable[[Array, int], None]
+_PART_BYTES = 1 << 20  # minimum per thread: copying less takes no longer than starting a thread
+_FIRST_BATCHES = 2  # made before the device may hold the split
 _CACHED_BLOCKS = 2 * MIXED_BLOCKS + 1  # blocks of this batch and the next one, which may be in the next group
 
 
@@ -26,19 +29,31 @@ class InMemory:
     Args:
         examples: Shape ``(n, *split.shape)``.
         labels: Shape ``(n, *split.label_shape)``.
+        threads: Number of threads that copy the examples of a large batch.
     """
 
-    def __init__(self, examples: Array, labels: Array) -> None:
+    def __init__(self, examples: Array, labels: Array, threads: int = 1) -> None:
         self.examples, self.labels = examples, labels
+        self._threads, self._pool = threads, ThreadPoolExecutor(threads, "gather")
 
     def take(self, indices: Array, scale: float, examples: Array, labels: Array) -> None:
         """Copy the examples of these indices, converted and scaled."""
         count = len(indices)
-        _copy(self.examples.reshape(len(self.examples), -1), indices, scale, examples.reshape(count, -1))
+        stored, out = self.examples.reshape(len(self.examples), -1), examples.reshape(count, -1)
+
+        def copy(ends: tuple[int, int]) -> None:
+            part = slice(*ends)
+            _copy(stored, indices[part], scale, out[part])
+
+        # One thread cannot use the memory's full bandwidth. NumPy and the kernel release the GIL.
+        parts = split_batch(count, max(1, min(self._threads, out.nbytes // _PART_BYTES)))
+        for _ in map(copy, parts) if len(parts) == 1 else self._pool.map(copy, parts):
+            pass
         np.take(self.labels, indices, axis=0, out=labels, mode="clip")
 
     def close(self) -> None:
-        """Do nothing."""
+        """Stop the threads."""
+        self._pool.shutdown()
 
 
 class Streaming:
@@ -155,16 +170,15 @@ class Loader:
         Raises:
             DataError: There are fewer examples than ``count``, or they cannot be read.
         """
-        if count > len(self._split):
-            raise DataError(
-                f"a batch of {count:,} examples is larger than {self._split.source}, which has {len(self._split):,}; "
-                "reduce the batch size"
-            )
         made = self._take(self._order(position, count), position)
         if isinstance(self._storage, Streaming):
             # In the served modes the next position is a guess, which suffices to read the right part of a file.
             self._storage.expect(self._order(position + self._stride, count))
         return made
+
+    def index_batch(self, position: int, count: int) -> IndexBatch:
+        """Return the indices of the examples that ``batch`` returns."""
+        return IndexBatch(self._order(position, count), None, position)
 
     def sequential(self, start: int, stop: int) -> Batch:
         """Return the examples [start, stop) in the order of the split, in the form of ``batch``."""
@@ -175,6 +189,11 @@ class Loader:
         self._storage.close()
 
     def _order(self, position: int, count: int) -> Array:
+        if count > len(self._split):
+            raise DataError(
+                f"a batch of {count:,} examples is larger than {self._split.source}, which has {len(self._split):,}; "
+                "reduce the batch size"
+            )
         return order(position, count, len(self._split), self._seed, self._split.block)
 
     def _take(self, indices: Array, position: int) -> Batch:
@@ -190,6 +209,36 @@ class Loader:
             labels = np.empty((count, *self._split.label_shape), self._split.label_dtype)
             self._buffers[self._turn] = examples, labels
         return examples[:count], labels[:count]
+
+
+class IndexLoader:
+    """Makes the batches of a ``Loader``, or an ``IndexBatch`` for each once the model's device holds the split. Local.
+
+    Args:
+        loader: Makes the first batches, for which the model allocates its memory, and all if the split is not held.
+        hold: Copies the split to the device if there is room left, and returns whether it did.
+    """
+
+    def __init__(self, loader: Loader, hold: Callable[[], bool]) -> None:
+        self._loader, self._hold, self._made, self._holds = loader, hold, 0, False
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def batch(self, position: int, count: int) -> Batch:
+        """Return the examples at [position, position + count) of the endless stream; see ``Loader.batch``."""
+        if self._made == _FIRST_BATCHES:
+            self._holds = self._hold()
+        self._made += 1
+        return self._loader.index_batch(position, count) if self._holds else self._loader.batch(position, count)
+
+    def sequential(self, start: int, stop: int) -> Batch:
+        """Return the examples [start, stop) in the order of the split."""
+        return self._loader.sequential(start, stop)
+
+    def close(self) -> None:
+        """Stop threads."""
+        self._loader.close()
 
 
 def _copy(stored: Array, indices: Array, scale: float, out: Array) -> None:

@@ -15,9 +15,28 @@ from ..monitor.format import size_of
 from .finding import Finding
 
 TOPIC = "GPU"
+_TIMEOUT_S = 60
+_NO_CUDNN = "convolutions use matrix products, which are slower"
 
+_CUPY = "import cupy; print(cupy.__version__, cupy.is_available())"
+_KERNELS = """
+from mpitrain.gpu.device import Gpu
+gpu = Gpu(0, 1)
+with gpu.activate():
+    gpu.compile("cast", "float")
+"""
+_CUDNN = """
+import logging, sys
+logging.disable()
+from mpitrain.gpu.device import Gpu
+if reason := Gpu(0, 1).why_no_cudnn:
+    sys.exit(reason)
+import cudnn
+print(cudnn.backend_version_string())
+"""
+_NCCL = "from cupy.cuda import nccl; print(nccl.get_version())"
 # Sends device memory through MPI; an MPI library without CUDA support crashes the process.
-_PROBE = """
+_CUDA_AWARE = """
 import cupy, numpy
 from mpi4py import MPI
 data, back = cupy.arange(1024, dtype=cupy.float32), cupy.zeros(1024, dtype=cupy.float32)
@@ -28,11 +47,13 @@ assert bool((data == back).all())
 
 
 def check(cluster: Cluster) -> Iterator[Finding]:
-    """Check the GPUs. Collective over all ranks; only rank 0's findings are printed."""
+    """Check the GPUs. Collective over all ranks; only rank 0 returns findings, which are printed."""
     local = (cluster.host, nvml.list_gpus(), nvml.is_installed()) if cluster.node.rank == 0 else None
     hosts = [host for host in cluster.comm.allgather(local) if host is not None]
     seen = VisibleGpus(cluster.node_of[cluster.rank], cluster.host, *find_gpus())
     all_ranks: list[VisibleGpus] = cluster.comm.allgather(seen)
+    if cluster.rank > 0:
+        return
     cupy = _cupy()
     if not any(cards for _, cards, _ in hosts) and not any(rank.gpus for rank in all_ranks):
         yield Finding(TOPIC, "devices", "none", "no NVIDIA driver answers on any host; ranks compute on the CPU")
@@ -46,6 +67,9 @@ def check(cluster: Cluster) -> Iterator[Finding]:
         return
     yield Finding(TOPIC, "CuPy", "warning" if "does not import" in cupy else "pass", cupy)
     yield from _shares(all_ranks)
+    if seen.gpus:
+        yield _kernels()
+        yield _cudnn()
     yield _nccl()
     yield _cuda_aware()
 
@@ -89,42 +113,65 @@ def _cupy() -> str:
     """Return CuPy's version and state; empty if it is not installed. Local."""
     if importlib.util.find_spec("cupy") is None:
         return ""
-    words = [sys.executable, "-c", "import cupy; print(cupy.__version__, cupy.is_available())"]
-    answer = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    if answer.returncode:
-        return f"does not import: {answer.stderr.strip().splitlines()[-1][:80]}"
-    version, available = answer.stdout.split()
+    status, output = _run(_CUPY)
+    if status:
+        return f"does not import: {output[:80]}"
+    version, available = output.split()
     return f"{version}, {'finds a device' if available == 'True' else 'finds no device'}"
+
+
+def _kernels() -> Finding:
+    """Check that the kernels of gpu:0 can be compiled. Local."""
+    status, output = _run(_KERNELS)
+    if status:
+        found, _, advice = output.removeprefix("mpitrain.errors.DeviceError: ").partition("; reinstall CuPy: ")
+        return Finding(TOPIC, "kernels", "failure", found, advice)
+    return Finding(TOPIC, "kernels", "pass", "CuPy compiles them")
+
+
+def _cudnn() -> Finding:
+    """Check that gpu:0 computes convolutions with cuDNN. Local."""
+    if importlib.util.find_spec("cudnn") is None:
+        advice = "pip install 'mpitrain[cudnn13]', or cudnn12 with CUDA 12"
+        return Finding(TOPIC, "cuDNN", "none", f"not installed; {_NO_CUDNN}", advice)
+    status, output = _run(_CUDNN)
+    if status:
+        advice = "pip install --force-reinstall 'mpitrain[cudnn13]', or cudnn12 with CUDA 12"
+        return Finding(TOPIC, "cuDNN", "warning", f"{output}; {_NO_CUDNN}", advice)
+    return Finding(TOPIC, "cuDNN", "pass", f"version {output}")
 
 
 def _nccl() -> Finding:
     """Check NCCL. Local."""
-    words = [sys.executable, "-c", "from cupy.cuda import nccl; print(nccl.get_version())"]
-    answer = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    if answer.returncode:
-        return Finding(
-            TOPIC,
-            "NCCL",
-            "warning",
-            "not installed; gradients are averaged by CUDA IPC or through the host",
-            "pip install nvidia-nccl-cu13",
-        )
-    return Finding(TOPIC, "NCCL", "pass", f"version {answer.stdout.strip()}")
+    status, output = _run(_NCCL)
+    if status:
+        found = "not installed; gradients are averaged by CUDA IPC or through the host"
+        return Finding(TOPIC, "NCCL", "warning", found, "pip install nvidia-nccl-cu13")
+    return Finding(TOPIC, "NCCL", "pass", f"version {output}")
 
 
 def _cuda_aware() -> Finding:
-    """Check whether MPI accepts device memory; runs in a child process, which may crash. Local."""
-    # The child must not see the launcher's variables: it runs MPI on its own.
-    prefixes = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPI_LOCAL", "SLURM_")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
-    try:
-        answer = subprocess.run(
-            [sys.executable, "-c", _PROBE], env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
-        status = answer.returncode
-    except subprocess.TimeoutExpired:
-        status = 1
+    """Check whether MPI accepts device memory. Local."""
+    status, _ = _run(_CUDA_AWARE)
     if status == 0:
         return Finding(TOPIC, "CUDA-aware MPI", "pass", "MPI accepts device memory")
     how = f"signal {-status}" if status < 0 else "an error"
     return Finding(TOPIC, "CUDA-aware MPI", "none", f"no ({how}); device memory is copied through the host")
+
+
+def _run(code: str) -> tuple[int, str]:
+    """Run Python code in a child process, which may crash.
+
+    Returns:
+        Its exit status, and the last line of its standard output, or of its standard error if it failed.
+    """
+    # The child must not see the launcher's variables: it runs MPI on its own.
+    prefixes = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "MPI_LOCAL", "SLURM_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+    words = [sys.executable, "-c", code]
+    try:
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return 1, f"no answer within {_TIMEOUT_S} s"
+    lines = (done.stderr if done.returncode else done.stdout).strip().splitlines()
+    return done.returncode, lines[-1] if lines else ""

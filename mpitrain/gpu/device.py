@@ -6,10 +6,13 @@ before using a GPU.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+import logging
+from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
-from functools import cached_property
+from contextlib import AbstractContextManager
+from functools import cache, cached_property
 from typing import Any
 
 import cupy
@@ -28,7 +31,12 @@ from .nvml import describe_processes, list_gpus
 from .nvrtc import CupyKernels
 from .stream import Stream
 
+_log = logging.getLogger(__name__)
 _KERNELS = CupyKernels()
+_RESERVED = 0.98  # CUDA and its libraries need some memory outside the pool
+_DATA_FRACTION = 0.5  # of the memory that the model leaves, for training data, which could stay on the host
+_PINNED: Counter[int] = Counter()  # page-locked memory of this process, by address: the number of GPUs that use it
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for all GPUs of this process
 _WINDOW_BYTES = 1 << 28  # windows of a convolution per block: few launches per layer, and small next to the activations
 
 
@@ -42,7 +50,24 @@ def identify() -> list[str]:
         count = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as error:
         raise DeviceError(str(error)) from error
-    return [bytes(runtime.getDeviceProperties(index)["uuid"]).hex() for index in range(count)]
+    return [_identifier(index) for index in range(count)]
+
+
+def _identifier(index: int) -> str:
+    """Return a GPU's UUID as hexadecimal digits, as in ``gpu.nvml``.
+
+    The UUID in CuPy's ``getDeviceProperties`` ends at its first zero byte, so this calls the driver.
+
+    Raises:
+        DeviceError: The driver reports no UUID.
+    """
+    driver, device, uuid = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    status = driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetUuid_v2(uuid, device)
+    if status != 0:
+        raise DeviceError(
+            f"the NVIDIA driver reports no UUID for gpu:{index} (CUresult {status}); check the GPU with nvidia-smi"
+        )
+    return bytes(uuid).hex()
 
 
 class Gpu:
@@ -87,7 +112,8 @@ class Gpu:
             pool = cupy.get_default_memory_pool()
             pool.set_limit(fraction=fraction)
             if not growth:
-                cupy.empty(int(pool.get_limit() * 0.98), np.uint8)  # the pool keeps freed memory
+                free, _ = runtime.memGetInfo()
+                cupy.empty(int(min(pool.get_limit(), free) * _RESERVED), np.uint8)  # the pool keeps freed memory
             self._blas = Blas(self.compute.raw.ptr)
         self._pinned: dict[int, Array] = {}  # by address
         gpu_ops.use(_KERNELS)
@@ -99,6 +125,18 @@ class Gpu:
             DeviceError: The GPU ran out of memory in it.
         """
         return _Activation(self)
+
+    @property
+    def architecture(self) -> str:
+        """The compute capability, such as ``90``. Compiled kernels run on every GPU of the same capability."""
+        return str(self._device.compute_capability)
+
+    def compile(self, source: str, stored: str) -> None:
+        """Compile one of ``sources.variants`` for this GPU, unless it is in CuPy's cache.
+
+        Call within ``activate()``.
+        """
+        _KERNELS.compile(source, stored)
 
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         if kernel not in self._fallbacks:
@@ -121,17 +159,22 @@ class Gpu:
 
     @cached_property
     def why_no_cudnn(self) -> str:
-        """Reason why cuDNN is not used for convolutions; empty if it is used."""
+        """Reason why cuDNN is not used for convolutions, logged if it is installed but fails; empty if it is used."""
         if importlib.util.find_spec("cudnn") is None:
-            return "cuDNN's frontend is not installed: pip install 'mpitrain[cudnn13]', or cudnn12 for an older driver"
+            return "cuDNN's frontend is not installed; pip install 'mpitrain[cudnn13]', or cudnn12 with CUDA 12"
         try:
             from .cudnn import ConvolutionPlans
 
             with self.activate():
                 self._convolutions = ConvolutionPlans(self._precision == "tf32")
         except Exception as error:  # a broken installation can raise anything
-            reason = str(error).strip() or type(error).__name__
-            return f"cuDNN's frontend is installed but failed: {reason.splitlines()[0]}"
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            _log.warning(
+                "cuDNN is installed but does not work, so convolutions use matrix products, which are slower: %s; "
+                "reinstall it with pip install --force-reinstall 'mpitrain[cudnn13]', or cudnn12 with CUDA 12",
+                reason,
+            )
+            return f"cuDNN is installed but does not work: {reason}"
         return ""
 
     def owns(self, array: Array) -> bool:
@@ -166,22 +209,37 @@ class Gpu:
         address = host.ctypes.data
         if address in self._pinned or not host.nbytes:
             return
-        with self.activate(), suppress(runtime.CUDARuntimeError):  # copies then work, but are slower
-            runtime.hostRegister(address, host.nbytes, 0)
-            self._pinned[address] = host
+        if not _PINNED[address]:
+            try:
+                with self.activate():
+                    runtime.hostRegister(address, host.nbytes, _PORTABLE)
+            except runtime.CUDARuntimeError as error:
+                _report_unpinned(str(error))
+                return
+        _PINNED[address] += 1
+        self._pinned[address] = host
 
     def unpin(self, host: Array) -> None:
         """Undo ``pin``; must precede freeing the memory."""
         address = host.ctypes.data
-        if address in self._pinned:
+        if self._pinned.pop(address, None) is None:
+            return
+        _PINNED[address] -= 1
+        if not _PINNED[address]:
             with self.activate():
                 runtime.hostUnregister(address)
-            del self._pinned[address]
 
     @property
     def workspace(self) -> int:
         """Bytes of GPU memory reserved as workspace of matrix products."""
         return self._blas.workspace
+
+    def has_room(self, *arrays: Array) -> bool:
+        """Whether training data fits on the GPU: copies of these arrays take at most half of the free memory."""
+        with self.activate():
+            pool, (free, _) = cupy.get_default_memory_pool(), runtime.memGetInfo()
+            left = min(pool.get_limit() - pool.used_bytes(), pool.free_bytes() + free)
+        return bool(sum(array.nbytes for array in arrays) <= _DATA_FRACTION * left)
 
     @property
     def held(self) -> int:
@@ -193,9 +251,8 @@ class Gpu:
         """Free GPU memory and unpin host memory; the GPU must not be used afterwards."""
         with self.activate():
             self.compute.wait()
-            for address in self._pinned:
-                runtime.hostUnregister(address)
-            self._pinned.clear()
+            for host in list(self._pinned.values()):
+                self.unpin(host)
             cupy.get_default_memory_pool().free_all_blocks()
 
     def out_of_memory(self, error: MemoryError) -> DeviceError:
@@ -210,6 +267,14 @@ class Gpu:
 
     def __deepcopy__(self, memo: object) -> Gpu:
         return self  # a copied model stays on the same device
+
+
+@cache
+def _report_unpinned(reason: str) -> None:
+    """Report, once for each reason, that host memory cannot be page-locked."""
+    _log.warning(
+        "host memory cannot be page-locked (%s), so copies to and from the GPU are slower; results are the same", reason
+    )
 
 
 class _Activation:

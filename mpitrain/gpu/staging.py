@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..core.layout import Array, Shape
-from ..data.split import Split
 from .device import Gpu
 from .stream import Stream, pinned
 
+Rows = Sequence[tuple[Shape, Any]]
 _BUFFERS = 2  # one is filled and copied while the GPU uses the other
 _LINE = 256  # bytes: alignment of arrays, the same as for GPU memory
 
 
 class StagingBuffer:
-    """Buffers for one batch in pinned host memory and in GPU memory, copied in one operation.
+    """Buffers for the arrays of one batch in pinned host memory and in GPU memory, copied in one operation.
 
     Attributes:
         index: Index among the buffers for batches of the same size.
-        examples, labels, position: Host arrays.
-        device_arrays: The same three arrays on the GPU.
+        arrays: The batch's arrays in host memory.
+        device_arrays: The same arrays on the GPU.
+        position, device_position: The batch's position, shape (1,), uint64, in host memory and on the GPU.
         nbytes: Bytes on the GPU.
     """
 
-    def __init__(self, gpu: Gpu, index: int, count: int, split: Split) -> None:
+    def __init__(self, gpu: Gpu, index: int, count: int, rows: Rows) -> None:
         parts: list[tuple[Shape, Any]] = [((1,), np.uint64)]
-        parts += [((count, *split.label_shape), split.label_dtype), ((count, *split.shape), split.dtype)]
+        parts += [((count, *shape), dtype) for shape, dtype in rows]
         nbytes = sum(_room(*part) for part in parts)
         self.index = index
         self.nbytes = nbytes
         self._host_block, self._device_block = pinned((nbytes,), np.uint8), gpu.empty((nbytes,), np.uint8)
-        self.position, self.labels, self.examples = _cut(self._host_block, parts)
-        position, labels, examples = _cut(self._device_block, parts)
-        self.device_arrays = examples, labels, position
+        self.position, *self.arrays = _cut(self._host_block, parts)
+        self.device_position, *self.device_arrays = _cut(self._device_block, parts)
         self._copied: Any = None
         # The memory pool may reuse memory of an array that the GPU is still working with.
         self._used: Any = gpu.compute.record()
@@ -58,30 +59,34 @@ class StagingBuffer:
 
 
 class BatchStager:
-    """Staging buffers for a split's batches in stored form: bytes are copied as bytes."""
+    """Staging buffers for batches.
 
-    def __init__(self, gpu: Gpu, split: Split) -> None:
-        self._gpu, self._split = gpu, split
+    Args:
+        rows: Shape and data type of a row of each array of a batch; a row belongs to one example.
+    """
+
+    def __init__(self, gpu: Gpu, rows: Rows) -> None:
+        self._gpu, self._rows = gpu, rows
         with gpu.activate():
             self._copying = Stream()
         self._buffers: dict[int, list[StagingBuffer]] = {}
         self._by_address: dict[int, StagingBuffer] = {}
 
-    def memory(self, count: int) -> tuple[Array, Array]:
-        """Return pinned memory for the next batch of ``count`` examples and their labels, as for ``Split.read``.
+    def memory(self, count: int) -> list[Array]:
+        """Return pinned memory for the arrays of the next batch of ``count`` examples.
 
         Waits until its previous contents have been copied.
         """
-        buffer = self._next(count)
-        return buffer.examples, buffer.labels
+        return self._next(count).arrays
 
-    def copy_to_device(self, examples: Array, labels: Array, position: int) -> StagingBuffer:
+    def copy_to_device(self, arrays: Sequence[Array], position: int) -> StagingBuffer:
         """Start copying a batch from ``memory`` or other arrays. Call within ``gpu.activate()``."""
-        buffer = self._by_address.get(examples.ctypes.data)
-        if buffer is None or len(buffer.examples) != len(examples):
-            buffer = self._next(len(examples))
-            np.copyto(buffer.examples, examples)
-            np.copyto(buffer.labels, labels)
+        count = len(arrays[0])
+        buffer = self._by_address.get(arrays[0].ctypes.data)
+        if buffer is None or len(buffer.arrays[0]) != count:
+            buffer = self._next(count)
+            for target, array in zip(buffer.arrays, arrays, strict=True):
+                np.copyto(target, array)
         buffer.position[0] = position
         buffer.copy_to_device(self._copying, self._gpu.compute)
         return buffer
@@ -95,9 +100,9 @@ class BatchStager:
         buffers = self._buffers.get(count)
         if buffers is None:
             with self._gpu.activate():
-                buffers = [StagingBuffer(self._gpu, index, count, self._split) for index in range(_BUFFERS)]
+                buffers = [StagingBuffer(self._gpu, index, count, self._rows) for index in range(_BUFFERS)]
             self._buffers[count] = buffers
-            self._by_address |= {buffer.examples.ctypes.data: buffer for buffer in buffers}
+            self._by_address |= {buffer.arrays[0].ctypes.data: buffer for buffer in buffers}
         buffers.append(buffers.pop(0))
         buffers[-1].wait()
         return buffers[-1]

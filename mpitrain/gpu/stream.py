@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import Any
 
 import cupy
@@ -9,6 +11,9 @@ import numpy as np
 from cupy.cuda import runtime
 
 from ..core.layout import Array, Shape
+
+_log = logging.getLogger(__name__)
+_ALREADY_ENABLED = 704  # cudaErrorPeerAccessAlreadyEnabled
 
 
 class Stream:
@@ -30,6 +35,8 @@ class Stream:
         if source.device.id == target.device.id:
             self._copy(target.data.ptr, source.data.ptr, source.nbytes, runtime.memcpyDeviceToDevice)
             return
+        _enable_peer_access(target.device.id, source.device.id)
+        _enable_peer_access(source.device.id, target.device.id)
         places = target.data.ptr, target.device.id, source.data.ptr, source.device.id
         runtime.memcpyPeerAsync(*places, source.nbytes, self.raw.ptr)
 
@@ -50,6 +57,25 @@ class Stream:
     def _copy(self, target: int, source: int, nbytes: int, kind: int) -> None:
         if nbytes:
             runtime.memcpyAsync(target, source, nbytes, kind, self.raw.ptr)
+
+
+@cache
+def _enable_peer_access(index: int, peer: int) -> None:
+    """Enable access to the memory of another GPU; without it, copies between them pass through host memory."""
+    problem = "" if runtime.deviceCanAccessPeer(index, peer) else "nvidia-smi topo -m shows how they are connected"
+    if not problem:
+        try:
+            with cupy.cuda.Device(index):
+                runtime.deviceEnablePeerAccess(peer)
+        except runtime.CUDARuntimeError as error:
+            problem = "" if error.status == _ALREADY_ENABLED else str(error)
+    if problem:
+        _log.info(
+            "gpu:%d has no peer access to gpu:%d, so copies between them pass through host memory, which is slower; %s",
+            index,
+            peer,
+            problem,
+        )
 
 
 def pinned(shape: Shape, dtype: Any) -> Array:

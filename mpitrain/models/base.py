@@ -133,6 +133,17 @@ class Model:
         """Return preferred memory for the next batch of ``count`` examples, and for its labels; None for any."""
         return None
 
+    def hold(self, examples: Array, labels: Array) -> bool:
+        """Copy the training data to the device if its memory has room. Local; call between two steps, once.
+
+        Args:
+            examples, labels: The stored arrays, shape (n, ...).
+
+        Returns:
+            Whether the data was copied; every later ``forward`` must then be given an ``IndexBatch``.
+        """
+        return False
+
     def memory_use(self) -> dict[str, int]:
         """Return bytes of device memory by purpose, without parameters and vectors of the same size.
 

@@ -11,13 +11,14 @@ import numpy as np
 
 from ..core.layout import Array
 from ..core.ranges import OnReady
-from ..data.batch import Batch
+from ..data.batch import Batch, IndexBatch
 from ..data.split import Split
 from ..gpu import ops
 from ..gpu.device import Gpu
 from ..gpu.graphs import StepGraphs
 from ..gpu.staging import BatchStager, StagingBuffer
 from ..gpu.stream import Stream, pinned
+from ..nn.container import input_dtype
 from ..nn.layer import Layer, SumOverWorkers, walk
 from ..nn.loss import Loss
 from ..plan.plan import Plan
@@ -75,15 +76,17 @@ class NativeGpuModel(GpuModel):
         self._inner = NativeModel(model, loss, plan, gpu, self._summing(sum_over_workers))
         loss.scale = gpu.loss_scale
         self._model, self._borders = model, {start: layer for layer, start in plan.layer_borders.items()}
-        self._stager = BatchStager(gpu, split)
+        self._stager = BatchStager(gpu, [(split.shape, split.dtype), (split.label_shape, split.label_dtype)])
+        self._index_stager = BatchStager(gpu, [((), np.int64)])
+        self._held: tuple[Array, Array] | None = None  # training examples and labels, if they are on the GPU
         with gpu.activate():
             self._to_host_stream = Stream()
         self._copies: dict[Any, Array] = {}
         self._on_ready: OnReady = lambda start: None
         self._traced = plan.config.output.trace  # wait for the device, so that durations can be measured
         self._recordable = not self._traced and all(_is_static(part) for part in _parts(model, loss))
-        self._ran: Counter[int] = Counter()
-        self._replays: dict[tuple[int, int], StepGraphs] = {}
+        self._ran: Counter[tuple[int, int]] = Counter()
+        self._replays: dict[tuple[int, int, int], StepGraphs] = {}
         self._replay: StepGraphs | None = None
         self._staged: StagingBuffer | None = None
         self._host_loss = pinned((1,), np.float64)
@@ -106,7 +109,17 @@ class NativeGpuModel(GpuModel):
         self.load_params()
 
     def memory(self, count: int) -> tuple[Array, Array] | None:
-        return self._stager.memory(count) if self._micro_batches == 1 else None
+        if self._micro_batches > 1:
+            return None
+        examples, labels = self._stager.memory(count)
+        return examples, labels
+
+    def hold(self, examples: Array, labels: Array) -> bool:
+        if not self._gpu.has_room(examples, labels):
+            return False
+        with self._gpu.activate():
+            self._held = self._gpu.copy_of(examples), self._gpu.copy_of(labels)
+        return True
 
     def load_params(self) -> None:
         if self._on_host:
@@ -115,7 +128,11 @@ class NativeGpuModel(GpuModel):
 
     def compute_loss(self, batch: Batch) -> Any:
         with self._gpu.activate():
-            self._staged = staged = self._stager.copy_to_device(batch.examples, batch.labels, batch.position)
+            if isinstance(batch, IndexBatch):
+                staged = self._index_stager.copy_to_device([batch.examples], batch.position)
+            else:
+                staged = self._stager.copy_to_device([batch.examples, batch.labels], batch.position)
+            self._staged = staged
             self._replay = self._replay_of(staged, batch.count)
             if self._replay is None:
                 loss = self._begin(staged)
@@ -159,7 +176,10 @@ class NativeGpuModel(GpuModel):
         with self._gpu.activate():
             return {
                 "activations": sum(layer.buffer_bytes for _, layer in walk(self._model)) + self._loss.buffer_bytes,
-                "batches": self._stager.nbytes + sum(copy.nbytes for copy in self._copies.values()),
+                "data": sum(array.nbytes for array in self._held or ()),
+                "batches": self._stager.nbytes
+                + self._index_stager.nbytes
+                + sum(copy.nbytes for copy in self._copies.values()),
                 "graphs": sum(replay.nbytes for replay in self._replays.values()),
                 "cuBLAS": self._gpu.workspace,
                 "held": self._gpu.held,
@@ -168,34 +188,50 @@ class NativeGpuModel(GpuModel):
     def close(self) -> None:
         super().close()
         self._replays.clear()
+        self._held = None
         self._gpu.free()
 
     # A step.
 
     def _begin(self, staged: StagingBuffer) -> Any:
         """Run the forward pass on a batch that is on the GPU."""
-        stored, labels, position = staged.device_arrays
-        loss: Any = self._inner.compute_loss(Batch(self._examples(stored), labels, position))
+        position: Any = staged.device_position
+        loss: Any = self._inner.compute_loss(Batch(*self._inputs(staged.device_arrays), position))
         if self._gpu.owns(loss) and loss.dtype == np.float64:
             return loss
         own = self._memory("loss", (1,), np.float64)  # a user-defined loss may return any type
         own[...] = loss
         return own
 
-    def _examples(self, stored: Any) -> Array:
-        """Convert and scale a batch from its stored form to the model's input, unless the model takes integers."""
+    def _inputs(self, arrays: list[Array]) -> tuple[Array, Array]:
+        """Return the model's input and the labels, given a staged batch: examples and labels, or their indices."""
+        if len(arrays) == 2:
+            stored, labels = arrays
+            return self._examples(stored, None), labels
+        assert self._held is not None
+        (indices,), (stored, labels) = arrays, self._held
+        return self._examples(stored, indices), self._rows("labels", labels, indices)
+
+    def _examples(self, stored: Array, indices: Array | None) -> Array:
+        """Return examples, all or by index, converted and scaled to the model's input unless it takes integers."""
         dtype, scale = self._params.dtype, self._split.scale
         is_kept = self._split.has_integers and self._model.integer_inputs
         if is_kept or (stored.dtype == dtype and scale == 1):
-            found: Array = stored
-            return found
-        count = len(stored)
-        key = "indices", count
-        if key not in self._copies:
-            self._copies[key] = self._gpu.copy_of(np.arange(count))
-        x = self._memory("x", stored.shape, dtype)
-        ops.take(stored.reshape(count, -1), self._copies[key], scale, x.reshape(count, -1))
+            return stored if indices is None else self._rows("x", stored, indices)
+        if indices is None:
+            key = "indices", len(stored)
+            if key not in self._copies:
+                self._copies[key] = self._gpu.copy_of(np.arange(len(stored)))
+            indices = self._copies[key]
+        x = self._memory("x", (len(indices), *stored.shape[1:]), input_dtype(self._model))
+        ops.take(stored.reshape(len(stored), -1), indices, scale, x.reshape(len(x), -1))
         return x
+
+    def _rows(self, name: str, stored: Array, indices: Array) -> Array:
+        """Return ``stored[indices]`` in the buffer ``name``."""
+        rows = self._memory(name, (len(indices), *stored.shape[1:]), stored.dtype)
+        self._gpu.xp.take(stored, indices, axis=0, out=rows)
+        return rows
 
     def _pass_on(self, start: int) -> None:
         """Handle ``grads[start:]``, which is complete; report it if it completes a bucket."""
@@ -225,11 +261,12 @@ class NativeGpuModel(GpuModel):
     # Recording.
 
     def _replay_of(self, staged: StagingBuffer, count: int) -> StepGraphs | None:
-        key = staged.index, count
+        kind = count, len(staged.arrays)  # examples and labels, or indices
+        key = staged.index, *kind
         found = self._replays.get(key)
         if found is None and self._recordable:
-            self._ran[count] += 1
-            if self._ran[count] > _WARM_UPS:
+            self._ran[kind] += 1
+            if self._ran[kind] > _WARM_UPS:
                 found = self._record(staged)
                 if found is not None:
                     self._replays[key] = found

@@ -24,7 +24,7 @@ def make_model(
         sum_over_workers: See ``nn.Context``.
     """
     if not isinstance(job.network, LayerNetwork):
-        make, towers = _torch_on_gpus(plan) if devices[0].is_gpu else _torch(plan)
+        make, towers = _torch_on_gpus(job, plan) if devices[0].is_gpu else _torch(plan)
     elif devices[0].is_gpu:
         make, towers = _layers_on_gpus(job, plan)
     else:
@@ -61,10 +61,10 @@ def _torch(plan: Plan) -> tuple[MakeOne, type[Towers]]:
     return make, TorchTowers
 
 
-def _torch_on_gpus(plan: Plan) -> tuple[MakeOne, type[Towers]]:
+def _torch_on_gpus(job: Job, plan: Plan) -> tuple[MakeOne, type[Towers]]:
     from .torch_gpu import TorchGpuModel, TorchGpuTowers
 
     def make(network: Any, device: Any, sum_over_workers: SumOverWorkers | None) -> Model:
-        return TorchGpuModel(network, plan, device, sum_over_workers)
+        return TorchGpuModel(network, plan, device, job.train_split, sum_over_workers)
 
     return make, TorchGpuTowers

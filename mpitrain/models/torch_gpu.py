@@ -13,16 +13,20 @@ from torch.utils.dlpack import from_dlpack
 
 from ..core.layout import Array
 from ..core.ranges import OnReady, announce_nothing
-from ..data.batch import Batch
+from ..data.batch import Batch, IndexBatch
+from ..data.split import Split
 from ..gpu.device import Gpu
 from ..nn.layer import SumOverWorkers
 from ..plan.plan import Plan
+from ..pytorch.batches import TORCH_DTYPES, Inputs
 from ..pytorch.network import TorchNetwork
 from .base import Model
 from .gpu_model import GpuModel
 from .torch_model import TorchModel
 from .torch_towers import freeze_alike
 from .towers_gpu import GpuTowers
+
+_INDEXABLE = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")  # by torch's index_select
 
 
 class TorchGpuModel(GpuModel, TorchModel):
@@ -34,9 +38,11 @@ class TorchGpuModel(GpuModel, TorchModel):
     """
 
     def __init__(
-        self, network: TorchNetwork, plan: Plan, gpu: Gpu, sum_over_workers: SumOverWorkers | None = None
+        self, network: TorchNetwork, plan: Plan, gpu: Gpu, split: Split, sum_over_workers: SumOverWorkers | None = None
     ) -> None:
         self._gpu, self.device = gpu, self.device_of(gpu)
+        self._scale = None if network.takes_integers(split) else split.scale
+        self._held: list[Tensor] = []  # training examples and labels, if they are on the GPU
         network.model.to(self.device)
         super().__init__(network, plan, sum_over_workers)
         self._copies: dict[str, Array] = {}
@@ -66,9 +72,31 @@ class TorchGpuModel(GpuModel, TorchModel):
             with self._gpu.activate():
                 self._gpu.compute.copy_to_device(self._params_bound, self._copies["params"])
 
+    def hold(self, examples: Array, labels: Array) -> bool:
+        arrays = examples, labels
+        if not all(each.dtype.name in _INDEXABLE for each in arrays) or not self._gpu.has_room(*arrays):
+            return False
+        with self._computing():
+            self._held = [torch.from_numpy(each).to(self.device, copy=True) for each in arrays]
+        return True
+
     def compute_loss(self, batch: Batch) -> Any:
         with self._computing():
             return self._compute_loss(batch)
+
+    def _inputs(self, batch: Batch) -> Inputs:
+        if not isinstance(batch, IndexBatch):
+            return super()._inputs(batch)
+        indices = torch.from_numpy(batch.examples).to(self.device)
+        examples, labels = (each.index_select(0, indices) for each in self._held)
+        if self._scale is None:
+            return Inputs((self._converted(examples),), {}, self._converted(labels))
+        scaled = examples.to(TORCH_DTYPES[self._dtype.char]).mul_(self._scale)
+        return Inputs((scaled,), {}, self._converted(labels))
+
+    def _converted(self, tensor: Tensor) -> Tensor:
+        """Convert floats to the parameters' type and integers to int64, as ``to_tensor`` does."""
+        return tensor.to(TORCH_DTYPES[self._dtype.char] if tensor.is_floating_point() else torch.int64)
 
     def begin_forward(self, position: int) -> None:
         with self._computing():

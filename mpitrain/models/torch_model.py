@@ -18,7 +18,7 @@ from ..nn.layer import SumOverWorkers
 from ..plan.plan import Plan
 from ..plan.progress import ExtraState
 from ..pytorch.allocator import keep_freed_memory
-from ..pytorch.batches import arguments_of, inputs_of, seed_torch
+from ..pytorch.batches import Inputs, arguments_of, inputs_of, seed_torch
 from ..pytorch.gradients import Gradients
 from ..pytorch.linear import write_gradients
 from ..pytorch.modes import evaluating
@@ -91,11 +91,15 @@ class TorchModel(Model):
             return self._compute_loss(batch)
 
     def _compute_loss(self, batch: Batch) -> Any:
-        inputs = inputs_of(batch, self._dtype, self.device)
+        inputs = self._inputs(batch)
         self.begin_forward(batch.position)
         with self._autocast():
             loss = self._criterion(self._module(*inputs.args, **inputs.kwargs), inputs.labels)
         return self.end_forward(loss, batch.count)
+
+    def _inputs(self, batch: Batch) -> Inputs:
+        """Return the arguments of the module, and the labels."""
+        return inputs_of(batch, self._dtype, self.device)
 
     def use_device(self) -> None:
         """Let the calling thread's torch operations run on the device, and in the stream, of this model from now on."""
@@ -135,7 +139,7 @@ class TorchModel(Model):
                 return
             loss.register_hook(self._gradients.note_task)
             try:
-                loss.backward(torch.full_like(loss, self._share))
+                (loss * self._share).backward()  # a gradient as argument would import SymPy
             except RuntimeError as error:
                 if "modified by an inplace operation" in str(error) and self._gradients.has_announced:
                     raise JobError(_READ_TOO_LATE.format(self._plan.nbytes, " ".join(str(error).split()))) from error

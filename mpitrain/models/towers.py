@@ -17,7 +17,7 @@ import numpy as np
 
 from ..core.device import Device
 from ..core.kernels import sum_rows
-from ..core.layout import Array
+from ..core.layout import Array, page_aligned, row_stride
 from ..core.ranges import OnReady, announce_nothing, split_batch
 from ..data.batch import Batch
 from ..errors import JobError
@@ -46,14 +46,16 @@ class Towers(Model):
             for index, (network, device) in enumerate(zip([job.network, *copies], devices, strict=True))
         ]
         self.accepts_raw = self._towers[0].accepts_raw
-        self._rows = np.zeros((len(devices), plan.layout.size), plan.dtype)
+        self._size = plan.layout.size
+        # Each row has its own pages: a GPU may page-lock it.
+        self._rows = page_aligned((len(devices), row_stride(self._size)), plan.dtype)
         self._order = np.arange(len(devices))
         self._threads = ThreadPoolExecutor(len(devices) - 1, "tower")
 
     def bind(self, params: Array, grads: Array) -> None:
         super().bind(params, grads)
         for tower, row in zip(self._towers, self._rows, strict=True):
-            tower.bind(params, row)
+            tower.bind(params, row[: self._size])
 
     def load_params(self) -> None:
         self._on_all(lambda index: self._towers[index].load_params())
@@ -71,7 +73,7 @@ class Towers(Model):
 
     def compute_grads(self, on_ready: OnReady) -> None:
         self._on_all(lambda index: self._towers[index].compute_grads(announce_nothing))
-        sum_rows(self._rows, self._order, 0, self._rows.shape[1], 1.0, self.grads)
+        sum_rows(self._rows, self._order, 0, self._size, 1.0, self.grads)
 
     @property
     def extra_state(self) -> ExtraState:

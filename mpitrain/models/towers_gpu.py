@@ -32,7 +32,7 @@ class GpuTowers(Towers):
                 gpu.loss_scale = gpu.zeros(scale.shape, scale.dtype)
                 scales.append(gpu.loss_scale)
         super().__init__(make, job, plan, devices, sum_over)
-        self._gpus, self._size, self._dtype = devices, plan.layout.size, plan.dtype
+        self._gpus, self._dtype = devices, plan.dtype
         self._resident = False
         # Arrays on the first GPU, and their copies on the others: first the parameters.
         self._sent: list[tuple[Array, list[Array]]] = [(self._rows, [])]
@@ -84,6 +84,11 @@ class GpuTowers(Towers):
             others = enumerate(self._copies, start=1)
             self._gather([(None, None), *((grads, self._rows[i]) for i, (_, grads) in others)])
             ops.sum_rows(self._rows, self._in_order, 0, self._size, 1.0, self.grads)
+
+    def hold(self, examples: Array, labels: Array) -> bool:
+        # Each tower takes a part of a batch, of any examples, so each holds all of them.
+        has_room = all(gpu.has_room(examples, labels) for gpu in self._gpus)
+        return has_room and all(tower.hold(examples, labels) for tower in self._towers)
 
     def add_loss(self, total: Any, loss: Any) -> Any:
         return self._towers[0].add_loss(total, loss) if self._resident else super().add_loss(total, loss)

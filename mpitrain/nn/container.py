@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from ..core.layout import Array, Shape
 from ..errors import JobError
 from .activation import GELU, Activation, LeakyReLU, ReLU, Sigmoid, Tanh
@@ -136,6 +138,16 @@ def _join(before: Layer | None, layer: Layer) -> None:
 def _takes_integers(layers: tuple[Layer, ...]) -> bool:
     """Return whether the first layer that reads elements, not only their order, takes integers."""
     return next((layer.integer_inputs for layer in layers if type(layer) not in (Flatten, Reshape)), False)
+
+
+def input_dtype(model: Layer) -> np.dtype[Any]:
+    """Return the type of the model's input: that to which the first layer, after reshapes, converts it."""
+    for _, layer in walk(model):
+        if type(layer) in (Flatten, Reshape, Sequential, Residual):
+            continue
+        is_converted = layer.compute_dtype is not None and not layer.integer_inputs and not layer.children()
+        return layer.compute_dtype if is_converted else layer.dtype  # type: ignore[return-value]
+    return model.dtype
 
 
 def _has_params(layer: Layer) -> bool:

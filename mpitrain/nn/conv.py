@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
-from ..core.device import ConvolutionShape
+from ..core.device import Convolution, ConvolutionShape
 from ..core.layout import Array, Shape
 from ..errors import JobError
 from .arguments import positive, wrong_shape
@@ -79,12 +79,11 @@ class Conv2D(Biased):
     def forward(self, x: Array, ctx: Context) -> Array:
         x = self.cast_input(x, "x")
         y = self.activations("y", (len(x), self._grid.rows.windows, self._grid.columns.windows, self.filters))
-        self._plan = self._planned(x, y)
-        if self._plan is None:
-            self._multiply(x, y)
+        self._x, self._plan = x, self._planned(x, y)
+        if self._plan.forward is None:
+            self._prepare()
+            self._multiply(y)
         else:
-            self._x = x
-            self.ops.transpose(self.weight.reshape(-1, self.filters), self._turned.reshape(self.filters, -1))
             self._plan.forward(x, self._turned, y)
         if not self.has_bias:
             return y
@@ -95,53 +94,65 @@ class Conv2D(Biased):
         if self.has_bias:
             self.finish_backward(dy.reshape(-1, self.filters), None if self._multiplies_bias else self.bias_grad)
         dx = self.activations("dx", self._grid.images_shape(len(dy))) if self.needs_dx else None
-        if self._plan is None:
-            self._multiply_backward(dy, dx)
-        else:
-            grad = self.buffer("turned_grad", self._turned.shape, self._plan.grad_dtype)
-            self._plan.filter_gradient(self._x, dy, grad)
+        plan = self._plan
+        if plan.filter_gradient is not None:
+            grad = self.buffer("turned_grad", (self.filters, *self.kernel, self.in_channels), plan.grad_dtype)
+            plan.filter_gradient(self._x, dy, grad)
             turned = grad.reshape(self.filters, -1)
             self.ops.transpose(turned, self.weight_grad.reshape(-1, self.filters))
-            if dx is not None:
-                self._plan.data_gradient(dy, self._turned, dx)
+        if dx is not None and plan.data_gradient is not None:
+            plan.data_gradient(dy, self._turned, dx)
+        multiplies_dx = dx is not None and plan.data_gradient is None
+        if plan.filter_gradient is None or multiplies_dx:
+            if plan.forward is not None:
+                self._prepare()
+            self._multiply_backward(dy, plan.filter_gradient is None, dx if multiplies_dx else None)
         return dx
 
-    def _planned(self, x: Array, y: Array) -> Any:
-        """Return the device's plan for these images; None if they are unfolded to windows."""
+    def _planned(self, x: Array, y: Array) -> Convolution:
+        """Return the operations that the device's library computes, with the filters in its layout if it needs them."""
         convolutions = self.device.convolutions
         if convolutions is None:
-            return None
-        self._turned = self.activations("filters", (self.filters, *self.kernel, self.in_channels))
+            return Convolution()
+        filters = self.filters, *self.kernel, self.in_channels
         rows, columns = self._grid.rows, self._grid.columns
         padding = (rows.before, rows.after), (columns.before, columns.after)
-        shape = ConvolutionShape(x.shape, self._turned.shape, y.shape, self.stride, padding)
-        return convolutions.plan(shape, x.dtype, self.needs_dx)
+        shape = ConvolutionShape(x.shape, filters, y.shape, self.stride, padding)
+        plan: Convolution = convolutions.plan(shape, x.dtype, self.needs_dx)
+        if plan.forward is not None or plan.data_gradient is not None:
+            self._turned = self.activations("filters", filters)
+            self.ops.transpose(self.weight.reshape(-1, self.filters), self._turned.reshape(self.filters, -1))
+        return plan
 
-    def _multiply(self, x: Array, y: Array) -> None:
+    def _prepare(self) -> None:
+        """Pad the images and lay out the weight for matrix products."""
+        self._padded, self._weight = self._pad(self._x), self._matrix()
+
+    def _multiply(self, y: Array) -> None:
         """Compute ``y`` by products of windows and weight, including the bias unless it is added afterwards."""
-        self._padded = self._pad(x)
         grid = self._grid
-        self._weight = matrix = self._matrix()
-        for images in grid.image_blocks(len(x), self._block):
+        for images in grid.image_blocks(len(y), self._block):
             for rows in grid.row_blocks(self._block):
                 windows = self._windows(images, rows)
                 self._lay_out(images, rows, windows)
-                self.device.matmul(windows, matrix, out=y[images, rows].reshape(-1, self.filters))
+                self.device.matmul(windows, self._weight, out=y[images, rows].reshape(-1, self.filters))
 
-    def _multiply_backward(self, dy: Array, dx: Array | None) -> None:
-        """Compute the weight's gradient, the bias's gradient if it is a row of the weight, and ``dx``."""
-        self.weight_grad[...] = 0
-        if self._multiplies_bias:
-            self.bias_grad[...] = 0
+    def _multiply_backward(self, dy: Array, needs_grad: bool, dx: Array | None) -> None:
+        """Compute ``dx`` unless it is None, and if ``needs_grad`` the gradient of the weight and its row of biases."""
+        if needs_grad:
+            self.weight_grad[...] = 0
+            if self._multiplies_bias:
+                self.bias_grad[...] = 0
         grid = self._grid
         for images in grid.image_blocks(len(dy), self._block):
             padded_grad = None if dx is None else self._zeros(images)
             for rows in grid.row_blocks(self._block):
                 block = dy[images, rows].reshape(-1, self.filters)
                 windows = self._windows(images, rows)
-                if not self._keeps_windows:
-                    self._lay_out(images, rows, windows)
-                self._add_gradients(windows, block)
+                if needs_grad:
+                    if not self._keeps_windows:
+                        self._lay_out(images, rows, windows)
+                    self._add_gradients(windows, block)
                 if padded_grad is not None:
                     self._add_input_gradient(windows, block, rows, padded_grad)
             if dx is not None and padded_grad is not None:
@@ -196,7 +207,7 @@ class Conv2D(Biased):
 
     @property
     def _keeps_windows(self) -> bool:
-        return self._grid.window_size < self.filters
+        return self._plan.forward is None and self._grid.window_size < self.filters
 
     def _windows(self, images: slice, rows: slice) -> Array:
         """Return the buffer of a block's windows, shape (windows, window size plus one for a bias)."""

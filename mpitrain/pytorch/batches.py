@@ -22,7 +22,7 @@ from ..errors import DataError, JobError
 LABEL_KEYS = ("labels", "label", "targets", "target")  # of examples that are dicts, the first one that exists
 _EXAMPLES_STREAM, _MODEL_STREAM = 0, 1  # of random numbers
 _SHARED = (torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_TORCH_DTYPES = {"f": torch.float32, "d": torch.float64}
+TORCH_DTYPES = {"f": torch.float32, "d": torch.float64}
 
 
 class Inputs(NamedTuple):
@@ -88,7 +88,7 @@ def to_tensor(array: Array, dtype: np.dtype[Any], device: Any = "cpu") -> Tensor
 def converted(tree: Any, dtype: np.dtype[Any], device: Any) -> Any:
     """Return a tree of tensors on the device, floating-point ones of type ``dtype``."""
     if isinstance(tree, Tensor):
-        wanted = _TORCH_DTYPES[dtype.char] if tree.is_floating_point() else tree.dtype
+        wanted = TORCH_DTYPES[dtype.char] if tree.is_floating_point() else tree.dtype
         return tree.to(device=device, dtype=wanted)
     return _map(lambda item: converted(item, dtype, device), tree)
 

@@ -27,10 +27,9 @@ import numpy as np
 from ..comm.cluster import Cluster
 from ..comm.hierarchy import ReduceScatter, hierarchy_of
 from ..comm.mpi import MPI
-from ..comm.shared_memory import row_stride
 from ..core.device import Device
 from ..core.kernels import sum_in_place
-from ..core.layout import Array
+from ..core.layout import Array, row_stride
 from ..monitor.trace import span
 from ..plan.plan import Plan
 from ..plan.progress import InitialState

@@ -18,10 +18,11 @@ from ..comm.shared_dataset import SharedDataset
 from ..core.device import Device
 from ..core.kernels import compile_seconds
 from ..core.layout import Array
-from ..data import BatchSource, Loader, Split
-from ..data.loader import Memory, own_buffers
+from ..data import BatchSource, InMemory, Loader, Split
+from ..data.loader import IndexLoader
 from ..data.split import check_conversion
 from ..errors import CheckpointError, NonFiniteLoss
+from ..gpu.compilation import compile_kernels
 from ..models.base import Model
 from ..models.select import make_model
 from ..monitor import worker_stats
@@ -80,6 +81,7 @@ class Worker:
         Collective over the workers, at the beginning and at the end.
         """
         cluster, job, plan, files = self.cluster, self.job, self.plan, self.files
+        compile_kernels(cluster, devices, plan.dtype)
         initial_state = InitialStateLoader(cluster, plan, job.network, self.resume_plan)
         strategy = make_strategy(cluster, plan, devices, initial_state)
         for why in initial_state.skipped:
@@ -88,8 +90,9 @@ class Worker:
             model = make_model(job, plan, devices, _sum_over(cluster.workers))
         model.load_extra_state(initial_state.extra_state)
         load_hooks(job.hooks, initial_state.extra_state)
-        dataset = SharedDataset(cluster.training, plan.config.parallel.shared_memory)
-        loader = self._loader(dataset, "training", job.train_split, model.accepts_raw, model.memory)
+        threads = plan.config.device.threads or cluster.threads
+        dataset = SharedDataset(cluster.training, plan.config.parallel.shared_memory, threads)
+        loader = self._loader(dataset, "training", job.train_split, model)
         validation = None if job.validation_split is None else self._loader(dataset, "validation", job.validation_split)
         evaluator = None if validation is None else Evaluator(cluster, plan, strategy, model, validation)
         record = {} if files.record is None else files.record.tables
@@ -164,17 +167,20 @@ class Worker:
                 return RunEnd("stopped", reason)
         return RunEnd("finished early", next((reason for _, reason in all_workers if reason), "no more work"))
 
-    def _loader(
-        self, dataset: SharedDataset, name: str, split: Split, raw: bool = False, memory: Memory = own_buffers
-    ) -> BatchSource:
-        """Return the batches of a split; in the stored type if ``raw``. Collective over the workers."""
+    def _loader(self, dataset: SharedDataset, name: str, split: Split, model: Model | None = None) -> BatchSource:
+        """Return the batches of a split, in the form that the model prefers. Collective over the workers."""
         plan, seed = self.plan, self.plan.config.training.seed
         if (own := split.own_loader(seed)) is not None:
             return own
         dtype = None if self.job.network.takes_integers(split) else plan.dtype
         storage = dataset.load(split, partial(check_conversion, name, split, dtype))
-        dtype = None if raw else dtype
-        return Loader(split, storage, seed, dtype, memory, plan.step_examples, self.loop.reuses_batches)
+        if model is None:
+            return Loader(split, storage, seed, dtype, reuse=self.loop.reuses_batches)
+        dtype = None if model.accepts_raw else dtype
+        loader = Loader(split, storage, seed, dtype, model.memory, plan.step_examples, self.loop.reuses_batches)
+        if not self.loop.reuses_batches or not isinstance(storage, InMemory):
+            return loader
+        return IndexLoader(loader, partial(model.hold, storage.examples, storage.labels))
 
     def _account(self, strategy: Strategy, model: Model, step: int, seconds: float) -> None:
         """Record the use of device memory, and in the served modes what each worker and server did; chief only."""

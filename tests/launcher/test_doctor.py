@@ -42,7 +42,7 @@ def test_matrix_kernels_forced_by_the_environment_are_reported(openmpi: Mpi, tmp
     """Sandybridge is no processor's own choice that has AVX2, and every x86 of today has."""
     if "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("needs a processor with AVX2")
-    words = [str(openmpi.python), "-m", "mpitrain", "doctor", "--json", "--run-dir", str(tmp_path)]
+    words = [str(openmpi.python), "-m", "mpitrain", "doctor", "-n", "1", "--json", "--run-dir", str(tmp_path)]
     found = read(run(words, env={"OPENBLAS_CORETYPE": "Sandybridge"}))["matrix kernels"]
     assert found["verdict"] == "warning"
     assert "OPENBLAS_CORETYPE=Sandybridge" in found["found"]

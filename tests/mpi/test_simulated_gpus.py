@@ -1,11 +1,8 @@
-"""Whole runs on GPUs, which CuPy's stand-in simulates (see tests/support/simulated): what goes where, and the kernels'
-results.
-
-Real GPUs are tests/gpu's.
-"""
+"""Runs on simulated GPUs (see tests/support/simulated), compared with CPU runs. Tests on real GPUs are in tests/gpu."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -71,17 +68,30 @@ def test_runs_of_lower_precision_come_close(
     assert any(rounded[name].tobytes() != exact[name].tobytes() for name in exact), "nothing was rounded"
 
 
-def test_convolutions_of_cudnn_agree_with_the_processor(simulated: dict[str, str]) -> None:
-    """Of its stand-in: strides, every padding, filters that it declines. The real one has not been seen to run."""
-    words = [sys.executable, PROGRAMS / "convolutions.py"]
-    done = run([*map(str, words), "float32", "tf32", "bfloat16", "float16"], env=simulated)
+@pytest.mark.parametrize(
+    ("more", "computed", "reported"),
+    [
+        ({}, "cuDNN", 0),
+        ({"SIMULATED_CUDNN_CHANNELS": "5"}, "windows", 48),  # three operations on 16 shapes
+        ({"SIMULATED_CUDNN_ERRORS": "dgrad=ValueError"}, "forward,filter_gradient", 1),
+        ({"SIMULATED_CUDNN_ERRORS": "wgrad=ImportError"}, "forward,data_gradient", 1),
+        ({"SIMULATED_CUDNN_ERRORS": "fprop=RuntimeError"}, "windows", 1),
+        ({"SIMULATED_NO_CUDART": "1"}, "windows", 1),
+    ],
+    ids=lambda value: " ".join(value.values()) if isinstance(value, dict) else None,
+)
+def test_convolutions_of_cudnn_agree_with_the_cpu(
+    simulated: dict[str, str], more: dict[str, str], computed: str, reported: int
+) -> None:
+    """Also with strides, paddings, and operations that the simulated cuDNN does not support."""
+    precisions = ["bfloat16"] if more else ["float32", "tf32", "bfloat16", "float16"]
+    done = run([sys.executable, str(PROGRAMS / "convolutions.py"), *precisions], env={**simulated, **more})
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 4 * 36 and all(line.split()[1] == "cuDNN" for line in lines)
-    done = run([*map(str, words), "bfloat16"], env={**simulated, "SIMULATED_CUDNN_CHANNELS": "4"})
-    assert done.returncode == 0, done.stderr
-    assert sum(" windows " in line for line in done.stdout.splitlines()) == 36
-    assert "(4, 3, 3, 5)" in done.stdout
+    assert [line.split()[1] for line in lines if line.startswith(tuple(precisions))] == [computed] * 36 * len(
+        precisions
+    )
+    assert sum("cuDNN" in line and "matrix products" in line for line in lines) == reported
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.2)])
@@ -133,7 +143,7 @@ def test_a_run_that_scales_its_loss_continues_with_that_scale(
 
 
 def test_the_scale_of_a_loss_is_for_float16_alone(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
-    """Others go on without it, here on processors; from their checkpoints it begins anew."""
+    """A run that resumes in float32, here on CPUs, drops the scale; a later float16 run starts with the initial one."""
     first = {"loss_scale": 65536.0}
     expected = {"2": ("float16", simulated, {**first, "loss_scale_steps": 2}), "3": ("float32", None, {})}
     expected |= {steps: ("float16", simulated, {**first, "loss_scale_steps": int(steps) - 3}) for steps in ("4", "6")}
@@ -154,19 +164,6 @@ def test_the_gpus_are_kept_with_a_run(openmpi: Mpi, simulated: dict[str, str], d
     assert "; on GPUs" in output
     kept = (tmp_path / "config.toml").read_text()
     assert 'nvidia_driver = "580.95.05"' in kept and "NVIDIA H100 80GB HBM3" in kept
-
-
-def test_a_model_that_does_not_fit_is_reported(
-    openmpi: Mpi, simulated: dict[str, str], driver: str, tmp_path: Path
-) -> None:
-    words = ["-m", "mpitrain", "train", SMALL, "--run-dir", tmp_path, "--hidden-units", "2000"]
-    env = {**simulated, "SIMULATED_GPU_BYTES": "10000000", "LD_LIBRARY_PATH": driver, "CUDA_VISIBLE_DEVICES": "1"}
-    done = openmpi.run(2, *words, env=env)
-    assert done.returncode == 1
-    lines = [line for line in done.stderr.splitlines() if line.startswith("mpitrain: ")]
-    assert "gpu:0" in lines[0] and "--batch-size" in lines[0] and "rank" in lines[0]
-    assert "python3 (pid 4711, 59.0 GiB)" in lines[0], "who else is on the second GPU, which is the first here"
-    assert "Traceback" not in done.stderr
 
 
 def test_one_without_a_gpu_computes_on_its_processor(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
@@ -196,6 +193,27 @@ def test_doctor_reports_devices_and_their_assignment(openmpi: Mpi, simulated: di
     assert "79 GiB of 80 GiB free, 31 C, driver 580.95.05" in output
     assert "20 GiB of 80 GiB free, driver 580.95.05; in use by python3 (pid 4711, 59.0 GiB)" in output
     assert "0 on gpu:0, 1 on gpu:1, 2 on gpu:0" in output and "share 2 GPUs" in output
+
+
+@pytest.mark.parametrize(
+    ("setting", "status", "check", "verdict", "part"),
+    [
+        ({}, 0, "kernels", "pass", ""),
+        ({}, 0, "cuDNN", "pass", "9.24"),
+        ({"SIMULATED_COMPILER_LOG": "a.cu(1): error: b"}, 1, "kernels", "failure", "a.cu(1): error: b"),
+        ({"SIMULATED_CUDNN_ERRORS": "fprop=RuntimeError"}, 0, "cuDNN", "warning", "fprop failed"),
+    ],
+)
+def test_doctor_tries_the_libraries(
+    simulated: dict[str, str], setting: dict[str, str], status: int, check: str, verdict: str, part: str, tmp_path: Path
+) -> None:
+    words = [sys.executable, "-m", "mpitrain", "doctor", "-n", "1", "--json", "--run-dir", str(tmp_path / "runs")]
+    done = run(words, env={**simulated, **setting})
+    assert done.returncode == status, done.stderr
+    (finding,) = [finding for finding in json.loads(done.stdout) if finding["check"] == check]
+    assert finding["verdict"] == verdict
+    assert part in finding["found"]
+    assert bool(finding["advice"]) == (verdict != "pass")
 
 
 # How gradients travel.
@@ -327,8 +345,8 @@ def launches(folder: Path) -> int:
 @pytest.mark.parametrize(
     ("job", "flags", "expected"),
     [
-        (SMALL, ["--no-normalize"], 18),  # of 20 steps all but the first two
-        (SMALL, ["--no-normalize", "--accumulate-steps", "2"], 38),
+        (SMALL, ["--no-normalize"], 16),  # of 20 steps: not the first two, nor the next two, with the data on the GPU
+        (SMALL, ["--no-normalize", "--accumulate-steps", "2"], 36),
         (SMALL, ["--trace"], 0),
         (JOBS / "diverging.py", [], 0),  # it has a layer of its own, of which nothing is known
     ],

@@ -193,6 +193,16 @@ def test_examples_of_every_type(device: Device, kind: str) -> None:
     np.testing.assert_array_equal(out, 0.5 * examples[indices].astype(np.float32))
 
 
+@each_narrow
+@pytest.mark.parametrize("stored", [np.uint8, np.float32])
+def test_examples_of_16_bits_are_rounded_once(device: Device, stored: Any, dtype: Any) -> None:
+    """The result is the same as that of scaling in float32, followed by a cast."""
+    examples, indices = (100 * np.abs(draw((50, 37), np.float32))).astype(stored), np.arange(49, -1, -2)
+    *_, wide = device.run("take", (examples, indices, 1 / 255, np.zeros((25, 37), np.float32)))
+    *_, found = device.run("take", (examples, indices, 1 / 255, np.zeros((25, 37), dtype)))
+    np.testing.assert_array_equal(found, wide.astype(dtype))
+
+
 # Sums.
 
 

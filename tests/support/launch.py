@@ -28,6 +28,11 @@ LAUNCHER_ENVIRONMENT = {
 STRICT = bool(os.environ.get("MPITRAIN_TEST_STRICT"))
 
 
+def with_checkout() -> dict[str, str]:
+    """Return environment variables with which a process imports mpitrain from this checkout; extends PYTHONPATH."""
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
 def missing(part: str) -> None:
     """Skip, or fail where nothing may be missing."""
     if STRICT:

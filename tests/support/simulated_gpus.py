@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
+import tempfile
 import zlib
 from pathlib import Path
 
 import pytest
 
 import mpitrain
+from mpitrain.gpu import sources
 
 from .emulation.kernels import build
 from .launch import ROOT, run
 
 KERNELS = Path(mpitrain.__file__).parent / "gpu" / "kernels"
+EMULATION = Path(__file__).parent / "emulation"
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("emulated"), sorted(KERNELS.glob("*.cu")))
+def library(pytestconfig: pytest.Config) -> Path:
+    """The kernels, compiled for the CPU when their sources have changed, and only once for all processes."""
+    folder = pytestconfig.cache.mkdir("emulated")
+    used = sorted(path for path in [*KERNELS.iterdir(), *EMULATION.iterdir()] if path.is_file())
+    digest = hashlib.sha256(repr(sources.TYPES).encode() + b"".join(path.read_bytes() for path in used)).hexdigest()
+    built = folder / f"{digest}.so"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            for path in folder.glob("*.so"):
+                path.unlink()
+            kernels = {KERNELS / f"{name}.cu": types for name, types in sources.TYPES.items()}
+            with tempfile.TemporaryDirectory(dir=folder) as objects:
+                build(Path(objects), kernels).rename(built)
+    return built
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +51,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def simulated(library: Path, request: pytest.FixtureRequest) -> dict[str, str]:
-    """The environment of ranks that see two GPUs, which do what they are asked in another order for each test."""
+    """The environment of ranks with two simulated GPUs, whose streams run in a different order for each test."""
     path = f"{ROOT / 'tests' / 'support' / 'simulated'}{os.pathsep}{ROOT}"
     order = zlib.crc32(request.node.name.encode())
     return {

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mpitrain import data
-from mpitrain.data.batch import Batch
+from mpitrain.data.batch import Batch, IndexBatch
+from mpitrain.data.loader import IndexLoader
 from mpitrain.data.permutation import order
 from mpitrain.data.split import Split, check_conversion
 from mpitrain.errors import DataError
@@ -41,6 +42,41 @@ def test_a_batch_is_the_examples_of_the_order_converted_and_scaled(dtype, shape,
         assert batch.dtype == out and batch.shape == (count, *shape)
         np.testing.assert_array_equal(batch, examples[indices].astype(out) * out(0.25))
         assert np.array_equal(batch_labels, labels[indices])
+
+
+@pytest.mark.parametrize(("dtype", "out"), [(np.uint8, np.uint8), (np.uint8, np.float32), (np.float32, np.float32)])
+def test_a_large_batch_is_copied_by_several_threads(dtype, out):
+    examples = np.random.default_rng(0).integers(0, 256, (500, 3, 5001)).astype(dtype)
+    storage = data.InMemory(examples, np.arange(500), threads=3)
+    indices = order(0, 300, 500, 9)
+    batch, labels = np.empty((300, 3, 5001), out), np.empty(300, np.int64)
+    storage.take(indices, 0.5, batch, labels)
+    assert sum(thread.name.startswith("gather") for thread in threading.enumerate()) > 1
+    storage.close()
+    np.testing.assert_array_equal(batch, examples[indices] if out == np.uint8 else examples[indices] * np.float32(0.5))
+    assert np.array_equal(labels, indices)
+
+
+def test_batches_of_indices_are_in_the_order_of_batches_of_examples():
+    loader, examples, _ = make(23, (), np.float32, 1.0)
+    indices = IndexLoader(loader, lambda: True)
+    for number, (position, count) in enumerate(((0, 1), (20, 7), (3, 5), (1000, 3))):
+        batch, expected = indices.batch(position, count), loader.batch(position, count)
+        if number < 2:  # the model allocates its memory
+            assert not isinstance(batch, IndexBatch) and np.array_equal(batch.examples, expected.examples)
+            continue
+        assert np.array_equal(examples[batch.examples], expected.examples)
+        part = batch.part(1, 3)
+        assert part.position == position + 1 and np.array_equal(part.examples, batch.examples[1:3])
+    with pytest.raises(DataError):
+        indices.batch(0, 24)
+
+
+def test_a_split_that_does_not_fit_is_tried_once():
+    loader, _, _ = make(23, (), np.float32, 1.0)
+    tried = []
+    indices = IndexLoader(loader, lambda: bool(tried.append(1)))
+    assert not any(isinstance(indices.batch(position, 3), IndexBatch) for position in range(6)) and len(tried) == 1
 
 
 def test_an_epoch_is_every_example_once_though_batches_do_not_divide_it():

@@ -13,9 +13,9 @@ import numpy as np
 
 from ...comm.hierarchy import Hierarchy, ReduceScatter
 from ...comm.phase_barrier import PhaseBarrier
-from ...comm.shared_memory import SharedArrays, row_stride
+from ...comm.shared_memory import SharedArrays
 from ...core.kernels import sum_in_place, sum_rows
-from ...core.layout import Array
+from ...core.layout import Array, row_stride
 from ...core.ranges import Bucket, aligned_range
 from ..device import Gpu
 from ..stream import Stream

@@ -1,10 +1,17 @@
 // Shared code of the kernels: packs of values, loops over arrays, and sums in an order that does not depend on timing.
 //
 // Blocks have 256 threads, in a line or as rows of 32 (a warp). Grids are bounded, so threads loop.
+//
+// A source is compiled for one type of stored values at a time: float, double, Float16 or Bfloat16. At its end this
+// header defines T, this type; R, the type in which such values are computed; and N, the values of a 16-byte access.
 
-#define KERNEL extern "C" __global__ void __launch_bounds__(256, 3)
-#define FOR_REALS(INSTANCE) INSTANCE(float) INSTANCE(double)
-#define FOR_STORED(INSTANCE) FOR_REALS(INSTANCE) INSTANCE(Float16) INSTANCE(Bfloat16)
+// KERNEL_WITH(blocks, name) limits registers such that a multiprocessor runs at least this many blocks at once, or
+// three if values are double. With these limits no kernel spills; bench/gpu_kernels.py shows the figures.
+#define KERNEL(name) KERNEL_WITH(4, name)
+#define KERNEL_WITH(blocks, name) KERNEL_OF(blocks, name, STORED)
+#define KERNEL_OF(blocks, name, type) KERNEL_NAMED(blocks, name, type)
+#define KERNEL_NAMED(blocks, name, type) \
+    extern "C" __global__ void __launch_bounds__(256, sizeof(T) == 8 ? 3 : blocks) name##_##type
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
@@ -113,11 +120,13 @@ __device__ __forceinline__ unsigned two(float first, float second) {
     return T(first).bits | (unsigned)T(second).bits << 16;
 }
 
-// An explicit 16-byte access: nvcc 13.5 compiles some assignments of packs to one store per value.
+// Stores 16 bytes, or 8, explicitly, because nvcc 13.5 compiles some assignments of packs to one store per value.
 template <typename T, int N>
 __device__ __forceinline__ void store(T* place, const Pack<Real<T>, N>& pack) {
     if constexpr (N == 1) {
         *place = pack[0];
+    } else if constexpr (sizeof(T) == 2 && N == 4) {
+        __stwb(reinterpret_cast<uint2*>(place), uint2{two<T>(pack[0], pack[1]), two<T>(pack[2], pack[3])});
     } else if constexpr (sizeof(T) == 2) {
 #pragma unroll
         for (int j = 0; j < N; j += 8)
@@ -132,6 +141,15 @@ __device__ __forceinline__ void store(T* place, const Pack<Real<T>, N>& pack) {
 #pragma unroll
         for (int j = 0; j < N; j += 2) __stwb(reinterpret_cast<double2*>(place + j), double2{pack[j], pack[j + 1]});
     }
+}
+
+// Loads a pack from an address that need not be aligned.
+template <int N, typename T>
+__device__ __forceinline__ Pack<T, N> collect(const T* place) {
+    Pack<T, N> pack;
+#pragma unroll
+    for (int j = 0; j < N; ++j) pack[j] = place[j];
+    return pack;
 }
 
 // Calls f(Size<N>(), i) if the whole pack may be accessed at once, else f(Size<1>(), ...) for its values in [lo, hi).
@@ -161,63 +179,69 @@ __device__ __forceinline__ Pack<T, N> map_pack(F f, const Pack<T, N>& first, con
     return result;
 }
 
-// out[i] = f(in[i]...); out may be one of the inputs, since a thread reads its values before it writes them.
-template <typename T, typename F, typename... Inputs>
-__device__ __forceinline__ void map(long long n, F f, T* out, const Inputs*... in) {
-    const bool aligned = (is_aligned<kPack<T>>(out) && ... && is_aligned<kPack<T>>(in));
-    each_pack<kPack<T>>(n, aligned, [=](auto size, long long i) {
-        store(out + i, map_pack(f, load<size.value>(in + i)...));
-    });
-}
-
-// values[column], values[column + 1], ..., wrapping around after the last; in one load if no pack wraps around, as
-// indicated by ``together``.
-template <int N, typename T>
-__device__ __forceinline__ Pack<T, N> around(const T* values, int column, int columns, bool together) {
-    if (together) return load<N>(values + column);
-    Pack<T, N> pack;
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-        pack[j] = values[column];
-        column = column + 1 == columns ? 0 : column + 1;
-    }
-    return pack;
-}
-
-// i % columns; a 64-bit division takes several times as long as a 32-bit one.
-__device__ __forceinline__ int column_of(long long i, int columns) {
-    return i < 1LL << 32 ? (int)((unsigned)i % (unsigned)columns) : (int)(i % columns);
-}
-
-// f(row, column) for a whole matrix, by rows of 32 threads: the lanes of a warp have adjacent columns.
+// f(row)(column) for a whole matrix, by rows of 32 threads: the lanes of a warp have adjacent columns.
 template <typename F>
 __device__ __forceinline__ void each_cell(long long rows, int columns, F f) {
     const int down = gridDim.x * blockDim.y, across = gridDim.y * blockDim.x;
-    for (long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y; row < rows; row += down)
+    for (long long row = blockIdx.x * (long long)blockDim.y + threadIdx.y; row < rows; row += down) {
+        const auto of_column = f(row);
         for (long long column = blockIdx.y * blockDim.x + threadIdx.x; column < columns; column += across)
-            f(row, (int)column);
+            of_column((int)column);
+    }
 }
 
-// The i-th element of an array of any numeric type; ``kind`` is the type's index in ops/grid.py's list.
+// f(size, column)(i) for all packs of a matrix, where i is the index of a pack's first element: a thread has the same
+// columns in every row. Packs have N values if rows consist of packs and are aligned, else 1. A block has blockDim.x
+// threads side by side.
+template <int N, typename F>
+__device__ __forceinline__ void each_column(long long rows, int columns, bool aligned, F f) {
+    const auto walk = [=](auto size) {
+        const int across = gridDim.x * blockDim.x * size.value;
+        const long long down = gridDim.y * (long long)blockDim.y;
+        for (int column = (blockIdx.x * blockDim.x + threadIdx.x) * size.value; column < columns; column += across) {
+            const auto of_row = f(size, column);
+#pragma unroll 1
+            for (long long row = blockIdx.y * (long long)blockDim.y + threadIdx.y; row < rows; row += down)
+                of_row(row * columns + column);
+        }
+    };
+    if (aligned && columns % N == 0) walk(Size<N>());
+    else walk(Size<1>());
+}
+
+// f(values), with values as an array of its type; ``kind`` is the type's index in ops/grid.py's list.
+template <typename F>
+__device__ __forceinline__ void with_type(const void* values, int kind, F f) {
+    switch (kind) {
+        case 0: return f(static_cast<const signed char*>(values));
+        case 1: return f(static_cast<const unsigned char*>(values));
+        case 2: return f(static_cast<const short*>(values));
+        case 3: return f(static_cast<const unsigned short*>(values));
+        case 4: return f(static_cast<const int*>(values));
+        case 5: return f(static_cast<const unsigned int*>(values));
+        case 6: return f(static_cast<const long long*>(values));
+        case 7: return f(static_cast<const unsigned long long*>(values));
+        case 8: return f(static_cast<const float*>(values));
+        default: return f(static_cast<const double*>(values));
+    }
+}
+
+// The i-th element of an array of any numeric type.
 template <typename T>
 __device__ __forceinline__ T number(const void* values, int kind, long long i) {
-    switch (kind) {
-        case 0: return (T) static_cast<const signed char*>(values)[i];
-        case 1: return (T) static_cast<const unsigned char*>(values)[i];
-        case 2: return (T) static_cast<const short*>(values)[i];
-        case 3: return (T) static_cast<const unsigned short*>(values)[i];
-        case 4: return (T) static_cast<const int*>(values)[i];
-        case 5: return (T) static_cast<const unsigned int*>(values)[i];
-        case 6: return (T) static_cast<const long long*>(values)[i];
-        case 7: return (T) static_cast<const unsigned long long*>(values)[i];
-        case 8: return (T) static_cast<const float*>(values)[i];
-        default: return (T) static_cast<const double*>(values)[i];
-    }
+    T found;
+    with_type(values, kind, [&](auto typed) { found = (T)typed[i]; });
+    return found;
 }
 
 struct Sum {
     template <typename T>
     static __device__ __forceinline__ T of(T a, T b) { return a + b; }
+};
+
+struct Product {
+    template <typename T>
+    static __device__ __forceinline__ T of(T a, T b) { return a * b; }
 };
 
 struct Largest {
@@ -256,3 +280,52 @@ __device__ __forceinline__ T reduce_team(T value) {
 
 __device__ __forceinline__ long long team_number() { return blockIdx.x * (long long)blockDim.y + threadIdx.y; }
 __device__ __forceinline__ long long team_count() { return gridDim.x * (long long)blockDim.y; }
+
+template <int M, int W, typename F, typename Write>
+__device__ __forceinline__ void sum_packs(long long rows, int columns, F terms, Write write) {
+    __shared__ Pack<double, M> sums[W][256];
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x, across = gridDim.x * blockDim.x * M;
+    for (int start = blockIdx.x * blockDim.x * M; start < columns; start += across) {
+        const int column = start + threadIdx.x * M;
+        Pack<double, M> totals[W] = {};
+        if (column < columns) {
+            const auto add_terms = terms(Size<M>(), column);
+#pragma unroll 1
+            for (long long row = blockIdx.y * (long long)blockDim.y + threadIdx.y; row < rows;
+                 row += gridDim.y * (long long)blockDim.y)
+                add_terms(row * columns + column, totals);
+        }
+#pragma unroll
+        for (int w = 0; w < W; ++w) sums[w][thread] = totals[w];
+        for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
+            __syncthreads();
+            if (threadIdx.y >= half) continue;
+#pragma unroll
+            for (int w = 0; w < W; ++w) {
+#pragma unroll
+                for (int j = 0; j < M; ++j) sums[w][thread][j] += sums[w][thread + half * blockDim.x][j];
+            }
+        }
+        if (threadIdx.y == 0 && column < columns) {
+#pragma unroll
+            for (int w = 0; w < W; ++w) {
+#pragma unroll
+                for (int j = 0; j < M; ++j) write(w, column + j, sums[w][thread][j]);
+            }
+        }
+        __syncthreads();  // sums is used again
+    }
+}
+
+// W sums of each column over this block's rows, with threads, rows and packs as for each_column.
+// terms(size, column)(i, totals) adds the terms of a pack to totals[0], ... totals[W - 1], and write(w, column, sum) is
+// called with the results. All threads of the block must call it.
+template <int N, int W, typename F, typename Write>
+__device__ __forceinline__ void sum_columns(long long rows, int columns, bool aligned, F terms, Write write) {
+    if (aligned && columns % N == 0) sum_packs<N, W>(rows, columns, terms, write);
+    else sum_packs<1, W>(rows, columns, terms, write);
+}
+
+typedef STORED T;
+typedef Real<T> R;
+constexpr int N = kPack<T>;

@@ -1,4 +1,4 @@
-// Dropout: the CUDA version of the kernel in nn/dropout.py, with bit-identical results.
+// Dropout: the CUDA version of the kernel in core/ops/dropout.py, with bit-identical results.
 
 #include "common.cuh"
 
@@ -13,23 +13,25 @@ __device__ __forceinline__ Bits mix(Bits z) {
     return z ^ (z >> 31);
 }
 
-// y = x * scale for elements whose 32 random bits are below ``below``, else 0. The position is read from memory because
-// it changes from step to step, while a captured step's arguments do not.
-template <typename T>
-__device__ void drop(const T* x, T* y, long long rows, int columns, Bits seed, Bits layer, const Bits* position,
-                     Bits below, Real<T> scale) {
+// y = x * scale for elements whose 32 random bits are below ``below``, else 0; a pack of a row at a time. The position
+// is read from memory because it changes from step to step, while a captured step's arguments do not.
+KERNEL(drop)(const T* x, T* y, long long rows, int columns, Bits seed, Bits layer, const Bits* position, Bits below,
+             R scale) {
     const Bits stream = mix(mix(seed + kGamma) + layer + kGamma) + *position;
-    each_cell(rows, columns, [=](long long row, int column) {
+    const bool aligned = columns % N == 0 && is_aligned<N>(x) && is_aligned<N>(y);
+    each_cell(rows, (columns + N - 1) / N, [=](long long row) {
         const Bits start = mix(stream + (Bits)row + kGamma);
-        const Bits bits = mix(start + (Bits)(column + 1) * kGamma) >> 32;
-        const long long i = row * columns + column;
-        y[i] = bits < below ? x[i] * scale : Real<T>(0);
+        return [=](int pack) {
+            whole_or_single<N>(pack * (long long)N, 0, columns, aligned, [=](auto size, long long column) {
+                auto values = load<size.value>(x + row * columns + column);
+                Bits state = start + (Bits)column * kGamma;
+#pragma unroll
+                for (int j = 0; j < size.value; ++j) {
+                    state += kGamma;
+                    values[j] = mix(state) >> 32 < below ? values[j] * scale : R(0);
+                }
+                store(y + row * columns + column, values);
+            });
+        };
     });
 }
-
-#define INSTANCE(T)                                                                                              \
-    KERNEL drop_##T(const T* x, T* y, long long rows, int columns, Bits seed, Bits layer, const Bits* position,  \
-                    Bits below, Real<T> scale) {                                                                 \
-        drop(x, y, rows, columns, seed, layer, position, below, scale);                                          \
-    }
-FOR_STORED(INSTANCE)

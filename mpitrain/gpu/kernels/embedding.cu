@@ -1,4 +1,4 @@
-// Row lookup: the CUDA version of the kernels of Embedding in nn/dense.py. Indices may have any ``kind``.
+// Row lookup: the CUDA version of the kernels in core/ops/embedding.py. Indices may have any ``kind``.
 
 #include "common.cuh"
 
@@ -8,25 +8,23 @@ __device__ __forceinline__ long long named_row(const void* indices, int kind, lo
     return named >= 0 && named < rows ? (long long)named : -1;  // NaN fails every comparison
 }
 
-template <typename T>
-__device__ void take_rows(const Real<T>* weight, const void* indices, int kind, long long count, long long vocabulary,
-                          int features, T* y) {
-    each_cell(count, features, [=](long long i, int j) {
+KERNEL(take_rows)(const R* weight, const void* indices, int kind, long long count, long long vocabulary, int features,
+                  T* y) {
+    each_cell(count, features, [=](long long i) {
         const long long row = named_row(indices, kind, i, vocabulary);
-        y[i * features + j] = row < 0 ? Real<T>(nan("")) : weight[row * features + j];
+        return [=](int j) { y[i * features + j] = row < 0 ? R(nan("")) : weight[row * features + j]; };
     });
 }
 
 // The transposed lookup, as a gather: a warp scans all indices, 32 at a time, for those of its row, and adds their
 // gradients in the order of the batch. Each lane handles four columns; the lanes of a warp have adjacent ones.
-template <typename T>
-__device__ void add_rows(const T* dy, const void* indices, int kind, long long count, long long vocabulary,
-                         int features, Real<T>* weight_grad) {
+KERNEL(add_rows)(const T* dy, const void* indices, int kind, long long count, long long vocabulary, int features,
+                 R* weight_grad) {
     constexpr int columns = 4;
     const int lane = threadIdx.x;
     for (long long row = team_number(); row < vocabulary; row += team_count()) {
         for (int first = blockIdx.y * kWarp * columns; first < features; first += gridDim.y * kWarp * columns) {
-            Real<T> total[columns] = {};
+            R total[columns] = {};
             for (long long start = 0; start < count; start += kWarp) {
                 const long long i = start + lane;
                 const bool is_hit = i < count && named_row(indices, kind, i, vocabulary) == row;
@@ -47,14 +45,3 @@ __device__ void add_rows(const T* dy, const void* indices, int kind, long long c
         }
     }
 }
-
-#define INSTANCE(T)                                                                                              \
-    KERNEL take_rows_##T(const Real<T>* weight, const void* indices, int kind, long long count, long long vocabulary,\
-                         int features, T* y) {                                                                   \
-        take_rows(weight, indices, kind, count, vocabulary, features, y);                                        \
-    }                                                                                                            \
-    KERNEL add_rows_##T(const T* dy, const void* indices, int kind, long long count, long long vocabulary,       \
-                        int features, Real<T>* weight_grad) {                                                    \
-        add_rows(dy, indices, kind, count, vocabulary, features, weight_grad);                                   \
-    }
-FOR_STORED(INSTANCE)

@@ -1,35 +1,12 @@
 // Normalization: the CUDA version of core/ops/normalization.py, which explains the two numbers of a center.
 //
-// Sums over rows are computed in tiles of 32 columns, whose blocks share the rows; add_columns, in sum.cu, adds the
-// blocks' results. Moments are computed in the same tiles, and merged by merge_moments. Sums over a row are computed by
-// a team.
+// Sums over rows are computed by blocks that share the rows; add_columns, in sum.cu, adds the blocks' results. Moments
+// are computed in tiles of 32 columns, and merged by merge_moments. Sums over a row are computed by a team.
 
 #include "common.cuh"
 
-// parts[blockIdx.y] = sums over this block's rows of the two values of terms(element, column), for each column.
-template <typename F>
-__device__ void sum_columns(long long rows, int columns, double* parts, F terms) {
-    __shared__ double2 lines[8][kWarp];
-    const int column = blockIdx.x * kWarp + threadIdx.x;
-    double2 total = {0, 0};
-    if (column < columns) {
-        for (long long row = blockIdx.y * 8 + threadIdx.y; row < rows; row += gridDim.y * 8) {
-            const double2 more = terms(row * columns + column, column);
-            total.x += more.x;
-            total.y += more.y;
-        }
-    }
-    lines[threadIdx.y][threadIdx.x] = total;
-    __syncthreads();
-    if (threadIdx.y > 0 || column >= columns) return;
-    total = {0, 0};
-    for (int line = 0; line < 8; ++line) {
-        total.x += lines[line][threadIdx.x].x;
-        total.y += lines[line][threadIdx.x].y;
-    }
-    parts[blockIdx.y * 2LL * columns + column] = total.x;
-    parts[(blockIdx.y * 2LL + 1) * columns + column] = total.y;
-}
+// Values of a 16-byte access; of 8 bytes for 16-bit types, because the factors of more columns need too many registers.
+constexpr int M = N > 4 ? 4 : N;
 
 // Number and mean of some values, and the sum of their squared deviations from the mean.
 struct Moments {
@@ -55,20 +32,19 @@ __device__ __forceinline__ Moments merged_lines(Moments own) {
 
 // parts[blockIdx.y] = the moments of this block's rows for each column, relative to the first row of all: all counts,
 // then all means, then all squares. A thread centers eight values at a time on their own mean.
-template <typename T>
-__device__ void moments(const T* x, long long rows, int columns, double* parts) {
+KERNEL(moments)(const T* x, long long rows, int columns, double* parts) {
     constexpr int group = 8;
     const int column = blockIdx.x * kWarp + threadIdx.x;
     const long long apart = gridDim.y * 8LL;
     Moments total = {0, 0, 0};
     if (column < columns) {
-        const double first = Real<T>(x[column]);
+        const double first = R(x[column]);
         long long row = blockIdx.y * 8LL + threadIdx.y;
         for (; row + (group - 1) * apart < rows; row += group * apart) {
             double values[group], sum = 0, squares = 0;
 #pragma unroll
             for (int k = 0; k < group; ++k) {
-                values[k] = Real<T>(x[(row + k * apart) * columns + column]) - first;
+                values[k] = R(x[(row + k * apart) * columns + column]) - first;
                 sum += values[k];
             }
             const double mean = sum / group;
@@ -77,7 +53,7 @@ __device__ void moments(const T* x, long long rows, int columns, double* parts) 
             total = merged(total, {group, mean, squares});
         }
         for (; row < rows; row += apart)
-            total = merged(total, {1, Real<T>(x[row * columns + column]) - first, 0});
+            total = merged(total, {1, R(x[row * columns + column]) - first, 0});
     }
     total = merged_lines(total);
     if (threadIdx.y > 0 || column >= columns) return;
@@ -88,8 +64,7 @@ __device__ void moments(const T* x, long long rows, int columns, double* parts) 
 }
 
 // Merges the blocks' parts. result: the first row, the mean minus the first row, and the biased variance.
-template <typename T>
-__device__ void merge_moments(const T* x, const double* parts, int count, int columns, double* result) {
+KERNEL(merge_moments)(const T* x, const double* parts, int count, int columns, double* result) {
     const int column = blockIdx.x * kWarp + threadIdx.x;
     Moments total = {0, 0, 0};
     if (column < columns) {
@@ -100,75 +75,94 @@ __device__ void merge_moments(const T* x, const double* parts, int count, int co
     }
     total = merged_lines(total);
     if (threadIdx.y > 0 || column >= columns) return;
-    result[column] = Real<T>(x[column]);
+    result[column] = R(x[column]);
     result[columns + column] = total.mean;
     result[2LL * columns + column] = total.squares / total.count;
 }
 
-template <typename T>
-__device__ void gradient_sums(const T* x, const Real<T>* center, const Real<T>* inverse, const T* dy, long long rows,
-                              int columns, double* parts) {
-    sum_columns(rows, columns, parts, [=](long long i, int j) -> double2 {
-        const Real<T> slope = dy[i], value = x[i];
-        return {(double)slope, (double)(slope * (value - center[j] - center[columns + j]) * inverse[j])};
-    });
-}
-
-template <typename T>
-__device__ void layer_gradient_sums(const T* normal, const T* dy, long long rows, int columns, double* parts) {
-    sum_columns(rows, columns, parts, [=](long long i, int) -> double2 {
-        const Real<T> slope = dy[i], value = normal[i];
-        return {(double)slope, (double)(slope * value)};
-    });
-}
-
-template <typename T>
-__device__ void normalize(const T* x, const Real<T>* center, const Real<T>* inverse, const Real<T>* scale,
-                          const Real<T>* shift, long long n, int columns, T* y) {
-    typedef Real<T> R;
-    constexpr int N = kPack<T>;
-    const bool aligned = is_aligned<N>(x) && is_aligned<N>(y);
-    const bool together = columns % N == 0 && is_aligned<N>(center) && is_aligned<N>(inverse) &&
-                          is_aligned<N>(scale) && is_aligned<N>(shift);
-    auto normal = [](R value, R center, R rest, R inverse, R scale, R shift) {
-        return (value - center - rest) * inverse * scale + shift;
-    };
-    each_pack<N>(n, aligned, [=](auto size, long long i) {
+// parts[blockIdx.y] = sums over this block's rows of dy, and of dy times the normalized x, normal_at(size, column)(i).
+template <typename F>
+__device__ __forceinline__ void sum_gradients(const T* dy, long long rows, int columns, bool aligned, double* parts,
+                                              F normal_at) {
+    auto terms = [=](auto size, int column) {
         constexpr int width = decltype(size)::value;  // NVRTC rejects size.value in nested functions
-        const int column = column_of(i, columns);
-        auto of = [=](const R* values) { return around<width>(values, column, columns, together); };
-        store(y + i, map_pack(normal, load<width>(x + i), of(center), of(center + columns), of(inverse), of(scale),
-                               of(shift)));
+        const auto normal = normal_at(size, column);
+        return [=](long long i, Pack<double, width>* totals) {
+            const auto slopes = load<width>(dy + i), normals = normal(i);
+#pragma unroll
+            for (int j = 0; j < width; ++j) {
+                totals[0][j] += slopes[j];
+                totals[1][j] += slopes[j] * normals[j];
+            }
+        };
+    };
+    sum_columns<M, 2>(rows, columns, aligned && is_aligned<M>(dy), terms, [=](int w, int column, double sum) {
+        parts[(blockIdx.y * 2LL + w) * columns + column] = sum;
+    });
+}
+
+// (x - center) * factor, for a pack of columns.
+template <int width>
+struct Centered {
+    Pack<R, width> first, rest, factor;
+    __device__ __forceinline__ Pack<R, width> operator()(const Pack<R, width>& x) const {
+        return map_pack([](R x, R first, R rest, R factor) { return (x - first - rest) * factor; }, x, first, rest,
+                        factor);
+    }
+};
+
+KERNEL(gradient_sums)(const T* x, const R* center, const R* inverse, const T* dy, long long rows, int columns,
+                      double* parts) {
+    sum_gradients(dy, rows, columns, is_aligned<M>(x), parts, [=](auto size, int column) {
+        constexpr int width = decltype(size)::value;
+        const Centered<width> normal{collect<width>(center + column), collect<width>(center + columns + column),
+                                     collect<width>(inverse + column)};
+        return [=](long long i) { return normal(load<width>(x + i)); };
+    });
+}
+
+KERNEL(layer_gradient_sums)(const T* normal, const T* dy, long long rows, int columns, double* parts) {
+    sum_gradients(dy, rows, columns, is_aligned<M>(normal), parts, [=](auto size, int) {
+        constexpr int width = decltype(size)::value;
+        return [=](long long i) { return load<width>(normal + i); };
+    });
+}
+
+KERNEL(normalize)(const T* x, const R* center, const R* inverse, const R* scale, const R* shift, long long rows,
+                  int columns, T* y) {
+    each_column<M>(rows, columns, is_aligned<M>(x) && is_aligned<M>(y), [=](auto size, int column) {
+        constexpr int width = decltype(size)::value;
+        const auto gain = map_pack(Product::of<R>, collect<width>(inverse + column), collect<width>(scale + column));
+        const Centered<width> scaled{collect<width>(center + column), collect<width>(center + columns + column), gain};
+        const auto shifts = collect<width>(shift + column);
+        return [=](long long i) { store(y + i, map_pack(Sum::of<R>, scaled(load<width>(x + i)), shifts)); };
     });
 }
 
 // means: of dy, then of dy times the normalized x; float64, one per column.
-template <typename T>
-__device__ void normalize_backward(const T* x, const Real<T>* center, const Real<T>* inverse, const Real<T>* scale,
-                                   const double* means, long long n, int columns, T* dy) {
-    typedef Real<T> R;
-    constexpr int N = kPack<T>;
-    const bool aligned = is_aligned<N>(x) && is_aligned<N>(dy);
-    const bool together =
-        columns % N == 0 && is_aligned<N>(center) && is_aligned<N>(inverse) && is_aligned<N>(scale);
-    auto slope = [](R value, R gradient, R center, R rest, R inverse, R scale, double total, double moment) {
-        return scale * inverse * (gradient - R(total) - (value - center - rest) * inverse * R(moment));
-    };
-    each_pack<N>(n, aligned, [=](auto size, long long i) {
-        constexpr int width = decltype(size)::value;  // NVRTC rejects size.value in nested functions
-        const int column = column_of(i, columns);
-        auto of = [=](const R* values) { return around<width>(values, column, columns, together); };
-        auto mean = [=](const double* values) { return around<width>(values, column, columns, false); };
-        store(dy + i, map_pack(slope, load<width>(x + i), load<width>(dy + i), of(center), of(center + columns),
-                               of(inverse), of(scale), mean(means), mean(means + columns)));
+KERNEL(normalize_backward)(const T* x, const R* center, const R* inverse, const R* scale, const double* means,
+                           long long rows, int columns, T* dy) {
+    each_column<M>(rows, columns, is_aligned<M>(x) && is_aligned<M>(dy), [=](auto size, int column) {
+        constexpr int width = decltype(size)::value;
+        const auto inverses = collect<width>(inverse + column);
+        const auto gain = map_pack(Product::of<R>, inverses, collect<width>(scale + column));
+        Pack<R, width> mean, tilt;
+#pragma unroll
+        for (int j = 0; j < width; ++j) {
+            mean[j] = means[column + j];
+            tilt[j] = inverses[j] * R(means[columns + column + j]);
+        }
+        const Centered<width> tilted{collect<width>(center + column), collect<width>(center + columns + column), tilt};
+        auto slope = [](R gradient, R mean, R tilted, R gain) { return gain * (gradient - mean - tilted); };
+        return [=](long long i) {
+            store(dy + i, map_pack(slope, load<width>(dy + i), mean, tilted(load<width>(x + i)), gain));
+        };
     });
 }
 
 // A team's row, read from memory once and kept in shared memory if it fits; a thread uses only what it wrote itself.
-template <typename T>
-__device__ void layer_norm(const T* x, Real<T> eps, const Real<T>* scale, const Real<T>* shift, long long rows,
-                           int columns, T* normal, Real<T>* inverse, T* y) {
-    typedef Real<T> R;
+KERNEL(layer_norm)(const T* x, R eps, const R* scale, const R* shift, long long rows, int columns, T* normal,
+                   R* inverse, T* y) {
     constexpr int room = 32768 / sizeof(R);
     __shared__ R kept[room];
     const bool fits = columns * (int)blockDim.y <= room;
@@ -196,7 +190,7 @@ __device__ void layer_norm(const T* x, Real<T> eps, const Real<T>* scale, const 
 }
 
 // A team computes the gradient of its row's x from the gradient of the row's output, slope_at(j), and the normalized x.
-template <typename R, typename T, typename Slope, typename Normal>
+template <typename Slope, typename Normal>
 __device__ __forceinline__ void write_gradient(Slope slope_at, Normal normal_at, R inverse, const R* scale, int columns,
                                                T* row) {
     R total = 0, moment = 0;
@@ -211,10 +205,8 @@ __device__ __forceinline__ void write_gradient(Slope slope_at, Normal normal_at,
 }
 
 // A team's row that is too long for shared memory: read twice, the second time from cache.
-template <typename T>
-__device__ void long_layer_norm_backward(const T* normal, const Real<T>* inverse, const Real<T>* scale,
-                                         long long rows, int columns, T* dy) {
-    typedef Real<T> R;
+KERNEL(long_layer_norm_backward)(const T* normal, const R* inverse, const R* scale, long long rows, int columns,
+                                 T* dy) {
     for (long long i = team_number(); i < rows; i += team_count()) {
         const T* const own = normal + i * columns;
         T* const row = dy + i * columns;
@@ -226,11 +218,9 @@ __device__ void long_layer_norm_backward(const T* normal, const Real<T>* inverse
 
 // Rows that fit in shared memory, one per team, are read once. Computes their gradients, and in parts[blockIdx.x] the
 // column sums of dy and of dy times the normalized x over this block's rows.
-template <typename T>
-__device__ void layer_norm_backward(const T* normal, const Real<T>* inverse, const Real<T>* scale, long long rows,
-                                    int columns, T* dy, double* parts) {
-    typedef Real<T> R;
-    constexpr int room = 12288 / sizeof(R), widest = 4096 / sizeof(R);  // the same values as in ops/layers.py
+KERNEL(layer_norm_backward)(const T* normal, const R* inverse, const R* scale, long long rows, int columns, T* dy,
+                            double* parts) {
+    constexpr int room = 12288 / sizeof(R), widest = 4096 / sizeof(R);  // as in ops/__init__.py
     __shared__ R kept_slopes[room], kept_normals[room];
     __shared__ double2 sums[widest];
     const int thread = threadIdx.y * blockDim.x + threadIdx.x, lines = blockDim.y;
@@ -265,39 +255,3 @@ __device__ void layer_norm_backward(const T* normal, const Real<T>* inverse, con
         parts[(blockIdx.x * 2LL + 1) * columns + j] = sums[j].y;
     }
 }
-
-#define INSTANCE(T)                                                                                              \
-    KERNEL moments_##T(const T* x, long long rows, int columns, double* parts) {                                 \
-        moments(x, rows, columns, parts);                                                                        \
-    }                                                                                                            \
-    KERNEL merge_moments_##T(const T* x, const double* parts, int count, int columns, double* result) {          \
-        merge_moments(x, parts, count, columns, result);                                                         \
-    }                                                                                                            \
-    KERNEL gradient_sums_##T(const T* x, const Real<T>* center, const Real<T>* inverse, const T* dy,             \
-                             long long rows, int columns, double* parts) {                                       \
-        gradient_sums(x, center, inverse, dy, rows, columns, parts);                                             \
-    }                                                                                                            \
-    KERNEL layer_gradient_sums_##T(const T* normal, const T* dy, long long rows, int columns, double* parts) {   \
-        layer_gradient_sums(normal, dy, rows, columns, parts);                                                   \
-    }                                                                                                            \
-    KERNEL normalize_##T(const T* x, const Real<T>* center, const Real<T>* inverse, const Real<T>* scale,        \
-                         const Real<T>* shift, long long n, int columns, T* y) {                                 \
-        normalize(x, center, inverse, scale, shift, n, columns, y);                                              \
-    }                                                                                                            \
-    KERNEL normalize_backward_##T(const T* x, const Real<T>* center, const Real<T>* inverse,                     \
-                                  const Real<T>* scale, const double* means, long long n, int columns, T* dy) {  \
-        normalize_backward(x, center, inverse, scale, means, n, columns, dy);                                    \
-    }                                                                                                            \
-    KERNEL layer_norm_##T(const T* x, Real<T> eps, const Real<T>* scale, const Real<T>* shift,                   \
-                          long long rows, int columns, T* normal, Real<T>* inverse, T* y) {                      \
-        layer_norm(x, eps, scale, shift, rows, columns, normal, inverse, y);                                     \
-    }                                                                                                            \
-    KERNEL long_layer_norm_backward_##T(const T* normal, const Real<T>* inverse, const Real<T>* scale,           \
-                                        long long rows, int columns, T* dy) {                                    \
-        long_layer_norm_backward(normal, inverse, scale, rows, columns, dy);                                     \
-    }                                                                                                            \
-    KERNEL layer_norm_backward_##T(const T* normal, const Real<T>* inverse, const Real<T>* scale,                \
-                                   long long rows, int columns, T* dy, double* parts) {                          \
-        layer_norm_backward(normal, inverse, scale, rows, columns, dy, parts);                                   \
-    }
-FOR_STORED(INSTANCE)

@@ -39,15 +39,13 @@ __device__ __forceinline__ void each_part(const Segments& segments, long long si
 }
 
 // f(size, i) for the packs of [lo, hi), or their elements, by the threads of a block.
-template <typename T, typename F>
+template <typename F>
 __device__ __forceinline__ void each_pack_of(long long lo, long long hi, bool aligned, F f) {
-    constexpr int N = kPack<T>;
     for (long long i = lo / N * N + threadIdx.x * N; i < hi; i += blockDim.x * N)
         whole_or_single<N>(i, lo, hi, aligned, f);
 }
 
 // Gradients: rows ``stride`` apart, added in a given order. The first element of a row is element ``origin``.
-template <typename T>
 struct Rows {
     const T* first;
     long long stride;
@@ -65,7 +63,7 @@ struct Rows {
     }
 
     __device__ __forceinline__ bool are_aligned() const {
-        return is_aligned<kPack<T>>(first - origin) && stride % kPack<T> == 0;
+        return is_aligned<N>(first - origin) && stride % N == 0;
     }
 };
 
@@ -74,7 +72,6 @@ struct Constants {
     double c0, c1, c2, c3;
 };
 
-template <typename T>
 struct Sgd {
     static constexpr int slots = 0;
     T rate;
@@ -82,7 +79,6 @@ struct Sgd {
     __device__ __forceinline__ void operator()(T& p, T g, T&, T&) const { p -= rate * g; }
 };
 
-template <typename T>
 struct Momentum {
     static constexpr int slots = 1;
     T rate, keep;
@@ -93,7 +89,6 @@ struct Momentum {
     }
 };
 
-template <typename T>
 struct Nesterov {
     static constexpr int slots = 1;
     T rate, keep;
@@ -104,7 +99,6 @@ struct Nesterov {
     }
 };
 
-template <typename T>
 struct Adam {
     static constexpr int slots = 2;
     T rate, keep1, keep2, take1, take2, eps;
@@ -118,7 +112,6 @@ struct Adam {
     __device__ __forceinline__ void operator()(T& p, T g, T& m, T& v) const { p -= direction(g, m, v); }
 };
 
-template <typename T>
 struct Adagrad {
     static constexpr int slots = 1;
     T rate, eps;
@@ -129,7 +122,6 @@ struct Adagrad {
     }
 };
 
-template <typename T>
 struct Rmsprop {
     static constexpr int slots = 1;
     T rate, keep, take, eps;
@@ -141,13 +133,11 @@ struct Rmsprop {
 };
 
 // The vectors that a step changes; unused ones are null, which counts as aligned.
-template <typename T>
 struct Vectors {
     T *params, *slot0, *slot1, *average;
 
     __device__ __forceinline__ bool are_aligned() const {
-        constexpr int N = kPack<T>;
-        return is_aligned<N>(params) && is_aligned<N>(slot0) && is_aligned<N>(slot1) && is_aligned<N>(average);
+            return is_aligned<N>(params) && is_aligned<N>(slot0) && is_aligned<N>(slot1) && is_aligned<N>(average);
     }
 };
 
@@ -159,19 +149,18 @@ struct Decision {
 };
 
 // A segment's factors for the gradient and for decay.
-template <typename T>
 struct Factors {
     T scale, l2, keep;
 };
 
-template <int N, typename T, typename Rule>
-__device__ __forceinline__ void train(const Rule& rule, const Factors<T>& factors, const Rows<T>& rows,
-                                      const Vectors<T>& to, T follow, long long i) {
+template <int N, typename Rule>
+__device__ __forceinline__ void train(const Rule& rule, const Factors& factors, const Rows& rows,
+                                      const Vectors& to, T follow, long long i) {
     Pack<T, N> params = load<N>(to.params + i), slot0{}, slot1{}, average{};
     if constexpr (Rule::slots > 0) slot0 = load<N>(to.slot0 + i);
     if constexpr (Rule::slots > 1) slot1 = load<N>(to.slot1 + i);
     if (to.average != nullptr) average = load<N>(to.average + i);
-    Pack<T, N> gradient = rows.template sum<N>(i, factors.scale);  // last, because it stalls if there are several rows
+    Pack<T, N> gradient = rows.sum<N>(i, factors.scale);  // last, because with several rows it waits for memory
 #pragma unroll
     for (int j = 0; j < N; ++j) {
         if (factors.l2 != 0) gradient[j] += factors.l2 * params[j];
@@ -186,17 +175,17 @@ __device__ __forceinline__ void train(const Rule& rule, const Factors<T>& factor
 }
 
 // State is incremented, and its average is a copy.
-template <int N, typename T>
-__device__ __forceinline__ void add(T scale, const Rows<T>& rows, const Vectors<T>& to, long long i) {
-    const Pack<T, N> params = map_pack(Sum::of<T>, load<N>(to.params + i), rows.template sum<N>(i, scale));
+template <int N>
+__device__ __forceinline__ void add(T scale, const Rows& rows, const Vectors& to, long long i) {
+    const Pack<T, N> params = map_pack(Sum::of<T>, load<N>(to.params + i), rows.sum<N>(i, scale));
     store(to.params + i, params);
     if (to.average != nullptr) store(to.average + i, params);
 }
 
-template <typename T, typename Rule>
+template <typename Rule>
 __device__ __forceinline__ void update_segments(Constants constants, const Segments& segments, const double* scales,
                                                 const double* l2, const double* shrink, double rate,
-                                                const Rows<T>& rows, long long size, const Vectors<T>& to,
+                                                const Rows& rows, long long size, const Vectors& to,
                                                 double follow, const Decision& decision) {
     if (!decision.go()) return;
     const Rule rule(constants);
@@ -204,13 +193,13 @@ __device__ __forceinline__ void update_segments(Constants constants, const Segme
     const bool aligned = rows.are_aligned() && to.are_aligned();
     each_part(segments, size, [&](long long, int s, long long lo, long long hi) {
         const bool trained = segments.is_trained(s);
-        const Factors<T> factors{T(scales[s] * (trained ? factor : 1)), T(l2[s]), T(1 - rate * shrink[s])};
+        const Factors factors{T(scales[s] * (trained ? factor : 1)), T(l2[s]), T(1 - rate * shrink[s])};
         if (trained) {
-            each_pack_of<T>(lo, hi, aligned, [&](auto width, long long i) {
+            each_pack_of(lo, hi, aligned, [&](auto width, long long i) {
                 train<width.value>(rule, factors, rows, to, T(follow), i);
             });
         } else {
-            each_pack_of<T>(lo, hi, aligned, [&](auto width, long long i) {
+            each_pack_of(lo, hi, aligned, [&](auto width, long long i) {
                 add<width.value>(factors.scale, rows, to, i);
             });
         }
@@ -222,13 +211,13 @@ struct Squares {
     double params, gradient;
 };
 
-template <bool directed, int N, typename T>
-__device__ __forceinline__ void measure(const Adam<T>& rule, T decay, const Rows<T>& rows, T* own,
-                                        const Vectors<T>& of, T scale, long long i, Squares& squares) {
+template <bool directed, int N>
+__device__ __forceinline__ void measure(const Adam& rule, T decay, const Rows& rows, T* own,
+                                        const Vectors& of, T scale, long long i, Squares& squares) {
     const Pack<T, N> params = load<N>(of.params + i);
     Pack<T, N> slot0{}, slot1{};
     if constexpr (directed) slot0 = load<N>(of.slot0 + i), slot1 = load<N>(of.slot1 + i);
-    Pack<T, N> gradient = rows.template sum<N>(i, scale);
+    Pack<T, N> gradient = rows.sum<N>(i, scale);
 #pragma unroll
     for (int j = 0; j < N; ++j) {
         if constexpr (directed) gradient[j] = rule.direction(gradient[j], slot0[j], slot1[j]) + decay * params[j];
@@ -241,23 +230,23 @@ __device__ __forceinline__ void measure(const Adam<T>& rule, T decay, const Rows
 
 // parts[chunk + s] is the sum over the overlap of chunk and segment s. No other overlap has the same index, because
 // both only grow along the vector.
-template <typename T, bool directed>
+template <bool directed>
 __device__ __forceinline__ void measure_segments(Constants constants, const Segments& segments, const double* decay,
-                                                 const Rows<T>& rows, T* own, long long size, const Vectors<T>& of,
+                                                 const Rows& rows, T* own, long long size, const Vectors& of,
                                                  Squares* parts, const Decision& decision) {
     if (!decision.go()) return;
-    const Adam<T> rule(constants);
+    const Adam rule(constants);
     const T scale = T(decision.factor());
-    const bool aligned = rows.are_aligned() && of.are_aligned() && is_aligned<kPack<T>>(own);
+    const bool aligned = rows.are_aligned() && of.are_aligned() && is_aligned<N>(own);
     each_part(segments, size, [&](long long chunk, int s, long long lo, long long hi) {
         if (!segments.is_trained(s)) {
-            each_pack_of<T>(lo, hi, aligned, [&](auto width, long long i) {
-                store(own + i, rows.template sum<width.value>(i, T(1)));
+            each_pack_of(lo, hi, aligned, [&](auto width, long long i) {
+                store(own + i, rows.sum<width.value>(i, T(1)));
             });
             return;
         }
         Squares total{0, 0};
-        each_pack_of<T>(lo, hi, aligned, [&](auto width, long long i) {
+        each_pack_of(lo, hi, aligned, [&](auto width, long long i) {
             measure<directed, width.value>(rule, T(decay[s]), rows, own, of, scale, i, total);
         });
         total.params = reduce_block<Sum>(total.params);
@@ -267,7 +256,7 @@ __device__ __forceinline__ void measure_segments(Constants constants, const Segm
 }
 
 // sums[s]: the sums of the segment's parts, by one block; zeros for state, and for parameters unless ``normed``.
-KERNEL sum_segments(const long long* bounds, int normed, const double* parts, double* sums) {
+KERNEL(sum_segments)(const long long* bounds, int normed, const double* parts, double* sums) {
     const int s = blockIdx.x;
     const Segments segments{bounds, (int)gridDim.x};
     Squares total{0, 0};
@@ -285,33 +274,32 @@ KERNEL sum_segments(const long long* bounds, int normed, const double* parts, do
     sums[2 * s + 1] = total.gradient;
 }
 
-#define UPDATE(name, Rule, T)                                                                                    \
-    KERNEL update_segments_##name##_##T(                                                                         \
-        double c0, double c1, double c2, double c3, const long long* segments, int count, const double* scales,  \
-        const double* l2, const double* shrink, double rate, const T* rows, long long stride,                    \
-        const long long* order, int row_count, long long origin, long long size, T* params, T* slot0, T* slot1,  \
-        T* average, double follow, const double* go, const double* factor) {                                     \
-        update_segments<T, Rule<T>>({c0, c1, c2, c3}, {segments, count}, scales, l2, shrink, rate,               \
-                                    {rows, stride, order, row_count, origin}, size,                              \
-                                    {params, slot0, slot1, average}, follow, {go, factor});                      \
+#define UPDATE(name, Rule)                                                                                       \
+    KERNEL_WITH(5, update_segments_##name)                                                                       \
+    (double c0, double c1, double c2, double c3, const long long* segments, int count, const double* scales,     \
+     const double* l2, const double* shrink, double rate, const T* rows, long long stride,                       \
+     const long long* order, int row_count, long long origin, long long size, T* params, T* slot0, T* slot1,     \
+     T* average, double follow, const double* go, const double* factor) {                                        \
+        update_segments<Rule>({c0, c1, c2, c3}, {segments, count}, scales, l2, shrink, rate,                     \
+                              {rows, stride, order, row_count, origin}, size, {params, slot0, slot1, average},   \
+                              follow, {go, factor});                                                             \
     }
-#define MEASURE(name, directed, T)                                                                               \
-    KERNEL measure_##name##_##T(                                                                                 \
-        double c0, double c1, double c2, double c3, const long long* segments, int count, const double* decay,   \
-        const T* rows, long long stride, const long long* order, int row_count, T* own, long long size,          \
-        T* params, T* slot0, T* slot1, double* parts, const double* go, const double* factor) {                  \
-        measure_segments<T, directed>({c0, c1, c2, c3}, {segments, count}, decay,                                \
-                                      {rows, stride, order, row_count, 0}, own, size,                            \
-                                      {params, slot0, slot1, nullptr}, reinterpret_cast<Squares*>(parts),        \
-                                      {go, factor});                                                             \
+UPDATE(sgd, Sgd)
+UPDATE(momentum, Momentum)
+UPDATE(nesterov, Nesterov)
+UPDATE(adam, Adam)
+UPDATE(adagrad, Adagrad)
+UPDATE(rmsprop, Rmsprop)
+
+#define MEASURE(name, directed)                                                                                  \
+    KERNEL(measure_##name)                                                                                       \
+    (double c0, double c1, double c2, double c3, const long long* segments, int count, const double* decay,      \
+     const T* rows, long long stride, const long long* order, int row_count, T* own, long long size, T* params,  \
+     T* slot0, T* slot1, double* parts, const double* go, const double* factor) {                                \
+        measure_segments<directed>({c0, c1, c2, c3}, {segments, count}, decay,                                   \
+                                   {rows, stride, order, row_count, 0}, own, size,                               \
+                                   {params, slot0, slot1, nullptr}, reinterpret_cast<Squares*>(parts),           \
+                                   {go, factor});                                                                \
     }
-#define INSTANCE(T)                                                                                              \
-    UPDATE(sgd, Sgd, T)                                                                                          \
-    UPDATE(momentum, Momentum, T)                                                                                \
-    UPDATE(nesterov, Nesterov, T)                                                                                \
-    UPDATE(adam, Adam, T)                                                                                        \
-    UPDATE(adagrad, Adagrad, T)                                                                                  \
-    UPDATE(rmsprop, Rmsprop, T)                                                                                  \
-    MEASURE(gradients, false, T)                                                                                 \
-    MEASURE(directions, true, T)
-FOR_REALS(INSTANCE)
+MEASURE(gradients, false)
+MEASURE(directions, true)

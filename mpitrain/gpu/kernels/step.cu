@@ -19,7 +19,7 @@ constexpr int kStop = 0, kIgnore = 2;  // indices in the policies stop, skip, ig
 // precision training, 2018, section 3.2, with the constants that frameworks use.
 constexpr double kGrowAfter = 2000, kLargest = 16777216.0;
 
-KERNEL decide_update(const double* own, const void* total, int kind, int policy, int scaled, double* packed) {
+KERNEL(decide_update)(const double* own, const void* total, int kind, int policy, int scaled, double* packed) {
     if (thread_number() > 0) return;
     State& state = *reinterpret_cast<State*>(packed);
     const double loss = number<double>(total, kind, 0);
@@ -43,10 +43,9 @@ KERNEL decide_update(const double* own, const void* total, int kind, int policy,
 }
 
 // flag = 1 if a value is not finite; all threads that write it write the same value.
-template <typename T>
-__device__ void find_overflow(long long n, const T* values, double* flag) {
+KERNEL(find_overflow)(long long n, const T* values, double* flag) {
     bool found = false;
-    each_pack<kPack<T>>(n, is_aligned<kPack<T>>(values), [&](auto size, long long i) {
+    each_pack<N>(n, is_aligned<N>(values), [&](auto size, long long i) {
         const auto pack = load<size.value>(values + i);
 #pragma unroll
         for (int j = 0; j < size.value; ++j) found = found || !isfinite(pack[j]);
@@ -55,7 +54,7 @@ __device__ void find_overflow(long long n, const T* values, double* flag) {
 }
 
 // Scales for the gradient's segments, such that the norm of the whole gradient is at most ``largest``.
-KERNEL clip_scales(const long long* segments, int count, const double* sums, double largest, double* scales) {
+KERNEL(clip_scales)(const long long* segments, int count, const double* sums, double largest, double* scales) {
     if (thread_number() > 0) return;
     double square = 0;
     for (int s = 0; s < count; ++s) square += sums[2 * s + 1];
@@ -65,7 +64,7 @@ KERNEL clip_scales(const long long* segments, int count, const double* sums, dou
 
 // Factors of a layerwise optimizer: rate * trust ratio for decayed segments, else rate. The ratio is
 // above * |params| / (clip**power * |gradient| + below * |params|), and 1 if either norm is 0.
-KERNEL layer_scales(const long long* segments, int count, const double* sums, const double* decayed, double rate,
+KERNEL(layer_scales)(const long long* segments, int count, const double* sums, const double* decayed, double rate,
                     double above, double below, int power, double largest, double decay, double* scales, double* l2) {
     if (thread_number() > 0) return;
     double square = 0;
@@ -81,7 +80,6 @@ KERNEL layer_scales(const long long* segments, int count, const double* sums, co
     }
 }
 
-#define INSTANCE(T)                                                                                              \
-    KERNEL find_overflow_##T(long long n, const T* values, double* flag) { find_overflow(n, values, flag); }     \
-    KERNEL note_loss_##T(const double* loss, T* place) { if (thread_number() == 0) *place = T(*loss); }
-FOR_REALS(INSTANCE)
+KERNEL(note_loss)(const double* loss, T* place) {
+    if (thread_number() == 0) *place = T(*loss);
+}

@@ -3,11 +3,9 @@
 #include "common.cuh"
 
 // out[i] = factor * (rows[order[0], i] + rows[order[1], i] + ...), for rows ``stride`` apart; added in that order.
-template <typename T>
-__device__ void sum_rows(long long n, const T* rows, long long stride, const long long* order, int count, T factor,
-                         T* out) {
-    const bool aligned = is_aligned<kPack<T>>(rows) && stride % kPack<T> == 0 && is_aligned<kPack<T>>(out);
-    each_pack<kPack<T>>(n, aligned, [=](auto size, long long i) {
+KERNEL(sum_rows)(long long n, const T* rows, long long stride, const long long* order, int count, T factor, T* out) {
+    const bool aligned = is_aligned<N>(rows) && stride % N == 0 && is_aligned<N>(out);
+    each_pack<N>(n, aligned, [=](auto size, long long i) {
         auto total = load<size.value>(rows + order[0] * stride + i);
         for (int r = 1; r < count; ++r)
             total = map_pack(Sum::of<T>, total, load<size.value>(rows + order[r] * stride + i));
@@ -16,7 +14,7 @@ __device__ void sum_rows(long long n, const T* rows, long long stride, const lon
 }
 
 // sums[j] = the sum of parts[:, j], times scale for the first; by one block.
-KERNEL add_parts(const double* parts, int count, int width, double scale, double* sums) {
+KERNEL(add_parts)(const double* parts, int count, int width, double scale, double* sums) {
     for (int j = 0; j < width; ++j) {
         double total = 0;
         for (int i = threadIdx.x; i < count; i += blockDim.x) total += parts[i * (long long)width + j];
@@ -26,8 +24,7 @@ KERNEL add_parts(const double* parts, int count, int width, double scale, double
 }
 
 // sums[j] = the sum of parts[:, j], by blocks of 8 rows of 32 threads: one block per 32 columns.
-template <typename T>
-__device__ void add_columns(const double* parts, int count, int columns, T* sums) {
+KERNEL(add_columns)(const double* parts, int count, int columns, T* sums) {
     __shared__ double lines[8][kWarp];
     const int column = blockIdx.x * kWarp + threadIdx.x;
     double total = 0;
@@ -40,13 +37,3 @@ __device__ void add_columns(const double* parts, int count, int columns, T* sums
     for (int line = 0; line < 8; ++line) total += lines[line][threadIdx.x];
     sums[column] = total;
 }
-
-#define INSTANCE(T)                                                                                              \
-    KERNEL sum_rows_##T(long long n, const T* rows, long long stride, const long long* order, int count,         \
-                        T factor, T* out) {                                                                      \
-        sum_rows(n, rows, stride, order, count, factor, out);                                                    \
-    }                                                                                                            \
-    KERNEL add_columns_##T(const double* parts, int count, int columns, T* sums) {                               \
-        add_columns(parts, count, columns, sums);                                                                \
-    }
-FOR_REALS(INSTANCE)

@@ -4,7 +4,7 @@ Arrays are C-contiguous device arrays, and no function waits for the device. Res
 Python numbers are float64 arrays of shape () or (2,), which the caller reads when needed.
 
 Results are bit-identical in every run, and on every GPU for which the compiler generates the same code: the order of
-sums depends only on shapes.
+sums depends only on shapes (see ``grid``).
 """
 
 from __future__ import annotations
@@ -18,22 +18,27 @@ from ...core.layout import Array
 from .grid import (
     KINDS as KINDS,
     LINES,
+    SUM_BLOCKS,
     THREADS,
     WARP,
+    Kernel as Kernel,
     Kernels as Kernels,
     Pair as Pair,
     add_columns,
     begin,
-    blocks,
     cells,
     empty,
     flat,
     int32,
     int64,
-    named,
+    kernel,
+    line,
     numeric_kind,
     or_null,
+    pack_tiles,
+    packs_of,
     real,
+    rows_of_packs,
     shares,
     sum_columns,
     team_grid,
@@ -76,22 +81,21 @@ def add_bias(
     Overwrites ``product``; otherwise like ``activate``.
     """
     y = _output(product, kind, True, buffer)
-    sizes = int64(product.size), int32(product.shape[1])
-    flat("activation", "add_bias", y, y.size, (product, bias, _number(kind), real(y)(slope), *sizes, y))
+    sizes = int64(len(product)), int32(product.shape[1])
+    arguments = (product, bias, _number(kind), real(y)(slope), *sizes, y)
+    rows_of_packs("activation", "add_bias", product, 16 // y.itemsize, arguments)
     return y, _kept(product, kind, y)
 
 
 def add_bias_backward(kept: Array | None, kind: str, slope: float, dy: Array, bias_grad: Array) -> None:
     """Replace ``dy`` with the gradient of the product, and set the gradient of the bias."""
     rows, columns = dy.shape
-    packs = -(-columns * dy.itemsize // 16)
-    across = min(WARP, 1 << (packs - 1).bit_length())  # threads per row
-    tiles, down = -(-packs // across), THREADS // across
-    shared = shares(rows, 4 * down, tiles)
+    tiles, block = pack_tiles(dy, 16 // dy.itemsize)
+    shared = shares(rows, 4 * block[1], tiles)
     parts = empty((shared, columns), np.float64)
     sizes = int64(rows), int32(columns)
     arguments = (or_null(kept), _number(kind), real(dy)(slope), *sizes, dy, parts, bias_grad)
-    begin("activation", named("add_bias_backward", dy), (tiles, shared), (across, down), arguments)
+    begin(kernel("activation", "add_bias_backward", dy), (tiles, shared), block, arguments)
     if shared > 1:
         add_columns(parts, bias_grad)
 
@@ -131,21 +135,21 @@ def add_rows(dy: Array, rows: Array, weight_grad: Array) -> None:
 
 def max_pool(x: Array, size: int, stride: int, y: Array, place: Array) -> None:
     """``place`` is the index of each maximum in its window, row by row."""
-    _pool("max_pool", x, y, y, (x, *_pooled(x, size, stride, y), int64(len(x)), y, place))
+    _by_lines("max_pool", y, y.shape[3], (x, *_pooled(x, size, stride, y), y, place))
 
 
 def max_pool_backward(dy: Array, place: Array, size: int, stride: int, dx: Array) -> None:
-    _pool("max_pool_backward", dx, dy, dx, (dy, place, *_pooled(dx, size, stride, dy), int64(len(dx)), dx))
+    _by_lines("max_pool_backward", dx, dx.shape[3], (dy, place, *_pooled(dx, size, stride, dy), dx))
 
 
 def average_pool(x: Array, size: int, stride: int, y: Array) -> None:
     share = real(y)(1 / (size * size))
-    _pool("average_pool", x, y, y, (x, *_pooled(x, size, stride, y), int64(len(x)), share, y))
+    _by_lines("average_pool", y, y.shape[3], (x, *_pooled(x, size, stride, y), share, y))
 
 
 def average_pool_backward(dy: Array, size: int, stride: int, dx: Array) -> None:
     share = real(dx)(1 / (size * size))
-    _pool("average_pool_backward", dx, dy, dx, (dy, *_pooled(dx, size, stride, dy), int64(len(dx)), share, dx))
+    _by_lines("average_pool_backward", dx, dx.shape[3], (dy, *_pooled(dx, size, stride, dy), share, dx))
 
 
 # Windows of images as rows of a matrix.
@@ -153,17 +157,36 @@ def average_pool_backward(dy: Array, size: int, stride: int, dx: Array) -> None:
 
 def copy_windows(x: Array, start: int, down: int, right: int, height: int, width: int, windows: Array) -> None:
     """``windows[n, i, j]`` has its corner at ``x[n, (start + i) * down, j * right]``, for any number of images."""
-    batch, lines, columns = windows.shape[:3]
     geometry = _windows(x, start, down, right, height, width, windows)
-    arguments = (x, *geometry, int64(batch), windows)
-    cells("windows", "copy_windows", windows, batch * lines * columns, height * width * x.shape[3], arguments)
+    run = width * x.shape[3]  # values of a window's line, which are adjacent in the image, too
+    _by_lines("copy_windows", windows, run, (x, int32(windows.shape[3]), *geometry, windows))
 
 
 def add_windows(windows: Array, start: int, down: int, right: int, height: int, width: int, x: Array) -> None:
     """Add windows to the elements that ``copy_windows`` reads them from."""
     geometry = _windows(x, start, down, right, height, width, windows)
-    batch, lines, columns, channels = x.shape
-    cells("windows", "add_windows", x, batch * lines, columns * channels, (windows, *geometry, int64(batch), x))
+    _by_lines("add_windows", x, x.shape[3], (windows, int32(windows.shape[3]), *geometry, x))
+
+
+def _by_lines(name: str, target: Array, values: int, arguments: tuple[Any, ...]) -> None:
+    """Launch ``cells`` for the lines of ``target``; each of a line's elements has ``values`` adjacent values."""
+    batch, lines, columns, _ = target.shape
+    assert batch * lines < 2**31
+    cells("windows", name, target, batch * lines, columns * packs_of(values, 16 // target.itemsize), arguments)
+
+
+def _pooled(images: Array, size: int, stride: int, pooled: Array) -> tuple[np.generic, ...]:
+    assert images.shape[3] == pooled.shape[3]
+    return _windows(images, 0, stride, stride, size, size, pooled)
+
+
+def _windows(
+    images: Array, start: int, down: int, right: int, height: int, width: int, windows: Array
+) -> tuple[np.generic, ...]:
+    """Return the geometry that windows.cu expects, and the number of images."""
+    assert len(images) == len(windows)
+    numbers = (*images.shape[1:], start, down, right, height, width, *windows.shape[1:3])
+    return *map(int32, numbers), int64(len(images))
 
 
 # Dropout.
@@ -176,8 +199,9 @@ def drop(x: Array, y: Array, seed: int, layer: int, position: Array, below: int,
         position: Shape (1,), uint64.
     """
     rows, columns = x.shape
+    packs = -(-columns * x.itemsize // 16)
     words = np.uint64(seed), np.uint64(layer), position, np.uint64(below)
-    cells("dropout", "drop", y, rows, columns, (x, y, int64(rows), int32(columns), *words, real(x)(scale)))
+    cells("dropout", "drop", y, rows, packs, (x, y, int64(rows), int32(columns), *words, real(x)(scale)))
 
 
 # Normalization.
@@ -194,26 +218,26 @@ def moments(x: Array, result: Array) -> None:
     tiles = -(-columns // WARP)
     shared = shares(rows, LINES, tiles)
     parts = empty((shared, 3 * columns), np.float64)
-    begin("normalize", named("moments", x), (tiles, shared), (WARP, LINES), (x, int64(rows), int32(columns), parts))
+    begin(kernel("normalize", "moments", x), (tiles, shared), (WARP, LINES), (x, int64(rows), int32(columns), parts))
     arguments = (x, parts, int32(shared), int32(columns), result)
-    begin("normalize", named("merge_moments", x), (tiles, 1), (WARP, LINES), arguments)
+    begin(kernel("normalize", "merge_moments", x), (tiles, 1), (WARP, LINES), arguments)
 
 
 def normalize(x: Array, center: Array, inverse: Array, scale: Array, shift: Array, y: Array) -> None:
     """``y = (x - center) * inverse * scale + shift``; ``center`` has shape (2, features), the others (features,)."""
-    arguments = (x, center, inverse, scale, shift, int64(x.size), int32(x.shape[1]), y)
-    flat("normalize", "normalize", y, x.size, arguments)
+    arguments = (x, center, inverse, scale, shift, int64(len(x)), int32(x.shape[1]), y)
+    rows_of_packs("normalize", "normalize", x, _normalized_at_once(x), arguments)
 
 
 def gradient_sums(x: Array, center: Array, inverse: Array, dy: Array, sums: Array) -> None:
     """``sums[0]`` is the columns' sums of dy, ``sums[1]`` the sums of dy times the normalized x."""
-    sum_columns("gradient_sums", x, (x, center, inverse, dy), sums)
+    sum_columns("gradient_sums", x, _normalized_at_once(x), (x, center, inverse, dy), sums)
 
 
 def normalize_backward(x: Array, center: Array, inverse: Array, scale: Array, means: Array, dy: Array) -> None:
     """Replace ``dy`` with the gradient of x, given the means of the sums of ``gradient_sums``."""
-    arguments = (x, center, inverse, scale, means, int64(x.size), int32(x.shape[1]), dy)
-    flat("normalize", "normalize_backward", dy, x.size, arguments)
+    arguments = (x, center, inverse, scale, means, int64(len(x)), int32(x.shape[1]), dy)
+    rows_of_packs("normalize", "normalize_backward", x, _normalized_at_once(x), arguments)
 
 
 def layer_norm(x: Array, eps: float, scale: Array, shift: Array, normal: Array, inverse: Array, y: Array) -> None:
@@ -227,34 +251,20 @@ def layer_norm_backward(normal: Array, inverse: Array, scale: Array, dy: Array, 
     rows, columns = dy.shape
     arguments = normal, inverse, scale, int64(rows), int32(columns), dy
     if columns > 4096 // scale.itemsize:
-        sum_columns("layer_gradient_sums", dy, (normal, dy), sums)
+        sum_columns("layer_gradient_sums", dy, _normalized_at_once(dy), (normal, dy), sums)
         teams("normalize", "long_layer_norm_backward", dy, arguments)
         return
     lines = LINES if columns * LINES <= 12288 // scale.itemsize else 1
     shared = shares(rows, lines, 1)
     parts = empty((shared, 2 * columns), np.float64)
-    begin("normalize", named("layer_norm_backward", dy), (shared, 1), (THREADS // lines, lines), (*arguments, parts))
+    block = THREADS // lines, lines
+    begin(kernel("normalize", "layer_norm_backward", dy), (shared, 1), block, (*arguments, parts))
     add_columns(parts, sums)
 
 
-def _pool(name: str, images: Array, pooled: Array, target: Array, arguments: tuple[Any, ...]) -> None:
-    """Start one cell per pack of channels of ``target``, or per channel if they do not fill packs."""
-    assert images.shape[0] == pooled.shape[0] and images.shape[3] == pooled.shape[3]
-    batch, lines, columns, channels = target.shape
-    assert batch * lines < 2**31
-    pack = 16 // target.itemsize
-    packs = channels // pack if channels % pack == 0 else channels
-    cells("pool", name, target, batch * lines, columns * packs, arguments)
-
-
-def _pooled(images: Array, size: int, stride: int, pooled: Array) -> tuple[np.int32, ...]:
-    return tuple(map(np.int32, (*images.shape[1:], *pooled.shape[1:3], size, stride)))
-
-
-def _windows(
-    x: Array, start: int, down: int, right: int, height: int, width: int, windows: Array
-) -> tuple[np.int32, ...]:
-    return tuple(map(np.int32, (*x.shape[1:], start, down, right, height, width, *windows.shape[1:])))
+def _normalized_at_once(x: Array) -> int:
+    """Return the number of adjacent columns that a thread handles, as in normalize.cu."""
+    return min(4, 16 // x.itemsize)
 
 
 # Losses. Gradients, but not losses, are multiplied by ``scale``, shape (1,), float64, unless it is None.
@@ -299,12 +309,13 @@ def square_evaluate(outputs: Array, labels: Array) -> Array:
 
 
 def _loss_of_rows(name: str, outputs: Array, arguments: tuple[Any, ...], width: int, scale: float) -> Array:
-    grid, block = team_grid(outputs)
+    grid, block = team_grid(outputs, SUM_BLOCKS)
     return _loss(name, outputs, grid, block, arguments, width, scale)
 
 
 def _loss_of_elements(name: str, outputs: Array, arguments: tuple[Any, ...], scale: float) -> Array:
-    return _loss(name, outputs, (blocks(outputs.size, THREADS), 1), (THREADS, 1), arguments, 1, scale)
+    grid = max(1, min(SUM_BLOCKS, -(-outputs.size // THREADS))), 1
+    return _loss(name, outputs, grid, (THREADS, 1), arguments, 1, scale)
 
 
 def _loss(
@@ -312,9 +323,10 @@ def _loss(
 ) -> Array:
     """Launch blocks that write ``width`` sums each, and a kernel that adds them and scales the first sum."""
     parts = empty((grid[0], width), np.float64)
-    begin("loss", named(name, outputs), grid, block, (*arguments, parts))
+    begin(kernel("loss", name, outputs), grid, block, (*arguments, parts))
     sums = empty((2,) if width == 2 else (), np.float64)
-    begin("sum", "add_parts", (1, 1), (THREADS, 1), (parts, int32(grid[0]), int32(width), np.float64(scale), sums))
+    arguments = (parts, int32(grid[0]), int32(width), np.float64(scale), sums)
+    begin(kernel("sum", "add_parts", sums), (1, 1), (THREADS, 1), arguments)
     return sums
 
 
@@ -324,10 +336,8 @@ def _loss(
 def take(stored: Array, indices: Array, scale: float, out: Array) -> None:
     """Set out[i] = scale * stored[indices[i]], row by row, converted to out's type."""
     rows, columns = out.shape
-    if stored.dtype == np.bool_:
-        stored = stored.view(np.uint8)
-    arguments = (stored, indices, int64(rows), int32(columns), out.dtype.type(scale), out)
-    cells("batch", f"take_{stored.dtype.name}", out, rows, -(-columns // 4), arguments)
+    arguments = (stored, numeric_kind(stored), indices, int64(rows), int32(columns), real(out)(scale), out)
+    cells("batch", "take", out, rows, -(-columns // 4), arguments)
 
 
 def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out: Array) -> None:
@@ -340,14 +350,16 @@ def sum_rows(rows: Array, order: Array, start: int, stop: int, scale: float, out
 
 def cast(x: Array, y: Array) -> None:
     """Set ``y`` to ``x``, rounded to nearest; one of them is float32, the other float16 or bfloat16."""
-    packs = -(-x.size // 8)
-    if packs:
-        name = named(named("cast", x), y)
-        begin("cast", name, (blocks(packs, THREADS), 1), (THREADS, 1), (int64(x.size), x, y))
+    line(_cast("cast", x, y), -(-x.size // 8), THREADS, (int64(x.size), x, y))
 
 
 def transpose(x: Array, y: Array) -> None:
     """Set ``y`` to the transpose of the matrix ``x``; types as for ``cast``, or both float32."""
     rows, columns = x.shape
     grid = -(-columns // WARP), -(-rows // WARP)
-    begin("cast", named(named("transpose", x), y), grid, (WARP, LINES), (x, int32(rows), int32(columns), y))
+    begin(_cast("transpose", x, y), grid, (WARP, LINES), (x, int32(rows), int32(columns), y))
+
+
+def _cast(name: str, x: Array, y: Array) -> Kernel:
+    is_from_float = x.dtype == np.float32
+    return kernel("cast", f"{name}_from_float" if is_from_float else f"{name}_to_float", y if is_from_float else x)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...core.layout import Array
-from .grid import KINDS, THREADS, WARP, begin, blocks, empty, flat, int32, int64, named, or_null
+from .grid import KINDS, THREADS, WARP, begin, empty, flat, int32, int64, kernel, line, or_null
 
 _CHUNK = 2048  # as in optim.cu
 RULES = ("sgd", "momentum", "nesterov", "adam", "adagrad", "rmsprop")  # in the order of optim/rules.py
@@ -51,7 +51,7 @@ def update_segments(
         *(_given(go), _given(factor)),
     )
     if len(segments):
-        begin("optim", named(f"update_segments_{RULES[rule]}", params), (_chunks(params), 1), (THREADS, 1), arguments)
+        line(kernel("optim", f"update_segments_{RULES[rule]}", params), params.size, _CHUNK, arguments)
 
 
 def measure_segments(
@@ -84,9 +84,10 @@ def measure_segments(
         *(segments, int32(len(segments)), decay, rows, int64(rows.shape[1]), order, int32(order.size)),
         *(own, int64(params.size), params, or_null(slot0), or_null(slot1), parts, _given(go), _given(factor)),
     )
-    name = named("measure_directions" if directed else "measure_gradients", params)
-    begin("optim", name, (_chunks(params), 1), (THREADS, 1), arguments)
-    begin("optim", "sum_segments", (len(segments), 1), (THREADS, 1), (segments, int32(normed), parts, sums))
+    measure = kernel("optim", "measure_directions" if directed else "measure_gradients", params)
+    line(measure, params.size, _CHUNK, arguments)  # parts belong to chunks, so their sum does not depend on the grid
+    arguments = (segments, int32(normed), parts, sums)
+    begin(kernel("optim", "sum_segments", params), (len(segments), 1), (THREADS, 1), arguments)
 
 
 # Decisions; see step.cu.
@@ -106,7 +107,7 @@ def decide_update(own: Array, total: Array, policy: str, scaled: bool, state: Ar
         state: Shape (9,), float64.
     """
     kind, policy_number = int32(KINDS.index(total.dtype.name)), int32(POLICIES.index(policy))
-    _single("decide_update", (own, total, kind, policy_number, int32(scaled), state))
+    _single("decide_update", state, (own, total, kind, policy_number, int32(scaled), state))
 
 
 def find_overflow(values: Array, flag: Array) -> None:
@@ -116,7 +117,7 @@ def find_overflow(values: Array, flag: Array) -> None:
 
 def note_loss(loss: Array, place: Array) -> None:
     """Copy a loss, shape (1,), float64, to an array of another type."""
-    _single(named("note_loss", place), (loss, place))
+    _single("note_loss", place, (loss, place))
 
 
 def clip_scales(segments: Array, sums: Array, largest: float, scales: Array) -> None:
@@ -125,7 +126,7 @@ def clip_scales(segments: Array, sums: Array, largest: float, scales: Array) -> 
     Args:
         sums: Shape (k, 2), from ``measure_segments``.
     """
-    _single("clip_scales", (segments, int32(len(segments)), sums, np.float64(largest), scales))
+    _single("clip_scales", sums, (segments, int32(len(segments)), sums, np.float64(largest), scales))
 
 
 def layer_scales(
@@ -151,17 +152,14 @@ def layer_scales(
     """
     above, below, clipped = ratio
     scalars = np.float64(rate), np.float64(above), np.float64(below), int32(clipped), np.float64(largest)
-    _single("layer_scales", (segments, int32(len(segments)), sums, decayed, *scalars, np.float64(decay), scales, l2))
+    arguments = (segments, int32(len(segments)), sums, decayed, *scalars, np.float64(decay), scales, l2)
+    _single("layer_scales", sums, arguments)
 
 
-def _single(name: str, arguments: tuple[Any, ...]) -> None:
+def _single(name: str, typed: Array, arguments: tuple[Any, ...]) -> None:
     """Launch a kernel that uses one thread of one warp."""
-    begin("step", name, (1, 1), (WARP, 1), arguments)
+    begin(kernel("step", name, typed), (1, 1), (WARP, 1), arguments)
 
 
 def _given(number: Array | None) -> Array | np.uint64:
     return np.uint64(0) if number is None else number
-
-
-def _chunks(params: Array) -> int:
-    return blocks(params.size, _CHUNK)

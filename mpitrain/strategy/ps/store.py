@@ -15,8 +15,8 @@ from ...comm.backoff import Backoff
 from ...comm.cluster import Cluster
 from ...comm.mpi import MPI
 from ...comm.rpc import Routes, RpcTransport, open_transport
-from ...comm.shared_memory import SharedArrays, row_stride, sharing_problem
-from ...core.layout import Array
+from ...comm.shared_memory import SharedArrays, sharing_problem
+from ...core.layout import Array, row_stride
 from ...errors import ConfigError
 from ...plan.placement import ranges_of
 from ...plan.plan import Plan

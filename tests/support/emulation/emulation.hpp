@@ -19,9 +19,14 @@
 #define __launch_bounds__(...)
 #define __shared__ static  // blocks run one after the other
 #define EMULATED
+#define TEXT_OF(text) #text
+#define NAME_OF(type) TEXT_OF(type)
 
 struct Place {
     unsigned x, y, z;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
 };
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
@@ -32,9 +37,6 @@ struct alignas(16) float4 {
 struct alignas(16) double2 {
     double x, y;
 };
-
-struct Float16;  // of the kernels
-struct Bfloat16;
 
 namespace emulation {
 
@@ -71,8 +73,7 @@ template <typename T>
 std::string type_name() {
     if constexpr (std::is_pointer_v<T>) return "*" + type_name<std::remove_const_t<std::remove_pointer_t<T>>>();
     else if constexpr (std::is_void_v<T>) return "any";
-    else if constexpr (std::is_same_v<T, Float16>) return "float16";
-    else if constexpr (std::is_same_v<T, Bfloat16>) return "bfloat16";
+    else if constexpr (std::is_class_v<T>) return NAME_OF(STORED);
     else {
         const std::string kind = std::is_floating_point_v<T> ? "float" : std::is_signed_v<T> ? "int" : "uint";
         return kind + std::to_string(8 * sizeof(T));

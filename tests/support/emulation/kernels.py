@@ -6,6 +6,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from mpitrain.gpu import sources
+from mpitrain.gpu.ops import Kernel
+from mpitrain.gpu.ops.grid import THREADS
 
 from ..launch import missing
 
@@ -35,7 +38,7 @@ _CHECKED = [
     *("--param=asan-instrumentation-with-call-threshold=0", "--param=asan-stack=0", "--param=asan-globals=0"),
     "-fsanitize=alignment,bounds",
 ]
-_KERNEL = re.compile(r'extern "C" __attribute__\(\(noinline\)\) void\s+(\w+)\(')
+_KERNEL = re.compile(r'extern "C" __attribute__\(\(noinline\)\) void\s+(\w+)\s*\(')
 
 
 class EmulatedKernels:
@@ -44,10 +47,11 @@ class EmulatedKernels:
     Args:
         library: As ``build`` made it.
         is_reversed: Run the last block and the last thread first.
+        resident: Value of ``resident_blocks`` for every kernel.
     """
 
-    def __init__(self, library: Path, is_reversed: bool = False) -> None:
-        self._library, self._is_reversed = ctypes.CDLL(str(library)), is_reversed
+    def __init__(self, library: Path, is_reversed: bool = False, resident: int = 1000) -> None:
+        self._library, self._is_reversed, self._resident = ctypes.CDLL(str(library)), is_reversed, resident
         self._library.parameters_of.restype = self._library.launch.restype = ctypes.c_char_p
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -56,16 +60,22 @@ class EmulatedKernels:
         array.reshape(-1).view(np.uint8)[...] = 0xFF
         return array
 
-    def launch(self, source: str, name: str, grid: Any, block: Any, arguments: tuple[Any, ...]) -> None:
+    def resident_blocks(self, kernel: Kernel) -> int:
+        return self._resident
+
+    def launch(self, kernel: Kernel, grid: Any, block: Any, arguments: tuple[Any, ...]) -> None:
         """Run a kernel to its end.
 
         Raises:
-            AssertionError: An argument's type is not its parameter's, or the kernel does what it must not.
+            AssertionError: An argument has the wrong type, or the kernel broke a rule, such as an access out of bounds.
         """
-        assert f"{source}.cu" in [f"{known}.cu" for known in sources.NAMES]
+        assert kernel.stored in sources.TYPES[kernel.source]
+        assert 0 < grid[0] < 2**31 and 0 < grid[1] < 2**16, f"{kernel.name}: grid {grid}"
+        assert 0 < block[0] * block[1] <= THREADS, f"{kernel.name}: block {block}, but it is compiled for {THREADS}"
+        name = f"{kernel.name}_{kernel.stored}"
         parameters = self._library.parameters_of(name.encode())
         assert parameters is not None, f"no kernel {name}"
-        _check_types(name, parameters.decode().split(), arguments)
+        _check_types(name, parameters.decode().lower().split(), arguments)
         arrays = [argument for argument in arguments if isinstance(argument, np.ndarray)]
         bounds = [end for array in arrays for end in (array.ctypes.data, array.ctypes.data + array.nbytes)]
         wrong = self._library.launch(
@@ -99,27 +109,33 @@ def _word(argument: Any) -> int:
     return int.from_bytes(argument.tobytes().ljust(8, b"\0"), "little")
 
 
-def build(folder: Path, kernels: list[Path]) -> Path:
-    """Compile sources of kernels to a shared library; skips the test where there is no g++."""
+def build(folder: Path, kernels: dict[Path, Sequence[str]]) -> Path:
+    """Compile kernel sources, each for the given types, to a shared library. Skips the test if there is no g++."""
     if shutil.which("g++") is None:
         missing("g++")
     with ThreadPoolExecutor(2) as pool:
         runtime = pool.submit(_compile, HERE / "emulation.cpp", folder / "emulation.o", [])
-        objects = list(pool.map(lambda kernel: _compile_kernels(kernel, folder), kernels))
+        pairs = [(source, stored) for source, types in kernels.items() for stored in types]
+        objects = list(pool.map(lambda pair: _compile_kernels(*pair, folder), pairs))
         objects.append(runtime.result())
     library = folder / "kernels.so"
     _run(["g++", "-shared", "-o", library, *objects])
     return library
 
 
-def _compile_kernels(source: Path, folder: Path) -> Path:
-    """Compile a source with a table of its kernels, whose names are known when its macros have been expanded."""
-    included = ["-include", "emulation.hpp", f"-I{source.parent}"]
+def _compile_kernels(source: Path, stored: str, folder: Path) -> Path:
+    """Compile a source for a type, with a table of its kernels.
+
+    The preprocessor's output has the names of the kernels. A namespace per type avoids conflicting definitions.
+    """
+    included = ["-include", "emulation.hpp", f"-I{source.parent}", f"-DSTORED={stored}"]
     names = _KERNEL.findall(_run([*_PLAIN, *included, "-E", "-P", "-x", "c++", source]))
     table = "".join(f'Kernel {name}_("{name}", type_names({name}), call<{name}>);\n' for name in names)
-    with_table = folder / f"{source.stem}.cpp"
-    with_table.write_text(f'#include "{source}"\nnamespace emulation {{ namespace {{\n{table}}} }}\n')
-    return _compile(with_table, folder / f"{source.stem}.o", [*included, *_CHECKED])
+    with_table = folder / f"{source.stem}_{stored}.cpp"
+    with_table.write_text(
+        f'namespace of_{stored} {{\n#include "{source}"\nnamespace {{ using namespace emulation;\n{table}}} }}\n'
+    )
+    return _compile(with_table, with_table.with_suffix(".o"), [*included, *_CHECKED])
 
 
 def _compile(source: Path, target: Path, flags: list[str]) -> Path:

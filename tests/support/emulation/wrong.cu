@@ -1,50 +1,50 @@
-// Kernels that are wrong, each in its own way: the emulation has to say so.
+// Kernels with one bug each, which the emulation must detect.
 
 #include "common.cuh"
 
-KERNEL some_skip_the_barrier(float* x, long long n) {
+KERNEL(some_skip_the_barrier)(float* x, long long n) {
     if (threadIdx.x < n) __syncthreads();
     x[0] = 0;
 }
 
-KERNEL some_leave_the_warp(float* x, long long n) {
+KERNEL(some_leave_the_warp)(float* x, long long n) {
     if (threadIdx.x >= n) return;
     x[threadIdx.x] = reduce_warp<Sum>(x[threadIdx.x]);
 }
 
-KERNEL two_barriers(float* x, long long n) {
+KERNEL(two_barriers)(float* x, long long n) {
     if (threadIdx.x < n) __syncthreads();
     else
         __syncthreads();
     x[0] = 0;
 }
 
-KERNEL one_value_too_far(float* x, long long n) {
+KERNEL(one_value_too_far)(float* x, long long n) {
     const long long i = thread_number();
     if (i <= n) x[i] += 1;
 }
 
-KERNEL a_pack_too_far(float* x, long long n) {
+KERNEL(a_pack_too_far)(float* x, long long n) {
     const long long i = thread_number() * 4;
     if (i < n) *reinterpret_cast<Pack<float, 4>*>(x + i) = {};
 }
 
-KERNEL shared_too_far(float* x, long long n) {
+KERNEL(shared_too_far)(float* x, long long n) {
     __shared__ float shared[32];
     shared[threadIdx.x] = n;
     __syncthreads();
     x[0] = shared[0];
 }
 
-KERNEL race(float* x, long long n) {
+KERNEL(race)(float* x, long long n) {
     __shared__ float shared[256];
     shared[threadIdx.x] = threadIdx.x;
     if (threadIdx.x < n) x[threadIdx.x] = shared[n - 1 - threadIdx.x];  // there should be a barrier before
 }
 
-KERNEL last_writer(float* x, long long n) { x[n - 1] = threadIdx.x; }
+KERNEL(last_writer)(float* x, long long n) { x[n - 1] = threadIdx.x; }
 
-KERNEL one_barrier_too_few(float* x, long long n) {
+KERNEL(one_barrier_too_few)(float* x, long long n) {
     __shared__ float shared[8];
     float total = 0;
     for (int round = 0; round < n; ++round) {  // a barrier is missing here: a warp may still read

@@ -1,6 +1,6 @@
-"""Run where CuPy and cuDNN are simulated: convolutions on a GPU against those of the processor.
+"""Compare convolutions on a GPU, which may be simulated, with the same on the CPU.
 
-Prints a line for each that agrees, with how it was computed.
+Prints a line per convolution: the precision, the operations that cuDNN computed, and the convolution's arguments.
 """
 
 import itertools
@@ -17,7 +17,7 @@ TOLERANCE = {"float32": 1e-5, "tf32": 2e-3, "bfloat16": 3e-2, "float16": 4e-3}
 
 
 def step(layer, x, dy, gpu=None):
-    """Outputs, the gradient of x and those of parameters."""
+    """Return the outputs, the gradient of x and the gradients of the parameters."""
     layout = layout_of(layer, x.shape[1:], np.float32)
     params, grads = np.zeros(layout.size, np.float32), np.zeros(layout.size, np.float32)
     initialize(layer, layout, params, 3)
@@ -27,17 +27,17 @@ def step(layer, x, dy, gpu=None):
         return [layer.forward(x, nn.Context()).copy(), layer.backward(dy.copy()).copy(), grads]
     place(layer, gpu)
     with gpu.activate():
-        there = gpu.copy_of(params), gpu.zeros(grads.shape, np.float32)
-        bind(layer, layout, *there)
+        device_grads = gpu.zeros(grads.shape, np.float32)
+        bind(layer, layout, gpu.copy_of(params), device_grads)
         outputs = layer.forward(gpu.copy_of(x), nn.Context())
-        made = [outputs, layer.backward(gpu.copy_of(dy)), there[1]]
-        return [brought(gpu, array) for array in made]
+        results = [outputs, layer.backward(gpu.copy_of(dy)), device_grads]
+        return [to_host(gpu, array) for array in results]
 
 
-def brought(gpu, there):
-    """An array of the GPU in this process, in float32."""
-    host = np.empty(there.shape, there.dtype)
-    gpu.download(there, host)
+def to_host(gpu, array):
+    """Copy an array of the GPU to the host, as float32."""
+    host = np.empty(array.shape, array.dtype)
+    gpu.download(array, host)
     return host.astype(np.float32)
 
 
@@ -50,7 +50,7 @@ for precision in sys.argv[1:]:
         x = rng.standard_normal((3, 9, 8, 5)).astype(np.float32)
 
         def make(kernel=kernel, stride=stride, padding=padding, bias=bias):
-            return nn.Conv2D(5, 4, kernel, stride, padding, bias)
+            return nn.Conv2D(5, 6, kernel, stride, padding, bias)
 
         dy = rng.standard_normal((3, *make().build(x.shape[1:]))).astype(np.float32)
         layer = make()
@@ -59,4 +59,6 @@ for precision in sys.argv[1:]:
             assert np.linalg.norm(one - two) <= TOLERANCE[precision] * np.linalg.norm(two), (kernel, stride, padding)
         exact = all(one.tobytes() == two.tobytes() for one, two in zip(found, expected, strict=True))
         assert exact is False or precision == "float32"
-        print(precision, "windows" if layer._plan is None else "cuDNN", kernel, stride, padding, bias)
+        by_library = [name for name in ("forward", "data_gradient", "filter_gradient") if getattr(layer._plan, name)]
+        how = {0: "windows", 3: "cuDNN"}.get(len(by_library), ",".join(by_library))
+        print(precision, how, kernel, stride, padding, bias)

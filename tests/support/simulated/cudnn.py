@@ -1,12 +1,15 @@
-"""Stands in for cuDNN's frontend: its graphs of one convolution, computed by definition.
+"""Simulates cuDNN's frontend: graphs of one convolution, computed by definition.
 
-It takes what versions 1.13 and 1.32 of nvidia-cudnn-frontend take, and no more; the order of calls is that of their
-samples. Nothing is known from it of which convolutions cuDNN has a plan for: here those whose filters have more than
-SIMULATED_CUDNN_CHANNELS channels have none, and no gradient of filters in float32 has one where the images are float16.
+It accepts only calls that versions 1.13 and 1.32 of nvidia-cudnn-frontend accept, in the order of their samples. Two
+things have no plan: the gradient of the filters in float32 if the images are float16, and SIMULATED_CUDNN_CHANNELS.
+
+    SIMULATED_CUDNN_CHANNELS: number of channels of filters for which no operation has a plan
+    SIMULATED_CUDNN_ERRORS: exceptions that ``validate`` raises, such as "dgrad=ValueError wgrad=ImportError"
 """
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import math
 import os
@@ -15,6 +18,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from cuda import pathfinder
 from cupy.cuda import current
 from cupy.cuda.stream import get_current_stream, submit
 
@@ -46,6 +50,10 @@ _WORKSPACE = 64
 class _Handle:
     def __init__(self) -> None:
         self.device, self.stream = current(), None
+
+
+def backend_version_string() -> str:
+    return "9.24.simulated"
 
 
 def create_handle() -> _Handle:
@@ -83,7 +91,7 @@ class _Tensor:
         assert self.stride == [h * w * c, 1, w * c, c], f"{self.name} does not lie with its channels last"
 
     def at(self, address: int) -> np.ndarray:
-        """What lies there, its channels first."""
+        """Return the array at the tensor's address, with the channels first."""
         assert isinstance(address, int) and address
         kept, number = _STORED[self.kind]
         flat = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(number)), (math.prod(self.dim),))
@@ -133,6 +141,9 @@ class pygraph:
 
     def validate(self) -> None:
         assert self._state == "new" and self._out.is_output
+        errors = dict(each.split("=") for each in os.environ.get("SIMULATED_CUDNN_ERRORS", "").split())
+        if self._kind in errors:
+            raise getattr(builtins, errors[self._kind])(f"{self._kind} failed")
         for tensor in (*self._read, self._out):
             tensor.check()
         (count, c, *lengths), (k, filter_channels, *sizes), (batch, filters, *counts) = self._dims()
@@ -152,7 +163,7 @@ class pygraph:
     def create_execution_plans(self, modes: list[heur_mode]) -> None:
         assert modes == [heur_mode.A, heur_mode.FALLBACK]
         self._step("operations", "planned")
-        if self._dims()[1][1] > int(os.environ.get("SIMULATED_CUDNN_CHANNELS", "1000")):
+        if str(self._dims()[1][1]) == os.environ.get("SIMULATED_CUDNN_CHANNELS"):
             raise cudnnGraphNotSupportedError("No valid engine configs")
         if self._kind == "wgrad" and self._io == data_type.HALF and self._out.kind == data_type.FLOAT:
             raise cudnnGraphNotSupportedError("No valid engine configs")
@@ -166,6 +177,8 @@ class pygraph:
 
     def check_support(self) -> None:
         assert numerical_note.NONDETERMINISTIC in self._notes, "a plan may differ from run to run"
+        if os.environ.get("CUDNN_FRONTEND_CUDART_LIB_NAME") not in pathfinder.loaded:
+            raise RuntimeError("Unable to load any libcudart library (tried libcudart.so.12, libcudart.so.13)")
         self._step("planned", "supported")
 
     def build_plans(self) -> None:

@@ -14,13 +14,13 @@ from ...support.emulation.kernels import EmulatedKernels, put
 from ...support.kernel_device import Device
 
 
-@pytest.fixture(scope="session", params=[grid.BLOCKS, 3], ids=["wide", "narrow"])
+@pytest.fixture(scope="session", params=[grid.SUM_BLOCKS, 3], ids=["wide", "narrow"])
 def device(library: Path, request: pytest.FixtureRequest) -> Iterator[Device]:
-    """Runs everything in both orders: what depends on one of them is a race.
+    """Two devices that must agree; the second one runs blocks and threads in reverse order, to find races.
 
-    On a grid of three blocks threads loop many times, as on a GPU they do only over arrays that are too large here.
+    It also runs only three blocks at once, so that threads loop many times, as they do on a GPU over large arrays.
     """
-    places = [EmulatedKernels(library), EmulatedKernels(library, is_reversed=True)]
+    places = [EmulatedKernels(library), EmulatedKernels(library, is_reversed=True, resident=3)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grid, "BLOCKS", request.param)
+        patch.setattr(grid, "SUM_BLOCKS", request.param)
         yield Device(places, put, np.array)

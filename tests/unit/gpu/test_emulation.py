@@ -22,12 +22,13 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wrong")
     for source in (HERE / "wrong.cu", KERNELS / "common.cuh"):
         shutil.copy(source, folder)
-    return build(folder, [folder / "wrong.cu"])
+    return build(folder, {folder / "wrong.cu": ["float"]})
 
 
 def run(library: Path, name: str, n: int, shift: int = 0, is_reversed: bool = False) -> np.ndarray:
     x = put(np.zeros(n, np.float32), shift)
-    EmulatedKernels(library, is_reversed).launch("sum", name, (1, 1), (256, 1), (x, np.int64(n)))
+    kernel = launch.Kernel("sum", name, "float")
+    EmulatedKernels(library, is_reversed).launch(kernel, (1, 1), (256, 1), (x, np.int64(n)))
     return x
 
 
@@ -70,7 +71,7 @@ def test_it_runs_after_a_failure(wrong: Path) -> None:
 )
 def test_arguments_of_another_type_are_refused(wrong: Path, arguments: tuple[object, ...]) -> None:
     with pytest.raises(AssertionError):
-        EmulatedKernels(wrong).launch("sum", "race", (1, 1), (256, 1), arguments)
+        EmulatedKernels(wrong).launch(launch.Kernel("sum", "race", "float"), (1, 1), (256, 1), arguments)
 
 
 def test_arrays_that_are_not_contiguous_are_refused(library: Path) -> None:

@@ -1,4 +1,4 @@
-"""Models whose activations have 16 bits, with the emulated kernels, against the same in float32 on the processor."""
+"""Models with 16-bit activations, with the emulated kernels, compared with the same in float32 on the CPU."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mpitrain.core.device import Cpu
 from mpitrain.data.batch import Batch
 from mpitrain.gpu import ops as launch
 from mpitrain.models.native import NativeModel
+from mpitrain.nn.container import input_dtype
 from mpitrain.nn.layer import place, walk
 from mpitrain.plan.config import RunConfig
 
@@ -22,6 +23,19 @@ from ...support.gradients import bound
 from ...support.kernel_device import Device
 
 NARROW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+class Branches(nn.Layer):
+    """A container of one's own, which may use its input before its layers do."""
+
+    supports_amp = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Dense(4, 4)
+
+    def children(self) -> list[tuple[str, nn.Layer]]:
+        return [("dense", self.dense)]
 
 
 class Mixed(Cpu):
@@ -109,6 +123,23 @@ def step(model: nn.Sequential, place_it: Callable[[nn.Layer], None], x: np.ndarr
     model.backward(gradient)
     grads[np.isnan(grads)] = 0  # gaps
     return outputs, grads
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (images, "bfloat16"),
+        (own, "float32"),
+        (words, "float32"),
+        (lambda: nn.Sequential(nn.Flatten()), "float32"),
+        (lambda: nn.Sequential(Branches()), "float32"),
+    ],
+)
+def test_examples_get_the_type_of_the_first_layer(make: Callable[[], nn.Sequential], expected: str) -> None:
+    """Indices are not rounded to 16 bits, which cannot represent all of them."""
+    model = make()
+    place(model, Mixed("bfloat16"))
+    assert input_dtype(model) == expected
 
 
 @pytest.mark.parametrize("make", [images, own, words])

@@ -1,19 +1,24 @@
-"""Stands in for CuPy where no GPU can be had: as much of it as mpitrain uses, on the CPU.
+"""Simulates on the CPU the part of CuPy that mpitrain uses.
 
-It is no proof that CuPy does what it is asked; that all names exist in the real one is tested elsewhere. What it shows
-is that what mpitrain asks for is right: which array goes where, when it is copied, which kernel runs with which
-arguments and on which device. Arrays are kept apart from NumPy's as CuPy does: to mix the two is an error.
+It checks how mpitrain uses CuPy: the device of every array, the order of copies, and the kernels with their arguments.
+It does not check CuPy itself; another test compares its names with the real CuPy. As in CuPy, mixing its arrays with
+NumPy's is an error.
 
-    SIMULATED_GPUS: how many there are (CUDA_VISIBLE_DEVICES chooses among them)
-    SIMULATED_GPU_BYTES: memory of each
-    SIMULATED_CUDA_LIBRARY: the kernels, as tests/support/emulation/kernels.py builds them
-    SIMULATED_REPORT: folder where each process records how many graphs it launched
-    SIMULATED_ORDER: seed of the order in which it does what it is asked; see cuda/schedule.py
+    SIMULATED_GPUS: number of GPUs (CUDA_VISIBLE_DEVICES selects some of them)
+    SIMULATED_GPU_BYTES: memory of each GPU
+    SIMULATED_GPU_BYTES_USED: part of this memory that other processes use
+    SIMULATED_NO_PINNING: if set, host memory cannot be page-locked
+    SIMULATED_CUDA_LIBRARY: the kernels, built by tests/support/emulation/kernels.py
+    SIMULATED_COMPILER_LOG: messages of the compiler, which then fails
+    SIMULATED_CUPY_CACHE: folder in which each process records the sources that it compiles
+    SIMULATED_REPORT: folder in which each process records the number of graphs that it launched
+    SIMULATED_ORDER: seed of the order in which operations run; see cuda/schedule.py
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import math
 import os
 import weakref
@@ -39,7 +44,7 @@ class ndarray(numpy.ndarray):
     device_id = -1
 
     def __new__(cls, shape: Any, dtype: Any = float, memptr: Any = None) -> ndarray:
-        """Memory that is there already."""
+        """Return an array in existing memory."""
         dtype = numpy.dtype(dtype)
         nbytes = math.prod(shape) * dtype.itemsize
         raw = (ctypes.c_ubyte * nbytes).from_address(memptr.ptr)
@@ -60,7 +65,7 @@ class ndarray(numpy.ndarray):
 
     @property
     def here(self) -> numpy.ndarray:
-        """What is in it, when all that was asked of the current stream has been done."""
+        """The array's contents after all work of the current stream."""
         cuda.get_current_stream().synchronize()
         return self.view(numpy.ndarray)
 
@@ -116,6 +121,7 @@ class ndarray(numpy.ndarray):
         )
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        _is_here(self)
         _is_here(value)
         target, plain = self.view(numpy.ndarray), _plain(value)
         if isinstance(plain, numpy.ndarray) and not isinstance(value, ndarray):
@@ -147,15 +153,19 @@ def _plain(array: Any) -> Any:
 
 
 def empty(shape: Any, dtype: Any = float) -> ndarray:
-    assert not cuda.get_current_stream().is_capturing() or memory.is_own_pool(), "a graph's memory may be given away"
+    assert not cuda.get_current_stream().is_capturing() or memory.is_own_pool(), "a graph's memory may be reused"
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     dtype = numpy.dtype(dtype)
-    memory.take(math.prod(shape) * dtype.itemsize)
+    pool = memory.take(math.prod(shape) * dtype.itemsize)
     memory_of_it = bytearray(b"\xff") * (math.prod(shape) * dtype.itemsize)  # NaN of a float
     raw = numpy.frombuffer(memory_of_it, dtype).reshape(shape) if memory_of_it else numpy.empty(shape, dtype)
-    # What is freed is given away at once, to whom comes next on the stream that it was taken on.
+    address = raw.ctypes.data
+    memory.allocated[address] = address + raw.nbytes
+    # Later work of the stream on which memory was allocated may reuse it as soon as it is freed.
     owner = stream.get_current_stream()
-    weakref.finalize(raw if raw.base is None else _owner(raw), _poison, memory_of_it, owner).atexit = False
+    weakref.finalize(
+        raw if raw.base is None else _owner(raw), _poison, memory_of_it, owner, pool, address
+    ).atexit = False
     made = raw.view(ndarray)
     made.device_id = cuda.current()
     return made
@@ -168,7 +178,10 @@ def _owner(raw: numpy.ndarray) -> Any:
     return raw
 
 
-def _poison(memory_of_it: bytearray, owner: Any) -> None:
+def _poison(memory_of_it: bytearray, owner: Any, pool: memory.MemoryPool, address: int) -> None:
+    pool._release(len(memory_of_it))
+    memory.allocated.pop(address, None)
+
     def write() -> None:
         memory_of_it[:] = b"\xff" * len(memory_of_it)
 
@@ -186,6 +199,15 @@ def copyto(target: ndarray, source: ndarray, where: ndarray) -> None:
         _is_here(array)
     plain = [_plain(array) for array in (target, source, where)]
     stream.submit(lambda: numpy.copyto(plain[0], plain[1], where=plain[2]))
+
+
+def take(a: ndarray, indices: ndarray, axis: int, out: ndarray) -> ndarray:
+    for array in (a, indices, out):
+        assert isinstance(array, ndarray)
+        _is_here(array)
+    plain = [_plain(array) for array in (a, indices, out)]
+    stream.submit(lambda: numpy.take(plain[0], plain[1], axis=axis, out=plain[2]))
+    return out
 
 
 def _function(name: str) -> Any:
@@ -212,18 +234,45 @@ def get_default_memory_pool() -> memory.MemoryPool:
     return memory.pool()
 
 
+class CompileException(Exception):
+    pass
+
+
 class RawModule:
     def __init__(self, *, code: str, options: tuple[str, ...], backend: str) -> None:
         from tests.support.emulation.kernels import EmulatedKernels
 
-        assert backend == "nvrtc" and options == ("--std=c++17",) and "KERNEL" in code
+        standard, stored = options
+        assert backend == "nvrtc" and standard == "--std=c++17" and "KERNEL" in code
+        self._stored = stored.removeprefix("-DSTORED=")
         self._kernels = EmulatedKernels(Path(os.environ["SIMULATED_CUDA_LIBRARY"]))
 
+        self._digest = hashlib.sha256((code + stored).encode()).hexdigest()
+
+    def compile(self) -> None:
+        """Record in SIMULATED_CUPY_CACHE that this process compiled the source, unless another process did.
+
+        Raises:
+            CompileException: SIMULATED_COMPILER_LOG is set.
+        """
+        if "SIMULATED_COMPILER_LOG" in os.environ:
+            raise CompileException(os.environ["SIMULATED_COMPILER_LOG"])
+        if "SIMULATED_CUPY_CACHE" in os.environ:
+            cache = Path(os.environ["SIMULATED_CUPY_CACHE"])
+            if not any(cache.glob(f"{self._digest}-*")):
+                cache.joinpath(f"{self._digest}-{os.getpid()}").touch()
+
     def get_function(self, name: str) -> Any:
+        from mpitrain.gpu.ops import Kernel
+
+        self.compile()
+        kernel = Kernel("activation", name.removesuffix(f"_{self._stored}"), self._stored)
+
         def launch(grid: Any, block: Any, arguments: tuple[Any, ...]) -> None:
             for argument in arguments:
                 _is_here(argument)
             plain = tuple(map(_plain, arguments))
-            stream.submit(lambda: self._kernels.launch("activation", name, grid, block, plain))
+            stream.submit(lambda: self._kernels.launch(kernel, grid, block, plain))
 
+        launch.kernel = _Pointer(0)  # type: ignore[attr-defined]
         return launch

@@ -38,8 +38,8 @@ int nvmlDeviceGetName(void* handle, char* out, unsigned length) {
     return write(out, length, "NVIDIA H100 80GB HBM3");
 }
 int nvmlDeviceGetUUID(void* handle, char* out, unsigned length) {
-    const char* first = "GPU-00000000-0000-0000-0000-000000000000";
-    return write(out, length, second(handle) ? "GPU-01010101-0101-0101-0101-010101010101" : first);
+    const char* first = "GPU-11000000-0000-0000-0000-000000000000";
+    return write(out, length, second(handle) ? "GPU-11000101-0101-0101-0101-010101010101" : first);
 }
 int nvmlDeviceGetMemoryInfo(void* handle, Memory* memory) {
     memory->total = 80ull << 30;

@@ -12,7 +12,7 @@ def current() -> int:
 
 class Device:
     def __init__(self, index: int) -> None:
-        self.id = index
+        self.id, self.compute_capability = index, "90"
         self._before: list[int] = []
 
     def __enter__(self) -> Device:

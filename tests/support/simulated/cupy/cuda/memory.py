@@ -12,6 +12,7 @@ from typing import Any
 from . import current
 
 TOTAL = int(os.environ.get("SIMULATED_GPU_BYTES", 1 << 30))
+USED_BY_OTHERS = int(os.environ.get("SIMULATED_GPU_BYTES_USED", 0))
 
 
 class OutOfMemoryError(MemoryError):
@@ -30,13 +31,22 @@ class Memory:
         self.ptr = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self.size, self.device_id = size, current()
         shared[self.ptr] = self
+        allocated[self.ptr] = self.ptr + size
 
     def __del__(self) -> None:
+        if os is None:  # at the interpreter's exit
+            return
+        allocated.pop(self.ptr, None)
         if os.path.exists(self.name):
             os.unlink(self.name)
 
 
 shared: dict[int, Memory] = {}
+allocated: dict[int, int] = {}  # the end of each range of device memory, by its start
+
+
+def is_on_device(address: int) -> bool:
+    return any(start <= address < end for start, end in allocated.copy().items())
 
 
 class UnownedMemory:
@@ -50,8 +60,10 @@ class MemoryPointer:
 
 
 class MemoryPool:
+    """Counts bytes. Freed bytes stay in the pool for later arrays."""
+
     def __init__(self, allocator: Callable[[int], None] | None = None) -> None:
-        self.limit, self.used = 0, 0
+        self.limit, self.used, self.freed = 0, 0, 0
 
     def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
         self.limit = size if size is not None else int((fraction or 0) * TOTAL)
@@ -60,16 +72,23 @@ class MemoryPool:
         return self.limit
 
     def total_bytes(self) -> int:
-        return self.used
+        return self.used + self.freed
 
     def used_bytes(self) -> int:
         return self.used
 
+    def free_bytes(self) -> int:
+        return self.freed
+
     def free_all_blocks(self) -> None:
-        self.used = 0
+        self.freed = 0
 
     def malloc(self, size: int) -> None:
         self.used += size
+
+    def _release(self, size: int) -> None:
+        self.used -= size
+        self.freed += size
 
 
 _pools: dict[int, MemoryPool] = defaultdict(MemoryPool)
@@ -94,14 +113,19 @@ def using_allocator(allocator: Callable[[int], None]) -> Iterator[None]:
         _here.allocator = before
 
 
-def take(nbytes: int) -> None:
+def take(nbytes: int) -> MemoryPool:
+    """Allocate from the current device's pool, and return it."""
     here = pool()
-    if here.limit and here.used + nbytes > here.limit:
+    needed = here.used + max(here.freed, nbytes)
+    if needed > TOTAL - USED_BY_OTHERS:
+        raise OutOfMemoryError(f"Out of memory allocating {nbytes:,} bytes (allocated so far: {here.used:,} bytes).")
+    if here.limit and needed > here.limit:
         raise OutOfMemoryError(
             f"Out of memory allocating {nbytes:,} bytes (allocated so far: {here.used:,} bytes, "
             f"limit set to: {here.limit:,} bytes)."
         )
-    here.used += nbytes
+    here.used, here.freed = here.used + nbytes, max(0, here.freed - nbytes)
+    return here
 
 
 def alloc_pinned_memory(size: int) -> Any:

@@ -3,6 +3,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from typing import Any
+
+from libraries import libraries
 
 from . import current, memory, schedule
 from .stream import by_number, submit
@@ -10,10 +13,13 @@ from .stream import by_number, submit
 CUDA_R_32F, CUDA_R_64F, CUDA_R_16F, CUDA_R_16BF = 0, 1, 2, 14
 memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3  # noqa: N816
 cudaIpcMemLazyEnablePeerAccess = 1  # noqa: N816
+cudaDevAttrMultiProcessorCount = 16  # noqa: N816
 
 
 class CUDARuntimeError(RuntimeError):
-    pass
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 def _visible() -> list[int]:
@@ -24,7 +30,7 @@ def _visible() -> list[int]:
 
 def getDeviceCount() -> int:  # noqa: N802
     if not _visible():
-        raise CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+        raise CUDARuntimeError(100, "cudaErrorNoDevice: no CUDA-capable device is detected")
     return len(_visible())
 
 
@@ -33,25 +39,62 @@ def getDevice() -> int:  # noqa: N802
 
 
 def getDeviceProperties(device: int) -> dict[str, bytes]:  # noqa: N802
-    return {"uuid": bytes([_visible()[device]] * 16), "name": b"Simulated"}
+    return {"uuid": _uuid(device).split(b"\0")[0], "name": b"Simulated"}  # CuPy cuts a UUID at its first zero byte
+
+
+def _uuid(device: int) -> bytes:
+    return b"\x11\0" + bytes([_visible()[device]] * 14)
+
+
+class _Driver:
+    """Functions of libcuda that mpitrain calls with ctypes."""
+
+    def cuDeviceGet(self, device: Any, ordinal: int) -> int:  # noqa: N802
+        device._obj.value = ordinal
+        return 0 if ordinal < len(_visible()) else 101
+
+    def cuDeviceGetUuid_v2(self, uuid: Any, device: Any) -> int:  # noqa: N802
+        uuid[:] = _uuid(device.value)
+        return 0
+
+
+libraries["libcuda.so.1"] = _Driver()
+
+
+def deviceGetAttribute(attrib: int, device: int) -> int:  # noqa: N802
+    assert attrib == cudaDevAttrMultiProcessorCount and device in range(len(_visible()))
+    return 20
 
 
 def memGetInfo() -> tuple[int, int]:  # noqa: N802
-    return memory.TOTAL - memory.pool().used, memory.TOTAL
+    return memory.TOTAL - memory.USED_BY_OTHERS - memory.pool().total_bytes(), memory.TOTAL
 
 
 def memcpyAsync(dst: int, src: int, size: int, kind: int, stream: int) -> None:  # noqa: N802
-    assert kind in (1, 2, 3) and size > 0
+    assert size > 0
+    places = memory.is_on_device(src), memory.is_on_device(dst)
+    assert places == {1: (False, True), 2: (True, False), 3: (True, True)}[kind], f"memcpy of kind {kind}"
     submit(lambda: ctypes.memmove(dst, src, size), stream=by_number(stream))
 
 
 def memcpyPeerAsync(dst: int, dstDevice: int, src: int, srcDevice: int, size: int, stream: int) -> None:  # noqa: N802, N803
     assert dstDevice != srcDevice and size > 0
+    assert {(dstDevice, srcDevice), (srcDevice, dstDevice)} <= _peers, "the copy passes through host memory"
     submit(lambda: ctypes.memmove(dst, src, size), stream=by_number(stream))
 
 
 def deviceCanAccessPeer(device: int, peerDevice: int) -> bool:  # noqa: N802, N803
     return device != peerDevice
+
+
+_peers: set[tuple[int, int]] = set()
+
+
+def deviceEnablePeerAccess(peerDevice: int) -> None:  # noqa: N802, N803
+    assert deviceCanAccessPeer(current(), peerDevice)
+    if (current(), peerDevice) in _peers:
+        raise CUDARuntimeError(704, "cudaErrorPeerAccessAlreadyEnabled")
+    _peers.add((current(), peerDevice))
 
 
 def deviceSynchronize() -> None:  # noqa: N802
@@ -69,27 +112,32 @@ _opened: dict[int, mmap.mmap] = {}
 def ipcOpenMemHandle(handle: bytes, flags: int) -> int:  # noqa: N802
     name = handle.rstrip(b"\0").decode()
     if f"-{os.getpid()}-" in name:
-        raise CUDARuntimeError("cudaErrorDeviceUninitialized: a handle is opened where it was made")
+        raise CUDARuntimeError(201, "cudaErrorDeviceUninitialized: a handle is opened where it was made")
     with open(name, "r+b") as file:
         mapped = mmap.mmap(file.fileno(), 0)
     pointer = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
     _opened[pointer] = mapped
+    memory.allocated[pointer] = pointer + len(mapped)
     return pointer
 
 
 def ipcCloseMemHandle(pointer: int) -> None:  # noqa: N802
-    del _opened[pointer]
+    del _opened[pointer], memory.allocated[pointer]
 
 
-_registered: set[int] = set()
+_registered: dict[int, range] = {}  # pages of 4 KiB, by address
 
 
 def hostRegister(address: int, size: int, flags: int) -> None:  # noqa: N802
-    assert size > 0 and flags == 0
-    if address in _registered:
-        raise CUDARuntimeError("cudaErrorHostMemoryAlreadyRegistered")
-    _registered.add(address)
+    assert size > 0
+    assert flags & 1 or getDeviceCount() == 1, "for other GPUs this memory is pageable"
+    if "SIMULATED_NO_PINNING" in os.environ:
+        raise CUDARuntimeError(801, "cudaErrorNotSupported: operation not supported")
+    pages = range(address >> 12, (address + size - 1 >> 12) + 1)
+    if any(pages.start < other.stop and other.start < pages.stop for other in _registered.values()):
+        raise CUDARuntimeError(712, "cudaErrorHostMemoryAlreadyRegistered")
+    _registered[address] = pages
 
 
 def hostUnregister(address: int) -> None:  # noqa: N802
-    _registered.remove(address)
+    del _registered[address]

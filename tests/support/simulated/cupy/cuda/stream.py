@@ -16,12 +16,14 @@ _by_number: dict[int, Stream] = {}
 class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         self._asked = self._done = 0
+        self._device = current()
 
     def record(self, stream: Stream | None = None) -> None:
         self._asked += 1
         asked = self._asked
         stream = get_current_stream() if stream is None else stream
         assert not stream.is_capturing(), "an event is recorded in a capture"
+        assert stream is Stream.null or stream.device_id == self._device, "the event is another GPU's"
 
         def note() -> None:
             self._done = asked

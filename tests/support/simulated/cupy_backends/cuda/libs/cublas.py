@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from cupy.cuda.stream import Stream, by_number, get_current_stream, submit
+from libraries import libraries
 
 CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
 CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F, CUBLAS_COMPUTE_32F_FAST_TF32 = 68, 70, 77
@@ -67,14 +68,6 @@ class _Library:
         self.cublasGemmEx, self.cublasSetWorkspace_v2 = cublasGemmEx, cublasSetWorkspace_v2
 
 
-class _CDLL(ctypes.CDLL):
-    def __new__(cls, name: Any = None, *arguments: Any, **options: Any) -> Any:
-        return _Library() if name == __file__ else super().__new__(cls)
-
-
-ctypes.CDLL = _CDLL  # type: ignore[misc]
-
-
 def cublasSetWorkspace_v2(handle: int, address: int, size: int) -> int:  # noqa: N802
     _workspaces[handle] = size
     return 0
@@ -130,3 +123,6 @@ def cublasGemmEx(  # noqa: N802
 def _as_tf32(x: Any) -> Any:
     """With the last 13 bits cut off."""
     return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+libraries[__file__] = _Library()
