@@ -45,12 +45,12 @@ def refused(mpi: Mpi, *words: str | Path, n: int = 2, env: dict[str, str] | None
         (["--accumulate-steps", "13", "--batch-size", "12"], ["--accumulate-steps 13", "12"]),
         (["--devices-per-rank", "0"], ["--devices-per-rank is 0", "1"]),
         (["--devices-per-rank", "4", "--batch-size", "3"], ["--devices-per-rank 4", "3 examples", "--batch-size"]),
-        (["--batch-size", "5000"], ["10,000", "1,437", "--batch-size 718"]),
+        (["--batch-size", "5000"], ["5,000", "1,437", "--batch-size 1437"]),
     ],
     ids=str,
 )
 def test_flags(openmpi: Mpi, flags: list[str], expected: list[str]) -> None:
-    message = refused(openmpi, MLP, *flags)
+    message = refused(openmpi, MLP, *flags, n=1)
     for part in expected:
         assert part in message
 

@@ -110,7 +110,10 @@ def test_an_unforeseen_exception_is_in_the_ranks_log(openmpi: Mpi, tmp_path: Pat
     text = (tmp_path / "logs" / "rank-1.log").read_text()
     assert "ValueError: on purpose" in text and "Traceback" in text
     assert done.stderr.count("Traceback") == 1
-    assert states([tmp_path])[tmp_path] in ("died", "failed")  # rank 1 ends the chief too
+    deadline = time.monotonic() + 10
+    while (state := states([tmp_path])[tmp_path]) == "running" and time.monotonic() < deadline:
+        time.sleep(0.1)  # mpirun kills the chief, and may exit before that process has ended
+    assert state in ("died", "failed")
 
 
 def test_a_mistake_that_is_found_late_is_a_line_in_the_log(openmpi: Mpi, tmp_path: Path) -> None:
@@ -147,9 +150,7 @@ MODES = {
     "sync": (2, ["--mode", "sync"]),
     "sync, no shared memory": (3, ["--mode", "sync", "--no-shared-memory"]),
     "local": (2, ["--mode", "local"]),
-    "async": (2, ["--mode", "async"]),
     "ssp, server": (3, ["--mode", "ssp", "--ps", "1"]),
-    "backup": (3, ["--mode", "backup"]),
     "backup, far servers": (4, ["--mode", "backup", "--ps", "1", "--no-shared-memory"]),
 }
 

@@ -31,7 +31,6 @@ def drive(
     [
         *(("openmpi", "async", *shape) for shape in ((4, 0), (4, 1), (2, 3))),
         *(("openmpi", mode, 4, 1) for mode in ("ssp", "backup")),
-        ("openmpi", "backup", 2, 3),
         ("mpich", "backup", 4, 1),
         ("mpich", "async", 2, 3),
     ],
@@ -39,7 +38,7 @@ def drive(
 def test_every_push_counts_once_in_shared_memory(
     request: pytest.FixtureRequest, name: str, mode: str, workers: int, servers: int
 ) -> None:
-    steps = 10_000 if mode != "backup" else 3_000
+    steps = 5_000 if mode != "backup" else 3_000
     drive(request.getfixturevalue(name), workers, servers, "pushes", mode, steps, share=True)
 
 
@@ -111,11 +110,15 @@ def test_with_one_worker_every_mode_is_one_process(
     assert_same_bits(train(openmpi, n, tmp_path, *how, *what), one_process(*what))
 
 
-@pytest.mark.parametrize("road", [(), ("--no-one-sided",)], ids=" ".join)
 @pytest.mark.parametrize(
-    ("flags", "precision", "tolerance"),
-    [(("--dtype", "float64"), "float32", 1e-6), ((), "bfloat16", 3e-2), ((), "float16", 3e-3)],
-    ids=["float32", "bfloat16", "float16"],
+    ("flags", "precision", "road", "tolerance"),
+    [
+        (("--dtype", "float64"), "float32", (), 1e-6),
+        ((), "bfloat16", (), 3e-2),
+        ((), "bfloat16", ("--no-one-sided",), 3e-2),
+        ((), "float16", (), 3e-3),
+    ],
+    ids=str,
 )
 def test_pushes_in_fewer_bits_come_to_nearly_the_same(
     openmpi: Mpi, road, flags, precision: str, tolerance: float, one_process, tmp_path: Path
@@ -133,7 +136,6 @@ def test_pushes_in_fewer_bits_come_to_nearly_the_same(
         ((), ()),
         (("--ps", "2"), ("--clip-norm", "0.5")),
         (("--ps", "1"), ("--optimizer", "lamb")),
-        (("--ps", "1", "--no-shared-memory"), ()),
         (("--ps", "2", "--no-shared-memory"), ("--clip-norm", "0.5")),
         (("--ps", "2", "--no-shared-memory", "--placement", "greedy"), ("--optimizer", "lars")),
         (("--ps", "2", "--no-shared-memory", "--no-one-sided"), ()),

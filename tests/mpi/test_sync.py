@@ -31,11 +31,9 @@ def test_n_ranks_agree_with_one_in_float32(openmpi: Mpi, n: int, alone, tmp_path
         (["--no-shared-memory", "--bucket-bytes", "0"], []),
         # BatchNorm is left out: its statistics are those of the parts.
         (["--accumulate-steps", "3"], ["--no-normalize"]),
-        (["--accumulate-steps", "2", "--bucket-bytes", "0"], ["--no-normalize"]),
         (["--devices-per-rank", "3"], []),  # of 4 examples; with statistics over all workers and their devices
         (["--devices-per-rank", "2", "--accumulate-steps", "2", "--no-shared-memory"], ["--no-normalize"]),
         ([], ["--clip-norm", "0.5"]),
-        (["--no-shared-memory"], ["--clip-norm", "0.5"]),
         (["--bucket-bytes", "0"], ["--optimizer", "lamb"]),
         (["--no-shared-memory"], ["--optimizer", "lars"]),
     ],

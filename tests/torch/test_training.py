@@ -43,9 +43,7 @@ def test_ranks_train_as_a_plain_loop_does(
 
 SERVED = ("--ps", "1", "--no-shared-memory")  # the server is reached by messages
 MODES = {
-    "sync": (),
     "local": ("--mode", "local", "--local-steps", "4"),
-    "async": ("--mode", "async"),
     "async with servers": ("--mode", "async", *SERVED),
     "ssp": ("--mode", "ssp", "--staleness", "1"),
     "backup": ("--mode", "backup", "--backup-workers", "1", *SERVED),
