@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from mpitrain.process.host_watcher import remove_sessions
 
 from .support.launch import ROOT, Mpi, missing
 from .support.results import alone
@@ -19,6 +22,13 @@ __all__ = ["alone", "driver", "library", "simulated"]
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _no_sessions_left() -> Iterator[None]:
+    """Remove what killed launchers leave: the next one with the same process id could not start."""
+    yield
+    remove_sessions(since=0)
 
 
 # What a test needs that a machine with only Python and make does not have, by fixture.

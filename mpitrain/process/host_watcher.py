@@ -97,12 +97,8 @@ def remove_leftovers(run_dir: str, within_s: float) -> None:
     deadline, since = time.monotonic() + _ENDING_S, time.time() - within_s
     while _processes_of(run_dir) and time.monotonic() < deadline:
         time.sleep(0.05)
-    files = temporary_files(since)
-    for path in files:
-        session = _SESSION.fullmatch(os.path.basename(path))
-        if session is not None and _has_ended(session[1]):
-            shutil.rmtree(path, ignore_errors=True)
-    unused = {path for path in files if path.startswith(_SHM)}
+    remove_sessions(since)
+    unused = {path for path in temporary_files(since) if path.startswith(_SHM)}
     for _ in range(2):  # twice: another process may be about to map one that it has just created
         if unused:
             unused -= _mapped_files()
@@ -110,6 +106,14 @@ def remove_leftovers(run_dir: str, within_s: float) -> None:
     for path in unused:
         with contextlib.suppress(OSError):
             os.unlink(path)
+
+
+def remove_sessions(since: float) -> None:
+    """Remove this user's session directories of Open MPI that were written after a time and whose process has ended."""
+    for path in temporary_files(since):
+        session = _SESSION.fullmatch(os.path.basename(path))
+        if session is not None and _has_ended(session[1]):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def temporary_files(since: float) -> list[str]:

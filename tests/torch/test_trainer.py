@@ -138,17 +138,17 @@ def test_schedulers_that_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "epochs", "launch"),
+    ("n", "launch"),
     [
-        (2, 6, ["--mode", "local", "--local-steps", "3"]),
-        (3, 6, ["--mode", "async", "--ps", "1"]),
-        (2, 6, ["--mode", "ssp"]),
-        # In 24 epochs the loss falls even if most gradients of a worker are late; backup mode drops these.
-        (4, 24, ["--mode", "backup", "--ps", "1"]),
+        (2, ["--mode", "local", "--local-steps", "3"]),
+        (3, ["--mode", "async", "--ps", "1"]),
+        (2, ["--mode", "ssp"]),
+        (4, ["--mode", "backup", "--ps", "1"]),
     ],
 )
-def test_every_mode_trains_a_loop(openmpi: Mpi, n: int, epochs: int, launch: list[str], tmp_path: Path) -> None:
-    done = start(openmpi, n, tmp_path, "--epochs", epochs, launch=(*launch,))
+def test_every_mode_trains_a_loop(openmpi: Mpi, n: int, launch: list[str], tmp_path: Path) -> None:
+    # In 24 epochs the loss falls even if a worker starts late, or most of its gradients arrive late.
+    done = start(openmpi, n, tmp_path, "--epochs", 24, launch=(*launch,))
     assert done.returncode == 0, done.stdout + done.stderr
     workers = n - launch.count("--ps")
     found = re.findall(r"losses ([\d.]+) ([\d.]+)", done.stdout)

@@ -61,7 +61,7 @@ class Run:
     def end(self) -> tuple[int, str, list[str]]:
         """Return the status, standard output and lines of standard error; no process is left on any host."""
         try:
-            out, err = self.process.communicate(timeout=60)
+            out, err = self.process.communicate(timeout=120)  # 3,000 steps take 8 s alone, and a minute under load
         finally:
             self.process.kill()
         deadline = time.monotonic() + 10
