@@ -27,6 +27,7 @@ from ..process.signals import STOPPED_EARLY
 from ..pytorch.batches import CollatedBatch, as_split
 from ..pytorch.network import LossInLoop
 from ..pytorch.translation import translated
+from ..training.hooks import SAVE
 from ..training.rank import Rank
 from ..training.session import TrainRequest, given_run_dir, training_session
 from ..training.stepped_loop import SteppedLoop
@@ -220,8 +221,7 @@ class Trainer:
 
         It is enough if the chief calls it.
         """
-        if self.chief:
-            self._require_loop().save()
+        self._require_loop().request_pause(SAVE)
 
     def stop(self, reason: str = "requested by the script") -> None:
         """Finish training early: all workers stop after a step that they have begun. Local; one rank is enough."""

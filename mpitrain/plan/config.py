@@ -85,6 +85,7 @@ class TrainingConfig:
         "PATH",
     )
     validate_steps: int = _option(1000, "Validate every N steps; 0: only at the end.", "N")
+    validate_secs: float = _option(0.0, "Also validate every S seconds; 0: never.", "S")
 
 
 @dataclass(frozen=True)
@@ -326,8 +327,8 @@ GROUPS: list[type] = list(typing.get_type_hints(RunConfig).values())
 FIELDS = {each.name: each for group in GROUPS for each in dataclasses.fields(group)}
 
 _AT_LEAST_0 = (
-    "train_steps seed log_steps log_secs validate_steps save_steps histogram_steps save_secs keep keep_every "
-    "hang_timeout"
+    "train_steps seed log_steps log_secs validate_steps validate_secs save_steps save_secs histogram_steps keep "
+    "keep_every hang_timeout"
 )
 _AT_LEAST_1 = "batch_size accumulate_steps devices_per_rank trace_steps time_limit long_timeout threads local_steps"
 _MINIMUM = dict.fromkeys([*_AT_LEAST_0.split(), "bucket_bytes", "ps", "staleness", "backup_workers"], 0)

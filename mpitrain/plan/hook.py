@@ -60,6 +60,13 @@ class TrainingLoop(Protocol):
             reason: Shown to the user and recorded.
         """
 
+    def request_pause(self, reason: str) -> None:
+        """Request a ``ConsistentPoint`` as soon as possible. Local; no effect except on the chief.
+
+        Args:
+            reason: A name that ``ConsistentPoint.reasons`` includes at that point, on all workers.
+        """
+
     def report(self, step: int, values: dict[str, float]) -> None:
         """Print values of ``step`` and append them to ``metrics.jsonl``. Local; no effect except on the chief."""
 

@@ -130,6 +130,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     dtype = np.dtype(config.training.dtype)
     _check_batch(config.training.batch_size * gradients_per_step, gradients_per_step, job)
     _check_devices(config)
+    _check_validation(job, config)
     layout = job.network.lay_out(job.train_split, dtype)
     if layout.n_params == 0:
         raise JobError("the model has no parameters; add a layer that has some")
@@ -159,6 +160,14 @@ def _check_batch(step_examples: int, gradients_per_step: int, job: Job) -> None:
             f"a batch of {step_examples:,} examples ({gradients_per_step} workers, "
             f"{step_examples // gradients_per_step:,} each) is larger than the {len(job.train_split):,} training "
             f"examples; {fix}"
+        )
+
+
+def _check_validation(job: Job, config: RunConfig) -> None:
+    if config.training.validate_secs and job.validation_split is None:
+        raise ConfigError(
+            f"--validate-secs {config.training.validate_secs:g} requires validation examples, but the job has none; "
+            "give it some, Job(validation=...), or remove --validate-secs"
         )
 
 

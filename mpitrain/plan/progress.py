@@ -45,13 +45,13 @@ class ConsistentPoint(NamedTuple):
     Attributes:
         step: Number of completed steps.
         data_cursor: Number of examples taken from the endless stream.
-        requested: Whether the chief has requested it by ``Strategy.request_pause``.
+        reasons: Why the chief has requested it (``TrainingLoop.request_pause``); empty if it comes regularly.
         last: Whether training ends here.
     """
 
     step: int
     data_cursor: int
-    requested: bool
+    reasons: frozenset[str]
     last: bool
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, SupportsFloat
 import numpy as np
 
 from ..checkpoint.snapshot import Snapshot
+from ..comm.mpi import MPI
 from ..core.layout import Array
 from ..errors import NonFiniteLoss
 from ..monitor.worker_stats import WorkerStats
@@ -23,6 +24,32 @@ class StepResult(NamedTuple):
 
     loss: float
     updated: bool
+
+
+class PauseRequests:
+    """The consistent points that the chief has requested and that were not reached yet.
+
+    Args:
+        workers: The communicator of the workers; the chief is its first rank.
+    """
+
+    def __init__(self, workers: MPI.Intracomm) -> None:
+        self._workers = workers
+        self._reasons: set[str] = set()
+
+    def __bool__(self) -> bool:
+        """Return whether this worker has requested a point that was not reached yet. Local."""
+        return bool(self._reasons)
+
+    def add(self, reason: str) -> None:
+        """Request a point. Local; chief only."""
+        self._reasons.add(reason)
+
+    def take(self) -> frozenset[str]:
+        """Return the reasons for the point that all workers have reached. Collective over the workers."""
+        reasons = frozenset(self._reasons)
+        self._reasons.clear()
+        return self._workers.bcast(reasons, root=0)  # type: ignore[no-any-return]
 
 
 class Stats(NamedTuple):
@@ -85,8 +112,8 @@ class Strategy(Protocol):
     def finish(self) -> None:
         """Submit the gradient. Collective over the workers if they take the same steps, else local."""
 
-    def request_pause(self) -> None:
-        """Request a ``ConsistentPoint`` as soon as possible. Local; chief only."""
+    def request_pause(self, reason: str) -> None:
+        """Request a ``ConsistentPoint`` as soon as possible; its ``reasons`` include this one. Local; chief only."""
 
     def request_stop(self) -> None:
         """Ask all workers to stop soon. Local; one rank is enough."""

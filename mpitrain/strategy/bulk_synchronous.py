@@ -7,10 +7,14 @@ import time
 from typing import Any, SupportsFloat
 
 from ..checkpoint.snapshot import Snapshot
+from ..comm.mpi import MPI
 from ..core.layout import Array
+from ..monitor.trace import span
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, ExtraState, Progress, WorkItem
-from .base import Stats, StepResult, non_finite_error
+from .base import PauseRequests, Stats, StepResult, non_finite_error
+
+_WAIT = span("wait")
 
 STOP = 1  # flag: a worker was asked to stop
 PAUSE = 2  # flag: the chief has requested a consistent point
@@ -26,7 +30,7 @@ class BulkSynchronous:
     loss: the sum of all workers' shares is the mean, and the sum of their gradients is its gradient.
 
     Args:
-        rank: Index of this worker among the workers.
+        workers: The communicator of the workers.
         step, data_cursor: Where training begins.
 
     Attributes:
@@ -37,10 +41,12 @@ class BulkSynchronous:
     grads: Array
     _result = StepResult(math.nan, True)
 
-    def __init__(self, plan: Plan, rank: int, step: int, data_cursor: int) -> None:
+    def __init__(self, plan: Plan, workers: MPI.Intracomm, step: int, data_cursor: int) -> None:
         self._plan = plan
         self.progress = Progress(step, data_cursor)
-        self._offset, self._examples, self._train_steps = rank * plan.batch, plan.step_examples, plan.train_steps
+        self._examples, self._train_steps = plan.step_examples, plan.train_steps
+        self._offset = workers.rank * plan.batch
+        self._pauses = PauseRequests(workers)
         self._flags = 0  # of this worker
         self._loss: Any = math.nan  # this worker's share of the step's loss
         self._point: ConsistentPoint | None = None  # reached, and not yet returned by ``next``
@@ -72,7 +78,8 @@ class BulkSynchronous:
     def ready(self, start: int) -> None:
         """Do nothing: the gradient is used as a whole."""
 
-    def request_pause(self) -> None:
+    def request_pause(self, reason: str) -> None:
+        self._pauses.add(reason)
         self._flags |= PAUSE
 
     def request_stop(self) -> None:
@@ -137,6 +144,9 @@ class BulkSynchronous:
         """Make this step a consistent point; ``flags`` is the union of all workers' flags."""
         step, data_cursor, _ = self.progress
         self._ended = bool(flags & STOP) or step >= self._train_steps
-        self._point = ConsistentPoint(step, data_cursor, bool(flags & PAUSE), self._ended)
+        reasons: frozenset[str] = frozenset()
         if flags & PAUSE:
+            with _WAIT:
+                reasons = self._pauses.take()
             self._flags &= ~PAUSE
+        self._point = ConsistentPoint(step, data_cursor, reasons, self._ended)

@@ -47,7 +47,7 @@ class Local(BulkSynchronous):
         self._own: dict[str, Array] = {name: np.zeros(size, plan.dtype) for name in plan.vectors}
         self.params, self.grads = self._own["params"], np.zeros(size, plan.dtype)
         step, data_cursor, _ = initial_state(self._own, 0)
-        super().__init__(plan, hierarchy.comm.rank, step, data_cursor)
+        super().__init__(plan, hierarchy.comm, step, data_cursor)
         self._center = self.params.copy() if self._rho is not None else None
         self._updater = plan.updater(self._own)
         self._mean = MeanAllreduce(hierarchy, size, plan.dtype)

@@ -49,7 +49,7 @@ class Sync(BulkSynchronous):
         self._several_nodes = hierarchy.n_nodes > 1
         self._allocate(plan)
         step, data_cursor, _ = initial_state(self._vectors if hierarchy.node.rank == 0 else None, 0)
-        super().__init__(plan, hierarchy.comm.rank, step, data_cursor)
+        super().__init__(plan, hierarchy.comm, step, data_cursor)
         self._updater = plan.updater(self._vectors)
         self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)
         self._buckets = plan.buckets

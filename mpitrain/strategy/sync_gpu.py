@@ -67,7 +67,7 @@ class SyncGpu(BulkSynchronous):
         size, dtype = plan.layout.size, plan.dtype
         self._host = {name: hierarchy.shared.allocate((size,), dtype) for name in plan.vectors}
         step, data_cursor, extra_state = initial_state(self._host if hierarchy.node.rank == 0 else None, 0)
-        super().__init__(plan, hierarchy.comm.rank, step, data_cursor)
+        super().__init__(plan, hierarchy.comm, step, data_cursor)
         with device.activate():
             self._on_device = {name: device.copy_of(self._host[name]) for name in plan.vectors}
             self._sent = device.zeros((size + 1,), dtype)  # gaps between parameters must stay zero

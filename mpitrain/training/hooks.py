@@ -12,7 +12,7 @@ from ..monitor import worker_stats
 from ..monitor.console import Console
 from ..monitor.trace import span
 from ..monitor.worker_stats import WorkerStats
-from ..plan.hook import Hook
+from ..plan.hook import Hook, TrainingLoop
 from ..plan.progress import ConsistentPoint, ExtraState
 from ..process.rank_status import RankStatusFile
 from ..process.signals import Signals, TimeLimit
@@ -21,6 +21,8 @@ from .checkpointing import Checkpoints, finish_saving
 from .evaluation import Evaluator
 
 _log = logging.getLogger(__name__)
+
+SAVE, VALIDATE = "save", "validate"  # reasons to request a consistent point
 
 
 class EveryNSteps:
@@ -48,6 +50,40 @@ class EveryNSteps:
             return False
         self._last = step
         return True
+
+
+class Schedule:
+    """Decides at which consistent points an action is due: every N steps, every S seconds, on request, and at the end.
+
+    Args:
+        every: N; 0 for never.
+        every_s: S, by the chief's clock; 0 for never.
+        reason: The reason of a request, see ``TrainingLoop.request_pause``.
+    """
+
+    def __init__(self, every: int, every_s: float, reason: str) -> None:
+        self._steps, self._every_s, self._reason = EveryNSteps(every), every_s, reason
+        self.restart()
+
+    def begin(self, step: int) -> None:
+        """Count from ``step``, and from now."""
+        self._steps.start(step)
+        self.restart()
+
+    def restart(self) -> None:
+        """Count seconds from now."""
+        self._since, self._requested = time.monotonic(), False
+
+    def request_if_due(self, loop: TrainingLoop) -> None:
+        """Request a point, once, if S seconds have passed. Local; no effect except on the chief."""
+        if self._every_s and loop.cluster.chief and not self._requested and not self._steps.reached(loop.step):
+            self._requested = time.monotonic() - self._since >= self._every_s
+            if self._requested:
+                loop.request_pause(self._reason)
+
+    def due(self, point: ConsistentPoint) -> bool:
+        """Return whether the action is due at this point; the same on all workers."""
+        return self._steps.due(point.step) or self._reason in point.reasons or point.last
 
 
 class Log(Hook):
@@ -136,33 +172,33 @@ class Log(Hook):
 
 
 class Validate(Hook):
-    """Measures loss and accuracy on the validation examples every N steps and at the end.
+    """Measures loss and accuracy on the validation examples every N steps, every S seconds, and at the end."""
 
-    Args:
-        evaluator: None if there are no validation examples.
-    """
-
-    def __init__(self, every: int, evaluator: Evaluator | None) -> None:
-        self._when, self._evaluator = EveryNSteps(every), evaluator
+    def __init__(self, every: int, every_s: float, evaluator: Evaluator) -> None:
+        self._schedule, self._evaluator = Schedule(every, every_s, VALIDATE), evaluator
         self._done_at = -1
 
     def begin(self, loop: Any) -> None:
-        self._when.start(loop.step)
+        self._schedule.begin(loop.step)
+
+    def after_step(self, loop: Any) -> None:
+        self._schedule.request_if_due(loop)
 
     def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
-        due = self._when.due(point.step) or point.last
-        if self._evaluator is None or not due or self._done_at == point.step:
-            return
-        self._done_at = point.step
-        loop.validation = self._evaluator.evaluate()
-        loop.report(point.step, loop.validation)
+        due = self._schedule.due(point)
+        if due and self._done_at != point.step:
+            self._done_at = point.step
+            loop.validation = self._evaluator.evaluate()
+            loop.report(point.step, loop.validation)
+        if due:
+            self._schedule.restart()
 
 
 class Save(Hook):
     """Writes a checkpoint every N steps, every S seconds, and at the end.
 
     Args:
-        strategy: Returns the state, after requested pauses.
+        strategy: Returns the state.
         extra_state: Returns further state to save.
         saved: Whether the step at which training begins need not be saved.
     """
@@ -176,25 +212,19 @@ class Save(Hook):
         checkpoints: Checkpoints,
         saved: bool,
     ) -> None:
-        self._when, self._every_s, self._checkpoints = EveryNSteps(every), every_s, checkpoints
+        self._schedule, self._checkpoints = Schedule(every, every_s, SAVE), checkpoints
         self._strategy, self._extra_state = strategy, extra_state
         self._done_at = strategy.progress.step if saved else -1
-        self._done_s, self._requested = time.monotonic(), False
 
     def begin(self, loop: Any) -> None:
-        self._when.start(loop.step)
-        self._done_s = time.monotonic()
+        self._schedule.begin(loop.step)
 
     def after_step(self, loop: Any) -> None:
         self._checkpoints.progress()
-        # The chief's clock counts for all. A save by steps comes at the next consistent point anyway.
-        if self._every_s and loop.cluster.chief and not self._requested and not self._when.reached(loop.step):
-            self._requested = time.monotonic() - self._done_s >= self._every_s
-            if self._requested:
-                self._strategy.request_pause()
+        self._schedule.request_if_due(loop)
 
     def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
-        due = self._when.due(point.step) or point.requested or point.last
+        due = self._schedule.due(point)
         if due and self._done_at != point.step:
             with span("save"):
                 snapshot = self._strategy.snapshot()
@@ -202,7 +232,7 @@ class Save(Hook):
                 self._checkpoints.save(snapshot)
             self._done_at = point.step
         if due:
-            self._done_s, self._requested = time.monotonic(), False
+            self._schedule.restart()
 
     def end(self, loop: Any) -> None:
         finish_saving(self._checkpoints, loop.cluster.training)

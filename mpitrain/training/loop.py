@@ -139,6 +139,11 @@ class Loop:
             self._stop_reason = reason
             self._strategy.request_stop()
 
+    def request_pause(self, reason: str) -> None:
+        """Request a ``ConsistentPoint`` as soon as possible. Local; no effect except on the chief."""
+        if self.cluster.chief:
+            self._strategy.request_pause(reason)
+
     def report(self, step: int, values: dict[str, float], show: bool = True, record: bool = True) -> None:
         """Print (``show``) and write to the metrics (``record``) what was measured at ``step``. Local; chief only."""
         if show and self._files.console is not None:

@@ -57,10 +57,6 @@ class SteppedLoop(Loop):
         """Whether a micro-batch was handed out whose gradient is not computed yet."""
         return self._in_forward
 
-    def save(self) -> None:
-        """Request a checkpoint at the next ``ConsistentPoint``. Local; chief only."""
-        self._strategy.request_pause()
-
     def start_of(self, work: WorkItem) -> int:
         """Return the position of the first example of a step: of all workers' batches if they take the same steps."""
         return self.data_cursor if isinstance(self._strategy, BulkSynchronous) else work.position

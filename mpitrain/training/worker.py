@@ -99,6 +99,7 @@ class Worker:
         checkpoints = make_checkpoints(cluster, plan, files.checkpoints, record)
         stop, config = Stop(strategy, signals, limit, checkpoints), plan.config
         save_steps, save_secs = config.saving.save_steps, config.saving.save_secs
+        validate_steps, validate_secs = config.training.validate_steps, config.training.validate_secs
         if not initial_state.nothing_to_train:  # else the run is only validated, and its records do not change
             for change in files.record.changes() if files.record is not None else ():
                 _log.info("changed since the last start: %s", change)
@@ -110,7 +111,7 @@ class Worker:
         hooks: list[Hook] = [
             # A terminal shows every report, in one place.
             Log(config.output.log_steps, 0.0 if terminal_columns() else config.output.log_secs, strategy),
-            Validate(config.training.validate_steps, evaluator),
+            *([] if evaluator is None else [Validate(validate_steps, validate_secs, evaluator)]),
             Save(save_steps, save_secs, strategy, extra_state, checkpoints, initial_state.saved),
             stop,
             ReportStep(rank_status),

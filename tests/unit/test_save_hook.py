@@ -1,4 +1,4 @@
-"""When the ``Save`` hook saves."""
+"""When the ``Save`` hook saves, and the ``Validate`` hook validates."""
 
 from __future__ import annotations
 
@@ -14,34 +14,59 @@ from mpitrain.training.checkpointing import Checkpoints
 
 
 class Strategy:
-    """Requests a pause as ``sync`` does: the point after the next step has it."""
+    """Returns empty snapshots, and counts them."""
 
     def __init__(self) -> None:
-        self.progress, self.asked, self.saved = Progress(0, 0), False, []
-
-    def request_pause(self) -> None:
-        self.asked = True
+        self.progress, self.saved = Progress(0, 0), []
 
     def snapshot(self) -> Snapshot:
         self.saved.append(self.progress.step)
         return Snapshot({}, self.progress.step, 0)
 
 
-def saved_steps(monkeypatch: pytest.MonkeyPatch, every: int, every_s: float, n: int) -> list[int]:
-    """Return the steps at which a run of ``n`` steps, one second each, saves."""
+class Loop(SimpleNamespace):
+    """Reaches a consistent point after every step, as in ``sync``; a request is for the point after the next step."""
+
+    def __init__(self) -> None:
+        super().__init__(step=0, cluster=SimpleNamespace(chief=True), reasons=set(), validation={}, reported=[])
+
+    def request_pause(self, reason: str) -> None:
+        self.reasons.add(reason)
+
+    def report(self, step: int, values: dict[str, float]) -> None:
+        self.reported.append(step)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, hook: Any, loop: Loop, strategy: Any, n: int) -> None:
+    """Take ``n`` steps of one second each."""
     now = [0.0]
     monkeypatch.setattr(hooks.time, "monotonic", lambda: now[0])
-    strategy: Any = Strategy()
-    hook = hooks.Save(every, every_s, strategy, dict, Checkpoints(), saved=True)
-    loop = SimpleNamespace(step=0, cluster=SimpleNamespace(chief=True))
     hook.begin(loop)
     for step in range(1, n + 1):
         now[0] += 1
-        requested, strategy.asked = strategy.asked, False
+        reasons, loop.reasons = frozenset(loop.reasons), set()
         loop.step, strategy.progress = step, Progress(step, 0)
         hook.after_step(loop)
-        hook.at_consistent_point(loop, ConsistentPoint(step, 0, requested, last=step == n))
+        hook.at_consistent_point(loop, ConsistentPoint(step, 0, reasons | {"another"}, last=step == n))
+
+
+def saved_steps(monkeypatch: pytest.MonkeyPatch, every: int, every_s: float, n: int) -> list[int]:
+    """Return the steps at which a run of ``n`` steps, one second each, saves."""
+    strategy: Any = Strategy()
+    run(monkeypatch, hooks.Save(every, every_s, strategy, dict, Checkpoints(), saved=True), Loop(), strategy, n)
     return strategy.saved
+
+
+@pytest.mark.parametrize(
+    ("every", "every_s", "expected"),
+    [(10, 0, [10, 20, 25]), (0, 9, [10, 20, 25]), (10, 10, [10, 20, 25]), (0, 0, [25])],
+)
+def test_validation_by_steps_and_by_seconds(
+    monkeypatch: pytest.MonkeyPatch, every: int, every_s: float, expected: list[int]
+) -> None:
+    loop, evaluator = Loop(), SimpleNamespace(evaluate=lambda: {"validation_loss": 0.5})
+    run(monkeypatch, hooks.Validate(every, every_s, evaluator), loop, SimpleNamespace(), 25)  # type: ignore[arg-type]
+    assert loop.reported == expected
 
 
 def test_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from ...checkpoint.snapshot import Snapshot
 from ...core.layout import Array
 from ...monitor.trace import span
 from ...plan.progress import ConsistentPoint, Progress, WorkItem
-from ..base import Stats, StepResult, own_loss_error
+from ..base import PauseRequests, Stats, StepResult, own_loss_error
 from .coordinator import END, PAUSE, CoordinatorState
 from .store import Store
 
@@ -43,6 +43,7 @@ class PsStrategy:
         first = self._worker % max(1, len(local))
         self._order = [s for s in range(len(self._shards)) if s not in store.shards] + local[first:] + local[:first]
         self._coordinator = store.step_coordinator()
+        self._pauses = PauseRequests(cluster.workers)
         self._versions = [0] * len(self._shards)
         self._item, self._lead, self._work = 0, 0, WorkItem(0, 0)
         self._loss: Any = math.nan
@@ -65,15 +66,15 @@ class PsStrategy:
             self._leave_point()
         if self._ended:
             return None
-        item, step, self._lead, requested = self._coordinator.next()
+        item, step, self._lead = self._coordinator.next()
         if item in (PAUSE, END):
             self._ended = item == END
-            return self._pause(requested)
+            return self._pause()
         self._item, self._work = item, WorkItem(step, self._cursor_of(item))
         self._read(step)
         return self._work
 
-    def _pause(self, requested: bool) -> ConsistentPoint:
+    def _pause(self) -> ConsistentPoint:
         """Wait until all workers are here, and read the parameters. Collective over the workers."""
         self._await_workers()
         self._paused = True
@@ -81,7 +82,7 @@ class PsStrategy:
         state = self._state
         self.progress = Progress(state.done, self._cursor_of(state.items))
         self._read(state.done)
-        return ConsistentPoint(*self.progress[:2], requested, self._ended)
+        return ConsistentPoint(*self.progress[:2], self._pauses.take(), self._ended)
 
     def _complete(self, spins: int) -> bool:
         """Return whether all begun steps are applied; keep the state."""
@@ -93,13 +94,15 @@ class PsStrategy:
         self._await_workers()
         self._paused = False
         if self._chief and not self._ended:
-            self._coordinator.set_pause_step(self._plan.next_pause(self.progress.step))
+            step = self.progress.step  # a hook may have requested another point at this one
+            self._coordinator.set_pause_step(step + 1 if self._pauses else self._plan.next_pause(step))
 
     def _await_workers(self) -> None:
         barrier = self._store.cluster.workers.Ibarrier()
         self._store.waiting.until(lambda spins: barrier.Test())
 
-    def request_pause(self) -> None:
+    def request_pause(self, reason: str) -> None:
+        self._pauses.add(reason)
         self._coordinator.request_pause()
 
     def request_stop(self) -> None:

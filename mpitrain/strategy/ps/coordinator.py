@@ -34,8 +34,7 @@ BINS = 32  # of the staleness histogram; the last one also counts all higher val
 
 _LOCK = 0
 _NEXT, _DONE, _PAUSE_STEP, _END, _STEP, _ARRIVED, _SUMMED, _UPDATED, _LOSS, _SKIPPED = range(WORDS, WORDS + 10)
-# The step at which workers receive PAUSE, or -1; whether the chief has requested that pause, or the next one.
-_POINT, _POINT_REQUESTED, _REQUESTED = range(WORDS + 10, WORDS + 13)
+_POINT = WORDS + 10  # the step at which workers receive PAUSE, or -1
 _HEAD = 2 * WORDS
 # Offsets in a worker's row; the last one is the step at which it last received PAUSE.
 _CLOCK, _STEPS, _DROPPED, _STALE_SUM, _STALE_MAX, _READS, _PAUSED = range(7)
@@ -78,13 +77,11 @@ class Assignment(NamedTuple):
         item: Number of the work item; ``WAIT``, ``PAUSE`` or ``END`` if there is none.
         step: The step that the item is for.
         lead: How many steps the worker is ahead of the slowest.
-        requested: Whether the chief has requested this pause.
     """
 
     item: int
     step: int
     lead: int
-    requested: bool
 
 
 class CoordinatorState(NamedTuple):
@@ -153,13 +150,13 @@ def _slowest(words: Array, workers: int) -> int:
 @kernel
 def _next_item(
     words: Array, worker: int, workers: int, bound: int, gradients_per_step: int, on_one_node: bool
-) -> tuple[int, int, int, bool]:
+) -> tuple[int, int, int]:
     """Return the fields of an ``Assignment``."""
     lock(words, _LOCK)
     counted, row, pause_step = _counted(words, gradients_per_step), _HEAD + worker * _ROW, words[_PAUSE_STEP]
     item, lead = WAIT, 0
     if words[_DONE] == pause_step and pause_step < words[_END] and words[_POINT] != pause_step:
-        words[_POINT], words[_POINT_REQUESTED] = pause_step, words[_REQUESTED]
+        words[_POINT] = pause_step
     # Once a worker has received PAUSE, all do.
     if words[_POINT] == pause_step and words[row + _PAUSED] != pause_step:
         words[row + _PAUSED] = pause_step
@@ -172,9 +169,8 @@ def _next_item(
         if bound < 0 or lead <= bound:
             item = words[_NEXT]
             words[_NEXT] += 1
-    requested = item == PAUSE and words[_POINT_REQUESTED] != 0
     release(words, _LOCK)
-    return item, counted, lead, requested
+    return item, counted, lead
 
 
 @kernel
@@ -337,19 +333,14 @@ class CoordinatorMemory:
 
     def set_pause_step(self, step: int) -> None:
         """See ``StepCoordinator``."""
-        words = self._words
         with self._locked():
-            missed = words[_REQUESTED] and not words[_POINT_REQUESTED]  # requested too late for the last pause
-            words[_PAUSE_STEP] = max(words[_POINT] + 1 if missed else step, self._begun())
-            words[_REQUESTED] = missed
+            self._words[_PAUSE_STEP] = max(step, self._begun())
 
     def request_pause(self) -> None:
         """See ``StepCoordinator``."""
         with self._locked():
-            self._words[_PAUSE_STEP], self._words[_REQUESTED] = (
-                min(self._words[_PAUSE_STEP], max(self._begun(), self._words[_POINT] + 1)),
-                1,
-            )
+            earliest = max(self._begun(), self._words[_POINT] + 1)
+            self._words[_PAUSE_STEP] = min(self._words[_PAUSE_STEP], earliest)
 
     def stop(self) -> None:
         """See ``StepCoordinator``."""

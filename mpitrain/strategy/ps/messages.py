@@ -41,7 +41,7 @@ REQUEST = {kind: np.dtype(_FIELDS.get(kind, [])) for kind in Kind}
 REPLY = {
     Kind.APPLY: np.dtype([("staleness", "i8")]),
     Kind.READ: np.dtype([("version", "i8")]),
-    Kind.NEXT: np.dtype([("item", "i8"), ("step", "i8"), ("lead", "i8"), ("requested", "?")]),
+    Kind.NEXT: np.dtype([("item", "i8"), ("step", "i8"), ("lead", "i8")]),
     Kind.FINISH: np.dtype([("done", "i8")]),
     Kind.ADMIT: np.dtype([("place", "i8")]),
     Kind.STATE: STATE,

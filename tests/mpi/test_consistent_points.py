@@ -1,0 +1,85 @@
+"""Consistent points that hooks and options request, and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mpitrain import checkpoint
+
+from ..support.launch import ROOT, Mpi
+
+# Requests points with a reason of its own, one of them while another is being handled, and records what it sees.
+JOB = """
+import json
+import os
+
+from mpitrain import Hook, Job, data, nn, optim
+
+
+class Pause(Hook):
+    def begin(self, loop):
+        self.seen, self.requested = [], False
+
+    def after_step(self, loop):
+        if loop.step >= 3 and not self.requested:
+            self.requested = True
+            loop.request_pause("mine")
+
+    def at_consistent_point(self, loop, point):
+        if point.reasons:
+            self.seen.append([point.step, sorted(point.reasons)])
+        if "mine" in point.reasons:
+            loop.request_pause("next")
+
+    def end(self, loop):
+        path = os.path.join(os.environ["SEEN"], f"{loop.cluster.rank}.json")
+        with open(path, "w") as file:
+            json.dump(self.seen, file)
+
+
+def job():
+    images = data.mnist(None)
+    model = nn.Sequential(nn.Dense(images.features, 10))
+    how = {"optimizer": optim.adam(0.001), "batch_size": 32, "train_steps": 40, "hooks": [Pause()]}
+    return Job(model=model, loss=nn.SoftmaxCrossEntropy(), train=images.train, **how)
+"""
+
+
+def seen(folder: Path) -> list[list[list[object]]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+@pytest.mark.parametrize(
+    ("n", "flags"),
+    [
+        pytest.param(2, (), marks=pytest.mark.quick),
+        (2, ("--mode", "local", "--local-steps", "4")),
+        pytest.param(2, ("--mode", "async"), marks=pytest.mark.quick),
+        (3, ("--mode", "ssp", "--ps", "1", "--no-shared-memory")),
+        (3, ("--mode", "backup")),
+    ],
+    ids=str,
+)
+def test_a_hook_requests_points_with_a_reason(mpi: Mpi, tmp_path: Path, n: int, flags: tuple[str, ...]) -> None:
+    (tmp_path / "pausing.py").write_text(JOB)
+    words = [tmp_path / "pausing.py", "--run-dir", tmp_path / "run", *flags]
+    mpi.train(n, *words, env={"SEEN": str(tmp_path)})
+    first, *others = seen(tmp_path)
+    assert [reasons for _, reasons in first] == [["mine"], ["next"]]
+    assert 3 <= first[0][0] < first[1][0] <= 40
+    assert all(other == first for other in others) and len(others) == (1 if n == 2 or "--ps" in flags else 2)
+    assert [*checkpoint.steps(tmp_path / "run" / "checkpoints")] == [40], "a point of another reason does not save"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("flags", [(), ("--mode", "async")], ids=str)
+def test_validation_by_time_does_not_save(openmpi: Mpi, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    words = [ROOT / "jobs" / "mnist_mlp.py", "--run-dir", tmp_path, "--train-steps", "4000", *flags]
+    openmpi.train(2, *words, "--validate-steps", "0", "--validate-secs", "0.2")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    validated = [line["step"] for line in lines if "validation_loss" in line]
+    assert len(validated) > 1 and validated[-1] == 4000 and len(set(validated)) == len(validated)
+    assert [*checkpoint.steps(tmp_path / "checkpoints")] == [4000]
