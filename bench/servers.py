@@ -23,9 +23,10 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     import numpy as np
 
     from mpitrain.comm.cluster import Cluster
+    from mpitrain.core.device import CPU
     from mpitrain.core.layout import Layout
+    from mpitrain.core.training_state import TrainingState
     from mpitrain.optim import sgd
-    from mpitrain.optim.updater import Frozen
     from mpitrain.plan.config import RunConfig
     from mpitrain.plan.placement import place
     from mpitrain.plan.plan import Plan
@@ -47,20 +48,19 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
         layer_starts=[0],
         placements=place(layout, servers, "partitioned", dtype.itemsize),
         workers=len(cluster.worker_ranks),
-        frozen=Frozen(layout),
         validate_steps=len(cluster.worker_ranks),  # a pause after one step per worker, which touches all memory
     )
 
-    def fill(vectors, root):
-        if vectors is not None:
-            vectors["params"][:] = 0
-        return Progress(0, 0, {})
-
-    store = Store(cluster, plan, fill)
+    state = TrainingState(layout)
+    store = Store(cluster, plan, state)
+    if store.initial_vectors is not None:
+        store.initial_vectors["params"][:] = 0
     if cluster.is_server:
+        store.start(Progress(0, 0))
         Server(store).serve()
     else:
-        strategy = ps_strategy(store)
+        strategy = ps_strategy(store, [CPU], state)
+        strategy.start(Progress(0, 0), {})
         strategy.grads[:] = 1
         began = 0.0
         while (work := strategy.next()) is not None:

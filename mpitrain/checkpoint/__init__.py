@@ -4,7 +4,7 @@
     /optimizer/<slot>/<name>    the optimizer's slots
     /averages/<name>            moving averages, if there are any
     /run/config, job, versions  options, the job's arguments and versions, as attributes
-    /run/state                  further numbers of the run's state, as attributes: in float16 the loss scale
+    /run/state/<part>           further state, such as the loss scale of float16, as attributes, with a ``version``
     /buffers/<name>             buffers of a PyTorch module that are not averaged; /transient/ if not in its state_dict
 
 The step, the data cursor (``position``), the seed and other single numbers and texts are attributes of the root. A
@@ -18,12 +18,13 @@ from __future__ import annotations
 from .directory import Retention, find, first_intact, newest, path_for, remove_unfinished, shard_paths, steps, verify
 from .reader import Checkpoint
 from .snapshot import Snapshot
-from .state import Fit, read, read_model, write
+from .state import Fit, Restored, read, read_model, write
 from .weights import load_matching, match_of
 
 __all__ = [
     "Checkpoint",
     "Fit",
+    "Restored",
     "Retention",
     "Snapshot",
     "find",

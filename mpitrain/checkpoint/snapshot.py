@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
+from ..core.extra_state import ExtraState
 from ..core.layout import Array
-from ..plan.progress import ExtraState
 
 
 class Snapshot:
@@ -16,7 +16,7 @@ class Snapshot:
         vectors: Flat vectors, shape (layout.size,): ``params``, the optimizer's slots, and ``average`` if there is one.
         step: Number of completed steps.
         data_cursor: Number of examples taken from the endless stream.
-        extra_state: Further numbers of the run's state, by name.
+        extra_state: The state that is not in the vectors.
         private: Whether the vectors are copies that nobody else uses.
 
     The vectors of a snapshot that is not private are in use by training; they do not change before ``release``.

@@ -7,19 +7,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core.extra_state import ExtraState, Versioned
 from ..core.layout import ARRAY_GROUPS, Array, Layout, Shape
 from ..errors import CheckpointError
-from ..plan.progress import ExtraState, Progress
+from ..plan.progress import Progress
 from .container import Compression, write_container
 from .reader import Checkpoint
 from .snapshot import Snapshot
 from .structure import FORMAT
 
-_EXTRA_STATE = "run/state"  # group whose attributes hold the extra state
+_STATE = "run/state"  # group of the extra state: a group of attributes for each namespace without arrays
+_VERSION = "version"  # attribute of the group of a namespace
+
+
+class Restored(NamedTuple):
+    """What ``read`` returns, in addition to the vectors that it fills."""
+
+    progress: Progress
+    extra_state: ExtraState
 
 
 def write(
@@ -66,10 +75,12 @@ def contents(
             attributes[f"run/{name}"] = {key: _attribute(item) for key, item in value.items()}
         else:
             attributes["/"][name] = _attribute(value)
-    extra = {name: value for name, value in snapshot.extra_state.items() if not name.startswith(ARRAY_GROUPS)}
-    if extra:
-        attributes[_EXTRA_STATE] = extra
-    arrays |= {name: np.asarray(value) for name, value in snapshot.extra_state.items() if name not in extra}
+    for namespace, (version, values) in snapshot.extra_state.items():
+        if namespace in ARRAY_GROUPS:
+            attributes[namespace] = {_VERSION: version}
+            arrays |= {f"{namespace}/{name}": np.asarray(value) for name, value in values.items()}
+        else:
+            attributes[f"{_STATE}/{namespace}"] = {_VERSION: version, **values}
     if layout.aliases:
         attributes["params"]["aliases"] = json.dumps(layout.aliases)
     if "params" not in snapshot.vectors:
@@ -77,8 +88,8 @@ def contents(
     return arrays, attributes
 
 
-def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) -> Progress:
-    """Fill ``vectors`` from a checkpoint; return its step, data cursor and extra state.
+def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) -> Restored:
+    """Fill ``vectors`` from a checkpoint; return its progress and extra state.
 
     Local; every rank that holds vectors may read.
 
@@ -111,9 +122,8 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
                 "with the same order of examples, or --resume never"
             )
         checkpoint.read_into(wanted)
-        extra: dict[str, Any] = dict(checkpoint.attributes.get(_EXTRA_STATE, {}))
-        extra |= {name: checkpoint.read(name) for name in checkpoint.datasets if is_buffer(name)}
-        return Progress(int(root["step"]), int(root["position"]), extra)
+        extra_state = {**_state_without_arrays(checkpoint), **_arrays(checkpoint)}
+        return Restored(Progress(int(root["step"]), int(root["position"])), extra_state)
 
 
 def read_model(checkpoint: Checkpoint, layout: Layout, averages: bool = False) -> tuple[Array, ExtraState]:
@@ -134,12 +144,53 @@ def read_model(checkpoint: Checkpoint, layout: Layout, averages: bool = False) -
     dtype = checkpoint.datasets[fit.fitting[0]].dtype
     params = np.zeros(layout.size, dtype)
     checkpoint.read_into({f"{group}/{name}": view for name, view in layout.views(params).items()})
-    return params, {name: checkpoint.read(name) for name in checkpoint.datasets if is_buffer(name)}
+    return params, _arrays(checkpoint)
 
 
 def is_buffer(name: str) -> bool:
     """Return whether a dataset holds a buffer of a PyTorch module: workers have different values, files the chief's."""
-    return name.startswith(ARRAY_GROUPS)
+    return name.partition("/")[0] in ARRAY_GROUPS
+
+
+def _arrays(checkpoint: Checkpoint) -> ExtraState:
+    """Return the namespaces with arrays."""
+    values: dict[str, dict[str, Array]] = {}
+    for path in filter(is_buffer, checkpoint.datasets):
+        namespace, _, name = path.partition("/")
+        values.setdefault(namespace, {})[name] = checkpoint.read(path)
+    versions = {namespace: _version(checkpoint.attributes.get(namespace, {})) for namespace in values}
+    return {namespace: Versioned(versions[namespace], arrays) for namespace, arrays in values.items()}
+
+
+def _state_without_arrays(checkpoint: Checkpoint) -> ExtraState:
+    """Return the namespaces whose values are attributes."""
+    found = _former_state(checkpoint.attributes.get(_STATE, {}))
+    for group, attributes in checkpoint.attributes.items():
+        if group.startswith(f"{_STATE}/"):
+            values = {name: value for name, value in attributes.items() if name != _VERSION}
+            found[group.removeprefix(f"{_STATE}/")] = Versioned(_version(attributes), values)
+    return found
+
+
+def _version(attributes: Mapping[str, Any]) -> int:
+    version = attributes.get(_VERSION, 1)
+    if type(version) is not int:
+        raise CheckpointError(f"the checkpoint has a state of version {version!r}; use another one, or --init-from")
+    return version
+
+
+def _former_state(values: Mapping[str, Any]) -> dict[str, Versioned]:
+    """Return the state that version 0.1 stored without namespaces."""
+    found = {}
+    if "loss_scale" in values:
+        scaler = {"scale": values["loss_scale"], "steps": values.get("loss_scale_steps", 0.0)}
+        found["loss_scale"] = Versioned(1, scaler)
+    for former in values:
+        if former.startswith("transport_"):
+            found["gpu_transport"] = Versioned(1, {"name": former.removeprefix("transport_")})
+    if "hooks" in values:
+        found["hooks"] = Versioned(1, {"states": values["hooks"]})
+    return found
 
 
 @dataclass(frozen=True)
@@ -203,7 +254,7 @@ def _group(name: str) -> str:
 
 
 def _check_groups(checkpoint: Checkpoint, wanted: set[str]) -> None:
-    others = {"optimizer", *(group.rstrip("/") for group in ARRAY_GROUPS)}
+    others = {"optimizer", *ARRAY_GROUPS}
     held = {name for name in checkpoint.attributes if name != "/" and not name.startswith("run")} - others
     if held != wanted:
         raise CheckpointError(

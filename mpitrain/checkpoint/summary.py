@@ -23,7 +23,8 @@ def describe(checkpoint: Checkpoint, now: datetime | None = None) -> Iterator[st
         DamagedCheckpoint: The checkpoint's values are damaged.
     """
     yield f"{checkpoint.path}: {_facts(checkpoint, now or datetime.now(timezone.utc))}"
-    for name in ("run/state", "run/job", "run/config", "run/versions"):
+    states = sorted(name for name in checkpoint.attributes if name.startswith("run/state"))
+    for name in (*states, "run/job", "run/config", "run/versions"):
         values = ", ".join(f"{key} {printable(value)}" for key, value in checkpoint.attributes.get(name, {}).items())
         if values:
             yield f"{name.removeprefix('run/')}: {values}"

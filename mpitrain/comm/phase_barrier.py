@@ -43,7 +43,7 @@ class PhaseBarrier:
     the other ranks have published.
 
     Attributes:
-        losses: Last loss noted by each rank, shape (size,), float64.
+        losses: Last loss set by each rank, shape (size,), float64.
     """
 
     def __init__(self, shared: SharedArrays, cores: int) -> None:
@@ -56,8 +56,8 @@ class PhaseBarrier:
         self._ranks: list[int] = shared.node.allgather(MPI.COMM_WORLD.rank)
         self._waiting = Backoff(oversubscribed=self.size > cores)
 
-    def note(self, loss: float, flags: int) -> None:
-        """Write this rank's loss and flags; they become visible with the next published phase."""
+    def set_status(self, loss: float, flags: int) -> None:
+        """Set this rank's loss and flags; they become visible with the next published phase."""
         self.losses[self.rank] = loss
         self._flags[self.rank] = flags
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..data import InMemory, Split, Storage, Streaming, check_labels
+from ..data import InMemory, Split, Storage, Streaming
 from ..data.loader import Check
 from .cluster import Group
 from .shared_memory import SharedArrays, sharing_problem
@@ -49,9 +49,8 @@ class SharedDataset:
         with group.agree("reading data"):
             if not share or group.node.rank == 0:
                 split.read(0, len(split), examples, labels)
-                check_labels(split, labels)
                 if check is not None:
-                    check(examples, 0)
+                    check(examples, labels, 0)
         return InMemory(examples, labels, self._threads)
 
     def free(self) -> None:

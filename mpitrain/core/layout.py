@@ -22,9 +22,9 @@ Kind = Literal["param", "state"]
 
 PAGE = 4096  # bytes
 
-# Names of arrays of a model that are not in the vectors begin with one of these: buffers of PyTorch modules, and those
-# that are not part of ``state_dict``.
-ARRAY_GROUPS = ("buffers/", "transient/")
+# Groups of arrays of a model that are not in the vectors: buffers of PyTorch modules, and those that are not part of
+# ``state_dict``.
+ARRAY_GROUPS = ("buffers", "transient")
 ALIGN = 16  # elements: views start on a cache line (64 bytes of float32), so that no two share one
 
 

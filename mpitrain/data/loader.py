@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from ..core.ranges import split_batch
 from ..errors import DataError
 from .batch import Batch, IndexBatch
 from .permutation import MIXED_BLOCKS, order
-from .split import Split, check_labels
+from .split import Split, check_examples
 
-Check = Callable[[Array, int], None]
+Check = Callable[[Array, Array, int], None]  # of examples in stored form, their labels, the index of the first one
 _PART_BYTES = 1 << 20  # minimum per thread: copying less takes no longer than starting a thread
 _FIRST_BATCHES = 2  # made before the device may hold the split
 _CACHED_BLOCKS = 2 * MIXED_BLOCKS + 1  # blocks of this batch and the next one, which may be in the next group
@@ -61,12 +62,16 @@ class Streaming:
 
     Args:
         split: Its ``block`` must not be None.
-        check: Checks examples, given the index of the first one, when they have been read; raises DataError.
+        check: Called when examples have been read; raises DataError. By default labels are checked.
     """
 
     def __init__(self, split: Split, check: Check | None = None) -> None:
         assert split.block is not None
-        self._split, self._rows, self._check = split, split.block, check
+        self._split, self._rows, self._check = (
+            split,
+            split.block,
+            check or partial(check_examples, "", split, None, None),
+        )
         self._blocks: OrderedDict[int, Future[tuple[Array, Array]]] = OrderedDict()
         self._reader = ThreadPoolExecutor(1, "read ahead")
 
@@ -104,9 +109,7 @@ class Streaming:
         examples = np.empty((stop - start, *split.shape), split.dtype)
         labels = np.empty((stop - start, *split.label_shape), split.label_dtype)
         split.read(start, stop, examples, labels)
-        check_labels(split, labels, start)
-        if self._check is not None:
-            self._check(examples, start)
+        self._check(examples, labels, start)
         return examples, labels
 
     def close(self) -> None:

@@ -177,26 +177,44 @@ def from_arrays(examples: Array, labels: Array, classes: int | None = None, scal
     return ArraySplit(examples, labels, classes, scale)
 
 
-def check_labels(split: Split, labels: Array, first: int = 0) -> None:
-    """Check that labels are classes of the split; ``first`` is the index of the first label's example.
+def check_examples(
+    name: str,
+    split: Split,
+    dtype: np.dtype[Any] | None,
+    classes: int | None,
+    examples: Array,
+    labels: Array,
+    first: int = 0,
+) -> None:
+    """Check examples in stored form and their labels; see ``check_labels`` and ``check_conversion``."""
+    check_labels(split, labels, first, classes)
+    check_conversion(name, split, dtype, examples, first)
+
+
+def check_labels(split: Split, labels: Array, first: int = 0, classes: int | None = None) -> None:
+    """Check that labels are classes.
+
+    Args:
+        first: Index of the first label's example.
+        classes: Number of classes that the model distinguishes; the split's own number has precedence.
 
     Raises:
         DataError: A label is not a class; the message names it and the file.
     """
-    if split.classes is None:
+    classes = classes if split.classes is None else split.classes
+    if classes is None:
         return
     if labels.dtype.kind not in "iu":
         raise DataError(
             f"{split.source}: labels are of type {labels.dtype}, but class labels must be integers; "
             "convert them with labels.astype(int)"
         )
-    wrong = np.argwhere((labels < 0) | (labels >= split.classes))
+    wrong = np.argwhere((labels < 0) | (labels >= classes))
     if len(wrong):
         label, number = labels[tuple(wrong[0])], first + int(wrong[0][0])
-        last = split.classes - 1
         raise DataError(
-            f"{split.source}: label {label} of example {number:,} is out of range: must be from 0 to {last}, "
-            f"for {split.classes} classes; change the label, or the model's number of outputs"
+            f"{split.source}: label {label} of example {number:,} is out of range: must be from 0 to {classes - 1}, "
+            f"for {classes} classes; change the label, or the model's number of outputs"
         )
 
 

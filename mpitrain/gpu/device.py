@@ -82,10 +82,6 @@ class Gpu:
             type of activations, to which products round parameters. Sums are always float32.
         is_soft: Run kernels without a GPU implementation on the CPU.
 
-    Attributes:
-        loss_scale: Shape (1,), float64, on the device: factor of the loss's gradient; None for 1. Set before the model
-            is made.
-
     Raises:
         DeviceError: The memory cannot be allocated.
     """
@@ -96,7 +92,6 @@ class Gpu:
     apart, narrow, form = Renamed("is_gpu"), Renamed("compute_dtype"), Renamed("dispatch")
     block_bytes: int = _WINDOW_BYTES
     multiplies_bias: bool = False
-    loss_scale: Array | None = None
 
     def __init__(
         self, index: int, fraction: float, growth: bool = True, precision: str = "float32", is_soft: bool = True

@@ -7,18 +7,19 @@ precision training, ICLR 2018, section 3.2). An overflow skips the step and halv
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import Array
 from ..errors import CheckpointError
-from ..plan.progress import ExtraState
 from .device import Gpu
 from .ops import updates
 
 _FIRST_SCALE = 65536.0
-_SCALE, _GOOD = "loss_scale", "loss_scale_steps"  # keys in checkpoints
+_NAMESPACE, _VERSION = "loss_scale", 1  # of the extra state
 
 
 class GradScaler:
@@ -29,7 +30,6 @@ class GradScaler:
     Args:
         scaled: Whether to scale the loss.
         nan: The policy for a loss that is not finite; see ``--nan``.
-        extra_state: Of the resumed run; may contain its loss scale.
 
     Attributes:
         state: Shape (UPDATED + 1,), float64, on the device; see ``updates.decide_update``.
@@ -37,13 +37,12 @@ class GradScaler:
         results: View of ``state``: this worker's share of the loss, the total, and whether there was an update.
     """
 
-    def __init__(self, gpu: Gpu, scaled: bool, nan: str, extra_state: ExtraState) -> None:
+    def __init__(self, gpu: Gpu, scaled: bool, nan: str) -> None:
         self._gpu, self._scaled, self._nan = gpu, scaled, nan
         state = np.zeros(updates.UPDATED + 1)
         state[updates.FACTOR] = state[updates.SCALE] = 1.0
         if scaled:
-            state[updates.SCALE] = _number(extra_state, _SCALE, _FIRST_SCALE)
-            state[updates.GOOD] = _number(extra_state, _GOOD, 0)
+            state[updates.SCALE] = _FIRST_SCALE
         self.state = gpu.copy_of(state)
         self.scale = self.state[updates.SCALE : updates.SCALE + 1] if scaled else None
         self.results = self.state[updates.OWN : updates.UPDATED + 1]
@@ -59,17 +58,29 @@ class GradScaler:
             updates.find_overflow(grads, self.state[updates.OVERFLOW : updates.OVERFLOW + 1])
         updates.decide_update(own_loss, total, self._nan, self._scaled, self.state)
 
-    def extra_state(self) -> dict[str, float]:
+    def load_extra_state(self, extra_state: ExtraState) -> None:
+        """Continue with the loss scale of a resumed run, if it had one. Call it before the first step."""
+        saved = values_of(extra_state, _NAMESPACE, _VERSION)
+        if self._scaled and saved:
+            state = np.empty(self.state.size)
+            self._gpu.download(self.state, state)
+            state[updates.SCALE], state[updates.GOOD] = _number(saved, "scale"), _number(saved, "steps")
+            self._gpu.upload(state, self.state)
+
+    def extra_state(self) -> ExtraState:
         """Return what a checkpoint stores; waits for the device."""
         if not self._scaled:
             return {}
         state = np.empty(self.state.size)
         self._gpu.download(self.state, state)
-        return {_SCALE: float(state[updates.SCALE]), _GOOD: float(state[updates.GOOD])}
+        values = {"scale": float(state[updates.SCALE]), "steps": float(state[updates.GOOD])}
+        return {_NAMESPACE: Versioned(_VERSION, values)}
 
 
-def _number(extra_state: ExtraState, name: str, default: float) -> float:
-    value: Any = extra_state.get(name, default)
-    if isinstance(value, str) or not math.isfinite(value):
-        raise CheckpointError(f"the checkpoint's {name} is {value!r}, not a number; use another one, or --init-from")
+def _number(saved: Mapping[str, Any], name: str) -> float:
+    value = saved.get(name)
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise CheckpointError(
+            f"the checkpoint's state loss_scale has {name} {value!r}, not a number; use another one, or --init-from"
+        )
     return value

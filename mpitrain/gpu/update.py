@@ -11,7 +11,7 @@ import numpy as np
 from ..core.layout import Array, Layout
 from ..optim.average import moving_average
 from ..optim.optimizer import Optimizer
-from ..optim.updater import Frozen, segments_of
+from ..optim.updater import segments_of
 
 if TYPE_CHECKING:
     from .device import Gpu
@@ -25,7 +25,7 @@ class GpuUpdate:
         vectors: ``params``, the optimizer's slots, and ``average`` if there is one; shape (layout.size,) each.
         moving: Moving average of the parameters, or None.
         state: The state that controls the step; see ``updates.decide_update``.
-        frozen: Which parameters do not change for now.
+        frozen: See ``optim.updater.Updater``.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class GpuUpdate:
         vectors: Mapping[str, Array],
         moving: moving_average | None,
         state: Array,
-        frozen: Frozen,
+        frozen: Array,
     ) -> None:
         self._optimizer, self._moving = optimizer, moving
         self._go, self._factor = state[updates.GO : updates.GO + 1], state[updates.FACTOR : updates.FACTOR + 1]
@@ -50,7 +50,7 @@ class GpuUpdate:
         self._gpu, self._layout, self._frozen = gpu, layout, frozen
         self._first = gpu.copy_of(np.zeros(1, np.int64))
         self._scale = gpu.empty((1,), params.dtype)
-        self._split(frozen.flags.tobytes())
+        self._split(frozen.tobytes())
 
     def _split(self, flags: bytes) -> None:
         """Split the vector into segments, as determined by the frozen parameters."""
@@ -74,7 +74,7 @@ class GpuUpdate:
         Args:
             step: The 0-based step.
         """
-        if (flags := self._frozen.flags.tobytes()) != self._flags:
+        if (flags := self._frozen.tobytes()) != self._flags:
             self._split(flags)
         rows, optimizer = grads.reshape(1, -1), self._optimizer
         rate = optimizer.rate(step)

@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 
 from .. import checkpoint
+from ..core.device import CPU
+from ..core.extra_state import ExtraState
 from ..core.layout import Array, Layout
+from ..core.training_state import TrainingState
 from ..errors import CheckpointError, ConfigError, RecordError
 from ..models.base import Model
 from ..models.select import make_model
@@ -20,7 +23,6 @@ from ..plan.config import RunConfig
 from ..plan.job import Job, load_job_file, make_job
 from ..plan.options import job_options, run_config
 from ..plan.plan import make_plan
-from ..plan.progress import ExtraState
 from ..plan.script import is_script
 from ..training.run_record import RecordedJob, recorded_job
 
@@ -54,7 +56,7 @@ class Trained:
     def model(self) -> Model:
         """Return the model with these values, on the CPU."""
         plan = make_plan(self.job, self.config, 1)
-        model = make_model(self.job, plan)
+        model = make_model(self.job, plan, [CPU], TrainingState(plan.layout, self.job.network.frozen))
         model.bind(self.params, np.zeros_like(self.params))
         model.load_extra_state(self.extra_state)
         return model

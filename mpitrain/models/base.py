@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, SupportsFloat
 
+from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..core.ranges import OnReady, announce_nothing, split_batch
 from ..data.batch import Batch
-from ..plan.progress import ExtraState
 
 
 class Model:

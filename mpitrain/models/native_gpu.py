@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core.layout import Array
 from ..core.ranges import OnReady
+from ..core.training_state import TrainingState
 from ..data.batch import Batch, IndexBatch
 from ..data.split import Split
 from ..gpu import ops
@@ -69,12 +70,13 @@ class NativeGpuModel(GpuModel):
         plan: Plan,
         gpu: Gpu,
         split: Split,
+        state: TrainingState,
         sum_over_workers: SumOverWorkers | None = None,
     ) -> None:
         super().__init__(plan.config.training.accumulate_steps)
         self._gpu, self._split, self._loss = gpu, split, loss
         self._inner = NativeModel(model, loss, plan, gpu, self._summing(sum_over_workers))
-        loss.scale = gpu.loss_scale
+        loss.scale = state.loss_scale
         self._model, self._borders = model, {start: layer for layer, start in plan.layer_borders.items()}
         self._stager = BatchStager(gpu, [(split.shape, split.dtype), (split.label_shape, split.label_dtype)])
         self._index_stager = BatchStager(gpu, [((), np.int64)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.device import CPU, Device
+from ..core.device import Device
+from ..core.training_state import TrainingState
 from ..nn.layer import SumOverWorkers
 from ..plan.job import Job
 from ..plan.layer_network import LayerNetwork
@@ -16,11 +17,16 @@ from .towers import MakeOne, Towers
 
 
 def make_model(
-    job: Job, plan: Plan, devices: Sequence[Device] = (CPU,), sum_over_workers: SumOverWorkers | None = None
+    job: Job,
+    plan: Plan,
+    devices: Sequence[Device],
+    state: TrainingState,
+    sum_over_workers: SumOverWorkers | None = None,
 ) -> Model:
     """Return the model of a rank that computes on ``devices``.
 
     Args:
+        state: Shared with this worker's strategy.
         sum_over_workers: See ``nn.Context``.
     """
     if not isinstance(job.network, LayerNetwork):
@@ -30,12 +36,12 @@ def make_model(
     else:
         make, towers = _layers(plan)
     if len(devices) == 1:
-        return make(job.network, devices[0], sum_over_workers)
-    return towers(make, job, plan, devices, sum_over_workers)
+        return make(job.network, devices[0], state, sum_over_workers)
+    return towers(make, job, plan, devices, state, sum_over_workers)
 
 
 def _layers(plan: Plan) -> tuple[MakeOne, type[Towers]]:
-    def make(network: Any, device: Any, sum_over_workers: SumOverWorkers | None) -> Model:
+    def make(network: Any, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None) -> Model:
         return NativeModel(network.model, network.loss, plan, device, sum_over_workers)
 
     return make, Towers
@@ -45,8 +51,8 @@ def _layers_on_gpus(job: Job, plan: Plan) -> tuple[MakeOne, type[Towers]]:
     from .native_gpu import NativeGpuModel
     from .towers_gpu import GpuTowers
 
-    def make(network: Any, device: Any, sum_over_workers: SumOverWorkers | None) -> Model:
-        return NativeGpuModel(network.model, network.loss, plan, device, job.train_split, sum_over_workers)
+    def make(network: Any, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None) -> Model:
+        return NativeGpuModel(network.model, network.loss, plan, device, job.train_split, state, sum_over_workers)
 
     return make, GpuTowers
 
@@ -55,8 +61,8 @@ def _torch(plan: Plan) -> tuple[MakeOne, type[Towers]]:
     from .torch_model import TorchModel
     from .torch_towers import TorchTowers
 
-    def make(network: Any, device: Any, sum_over_workers: SumOverWorkers | None) -> Model:
-        return TorchModel(network, plan, sum_over_workers)
+    def make(network: Any, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None) -> Model:
+        return TorchModel(network, plan, state, sum_over_workers)
 
     return make, TorchTowers
 
@@ -64,7 +70,7 @@ def _torch(plan: Plan) -> tuple[MakeOne, type[Towers]]:
 def _torch_on_gpus(job: Job, plan: Plan) -> tuple[MakeOne, type[Towers]]:
     from .torch_gpu import TorchGpuModel, TorchGpuTowers
 
-    def make(network: Any, device: Any, sum_over_workers: SumOverWorkers | None) -> Model:
-        return TorchGpuModel(network, plan, device, job.train_split, sum_over_workers)
+    def make(network: Any, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None) -> Model:
+        return TorchGpuModel(network, plan, device, job.train_split, state, sum_over_workers)
 
     return make, TorchGpuTowers

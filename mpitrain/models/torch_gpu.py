@@ -13,6 +13,7 @@ from torch.utils.dlpack import from_dlpack
 
 from ..core.layout import Array
 from ..core.ranges import OnReady, announce_nothing
+from ..core.training_state import TrainingState
 from ..data.batch import Batch, IndexBatch
 from ..data.split import Split
 from ..gpu.device import Gpu
@@ -38,13 +39,19 @@ class TorchGpuModel(GpuModel, TorchModel):
     """
 
     def __init__(
-        self, network: TorchNetwork, plan: Plan, gpu: Gpu, split: Split, sum_over_workers: SumOverWorkers | None = None
+        self,
+        network: TorchNetwork,
+        plan: Plan,
+        gpu: Gpu,
+        split: Split,
+        state: TrainingState,
+        sum_over_workers: SumOverWorkers | None = None,
     ) -> None:
         self._gpu, self.device = gpu, self.device_of(gpu)
         self._scale = None if network.takes_integers(split) else split.scale
         self._held: list[Tensor] = []  # training examples and labels, if they are on the GPU
         network.model.to(self.device)
-        super().__init__(network, plan, sum_over_workers)
+        super().__init__(network, plan, state, sum_over_workers)
         self._copies: dict[str, Array] = {}
         with self._computing():
             self._result = gpu.zeros((1,), np.float64)
@@ -161,5 +168,5 @@ class TorchGpuTowers(GpuTowers):
 
     def load_params(self) -> None:
         freeze_alike(self._towers)
-        self._towers[0].load_params()  # sets ``plan.frozen``
+        self._towers[0].load_params()  # sets ``TrainingState.frozen``
         super().load_params()

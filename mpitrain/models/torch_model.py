@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..core.ranges import OnReady
+from ..core.training_state import TrainingState
 from ..data.batch import Batch
 from ..errors import JobError
 from ..nn.layer import SumOverWorkers
 from ..plan.plan import Plan
-from ..plan.progress import ExtraState
 from ..pytorch.allocator import keep_freed_memory
 from ..pytorch.batches import Inputs, arguments_of, inputs_of, seed_torch
 from ..pytorch.gradients import Gradients
@@ -45,9 +46,12 @@ class TorchModel(Model):
 
     device = torch.device("cpu")
 
-    def __init__(self, network: TorchNetwork, plan: Plan, sum_over_workers: SumOverWorkers | None = None) -> None:
+    def __init__(
+        self, network: TorchNetwork, plan: Plan, state: TrainingState, sum_over_workers: SumOverWorkers | None = None
+    ) -> None:
         super().__init__(plan.config.training.accumulate_steps)
         keep_freed_memory()
+        self._training_state = state
         self._module, self._criterion, self._plan = network.model, network.loss, plan
         self._names = [name for name, _ in parameters_of(network.model)]
         self._params = [each for _, each in parameters_of(network.model)]
@@ -77,7 +81,7 @@ class TorchModel(Model):
         self._increments = [gradients[name] for name in self._buffers.averaged]
 
     def load_params(self) -> None:
-        flags = self._plan.frozen.flags
+        flags = self._training_state.frozen
         for index, each in enumerate(self._params):  # the first entries of the layout
             flags[index] = not each.requires_grad
 
@@ -177,7 +181,7 @@ class TorchModel(Model):
             if each is not None
             and (name not in self._buffers.transient or self._initial[name] != (id(each), each._version))
         }
-        return {self._buffers.stored_name(name): _array(each) for name, each in changed.items() if each.numel()}
+        return self._buffers.state({name: _array(each) for name, each in changed.items() if each.numel()})
 
     def load_extra_state(self, state: ExtraState) -> None:
         load_buffers(self._module, self._buffers, state)

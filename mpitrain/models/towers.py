@@ -16,33 +16,37 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..core.device import Device
+from ..core.extra_state import ExtraState
 from ..core.kernels import sum_rows
 from ..core.layout import Array, page_aligned, row_stride
 from ..core.ranges import OnReady, announce_nothing, split_batch
+from ..core.training_state import TrainingState
 from ..data.batch import Batch
 from ..errors import JobError
 from ..nn.layer import SumOverWorkers
 from ..plan.job import Job
 from ..plan.network import Network, network_of
 from ..plan.plan import Plan
-from ..plan.progress import ExtraState
 from .base import Model
 
 T = TypeVar("T")
 SumOver = SumOverWorkers | None
-# Makes a model for one device from a network, the device, and the sum over the workers.
-MakeOne = Callable[[Network, Any, SumOver], Model]
+# Makes a model for one device from a network, the device, its state, and the sum over the workers.
+MakeOne = Callable[[Network, Any, TrainingState, SumOver], Model]
 
 
 class Towers(Model):
     """Copies of the model on several devices, one thread each; the first runs in the caller's thread."""
 
-    def __init__(self, make: MakeOne, job: Job, plan: Plan, devices: Sequence[Device], sum_over: SumOver) -> None:
+    def __init__(
+        self, make: MakeOne, job: Job, plan: Plan, devices: Sequence[Device], state: TrainingState, sum_over: SumOver
+    ) -> None:
         super().__init__(plan.config.training.accumulate_steps)
         copies = [_copied(job) for _ in devices[1:]]  # the first device uses the job's own, which hooks may refer to
         self._allreduce = TowerAllreduce(len(devices))
+        states = self._states(devices, state)
         self._towers = [
-            make(network, device, self._allreduce.summing(index, sum_over))
+            make(network, device, states[index], self._allreduce.summing(index, sum_over))
             for index, (network, device) in enumerate(zip([job.network, *copies], devices, strict=True))
         ]
         self.accepts_raw = self._towers[0].accepts_raw
@@ -51,6 +55,10 @@ class Towers(Model):
         self._rows = page_aligned((len(devices), row_stride(self._size)), plan.dtype)
         self._order = np.arange(len(devices))
         self._threads = ThreadPoolExecutor(len(devices) - 1, "tower")
+
+    def _states(self, devices: Sequence[Device], state: TrainingState) -> list[TrainingState]:
+        """Return the state for each device."""
+        return [state] * len(devices)
 
     def bind(self, params: Array, grads: Array) -> None:
         super().bind(params, grads)

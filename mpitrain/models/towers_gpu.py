@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from ..core.layout import Array
 from ..core.ranges import OnReady, announce_nothing
+from ..core.training_state import TrainingState
 from ..data.batch import Batch
 from ..gpu import ops
 from ..plan.job import Job
@@ -24,20 +26,28 @@ class GpuTowers(Towers):
     it and summed there. If they are in host memory, each tower exchanges data with the host.
     """
 
-    def __init__(self, make: MakeOne, job: Job, plan: Plan, devices: Sequence[Any], sum_over: SumOver) -> None:
-        scale = devices[0].loss_scale
-        scales = []  # of the loss, on the other GPUs
-        for gpu in devices[1:] if scale is not None else ():
-            with gpu.activate():
-                gpu.loss_scale = gpu.zeros(scale.shape, scale.dtype)
-                scales.append(gpu.loss_scale)
-        super().__init__(make, job, plan, devices, sum_over)
+    def __init__(
+        self, make: MakeOne, job: Job, plan: Plan, devices: Sequence[Any], state: TrainingState, sum_over: SumOver
+    ) -> None:
+        self._scales: list[Array] = []  # of the loss, on the other GPUs
+        super().__init__(make, job, plan, devices, state, sum_over)
         self._gpus, self._dtype = devices, plan.dtype
         self._resident = False
         # Arrays on the first GPU, and their copies on the others: first the parameters.
         self._sent: list[tuple[Array, list[Array]]] = [(self._rows, [])]
-        if scale is not None:
-            self._sent.append((scale, scales))
+        if state.loss_scale is not None:
+            self._sent.append((state.loss_scale, self._scales))
+
+    def _states(self, devices: Sequence[Any], state: TrainingState) -> list[TrainingState]:
+        states = [state]
+        for gpu in devices[1:]:
+            other = copy.copy(state)
+            if state.loss_scale is not None:
+                with gpu.activate():
+                    other.loss_scale = gpu.zeros(state.loss_scale.shape, state.loss_scale.dtype)
+                    self._scales.append(other.loss_scale)
+            states.append(other)
+        return states
 
     def bind(self, params: Array, grads: Array) -> None:
         first = self._gpus[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,23 +17,6 @@ from .optimizer import Optimizer
 
 _FIRST = np.zeros(1, np.int64)
 _PART = 8 * rules.BLOCK  # elements at a time of a rule without a kernel: gradient and temporaries stay in the L2 cache
-
-
-class Frozen:
-    """Which parameters do not change for now; it may differ from step to step.
-
-    Attributes:
-        flags: Shape (number of the layout's entries,), uint8: 1 for an entry that does not change. Ranks of a node may
-            share it; all ranks that update must set it before the same step.
-    """
-
-    def __init__(self, layout: Layout, names: Collection[str] = ()) -> None:
-        self.flags = np.array([entry.name in names for entry in layout.entries], np.uint8)
-
-    def share(self, flags: Array) -> None:
-        """Keep the flags in ``flags``, memory that is shared by several ranks."""
-        flags[...] = self.flags
-        self.flags = flags
 
 
 class Segments(NamedTuple):
@@ -125,7 +108,8 @@ class Updater:
         slots: The optimizer's slots by name, each like ``params``; zeros before the first step.
         average: Like ``params``, and a copy of it before the first step; None without moving average.
         moving: Moving average that updates ``average``, or None.
-        frozen: Parameters that do not change for now.
+        frozen: Shape (number of the layout's entries,), uint8: 1 for an entry that does not change for now; read at
+            every update. None if all are trained.
     """
 
     def __init__(
@@ -136,14 +120,14 @@ class Updater:
         slots: Mapping[str, Array],
         average: Array | None = None,
         moving: moving_average | None = None,
-        frozen: Frozen | None = None,
+        frozen: Array | None = None,
     ) -> None:
         assert set(slots) == set(optimizer.slots) and (average is None) == (moving is None)
         none = np.empty(0, params.dtype)
         self.optimizer = optimizer
         self.layout = layout
         self._params, self._average, self._moving = params, none if average is None else average, moving
-        self._frozen = frozen or Frozen(layout)
+        self._frozen = np.zeros(len(layout.entries), np.uint8) if frozen is None else frozen
         self._slots = {name: slots[name] for name in optimizer.slots}
         slot0, slot1 = [*self._slots.values(), none, none][:2]
         self._vectors = params, slot0, slot1  # those of compiled rules
@@ -305,7 +289,7 @@ class Updater:
 
     def _arguments_of(self, lo: int, hi: int) -> _RangeArguments:
         """Return the update arguments of [lo, hi), cached by range and by what is frozen."""
-        key = lo, hi, self._frozen.flags.tobytes()
+        key = lo, hi, self._frozen.tobytes()
         found = self._cached_arguments.get(key)
         if found is None:
             segments = segments_of(self.optimizer, self.layout, *key)

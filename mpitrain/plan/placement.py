@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,7 +54,7 @@ def place(layout: Layout, servers: int, policy: Policy, itemsize: int, pins: Pin
     return sorted([*free, *whole], key=lambda placement: placement.start)
 
 
-def ranges_of(placements: list[Placement], server: int, layout: Layout) -> list[tuple[int, int]]:
+def ranges_of(placements: Sequence[Placement], server: int, layout: Layout) -> list[tuple[int, int]]:
     """Return the server's ranges of the vector, adjacent ones joined; all servers' ranges cover [0, size).
 
     The alignment gap after a variable belongs to the variable's last range.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,6 @@ from ..core.layout import Array, Layout
 from ..core.ranges import Bucket, buckets_of, split_batch
 from ..errors import ConfigError, DataError, JobError
 from ..optim import Optimizer, Updater, moving_average
-from ..optim.updater import Frozen
 from .config import Precision, RunConfig
 from .job import Job
 from .placement import Placement, place
@@ -31,7 +30,6 @@ class Plan:
         layer_starts: First element of each layer of the model; gradients become ready at these boundaries.
         placements: The server of each range of the vector.
         workers: Number of ranks that compute gradients.
-        frozen: Which parameters do not change for now; the model sets it before a step.
         validate_steps: Steps between two validations; 0 for never.
     """
 
@@ -39,10 +37,9 @@ class Plan:
     layout: Layout
     optimizer: Optimizer
     moving_average: moving_average | None
-    layer_starts: list[int]
-    placements: list[Placement]
+    layer_starts: Sequence[int]
+    placements: Sequence[Placement]
     workers: int
-    frozen: Frozen
     validate_steps: int = 0
 
     @cached_property
@@ -113,10 +110,14 @@ class Plan:
         """Weight of one example's loss in a gradient."""
         return 1.0 / (self.batch if self.config.parallel.mode == "local" else self.step_examples)
 
-    def updater(self, vectors: Mapping[str, Array]) -> Updater:
-        """Return the optimizer bound to vectors of shape (layout.size,)."""
+    def updater(self, vectors: Mapping[str, Array], frozen: Array | None = None) -> Updater:
+        """Return the optimizer bound to vectors of shape (layout.size,).
+
+        Args:
+            frozen: See ``Updater``: usually ``TrainingState.frozen``.
+        """
         slots, average = {name: vectors[name] for name in self.optimizer.slots}, vectors.get("average")
-        return Updater(self.optimizer, self.layout, vectors["params"], slots, average, self.moving_average, self.frozen)
+        return Updater(self.optimizer, self.layout, vectors["params"], slots, average, self.moving_average, frozen)
 
 
 def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
@@ -134,9 +135,6 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     layout = job.network.lay_out(job.train_split, dtype)
     if layout.n_params == 0:
         raise JobError("the model has no parameters; add a layer that has some")
-    for split in (job.train_split, job.validation_split):
-        if split is not None and split.classes is None:
-            split.classes = job.network.classes  # labels are checked when they are read
     job.optimizer.check()
     _check_mode(job, config, workers)
     return Plan(
@@ -144,11 +142,10 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
         layout=layout,
         optimizer=job.optimizer.for_epochs(len(job.train_split) / (config.training.batch_size * gradients_per_step)),
         moving_average=job.moving_average,
-        layer_starts=job.network.starts(layout),
-        placements=place(layout, max(1, config.servers.ps), config.servers.placement, dtype.itemsize, job.pins),
+        layer_starts=tuple(job.network.starts(layout)),
+        placements=tuple(place(layout, max(1, config.servers.ps), config.servers.placement, dtype.itemsize, job.pins)),
         workers=workers,
         validate_steps=0 if job.validation_split is None else config.training.validate_steps,
-        frozen=Frozen(layout, job.network.frozen),
     )
 
 

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
-
-from ..core.layout import Array
-
-# State that a checkpoint stores in addition to the vectors: numbers, strings, and arrays, whose names begin with a
-# group in ``core.layout.ARRAY_GROUPS``.
-ExtraState = Mapping[str, "float | str | Array"]
 
 
 class Progress(NamedTuple):
@@ -19,12 +11,10 @@ class Progress(NamedTuple):
     Attributes:
         step: Number of completed steps; of all workers together in the served modes.
         data_cursor: Number of examples taken from the endless stream.
-        extra_state: On a resume, the state of the resumed run, whose precision or mode may differ.
     """
 
     step: int
     data_cursor: int
-    extra_state: ExtraState = MappingProxyType({})
 
 
 class WorkItem(NamedTuple):
@@ -53,8 +43,3 @@ class ConsistentPoint(NamedTuple):
     data_cursor: int
     reasons: frozenset[str]
     last: bool
-
-
-# Called with a node's vectors by name on one rank of the node, None on the others, and the rank that has the initial
-# state. Fills the vectors and returns the progress. Collective.
-InitialState = Callable[["dict[str, Array] | None", int], Progress]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import ARRAY_GROUPS, Array, Layout
 from ..data.batch import Batch
 from ..data.split import Split
@@ -22,6 +23,7 @@ _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "ScriptModule")
 _COMPILED = "_orig_mod."  # torch.compile adds it to the names of the module that it wraps
 _KEPT, _TRANSIENT = ARRAY_GROUPS
+_VERSION = 1  # of these groups in checkpoints
 _SAMPLE = 16  # values of each parameter in a digest
 
 
@@ -39,9 +41,16 @@ class Buffers(NamedTuple):
     kept: dict[str, Tensor]
     transient: frozenset[str]
 
-    def stored_name(self, name: str) -> str:
-        """Return the name in checkpoints of one of ``kept``."""
-        return f"{_TRANSIENT if name in self.transient else _KEPT}{name}"
+    def namespace(self, name: str) -> str:
+        """Return the group of ``ExtraState`` that stores one of ``kept``."""
+        return _TRANSIENT if name in self.transient else _KEPT
+
+    def state(self, values: Mapping[str, Array]) -> ExtraState:
+        """Return values of ``kept``, by name, as a checkpoint stores them."""
+        groups: dict[str, dict[str, Array]] = {}
+        for name, value in values.items():
+            groups.setdefault(self.namespace(name), {})[name] = value
+        return {namespace: Versioned(_VERSION, group) for namespace, group in groups.items()}
 
 
 class LossInLoop:
@@ -201,7 +210,7 @@ def buffers_of(model: nn.Module) -> Buffers:
     return Buffers(averaged, kept, frozenset(transient))
 
 
-def load_values(model: nn.Module, layout: Layout, params: Array, extra_state: Mapping[str, Any]) -> None:
+def load_values(model: nn.Module, layout: Layout, params: Array, extra_state: ExtraState) -> None:
     """Set a module's parameters and buffers to those of a checkpoint: ``params`` has shape (layout.size,)."""
     values, buffers = layout.views(params), buffers_of(model)
     with torch.no_grad():
@@ -210,10 +219,11 @@ def load_values(model: nn.Module, layout: Layout, params: Array, extra_state: Ma
     load_buffers(model, buffers, extra_state)
 
 
-def load_buffers(model: nn.Module, buffers: Buffers, extra_state: Mapping[str, Any]) -> None:
+def load_buffers(model: nn.Module, buffers: Buffers, extra_state: ExtraState) -> None:
     """Set the buffers of ``buffers.kept`` that ``extra_state`` contains."""
+    groups = {group: values_of(extra_state, group, _VERSION) for group in ARRAY_GROUPS}
     for name, (owner, key) in zip(buffers.kept, owners_of(model, buffers.kept), strict=True):
-        stored = extra_state.get(buffers.stored_name(name))
+        stored = groups[buffers.namespace(name)].get(name)
         if stored is None:
             continue
         value, buffer = torch.from_numpy(np.array(stored)), owner[key]

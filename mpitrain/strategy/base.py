@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol, SupportsFloat
 
-import numpy as np
-
 from ..checkpoint.snapshot import Snapshot
 from ..comm.mpi import MPI
+from ..core.extra_state import ExtraState
 from ..core.layout import Array
-from ..errors import NonFiniteLoss
 from ..monitor.worker_stats import WorkerStats
 from ..plan.progress import ConsistentPoint, Progress, WorkItem
 
@@ -73,18 +71,32 @@ class Stats(NamedTuple):
 class Strategy(Protocol):
     """Turns this worker's gradient of a step into the parameters of the next one.
 
-    Constructed with ``(cluster, plan, devices, initial_state)``, collectively over the workers; in the served modes
-    over all ranks. ``bulk_synchronous.BulkSynchronous`` is a base class for modes in which all workers take the same
-    steps.
+    A strategy is used in three steps: its constructor ``(cluster, plan, devices, state)`` allocates memory; then the
+    caller fills ``initial_vectors`` on every rank that has them, with initial values or those of a checkpoint; then
+    ``start`` begins training. All three are collective over the workers; in the modes with parameter servers over all
+    ranks. ``bulk_synchronous.BulkSynchronous`` is a base class for modes in which all workers take the same steps.
 
     Attributes:
+        synchronous: Whether all workers take the same steps, each with its own batch.
         params: Shape (layout.size,): the parameters that the model computes with; read-only. On the worker's device or
             in host memory.
         grads: Shape (layout.size,): written by the model's backward pass; where ``params`` is.
+        initial_vectors: ``plan.vectors`` by name, shape (layout.size,) each, in host memory; None on a rank that uses
+            the vectors of another one.
     """
 
+    synchronous: bool
     params: Array
     grads: Array
+    initial_vectors: dict[str, Array] | None
+
+    def start(self, progress: Progress, extra_state: ExtraState) -> None:
+        """Begin to train from ``initial_vectors``, which have been filled.
+
+        Args:
+            progress: The progress that they belong to.
+            extra_state: Of the resumed run, whose precision or mode may differ; empty if none is resumed.
+        """
 
     @property
     def progress(self) -> Progress:
@@ -134,31 +146,8 @@ class Strategy(Protocol):
     def stats(self) -> Stats:
         """Return the totals of all workers; on the chief. Local."""
 
+    def memory_use(self) -> dict[str, int]:
+        """Return bytes of device memory by purpose; empty if the strategy uses no device memory. Local."""
+
     def close(self) -> None:
         """Free memory. Collective over the ranks that constructed it."""
-
-
-def non_finite_error(losses: Array, step: int, on_all_ranks: bool = False) -> NonFiniteLoss:
-    """Return the error that names the workers whose loss is not finite.
-
-    Args:
-        losses: Shape (workers,). If all are finite, their sum is not.
-        on_all_ranks: Whether all workers have all losses, and so raise the same error.
-    """
-    found = np.flatnonzero(~np.isfinite(losses))
-    ranks = [str(rank) for rank in (found if len(found) else range(len(losses)))]
-    worker = f"worker {ranks[0]}" if len(ranks) == 1 else f"workers {', '.join(ranks[:8])}{' ...' * (len(ranks) > 8)}"
-    error = NonFiniteLoss(
-        f"the loss is {losses[int(ranks[0])]} at step {step + 1:,} on {worker}; "
-        "check that the examples are finite, lower the learning rate, clip the gradient, or pass --nan skip or --nan "
-        "ignore to continue"
-    )
-    error.on_all_ranks = on_all_ranks
-    return error
-
-
-def own_loss_error(loss: float, worker: int, workers: int, step: int) -> NonFiniteLoss:
-    """Return the error of a worker that has only its own loss, which is not finite."""
-    losses = np.zeros(workers)
-    losses[worker] = loss
-    return non_finite_error(losses, step)

@@ -8,7 +8,6 @@ workers (Stich, Local SGD converges fast and communicates little, 2019; with mom
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +18,13 @@ from ..comm.allreduce import MeanAllreduce
 from ..comm.cluster import Cluster
 from ..comm.hierarchy import hierarchy_of
 from ..core.device import Device
+from ..core.extra_state import ExtraState
 from ..core.layout import Array
+from ..core.training_state import TrainingState
 from ..monitor.trace import span
 from ..plan.plan import Plan
-from ..plan.progress import InitialState
-from .base import StepResult, own_loss_error
+from ..plan.progress import Progress
+from .base import StepResult
 from .bulk_synchronous import BulkSynchronous
 
 LOCAL_STEPS = 8
@@ -38,32 +39,34 @@ class Local(BulkSynchronous):
     ``finish`` is collective over the workers in a step that averages, else local.
     """
 
-    def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], initial_state: InitialState) -> None:
+    def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
+        super().__init__(cluster, plan)
         size, nbytes = plan.layout.size, (2 + cluster.training.node.size) * plan.nbytes
         self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, plan.config.parallel.shared_memory)
-        self._nan = plan.config.training.nan
         self._every = plan.config.parallel.local_steps or LOCAL_STEPS
         self._rho = plan.config.parallel.elastic_rho
         self._own: dict[str, Array] = {name: np.zeros(size, plan.dtype) for name in plan.vectors}
         self.params, self.grads = self._own["params"], np.zeros(size, plan.dtype)
-        step, data_cursor, _ = initial_state(self._own, 0)
-        super().__init__(plan, hierarchy.comm, step, data_cursor)
-        self._center = self.params.copy() if self._rho is not None else None
-        self._updater = plan.updater(self._own)
+        self.initial_vectors = self._own
+        self._center = np.zeros_like(self.params) if self._rho is not None else None
+        self._updater = plan.updater(self._own, state.frozen)
         self._mean = MeanAllreduce(hierarchy, size, plan.dtype)
         self._since = np.zeros(4)  # this worker's totals since the last average, exchanged at the next
 
+    def start(self, progress: Progress, extra_state: ExtraState) -> None:
+        super().start(progress, extra_state)
+        if self._center is not None:
+            self._center[:] = self.params
+
     def finish(self) -> None:
-        loss = float(self._loss)
-        if not math.isfinite(loss) and self._nan == "stop":
-            raise own_loss_error(loss, self._hierarchy.comm.rank, self._hierarchy.comm.size, self.progress.step)
-        updated = math.isfinite(loss) or self._nan == "ignore"
-        self._await_release()
+        loss = float(self.loss)
+        updated = self.non_finite.check_own(loss, self._hierarchy.comm.rank, self.progress.step)
+        self.await_release()
         if updated:
             self._update()
             self._since[_LOSS] += loss
         self._since[_COUNTED if updated else _SKIPPED] += 1
-        self._advance()
+        self.advance()
         self._result = StepResult(loss, updated)
         if self.progress.step % self._every == 0 or self.progress.step == self._plan.train_steps:
             self._average()
@@ -82,7 +85,7 @@ class Local(BulkSynchronous):
         if self._center is None:
             return super().snapshot()
         vectors = {name: self.vector(name) for name in self._plan.vectors} | {"params": self._center.copy()}
-        return Snapshot(vectors, self.progress.step, self.progress.data_cursor, private=True)
+        return Snapshot(vectors, *self.progress, private=True)
 
     def close(self) -> None:
         self._hierarchy.free()
@@ -98,7 +101,7 @@ class Local(BulkSynchronous):
                 self._mean(vector)
         else:
             self._average_elastically()
-        self._reach(self._exchange_totals())
+        self.enter_consistent_point(self._exchange_totals())
         if self._ended and self._center is not None:
             self.params[:] = self._center
 
@@ -113,7 +116,7 @@ class Local(BulkSynchronous):
     def _exchange_totals(self) -> int:
         """Add all workers' totals since the last average; return the union of their flags. Collective over them."""
         comm = self._hierarchy.comm
-        self._since[_FLAGS] = self._flags
+        self._since[_FLAGS] = self.flags
         all_workers = np.empty((comm.size, len(self._since)))
         comm.Allgather(self._since, all_workers)
         loss, counted, skipped = all_workers[:, :_FLAGS].sum(axis=0).tolist()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Sequence
 
 from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
-from ..core.device import CPU, Device
+from ..core.device import Device
+from ..core.training_state import TrainingState
 from ..errors import ConfigError
 from ..plan.plan import Plan
-from ..plan.progress import InitialState
 from .base import Strategy
 from .bulk_synchronous import BulkSynchronous
 from .local import Local
@@ -20,23 +21,24 @@ from .ps.store import Store
 from .sync import Sync
 from .sync_gpu import SyncGpu
 
+_SET_BY_INSTANCES = ("params", "grads", "progress", "initial_vectors")
 _MEMBERS = [*Strategy.__annotations__, *(name for name in vars(Strategy) if not name.startswith("_"))]
-MakeStrategy = Callable[[Cluster, Plan, Sequence[Device], InitialState], Strategy]
+MakeStrategy = Callable[[Cluster, Plan, Sequence[Device], TrainingState], Strategy]
 
 
-def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], initial_state: InitialState) -> Strategy:
+def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> Strategy:
     """Return this worker's strategy. Collective over the workers; in the served modes over all ranks.
 
     Args:
         devices: The devices of this worker.
-        initial_state: Sets the initial values of vectors.
+        state: Shared with this worker's model.
 
     Raises:
         ConfigError: ``--mode`` names a class that cannot be imported.
     """
     mode = plan.config.parallel.mode
     if plan.config.served:
-        return ps_strategy(Store(cluster, plan, initial_state), devices)
+        return ps_strategy(Store(cluster, plan, state), devices, state)
     make: MakeStrategy
     if mode == "sync":
         make = SyncGpu if trains_on_gpus(cluster, plan, devices) else Sync
@@ -45,7 +47,7 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], initi
     else:
         with cluster.training.agree("importing the strategy"):
             make = _imported(mode)
-    return make(cluster, plan, devices, initial_state)
+    return make(cluster, plan, devices, state)
 
 
 def trains_on_gpus(cluster: Cluster, plan: Plan, devices: Sequence[Device]) -> bool:
@@ -54,15 +56,16 @@ def trains_on_gpus(cluster: Cluster, plan: Plan, devices: Sequence[Device]) -> b
     return cluster.workers.allreduce(local, op=MPI.LAND)
 
 
-def ps_strategy(store: Store, devices: Sequence[Device] = (CPU,)) -> Strategy:
+def ps_strategy(store: Store, devices: Sequence[Device], state: TrainingState) -> Strategy:
     """Return the strategy for ``async``, ``ssp`` or ``backup``. Local.
 
     Args:
         devices: The devices of this worker.
+        state: Shared with this worker's model.
     """
     if store.plan.config.parallel.mode != "backup":
-        return Async(store, devices)
-    return BackupOnOneNode(store) if store.on_one_node else BackupWithServers(store)
+        return Async(store, devices, state)
+    return BackupOnOneNode(store, state) if store.on_one_node else BackupWithServers(store, state)
 
 
 def _imported(mode: str) -> MakeStrategy:
@@ -75,7 +78,12 @@ def _imported(mode: str) -> MakeStrategy:
         raise ConfigError(f"--mode {mode}: {why}; must name a class in a module that Python can import") from error
     if not isinstance(found, type):
         raise ConfigError(f"--mode {mode}: is of type {type(found).__name__}, must be a class")
-    missing = [name for name in _MEMBERS if name not in ("params", "grads", "progress") and not hasattr(found, name)]
+    if "initial_state" in inspect.signature(found).parameters:
+        raise ConfigError(
+            f"--mode {mode}: the constructor takes initial_state; it must take (cluster, plan, devices, state), set "
+            "initial_vectors, and leave them to be filled before start is called: see mpitrain.strategy.base.Strategy"
+        )
+    missing = [name for name in _MEMBERS if name not in _SET_BY_INSTANCES and not hasattr(found, name)]
     if missing or getattr(found, "vector", None) is BulkSynchronous.vector:
         raise ConfigError(
             f"--mode {mode}: {', '.join(missing) or 'vector'} missing; see mpitrain.strategy.base.Strategy"

@@ -18,7 +18,6 @@ and two runs on the same ranks give identical bits. The update is partitioned as
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,10 +29,9 @@ from ..comm.mpi import MPI
 from ..core.device import Device
 from ..core.kernels import sum_in_place
 from ..core.layout import Array, row_stride
+from ..core.training_state import TrainingState
 from ..monitor.trace import span
 from ..plan.plan import Plan
-from ..plan.progress import InitialState
-from .base import non_finite_error
 from .bulk_synchronous import BulkSynchronous
 
 _WAIT = span("wait")
@@ -42,15 +40,14 @@ _WAIT = span("wait")
 class Sync(BulkSynchronous):
     """Synchronous data parallel training; see ``base.Strategy`` for the methods."""
 
-    def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], initial_state: InitialState) -> None:
+    def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
+        super().__init__(cluster, plan)
         nbytes = (cluster.training.node.size + len(plan.vectors)) * plan.nbytes
         self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, plan.config.parallel.shared_memory)
-        self._barrier, self._nan = hierarchy.barrier, plan.config.training.nan
+        self._barrier = hierarchy.barrier
         self._several_nodes = hierarchy.n_nodes > 1
         self._allocate(plan)
-        step, data_cursor, _ = initial_state(self._vectors if hierarchy.node.rank == 0 else None, 0)
-        super().__init__(plan, hierarchy.comm, step, data_cursor)
-        self._updater = plan.updater(self._vectors)
+        self._updater = plan.updater(self._vectors, state.frozen)
         self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)
         self._buckets = plan.buckets
         self._owned_ranges = [hierarchy.owned_range(bucket.lo, bucket.hi) for bucket in self._buckets]
@@ -61,17 +58,19 @@ class Sync(BulkSynchronous):
         ]
         # Each step adds this many barrier phases: one per bucket, one for partial sums, one for the end.
         self._phase = 0
-        self._begun = False  # whether this step's loss is noted
+        self._begun = False  # whether the other workers can read this worker's status in this step
         self._declared = self._handled = 0  # number of buckets in this step
-        self._noted = np.zeros(2)
-        self._all_noted = np.zeros((hierarchy.comm.size, 2))
-        self._noting = MPI.REQUEST_NULL
+        # A worker's status in a step: its share of the loss, and its flags.
+        self._status = np.zeros(2)
+        self._all_statuses = np.zeros((hierarchy.comm.size, 2))
+        self._status_request = MPI.REQUEST_NULL
 
     def _allocate(self, plan: Plan) -> None:
         node, shared, size = self._hierarchy.node, self._hierarchy.shared, plan.layout.size
         stride = row_stride(size)
         self._rows = shared.allocate((node.size, stride), plan.dtype)
         self._vectors = {name: shared.allocate((stride,), plan.dtype)[:size] for name in plan.vectors}
+        self.initial_vectors = self._vectors if node.rank == 0 else None
         self.params, self.grads = self._vectors["params"], self._rows[node.rank, :size]
         self.grads[:] = 0  # gaps between parameters must stay zero
 
@@ -86,14 +85,14 @@ class Sync(BulkSynchronous):
             self._work_ahead()
 
     def _begin_step(self) -> None:
-        """Note the loss where the other workers read it, before they see a bucket of this worker."""
+        """Set this worker's status where the other workers read it, before they see a bucket of this worker."""
         self._begun = True
-        self._await_release()  # no worker updates a bucket before it has this worker's gradient
-        loss = float(self._loss)
-        self._barrier.note(loss, self._flags)
+        self.await_release()  # no worker updates a bucket before it has this worker's gradient
+        loss = float(self.loss)
+        self._barrier.set_status(loss, self.flags)
         if self._several_nodes:
-            self._noted[:] = loss, self._flags
-            self._noting = self._hierarchy.comm.Iallgather(self._noted, self._all_noted)
+            self._status[:] = loss, self.flags
+            self._status_request = self._hierarchy.comm.Iallgather(self._status, self._all_statuses)
 
     @span("average")
     def finish(self) -> None:
@@ -101,14 +100,11 @@ class Sync(BulkSynchronous):
         if self._several_nodes:
             self._reduce_rest()
         self._wait(last)
-        losses, flags = self._collect_noted()
+        losses, flags = self._collect_statuses()
         loss = sum(losses.tolist())
-        finite = math.isfinite(loss)
         for exchange in self._reduce_scatters:  # even if the run ends here: no operation may stay pending
             exchange.finish(self.grads)
-        if not finite and self._nan == "stop":
-            raise non_finite_error(losses, self.progress.step, on_all_ranks=True)
-        updated = finite or self._nan == "ignore"
+        updated = self.non_finite.check(loss, losses, self.progress.step)
         if updated:
             self._update_rest(last + 1)
             if self._several_nodes:
@@ -117,8 +113,8 @@ class Sync(BulkSynchronous):
         self._begun, self._declared, self._handled = False, 0, 0
         self._barrier.publish(self._phase)
         self._wait(self._phase)
-        self._count(loss, updated)
-        self._reach(flags)
+        self.count(loss, updated)
+        self.enter_consistent_point(flags)
 
     def vector(self, name: str) -> Array:
         vector = self._vectors[name]
@@ -150,7 +146,7 @@ class Sync(BulkSynchronous):
 
     def _progress(self) -> None:
         """Let MPI progress the pending operations between nodes."""
-        self._noting.Test()
+        self._status_request.Test()
         for exchange in self._reduce_scatters:
             exchange.progress()
 
@@ -216,9 +212,9 @@ class Sync(BulkSynchronous):
         for bucket in self._buckets:
             self._hierarchy.allgather(self.params, bucket.lo, bucket.hi)
 
-    def _collect_noted(self) -> tuple[Array, int]:
+    def _collect_statuses(self) -> tuple[Array, int]:
         """Return every worker's share of the loss, in rank order, and the union of their flags."""
         if not self._several_nodes:
             return self._barrier.losses, self._barrier.flags
-        self._noting.Wait()
-        return self._all_noted[:, 0], int(np.bitwise_or.reduce(self._all_noted[:, 1].astype(np.int64)))
+        self._status_request.Wait()
+        return self._all_statuses[:, 0], int(np.bitwise_or.reduce(self._all_statuses[:, 1].astype(np.int64)))

@@ -14,23 +14,28 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..checkpoint.snapshot import Snapshot
 from ..comm.cluster import Cluster
 from ..comm.hierarchy import hierarchy_of
+from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import Array
 from ..core.ranges import Bucket
+from ..core.training_state import TrainingState
 from ..monitor.trace import span
 from ..plan.plan import Plan
-from ..plan.progress import ExtraState, InitialState
-from .base import Stats, StepResult, non_finite_error
+from ..plan.progress import Progress
+from .base import Stats, StepResult
 from .bulk_synchronous import BulkSynchronous
 
+if TYPE_CHECKING:
+    from ..gpu.allreduce.transport import GpuTransport
+
 _LAG = 3  # maximum number of steps between the host and the last loss that it has read
-_TRANSPORT = "transport_"  # prefix of the GPU transport's name in checkpoints
+_TRANSPORT, _VERSION = "gpu_transport", 1  # namespace of the extra state
 
 
 @dataclass
@@ -53,50 +58,58 @@ class SyncGpu(BulkSynchronous):
     ``devices[0]`` is this worker's device, or the first of several.
     """
 
-    def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Any], initial_state: InitialState) -> None:
-        from ..gpu.allreduce.select import select_transport
+    def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Any], state: TrainingState) -> None:
         from ..gpu.grad_scaler import GradScaler
         from ..gpu.ops.updates import note_loss
         from ..gpu.update import GpuUpdate
 
+        super().__init__(cluster, plan)
         config, device = plan.config, devices[0]
         by_host = config.device.gpu_transport in ("auto", "host")
         vectors = len(plan.vectors) + (cluster.training.node.size + 1 if by_host else 0)
         self._hierarchy = hierarchy = hierarchy_of(cluster, vectors * plan.nbytes, config.parallel.shared_memory)
-        self._device, self._note_loss = device, note_loss
+        self._device, self._copy_loss = device, note_loss
         size, dtype = plan.layout.size, plan.dtype
         self._host = {name: hierarchy.shared.allocate((size,), dtype) for name in plan.vectors}
-        step, data_cursor, extra_state = initial_state(self._host if hierarchy.node.rank == 0 else None, 0)
-        super().__init__(plan, hierarchy.comm, step, data_cursor)
+        self.initial_vectors = self._host if hierarchy.node.rank == 0 else None
         with device.activate():
-            self._on_device = {name: device.copy_of(self._host[name]) for name in plan.vectors}
+            self._on_device = {name: device.empty((size,), dtype) for name in plan.vectors}
             self._sent = device.zeros((size + 1,), dtype)  # gaps between parameters must stay zero
-            self._scaler = GradScaler(device, config.device.precision == "float16", config.training.nan, extra_state)
-            device.loss_scale = self._scaler.scale
+            self._scaler = GradScaler(device, config.device.precision == "float16", config.training.nan)
+            state.loss_scale = self._scaler.scale
             how = plan.optimizer, plan.layout, self._on_device, plan.moving_average
-            self._gpu_update = GpuUpdate(device, *how, self._scaler.state, plan.frozen)
+            self._gpu_update = GpuUpdate(device, *how, self._scaler.state, state.frozen)
         self.params, self.grads = self._on_device["params"], self._sent[:size]
         self._buckets = _with_loss(plan.buckets)
-        self._transport = None
-        if hierarchy.comm.size > 1:
-            before = next((name.removeprefix(_TRANSPORT) for name in extra_state if name.startswith(_TRANSPORT)), "")
-            self._transport = select_transport(
-                hierarchy, device, self._sent, self._buckets, config.device.gpu_transport, before
-            )
+        self._transport: GpuTransport | None = None
         self._started = 0  # number of buckets in this step
         self._pending: deque[_PendingStep] = deque()
         self._free: list[_PendingStep] = []
         self._bad: tuple[int, float] | None = None  # the first step with a non-finite loss, and this worker's share
-        self._noted = np.zeros(1, np.int64)
-        self._all_noted = np.zeros(hierarchy.comm.size, np.int64)
-        hierarchy.node.Barrier()  # no rank may gather into the host vectors before all have read the initial values
+        self._own_flags = np.zeros(1, np.int64)
+        self._all_flags = np.zeros(hierarchy.comm.size, np.int64)
+
+    def start(self, progress: Progress, extra_state: ExtraState) -> None:
+        from ..gpu.allreduce.select import select_transport
+
+        super().start(progress, extra_state)
+        hierarchy, device = self._hierarchy, self._device
+        with device.activate():
+            for name, host in self._host.items():
+                device.upload(host, self._on_device[name])
+            self._scaler.load_extra_state(extra_state)
+        if hierarchy.comm.size > 1:
+            before = str(values_of(extra_state, _TRANSPORT, _VERSION).get("name", ""))
+            requested = self._plan.config.device.gpu_transport
+            self._transport = select_transport(hierarchy, device, self._sent, self._buckets, requested, before)
+        hierarchy.node.Barrier()  # no rank may change the host vectors before all have read the initial values
 
     def begin(self, loss: Any) -> None:
         super().begin(loss.reshape(1))
         self._started = 0
         if self._transport is not None:
             with self._device.activate():
-                self._note_loss(self._loss, self._sent[-1:])
+                self._copy_loss(self.loss, self._sent[-1:])
 
     def ready(self, start: int) -> None:
         if self._transport is None:
@@ -112,8 +125,8 @@ class SyncGpu(BulkSynchronous):
             self._update()
             self._record_result()
         flags = self._exchange_flags()
-        self._advance()
-        self._reach(flags)
+        self.advance()
+        self.enter_consistent_point(flags)
         self._read(0 if self._ended else _LAG)
 
     @property
@@ -131,14 +144,17 @@ class SyncGpu(BulkSynchronous):
 
     def snapshot(self) -> Snapshot:
         self._read(0)
-        self._await_release()
+        self.await_release()
         if self._hierarchy.node.rank == 0:
             for name, host in self._host.items():
                 self._device.pin(host)
                 with self._device.activate():
                     self._device.download(self._on_device[name], host)
-        self._snapshot = Snapshot(self._host, self.progress.step, self.progress.data_cursor, self._extra_state())
+        self._snapshot = Snapshot(self._host, *self.progress, self.extra_state())
         return self._snapshot
+
+    def memory_use(self) -> dict[str, int]:
+        return {"parameters, slots, gradient": (len(self._on_device) + 1) * self._plan.nbytes}
 
     def close(self) -> None:
         if self._transport is not None:
@@ -156,7 +172,7 @@ class SyncGpu(BulkSynchronous):
 
     @span("update")
     def _update(self) -> None:
-        self._scaler.decide(self.grads, self._loss, self._loss if self._transport is None else self._sent[-1:])
+        self._scaler.decide(self.grads, self.loss, self.loss if self._transport is None else self._sent[-1:])
         self._gpu_update(self.grads, self.progress.step)
         self._wait_if_traced()
 
@@ -177,18 +193,19 @@ class SyncGpu(BulkSynchronous):
 
     # Results.
 
-    def _extra_state(self) -> ExtraState:
-        found = {} if self._transport is None else {_TRANSPORT + self._transport.name: 1.0}
+    def extra_state(self) -> ExtraState:
+        transport = self._transport
+        found = {} if transport is None else {_TRANSPORT: Versioned(_VERSION, {"name": transport.name})}
         with self._device.activate():
-            return found | self._scaler.extra_state()
+            return {**found, **self._scaler.extra_state()}
 
     def _exchange_flags(self) -> int:
         """Return the union of all workers' flags. Collective over the workers."""
         if self._hierarchy.comm.size == 1:
-            return self._flags
-        self._noted[0] = self._flags
-        self._hierarchy.comm.Allgather(self._noted, self._all_noted)
-        return int(np.bitwise_or.reduce(self._all_noted))
+            return self.flags
+        self._own_flags[0] = self.flags
+        self._hierarchy.comm.Allgather(self._own_flags, self._all_flags)
+        return int(np.bitwise_or.reduce(self._all_flags))
 
     def _collect_results(self, lag: int) -> None:
         """Count finished steps; wait for all but the last ``lag``."""
@@ -196,7 +213,7 @@ class SyncGpu(BulkSynchronous):
             pending = self._pending.popleft()
             pending.done.synchronize()
             own, total, updated = pending.results.tolist()
-            self._tally(total, bool(updated))
+            self.tally(total, bool(updated))
             if self._bad is None and not math.isfinite(total):
                 self._bad = pending.step, own
             self._free.append(pending)
@@ -208,10 +225,10 @@ class SyncGpu(BulkSynchronous):
             NonFiniteLoss: A loss is not finite and ``--nan`` is ``stop``.
         """
         self._collect_results(lag)
-        if self._bad is None or self._plan.config.training.nan != "stop" or self._bad[0] >= self.progress.step - lag:
+        if self._bad is None or not self.non_finite.stops or self._bad[0] >= self.progress.step - lag:
             return
         step, own = self._bad
-        raise non_finite_error(np.array(self._hierarchy.comm.allgather(own)), step, on_all_ranks=True)
+        raise self.non_finite.error(np.array(self._hierarchy.comm.allgather(own)), step, on_all_ranks=True)
 
 
 def _with_loss(buckets: list[Bucket]) -> list[Bucket]:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from ..core.extra_state import ExtraState, Versioned, values_of
 from ..errors import CheckpointError, JobError
 from ..plan.hook import Hook
-from ..plan.progress import ExtraState
 
-_NAME = "hooks"
+_NAMESPACE, _VERSION = "hooks", 1
 _LARGEST_BYTES = 32_768  # an HDF5 attribute holds 64 KiB
 
 
@@ -24,7 +24,7 @@ def save_hooks(hooks: Sequence[Hook]) -> ExtraState:
     text = json.dumps([state for state in states if state[1]], default=_refuse)
     if len(text.encode()) > _LARGEST_BYTES:
         raise JobError(f"the state of all hooks has {len(text.encode()):,} bytes: must be at most {_LARGEST_BYTES:,}")
-    return {_NAME: text} if text != "[]" else {}
+    return {_NAMESPACE: Versioned(_VERSION, {"states": text})} if text != "[]" else {}
 
 
 def load_hooks(hooks: Sequence[Hook], state: ExtraState) -> None:
@@ -33,7 +33,7 @@ def load_hooks(hooks: Sequence[Hook], state: ExtraState) -> None:
     Raises:
         CheckpointError: The state is not one that ``save_hooks`` returns.
     """
-    saved = _states(str(state.get(_NAME, "[]")))
+    saved = _states(str(values_of(state, _NAMESPACE, _VERSION).get("states", "[]")))
     for hook in hooks:
         found = next((entry for entry in saved if entry[0] == type(hook).__name__), None)
         if found is not None:

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..core.extra_state import ExtraState
 from ..monitor import worker_stats
 from ..monitor.console import Console
 from ..monitor.trace import span
 from ..monitor.worker_stats import WorkerStats
 from ..plan.hook import Hook, TrainingLoop
-from ..plan.progress import ConsistentPoint, ExtraState
+from ..plan.progress import ConsistentPoint
 from ..process.rank_status import RankStatusFile
 from ..process.signals import Signals, TimeLimit
 from ..strategy.base import Stats, Strategy

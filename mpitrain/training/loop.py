@@ -58,6 +58,7 @@ class Loop:
     Attributes:
         cluster, plan: As given.
         validation: The latest validation metrics.
+        compute_s: Seconds that this worker has taken to load batches and to compute losses.
         reuses_batches: Whether no other code keeps a batch, so that its memory can be used again.
     """
 
@@ -80,6 +81,7 @@ class Loop:
         self.validation: dict[str, float] = {}
         self._stop_reason: str | None = None
         self._began, self._paused_s = time.perf_counter(), 0.0
+        self.compute_s, self._step_began = 0.0, 0.0
         model.bind(strategy.params, strategy.grads)
 
     @property
@@ -152,6 +154,11 @@ class Loop:
             self._files.metrics.write(step, time.perf_counter() - self._began, values)
 
     @property
+    def synchronous(self) -> bool:
+        """Whether all workers take the same steps."""
+        return self._strategy.synchronous
+
+    @property
     def stop_reason(self) -> str | None:
         """Why a hook has called ``stop`` on this worker; None if none has."""
         return self._stop_reason
@@ -184,6 +191,7 @@ class Loop:
         """Return the next batch to compute a gradient of, None at the end. May wait for other workers."""
         while isinstance(work := self._strategy.next(), ConsistentPoint):
             self._pause(work)
+        self._step_began = time.perf_counter()
         return work
 
     def _pause(self, point: ConsistentPoint) -> None:
@@ -202,6 +210,7 @@ class Loop:
                 batch = self._loader.batch(work.position, self.plan.batch)
             with FORWARD:
                 loss = model.forward(batch)
+            self.compute_s += time.perf_counter() - self._step_began
             strategy.begin(loss)  # a loss that is not finite is known before any update
             with BACKWARD:
                 model.backward(on_ready=strategy.ready)  # announces finished ranges, last layer first

@@ -17,6 +17,7 @@ from ..checkpoint.resume import ResumePlan, plan_resume
 from ..comm.cluster import Cluster
 from ..comm.mpi import library_name
 from ..core import activity
+from ..core.training_state import TrainingState
 from ..gpu.discovery import choose_devices
 from ..monitor import heartbeat
 from ..monitor.console import Console, terminal_columns
@@ -34,11 +35,11 @@ from ..process.signals import Signals, TimeLimit, ask_slurm, end_of_time
 from ..strategy.ps.server import Server
 from ..strategy.ps.store import Store
 from ..strategy.select import trains_on_gpus
-from .initial_state import InitialStateLoader
 from .loop import Loop, RunFiles
 from .messages import headline, notes_on_data
 from .placement_report import placement_report
 from .resources import check_devices, limit_threads, limit_threads_of_torch
+from .restore import restore
 from .run_record import RunRecord
 from .telemetry import Telemetry
 from .versions import versions
@@ -165,9 +166,10 @@ def training_session(cluster: Cluster, request: TrainRequest, rank_status: RankS
 
 def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, telemetry: Telemetry) -> None:
     """Run a parameter server."""
-    initial_state = InitialStateLoader(cluster, plan, job.network, resume_plan)
-    store = Store(cluster, plan, initial_state)
-    if not initial_state.nothing_to_train:
+    store = Store(cluster, plan, TrainingState(plan.layout, job.network.frozen))
+    beginning = restore(cluster, plan, job.network, resume_plan, store.initial_vectors)
+    store.start(beginning.progress)
+    if not beginning.is_complete(plan):
         telemetry.open(None, 0)
     activity.become("wait")  # between requests
     Server(store).serve()  # ends when the workers report that they have saved, also after a signal

@@ -12,7 +12,6 @@ from typing import Any
 from ..monitor.trace import span
 from ..plan.hook import Hook
 from ..plan.progress import ConsistentPoint
-from ..strategy.bulk_synchronous import BulkSynchronous
 
 PERIOD_S = 10.0  # over which workers are compared
 _FIRST_STEPS = 10  # not compared: kernels are compiled and caches filled; their rate gives the first period in steps
@@ -29,17 +28,14 @@ class ReportSlowWorker(Hook):
     in hooks does not count, because it may contain waiting for other workers.
     """
 
-    def __init__(self, strategy: BulkSynchronous) -> None:
-        self._strategy = strategy
-
     def begin(self, loop: Any) -> None:
         self._first, self._reported = True, False
-        self._start_period(loop.step, _FIRST_STEPS)
+        self._start_period(loop, loop.step, _FIRST_STEPS)
 
     def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
         if point.step < self._compare_at or self._reported:
             return
-        own = self._strategy.compute_s - self._computed_s, time.perf_counter() - self._began
+        own = loop.compute_s - self._computed_s, time.perf_counter() - self._began
         with _WAIT:
             seconds, elapsed = zip(*loop.cluster.workers.allgather(own), strict=True)  # the same on all workers
         period_s = max(elapsed)
@@ -48,11 +44,11 @@ class ReportSlowWorker(Hook):
         if worker is not None:
             self._reported = True
             _log.warning("%s", _describe(worker, seconds, loop.cluster.host_of[loop.cluster.worker_ranks[worker]]))
-        self._start_period(point.step, math.ceil((point.step - self._start) / period_s * PERIOD_S))
+        self._start_period(loop, point.step, math.ceil((point.step - self._start) / period_s * PERIOD_S))
 
-    def _start_period(self, step: int, steps: int) -> None:
+    def _start_period(self, loop: Any, step: int, steps: int) -> None:
         self._start, self._compare_at = step, step + max(steps, 1)
-        self._began, self._computed_s = time.perf_counter(), self._strategy.compute_s
+        self._began, self._computed_s = time.perf_counter(), loop.compute_s
 
 
 def slow_worker(seconds: Sequence[float], period_s: float) -> int | None:

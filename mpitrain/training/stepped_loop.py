@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from ..core.ranges import split_batch
 from ..data.batch import Batch
 from ..errors import JobError
 from ..plan.progress import WorkItem
-from ..strategy.bulk_synchronous import BulkSynchronous
 from .loop import BACKWARD, FORWARD, HOOKS, LOAD, STEP, Loop
 
 
@@ -59,7 +59,7 @@ class SteppedLoop(Loop):
 
     def start_of(self, work: WorkItem) -> int:
         """Return the position of the first example of a step: of all workers' batches if they take the same steps."""
-        return self.data_cursor if isinstance(self._strategy, BulkSynchronous) else work.position
+        return self.data_cursor if self.synchronous else work.position
 
     def micro_batch(self) -> Batch:
         """Return the examples of the work item, or of its next part, and prepare the model's forward pass."""
@@ -100,6 +100,7 @@ class SteppedLoop(Loop):
                 if self._index:
                     with model.activate():
                         share = model.add_loss(self._total, share)
+                self.compute_s += time.perf_counter() - self._step_began
                 strategy.begin(share)
                 with BACKWARD:
                     model.backward(on_ready=strategy.ready)

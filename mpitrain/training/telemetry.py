@@ -114,7 +114,7 @@ class Telemetry:
         all_ranks = cluster.comm.gather(local, root=cluster.chief_rank)
         if all_ranks is not None and self._chief is not None:
             try:
-                trace.write(self._folder / trace.TRACE, all_ranks, self._config.parallel.mode in ("sync", "local"))
+                trace.write(self._folder / trace.TRACE, all_ranks, self._loop is not None and self._loop.synchronous)
             except OSError as error:  # not fatal: training has finished
                 _log.warning("%s cannot be written: %s", self._folder / trace.TRACE, error.strerror)
 

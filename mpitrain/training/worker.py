@@ -16,11 +16,13 @@ from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
 from ..comm.shared_dataset import SharedDataset
 from ..core.device import Device
+from ..core.extra_state import ExtraState
 from ..core.kernels import compile_seconds
 from ..core.layout import Array
+from ..core.training_state import TrainingState
 from ..data import BatchSource, InMemory, Loader, Split
 from ..data.loader import IndexLoader
-from ..data.split import check_conversion
+from ..data.split import check_examples
 from ..errors import CheckpointError, NonFiniteLoss
 from ..gpu.compilation import compile_kernels
 from ..models.base import Model
@@ -33,20 +35,17 @@ from ..plan.hook import Hook
 from ..plan.job import Job
 from ..plan.placement import ranges_of
 from ..plan.plan import Plan
-from ..plan.progress import ExtraState
 from ..process.rank_status import RankStatusFile
 from ..process.signals import Signals, TimeLimit
 from ..strategy.base import Strategy
-from ..strategy.bulk_synchronous import BulkSynchronous
 from ..strategy.select import make_strategy
-from ..strategy.sync_gpu import SyncGpu
 from .checkpointing import finish_saving, make_checkpoints
 from .evaluation import Evaluator
 from .hook_state import load_hooks, save_hooks
 from .hooks import Log, ReportStep, Save, ShowProgress, Stop, Validate
-from .initial_state import InitialStateLoader
 from .loop import Loop, RunFiles
 from .messages import describe_job, summary
+from .restore import restore
 from .slow_workers import ReportSlowWorker
 from .telemetry import Telemetry
 
@@ -82,14 +81,16 @@ class Worker:
         """
         cluster, job, plan, files = self.cluster, self.job, self.plan, self.files
         compile_kernels(cluster, devices, plan.dtype)
-        initial_state = InitialStateLoader(cluster, plan, job.network, self.resume_plan)
-        strategy = make_strategy(cluster, plan, devices, initial_state)
-        for why in initial_state.skipped:
+        state = TrainingState(plan.layout, job.network.frozen)
+        strategy = make_strategy(cluster, plan, devices, state)
+        beginning = restore(cluster, plan, job.network, self.resume_plan, strategy.initial_vectors)
+        strategy.start(beginning.progress, beginning.extra_state)
+        for why in beginning.skipped:
             _log.info("skipped checkpoint: %s", why)
         with cluster.training.agree("copying the model to its devices"):
-            model = make_model(job, plan, devices, _sum_over(cluster.workers))
-        model.load_extra_state(initial_state.extra_state)
-        load_hooks(job.hooks, initial_state.extra_state)
+            model = make_model(job, plan, devices, state, _sum_over(cluster.workers))
+        model.load_extra_state(beginning.extra_state)
+        load_hooks(job.hooks, beginning.extra_state)
         threads = plan.config.device.threads or cluster.threads
         dataset = SharedDataset(cluster.training, plan.config.parallel.shared_memory, threads)
         loader = self._loader(dataset, "training", job.train_split, model)
@@ -100,10 +101,10 @@ class Worker:
         stop, config = Stop(strategy, signals, limit, checkpoints), plan.config
         save_steps, save_secs = config.saving.save_steps, config.saving.save_secs
         validate_steps, validate_secs = config.training.validate_steps, config.training.validate_secs
-        if not initial_state.nothing_to_train:  # else the run is only validated, and its records do not change
+        if not beginning.is_complete(plan):  # else the run is only validated, and its records do not change
             for change in files.record.changes() if files.record is not None else ():
                 _log.info("changed since the last start: %s", change)
-            files.metrics = self.telemetry.open(files.record, initial_state.step)
+            files.metrics = self.telemetry.open(files.record, beginning.progress.step)
 
         def extra_state() -> ExtraState:
             return {**model.extra_state, **save_hooks(job.hooks)}
@@ -112,21 +113,17 @@ class Worker:
             # A terminal shows every report, in one place.
             Log(config.output.log_steps, 0.0 if terminal_columns() else config.output.log_secs, strategy),
             *([] if evaluator is None else [Validate(validate_steps, validate_secs, evaluator)]),
-            Save(save_steps, save_secs, strategy, extra_state, checkpoints, initial_state.saved),
+            Save(save_steps, save_secs, strategy, extra_state, checkpoints, beginning.saved),
             stop,
             ReportStep(rank_status),
-            *(
-                [ReportSlowWorker(strategy)]
-                if isinstance(strategy, BulkSynchronous) and cluster.workers.size > 1
-                else []
-            ),
+            *([ReportSlowWorker()] if strategy.synchronous and cluster.workers.size > 1 else []),
             *job.hooks,
             *self.telemetry.hooks(),
             *([] if files.console is None else [ShowProgress(files.console)]),
         ]
         loop = self.loop(cluster, plan, strategy, model, loader, files, hooks)
-        self.telemetry.attach(loop, resumed=initial_state.resumed is not None)
-        _log.info("%s", describe_job(loop, len(job.train_split), initial_state.resumed))
+        self.telemetry.attach(loop, resumed=beginning.resumed is not None)
+        _log.info("%s", describe_job(loop, len(job.train_split), beginning.resumed))
         began, first, compiled = time.perf_counter(), loop.step, compile_seconds()
         try:
             yield loop
@@ -174,7 +171,7 @@ class Worker:
         if (own := split.own_loader(seed)) is not None:
             return own
         dtype = None if self.job.network.takes_integers(split) else plan.dtype
-        storage = dataset.load(split, partial(check_conversion, name, split, dtype))
+        storage = dataset.load(split, partial(check_examples, name, split, dtype, self.job.network.classes))
         if model is None:
             return Loader(split, storage, seed, dtype, reuse=self.loop.reuses_batches)
         dtype = None if model.accepts_raw else dtype
@@ -189,23 +186,21 @@ class Worker:
         if metrics is None:
             return
         memory = model.memory_use()
-        if memory and isinstance(strategy, SyncGpu):
-            memory = {"parameters, slots, gradient": (len(plan.vectors) + 1) * plan.nbytes, **memory}
         if memory:
-            metrics.write(step, seconds, {"device_memory": memory})
-        found = strategy.stats().workers
-        if not found:
+            metrics.write(step, seconds, {"device_memory": {**strategy.memory_use(), **memory}})
+        statistics = strategy.stats().workers
+        if not statistics:
             return
-        metrics.write(step, seconds, worker_stats.as_json(found, plan.batch, plan.nbytes, seconds))
+        metrics.write(step, seconds, worker_stats.as_json(statistics, plan.batch, plan.nbytes, seconds))
         hosts = cluster.host_of
         names = [hosts[rank] for rank in cluster.worker_ranks]
-        _log.info("%s", worker_stats.table(found, names, plan.batch, plan.nbytes, seconds))
+        _log.info("%s", worker_stats.table(statistics, names, plan.batch, plan.nbytes, seconds))
         if cluster.servers:
             held = [
                 sum(hi - lo for lo, hi in ranges_of(plan.placements, server, plan.layout)) * plan.dtype.itemsize
                 for server in range(plan.n_servers)
             ]
-            _log.info("%s", worker_stats.server_table([hosts[rank] for rank in cluster.servers], held, found))
+            _log.info("%s", worker_stats.server_table([hosts[rank] for rank in cluster.servers], held, statistics))
 
 
 def _sum_over(workers: MPI.Intracomm) -> Callable[[Array], None] | None:

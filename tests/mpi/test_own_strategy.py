@@ -22,28 +22,28 @@ from mpitrain.strategy.bulk_synchronous import BulkSynchronous
 class EverySecondStep(BulkSynchronous):
     """Sums gradients over two steps and all workers, then updates; workers do not communicate in between."""
 
-    def __init__(self, cluster, plan, devices, initial_state):
+    def __init__(self, cluster, plan, devices, state):
+        super().__init__(cluster, plan)
         self.comm, self.plan, size = cluster.workers, plan, plan.layout.size
         self.vectors = {name: np.zeros(size, plan.dtype) for name in plan.vectors}
+        self.initial_vectors = self.vectors
         self.params, self.grads = self.vectors["params"], np.zeros(size, plan.dtype)
         self.total = np.zeros_like(self.grads)
-        step, data_cursor, _ = initial_state(self.vectors, 0)
-        super().__init__(plan, self.comm.rank, step, data_cursor)
-        self.updater = plan.updater(self.vectors)
+        self.updater = plan.updater(self.vectors, state.frozen)
 
     def finish(self):
-        losses = np.array(self.comm.allgather(float(self._loss)))
-        accepted = self._accept(losses)
+        losses = np.array(self.comm.allgather(float(self.loss)))
+        accepted = self.accept(losses)
         if accepted:
             self.total += self.grads
-        self._count(losses.sum(), accepted)
+        self.count(losses.sum(), accepted)
         step = self.progress.step
         if step % 2 == 0 or step == self.plan.train_steps:
             self.comm.Allreduce(MPI.IN_PLACE, self.total)
-            self._await_release()
+            self.await_release()
             self.updater.update_all(self.total / 2, (step - 1) // 2)
             self.total[:] = 0
-            self._reach(self.comm.allreduce(self._flags, op=MPI.BOR))
+            self.enter_consistent_point(self.comm.allreduce(self.flags, op=MPI.BOR))
 
     def vector(self, name):
         return self.vectors[name]
@@ -109,9 +109,10 @@ def test_the_options_of_a_run_apply_to_a_strategy_of_a_user(
         (STRATEGY.replace("def vector", "def vectors"), "vector"),
         (STRATEGY.replace("def close", "def clos"), "close"),
         ("EverySecondStep = 3", "class"),
+        (STRATEGY.replace("devices, state)", "devices, initial_state)"), "initial_state"),
         ("class EverySecondStep(", "SyntaxError"),
     ],
-    ids=["finish", "vector", "close", "no class", "syntax"],
+    ids=["finish", "vector", "close", "no class", "former constructor", "syntax"],
 )
 def test_an_incomplete_strategy_is_refused(openmpi: Mpi, tmp_path: Path, source: str, missing: str) -> None:
     (tmp_path / "own_strategy.py").write_text(source)

@@ -126,7 +126,7 @@ FLOAT16 = ("--dtype", "float32", "--precision", "float16", "--no-normalize", "--
 def run_state(run_dir: Path, step: int) -> dict[str, float]:
     """Return the loss scale state in a run's checkpoint; empty if it has none."""
     with checkpoint.Checkpoint(checkpoint.path_for(run_dir / "checkpoints", step)) as opened:
-        return opened.attributes.get("run/state", {})
+        return opened.attributes.get("run/state/loss_scale", {})
 
 
 def test_a_run_that_scales_its_loss_continues_with_that_scale(
@@ -137,16 +137,16 @@ def test_a_run_that_scales_its_loss_continues_with_that_scale(
     _, whole = train(openmpi, 2, tmp_path / "whole", *flags, env=simulated)
     for steps in ("10", "20"):
         _, parts = train(openmpi, 2, tmp_path / "parts", "--train-steps", steps, *flags, env=simulated)
-    assert 65536 > run_state(tmp_path / "parts", 10)["loss_scale"] > run_state(tmp_path / "parts", 20)["loss_scale"]
+    assert 65536 > run_state(tmp_path / "parts", 10)["scale"] > run_state(tmp_path / "parts", 20)["scale"]
     assert_same_bits(parts, whole)
     assert run_state(tmp_path / "parts", 20) == run_state(tmp_path / "whole", 20)
 
 
 def test_the_scale_of_a_loss_is_for_float16_alone(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
     """A run that resumes in float32, here on CPUs, drops the scale; a later float16 run starts with the initial one."""
-    first = {"loss_scale": 65536.0}
-    expected = {"2": ("float16", simulated, {**first, "loss_scale_steps": 2}), "3": ("float32", None, {})}
-    expected |= {steps: ("float16", simulated, {**first, "loss_scale_steps": int(steps) - 3}) for steps in ("4", "6")}
+    first = {"version": 1, "scale": 65536.0}
+    expected = {"2": ("float16", simulated, {**first, "steps": 2}), "3": ("float32", None, {})}
+    expected |= {steps: ("float16", simulated, {**first, "steps": int(steps) - 3}) for steps in ("4", "6")}
     for steps, (precision, env, held) in expected.items():
         train(openmpi, 1, tmp_path, *FLOAT16, "--train-steps", steps, "--precision", precision, SMALL, env=env)
         assert run_state(tmp_path, int(steps)) == held

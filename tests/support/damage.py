@@ -11,6 +11,7 @@ import numpy as np
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint.container import Compression
+from mpitrain.core.extra_state import Versioned
 from mpitrain.core.layout import Layout
 from mpitrain.errors import DamagedCheckpoint
 
@@ -39,7 +40,7 @@ def state(seed: int) -> dict[str, np.ndarray]:
 def save(folder: Path, step: int, compression: Compression = "none") -> Path:
     path = checkpoint.path_for(folder, step)
     about = {"mode": "sync", "config": {"batch_size": 12}}
-    snapshot = checkpoint.Snapshot(state(step), step, 10 * step, {"loss_scale": step + 0.5})
+    snapshot = checkpoint.Snapshot(state(step), step, 10 * step, {"loss_scale": Versioned(1, {"scale": step + 0.5})})
     checkpoint.write(path, LAYOUT, snapshot, 0, about, compression)
     return path
 
@@ -92,7 +93,7 @@ def outcome(path: Path, step: int) -> str:
     if refusals:
         assert all(str(path) in refusal and "\n" not in refusal for refusal in refusals)
         return "refused"
-    assert reached == (step, 10 * step, {"loss_scale": step + 0.5})
+    assert reached == ((step, 10 * step), {"loss_scale": Versioned(1, {"scale": step + 0.5})})
     for name, vector in state(step).items():
         assert read[name].tobytes() == vector.tobytes(), f"{name} has wrong values"
     return "whole"

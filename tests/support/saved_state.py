@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpitrain.core.extra_state import ExtraState, Versioned
 from mpitrain.core.layout import Layout
 
 SHAPES = {"scalar": (), "one": (1,), "matrix": (23, 7), "cube": (2, 3, 5), "long": (7001, 3)}
 LAYOUT = Layout.pack([(name, shape, "param") for name, shape in SHAPES.items()])
 
 
-def extra_state(step: int) -> dict[str, float]:
-    return {"loss_scale": step + 0.5}
+def extra_state(step: int) -> ExtraState:
+    return {"loss_scale": Versioned(1, {"scale": step + 0.5})}
 
 
 def state(step: int) -> dict[str, np.ndarray]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from mpitrain import Job, checkpoint
 from mpitrain.core.device import Cpu
+from mpitrain.core.training_state import TrainingState
 from mpitrain.data import Batch, InMemory, Loader
 from mpitrain.data.permutation import order
 from mpitrain.models.select import make_model
@@ -91,9 +92,10 @@ class Local:
         self.params, self.grads = self.vectors["params"], np.zeros(size, self.plan.dtype)
         self.job.network.initialize(self.plan.layout, self.params, SEED)
         devices = [Cpu(index) for index in range(self.plan.config.device.devices_per_rank)]
-        self.model = make_model(self.job, self.plan, devices)
+        self.state_of_run = TrainingState(self.plan.layout, self.job.network.frozen)
+        self.model = make_model(self.job, self.plan, devices, self.state_of_run)
         self.model.bind(self.params, self.grads)
-        self.updater = self.plan.updater(self.vectors)
+        self.updater = self.plan.updater(self.vectors, self.state_of_run.frozen)
         split = self.job.train_split
         self.loader = split.own_loader(SEED)
         if self.loader is None:

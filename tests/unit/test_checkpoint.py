@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
-from mpitrain.checkpoint.container import Compression
+from mpitrain.checkpoint.container import Compression, write_container
 from mpitrain.checkpoint.digest import digest_of
 from mpitrain.checkpoint.manifest import Manifest, Range, block_size_for
 from mpitrain.checkpoint.shared_file import mpi_libraries
+from mpitrain.checkpoint.state import contents
+from mpitrain.core.extra_state import ExtraState, Versioned, values_of
 from mpitrain.core.layout import Layout
 from mpitrain.errors import CheckpointError, DamagedCheckpoint
 
@@ -38,12 +40,15 @@ def vectors(layout: Layout = LAYOUT) -> dict[str, np.ndarray]:
     return made
 
 
-@pytest.mark.parametrize("extra_state", [None, {"loss_scale": 4096.0, "loss_scale_steps": 3.0}])
-def test_what_is_written_is_read(tmp_path: Path, extra_state: dict[str, float] | None) -> None:
+SCALE = {"loss_scale": Versioned(2, {"scale": 4096.0, "steps": 3.0}), "other": Versioned(1, {"text": "a"})}
+
+
+@pytest.mark.parametrize("extra_state", [None, SCALE])
+def test_what_is_written_is_read(tmp_path: Path, extra_state: ExtraState | None) -> None:
     path, written = checkpoint.path_for(tmp_path / "new", 12), vectors()
     checkpoint.write(path, LAYOUT, checkpoint.Snapshot(written, 12, 345, extra_state), 7, {"mode": "sync"})
     read = {name: np.zeros(LAYOUT.size) for name in written}
-    assert checkpoint.read(path, LAYOUT, read, 7) == (12, 345, extra_state or {})
+    assert checkpoint.read(path, LAYOUT, read, 7) == ((12, 345), extra_state or {})
     for name in written:
         if name == "square":  # state has no slots
             written[name][LAYOUT.n_trained :] = 0
@@ -296,3 +301,35 @@ def test_a_process_with_two_mpi_libraries() -> None:
     names = ["/usr/lib/libmpi.so.40.30.4", "/home/me/my env/lib/libmpi.so.40", "/usr/lib/libmpi_mpifh.so.40", "[heap]"]
     maps = "\n".join([*(line.format("      " + name) for name in [*names, names[0]]), line.format("")])
     assert mpi_libraries(maps) == set(names[:2])
+
+
+def test_state_of_version_0_1_without_namespaces_is_read(tmp_path: Path) -> None:
+    path, written = tmp_path / "a.h5", vectors()
+    arrays, attributes = contents(LAYOUT, checkpoint.Snapshot(written, 1, 2), 0, {})
+    hooks = '[["Best", {"loss": 0.5}]]'
+    attributes["run/state"] = {"loss_scale": 64.0, "loss_scale_steps": 3.0, "transport_ipc": 1.0, "hooks": hooks}
+    write_container(path, arrays, attributes)
+    _, extra_state = checkpoint.read(path, LAYOUT, written, 0)
+    assert extra_state == {
+        "loss_scale": Versioned(1, {"scale": 64.0, "steps": 3.0}),
+        "gpu_transport": Versioned(1, {"name": "ipc"}),
+        "hooks": Versioned(1, {"states": hooks}),
+    }
+
+
+def test_state_of_a_later_version_is_refused_by_the_part_that_reads_it() -> None:
+    state = {"hooks": Versioned(2, {"states": "[]"})}
+    assert values_of(state, "hooks", 2) and not values_of(state, "loss_scale", 1)
+    with pytest.raises(CheckpointError, match=r"version 2 of the state hooks.* version 1 or less"):
+        values_of(state, "hooks", 1)
+
+
+def test_arrays_of_a_module_have_a_version(tmp_path: Path) -> None:
+    buffers = {"buffers": Versioned(3, {"norm.seen": np.arange(4)}), "transient": Versioned(1, {"mask": np.ones(2)})}
+    path, written = tmp_path / "a.h5", vectors()
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(written, 1, 2, buffers), 0, {})
+    _, found = checkpoint.read(path, LAYOUT, written, 0)
+    assert found.keys() == buffers.keys()
+    for group, part in buffers.items():
+        assert found[group].version == part.version and found[group].values.keys() == part.values.keys()
+        assert all(np.array_equal(found[group].values[name], value) for name, value in part.values.items())

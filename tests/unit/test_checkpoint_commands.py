@@ -12,13 +12,14 @@ from safetensors.numpy import load_file
 
 from mpitrain import checkpoint
 from mpitrain.cli.main import main
+from mpitrain.core.extra_state import Versioned
 from mpitrain.core.layout import Layout
 
 LAYOUT = Layout.pack([("a.weight", (3, 2), "param"), ("a.bias", (2,), "param"), ("n.mean", (2,), "state")])
 
 
 def save(
-    path: Path, step: int = 5, dtype: str = "float32", scale: float = 1.0, **extra_state: float
+    path: Path, step: int = 5, dtype: str = "float32", scale: float = 1.0, loss_scale: float | None = None
 ) -> dict[str, np.ndarray]:
     """Write a checkpoint; return its parameters by name."""
     rng = np.random.default_rng(0)
@@ -27,6 +28,7 @@ def save(
         for view in LAYOUT.views(vector).values():
             view[...] = rng.standard_normal(view.shape) * scale
     about = {"mode": "sync", "workers": 2, "config": {"batch_size": 12, "hidden": [3, 4]}}
+    extra_state = {} if loss_scale is None else {"loss_scale": Versioned(1, {"scale": loss_scale, "steps": 3.0})}
     checkpoint.write(path, LAYOUT, checkpoint.Snapshot(vectors, step, 345, extra_state), 7, about)
     return LAYOUT.views(vectors["params"])
 
@@ -87,7 +89,7 @@ def test_a_mistake_is_one_line(run_dir: Path, words: list[str], expected: str, c
 
 
 def test_inspect_reports_what_there_is(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    params = save(checkpoint.path_for(run_dir / "checkpoints", 12345), 12345, loss_scale=4096.0, loss_scale_steps=3.0)
+    params = save(checkpoint.path_for(run_dir / "checkpoints", 12345), 12345, loss_scale=4096.0)
     assert main(["inspect", str(run_dir)]) == 0
     output = capsys.readouterr().out
     for part in (
@@ -99,7 +101,7 @@ def test_inspect_reports_what_there_is(run_dir: Path, capsys: pytest.CaptureFixt
         "saved ",
         " ago (2",
         "batch_size 12",
-        "state: loss_scale 4096.0, loss_scale_steps 3.0",
+        "state/loss_scale: version 1, scale 4096.0, steps 3.0",
     ):
         assert part in output
     row = next(line.split() for line in output.splitlines() if line.startswith("params/a.weight"))
@@ -131,11 +133,11 @@ def test_diff_reports_where_two_differ(run_dir: Path, capsys: pytest.CaptureFixt
 
 def test_diff_reports_a_different_loss_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / name for name in ("a.h5", "b.h5", "c.h5")]
-    for path, extra_state in zip(paths, ({"loss_scale": 4096.0}, {"loss_scale": 2048.0}, {}), strict=True):
-        save(path, **extra_state)
+    for path, loss_scale in zip(paths, (4096.0, 2048.0, None), strict=True):
+        save(path, loss_scale=loss_scale)
     for path, value in zip(paths[1:], ("2048.0", "missing"), strict=True):
         assert main(["diff", str(paths[0]), str(path)]) == 1
-        assert capsys.readouterr().out == f"run/state/loss_scale: 4096.0 | {value}\n"
+        assert capsys.readouterr().out.splitlines()[0] == f"run/state/loss_scale/scale: 4096.0 | {value}"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.core.layout import Layout
-from mpitrain.plan.progress import Progress
 
 LAYOUT = Layout.pack([("a", (7,), "param")])
 
@@ -49,16 +48,16 @@ def test_steps_are_in_order_beyond_ten_digits(tmp_path: Path) -> None:
 def test_the_newest_whole_is_found_and_the_others_named(tmp_path: Path) -> None:
     params = np.zeros(LAYOUT.size, np.float32)
 
-    def read_newest() -> tuple[tuple[Path, Progress] | None, list[str]]:
+    def read_newest() -> tuple[tuple[Path, checkpoint.Restored] | None, list[str]]:
         paths = checkpoint.steps(tmp_path).values()
         return checkpoint.first_intact(paths, lambda path: checkpoint.read(path, LAYOUT, {"params": params}, 0))
 
     assert read_newest() == (None, [])
     save(tmp_path, 10, 20, 30, 40)
-    assert read_newest() == ((checkpoint.path_for(tmp_path, 40), (40, 0, {})), [])
+    assert read_newest() == ((checkpoint.path_for(tmp_path, 40), ((40, 0), {})), [])
     spoil(tmp_path, 30, 40)
     found, skipped = read_newest()
-    assert found == (checkpoint.path_for(tmp_path, 20), (20, 0, {}))
+    assert found == (checkpoint.path_for(tmp_path, 20), ((20, 0), {}))
     assert (params[:7] == 20).all()
     assert ["40.h5" in skipped[0], "30.h5" in skipped[1]] == [True, True]
     spoil(tmp_path, 10, 20)

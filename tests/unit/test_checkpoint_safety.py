@@ -65,7 +65,7 @@ def test_a_symbolic_link_that_the_user_names_is_read(tmp_path: Path) -> None:
     link = tmp_path / "best.h5"
     link.symlink_to(save(tmp_path, 30))
     vectors = state(0)
-    assert checkpoint.read(link, LAYOUT, vectors, 0).step == 30
+    assert checkpoint.read(link, LAYOUT, vectors, 0).progress.step == 30
     assert np.array_equal(vectors["params"], state(30)["params"])
 
 

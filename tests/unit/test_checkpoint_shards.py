@@ -12,12 +12,13 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint.sharded import ShardedWriter, ShardSpec, rows_of_shard
+from mpitrain.core.extra_state import Versioned
 from mpitrain.core.layout import Array, Layout
 from mpitrain.errors import CheckpointError, DamagedCheckpoint
 
 SHAPES = {"scalar": (), "one": (1,), "matrix": (23, 7), "cube": (2, 3, 5), "long": (1001,)}
 LAYOUT = Layout.pack([(name, shape, "param") for name, shape in SHAPES.items()])
-NUMBERS = {"loss_scale": 4096.0, "loss_scale_steps": 3.0}
+STATE = {"loss_scale": Versioned(1, {"scale": 4096.0, "steps": 3.0})}
 
 
 def state(seed: int = 0) -> dict[str, Array]:
@@ -38,14 +39,14 @@ def write(
         for index in range(count)
     ]
     for writer in writers:
-        writer.write(checkpoint.Snapshot(vectors, step, 2 * step, NUMBERS))
+        writer.write(checkpoint.Snapshot(vectors, step, 2 * step, STATE))
     writers[0].write_index()
     return checkpoint.path_for(folder, step)
 
 
 def load(path: Path) -> dict[str, Array]:
     found = {name: np.zeros(LAYOUT.size, np.float32) for name in ("params", "momentum")}
-    assert checkpoint.read(path, LAYOUT, found, 0) == (5, 10, NUMBERS)
+    assert checkpoint.read(path, LAYOUT, found, 0) == ((5, 10), STATE)
     return found
 
 

@@ -14,6 +14,7 @@ import pytest
 from mpitrain import checkpoint
 from mpitrain.checkpoint import Snapshot
 from mpitrain.checkpoint.writer import CheckpointWriter, Write
+from mpitrain.core.extra_state import ExtraState, Versioned
 from mpitrain.core.layout import Layout
 from mpitrain.training.checkpointing import WrittenCheckpoints
 
@@ -32,10 +33,14 @@ def snapshot_of(step: int, value: float = 0.0) -> Snapshot:
     return Snapshot({"params": np.full(LAYOUT.size, value)}, step, 2 * step)
 
 
-def read_value(folder: Path, step: int, extra_state: dict[str, float]) -> float:
+def scale_of(step: int) -> ExtraState:
+    return {"loss_scale": Versioned(1, {"scale": step + 0.5})}
+
+
+def read_value(folder: Path, step: int, extra_state: ExtraState) -> float:
     params = np.zeros(LAYOUT.size)
-    progress = checkpoint.read(checkpoint.path_for(folder, step), LAYOUT, {"params": params}, 0)
-    assert progress == (step, 2 * step, extra_state)
+    restored = checkpoint.read(checkpoint.path_for(folder, step), LAYOUT, {"params": params}, 0)
+    assert restored == ((step, 2 * step), extra_state)
     assert (params[:1000] == params[0]).all()
     return float(params[0])
 
@@ -45,12 +50,13 @@ def test_a_checkpoint_has_the_state_of_its_step(tmp_path: Path, background: bool
     writer, params = make(tmp_path, background), np.zeros(LAYOUT.size)
     for step in range(1, 30):
         params[:] = step
-        snapshot = Snapshot({"params": params}, step, 2 * step, {"loss_scale": step + 0.5})
+        snapshot = Snapshot({"params": params}, step, 2 * step, scale_of(step))
         writer.save(snapshot)
         snapshot.wait()
         params[:] = -1  # training continues
     writer.close()
-    assert [read_value(tmp_path, step, {"loss_scale": step + 0.5}) for step in range(1, 30)] == [*range(1, 30)]
+    found = [read_value(tmp_path, step, scale_of(step)) for step in range(1, 30)]
+    assert found == [*range(1, 30)]
     assert writer.longest_s > 0
 
 

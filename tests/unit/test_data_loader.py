@@ -254,8 +254,10 @@ def test_integers_that_a_conversion_would_round_are_refused_with_their_place(sto
 
 def test_a_streamed_block_is_checked_when_it_is_read():
     checked = []
-    storage = data.Streaming(Watched(20, 5), lambda examples, first: checked.append((first, examples[0, 0])))
+    storage = data.Streaming(
+        Watched(20, 5), lambda examples, labels, first: checked.append((first, examples[0, 0], labels[0]))
+    )
     loader = data.Loader(Watched(20, 5), storage, 3, np.float32)
     loader.batch(0, 20)
     loader.close()
-    assert sorted(checked) == [(0, 0), (5, 5), (10, 10), (15, 15)]
+    assert sorted(checked) == [(0, 0, 0), (5, 5, 5), (10, 10, 10), (15, 15, 15)]

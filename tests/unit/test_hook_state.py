@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mpitrain import Hook
+from mpitrain.core.extra_state import Versioned
 from mpitrain.errors import CheckpointError, JobError
 from mpitrain.training.hook_state import load_hooks, save_hooks
 
@@ -29,7 +30,7 @@ class Other(Best):
 def test_each_hook_gets_its_own_state_back() -> None:
     saved = save_hooks([Hook(), Best(0.5), Other([1, "x"]), Best({"a": None})])
     restored = [Best(None), Best(None), Hook(), Other(None), Other("not saved")]
-    load_hooks(restored, {"other": 1.0, **saved})
+    load_hooks(restored, {"other": Versioned(1, {"value": 1.0}), **saved})
     assert [hook.state for hook in restored if isinstance(hook, Best)] == [0.5, {"a": None}, [1, "x"], "not saved"]
     load_hooks(restored, {})
     assert save_hooks([Hook()]) == {}
@@ -44,4 +45,4 @@ def test_state_that_cannot_be_saved_is_refused(state: object) -> None:
 @pytest.mark.parametrize("text", ["", "5", "[5]", "[[1, 2, 3]]", "{", "[" * 30_000])
 def test_malformed_state_is_refused(text: str) -> None:
     with pytest.raises(CheckpointError):
-        load_hooks([Best(None)], {"hooks": text})
+        load_hooks([Best(None)], {"hooks": Versioned(1, {"states": text})})

@@ -8,6 +8,7 @@ import pytest
 from mpitrain import Job, data, nn, optim
 from mpitrain.core.device import Cpu
 from mpitrain.core.layout import Array
+from mpitrain.core.training_state import TrainingState
 from mpitrain.data import Split
 from mpitrain.data.batch import Batch
 from mpitrain.models.select import make_model
@@ -80,7 +81,7 @@ def gradient(
     params, grads = np.zeros(plan.layout.size), np.full(plan.layout.size, np.nan)
     nn.initialize(made.model, plan.layout, params, 1)
     sum_over_workers = None if summing is None else lambda array: summing.append(array.copy())
-    model = make_model(made, plan, [Cpu(i) for i in range(devices)], sum_over_workers)
+    model = make_model(made, plan, [Cpu(i) for i in range(devices)], TrainingState(plan.layout), sum_over_workers)
     model.bind(params, grads)
     announced: list[int] = []
     try:
@@ -118,7 +119,7 @@ def test_accumulation_gives_the_gradient_of_the_batch(parts: int, devices: int) 
         plan = plan_of(made, accumulate_steps)
         params, grads = np.zeros(plan.layout.size), np.zeros(plan.layout.size)
         nn.initialize(made.model, plan.layout, params, 1)
-        model = make_model(made, plan, [Cpu(i) for i in range(devices)])
+        model = make_model(made, plan, [Cpu(i) for i in range(devices)], TrainingState(plan.layout))
         model.bind(params, grads)
         final = np.full_like(grads, np.nan)
 
@@ -154,7 +155,7 @@ def test_evaluation_uses_the_parameters_bound_last() -> None:
     params, others, grads = (np.zeros(plan.layout.size) for _ in range(3))
     nn.initialize(made.model, plan.layout, params, 1)
     nn.initialize(made.model, plan.layout, others, 2)
-    model = make_model(made, plan)
+    model = make_model(made, plan, [Cpu()], TrainingState(plan.layout))
 
     def loss(vector: Array) -> float:
         model.bind(vector, grads)

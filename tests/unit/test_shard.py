@@ -33,8 +33,9 @@ def shard_of(optimizer: optim.Optimizer) -> tuple[Shard, Array]:
     for view in LAYOUT.views(vectors["params"]).values():
         view[...] = rng.standard_normal(view.shape)
     slots = {name: vectors[name] for name in optimizer.slots}
-    updater = Updater(optimizer, LAYOUT, vectors["params"], slots, None, None)
-    shard = Shard(Memory(), [(0, LAYOUT.size)], updater, vectors, Backoff(oversubscribed=False))  # type: ignore[arg-type]
+    updater, frozen = Updater(optimizer, LAYOUT, vectors["params"], slots, None, None), np.zeros(1, np.uint8)
+    waiting = Backoff(oversubscribed=False)
+    shard = Shard(Memory(), [(0, LAYOUT.size)], updater, vectors, frozen, waiting)  # type: ignore[arg-type]
     shard.open(STALENESS)
     return shard, vectors["params"]
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...core.device import CPU, Device
+from ...core.device import Device
+from ...core.training_state import TrainingState
 from ...monitor.trace import span
 from ...optim import Updater
 from ..base import StepResult
@@ -27,12 +28,11 @@ class Async(PsStrategy):
     compute meanwhile.
 
     Args:
-        store: The parameters; freed with this object.
         devices: The devices of this worker.
     """
 
-    def __init__(self, store: Store, devices: Sequence[Device] = (CPU,)) -> None:
-        super().__init__(store)
+    def __init__(self, store: Store, devices: Sequence[Device], state: TrainingState) -> None:
+        super().__init__(store, state)
         plan = store.plan
         self._measure: Updater | None = None
         if plan.optimizer.clip_norm is not None and not plan.optimizer.layerwise:
@@ -42,13 +42,13 @@ class Async(PsStrategy):
         self._posted: set[int] = set()  # shards that this gradient was sent to
 
     def ready(self, start: int) -> None:
-        if self._early and start > 0 and self._applied(self._take_loss()):
+        if self._early and start > 0 and self._non_finite.applies(self._take_loss()):
             self._post(start, 1.0)
 
     @span("push")
     def finish(self) -> None:
         loss = self._take_loss()
-        updated = self._applied(loss)
+        updated = self._non_finite.applies(loss)
         staleness = self._push() if updated else 0
         if self._plan.config.parallel.mode == "ssp":
             staleness = self._lead

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...core.layout import Array
 from ...core.ranges import aligned_range
+from ...core.training_state import TrainingState
 from ...monitor.trace import span
 from ..base import StepResult
 from .client import PsStrategy
@@ -40,7 +41,7 @@ class BackupWithServers(PsStrategy):
         own = loss * self._plan.gradients_per_step  # an estimate from this worker's examples
         if place != DROPPED:
             self._push(step, loss)
-        self.result = StepResult(own, place != DROPPED and self._applied(loss))
+        self.result = StepResult(own, place != DROPPED and self._non_finite.applies(loss))
 
     @span("wait")
     def _push(self, step: int, loss: float) -> None:
@@ -55,12 +56,12 @@ class BackupWithServers(PsStrategy):
 class BackupOnOneNode(PsStrategy):
     """A worker of ``--mode backup`` if all ranks share one node."""
 
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
+    def __init__(self, store: Store, state: TrainingState) -> None:
+        super().__init__(store, state)
         cluster = store.cluster
         assert store.coordinator is not None and store.rows is not None and store.partials is not None
         self._shared, self._rows, self._partials = store.coordinator, store.rows, store.partials
-        self._updater = store.plan.updater(store.vectors)
+        self._updater = store.plan.updater(store.vectors, store.frozen)
         local = [rank for rank in range(cluster.size) if store.nodes.same(rank, cluster.rank)]
         self._row_of = np.array([local.index(rank) for rank in cluster.worker_ranks])
 
@@ -87,7 +88,7 @@ class BackupOnOneNode(PsStrategy):
         with span("wait"):
             shared.wait_for_gradients(waiting)
         workers, loss = shared.admitted()
-        updated = self._applied(loss)
+        updated = self._non_finite.applies(loss)
         if updated:
             self._update(place, self._row_of[workers], step)
         with span("wait"):

@@ -12,10 +12,13 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from ...checkpoint.snapshot import Snapshot
+from ...core.extra_state import ExtraState
 from ...core.layout import Array
+from ...core.training_state import TrainingState
 from ...monitor.trace import span
 from ...plan.progress import ConsistentPoint, Progress, WorkItem
-from ..base import PauseRequests, Stats, StepResult, own_loss_error
+from ..base import PauseRequests, Stats, StepResult
+from ..non_finite import NonFinitePolicy
 from .coordinator import END, PAUSE, CoordinatorState
 from .store import Store
 
@@ -26,15 +29,18 @@ class PsStrategy:
     Local, except ``next`` before and after a ``ConsistentPoint``, and ``close``.
 
     Args:
-        store: The parameters; freed with this object.
+        store: The parameters; started and freed with this object.
     """
 
-    def __init__(self, store: Store) -> None:
+    synchronous = False
+
+    def __init__(self, store: Store, state: TrainingState) -> None:
         self._store, plan, cluster = store, store.plan, store.cluster
         self._plan, self._worker, self._chief = plan, cluster.task_index, cluster.chief
-        self.progress = Progress(store.step, store.data_cursor)
-        self._begin_step, self._begin_cursor, self._batch = store.step, store.data_cursor, plan.batch
-        self._begin_item = 0 if plan.config.parallel.mode == "backup" else store.step
+        self.initial_vectors = store.initial_vectors
+        self.progress = Progress(0, 0)
+        self._non_finite = NonFinitePolicy(plan.config.training.nan, plan.workers)
+        self._training_state, self._frozen = state, state.frozen.tobytes()  # the latter as the shards have them
         self.params, self.grads = self._memory()
         self._shards = store.shard_clients(self.params)
         # Requests to other nodes first. Workers begin at different shards of their node, so that they do not all wait
@@ -50,6 +56,12 @@ class PsStrategy:
         self._paused, self._ended = True, False  # at the beginning, workers wait for each other as after a pause
         self._reads = 0  # not yet reported
         self.result = StepResult(math.nan, True)
+
+    def start(self, progress: Progress, extra_state: ExtraState) -> None:
+        self._store.start(progress)
+        self.progress = self._began = progress
+        # In backup a step uses several work items, which are numbered from 0 in each run.
+        self._first_item = 0 if self._plan.config.parallel.mode == "backup" else progress.step
 
     def _memory(self) -> tuple[Array, Array]:
         """Return this worker's parameters and gradient; the RPC transport's vector if parameters arrive there."""
@@ -79,15 +91,15 @@ class PsStrategy:
         self._await_workers()
         self._paused = True
         self._store.waiting.until(self._complete)  # a server may not have counted the last step yet
-        state = self._state
+        state = self._coordinator_state
         self.progress = Progress(state.done, self._cursor_of(state.items))
         self._read(state.done)
-        return ConsistentPoint(*self.progress[:2], self._pauses.take(), self._ended)
+        return ConsistentPoint(*self.progress, self._pauses.take(), self._ended)
 
     def _complete(self, spins: int) -> bool:
         """Return whether all begun steps are applied; keep the state."""
-        self._state = self._state_now()
-        return self._state.done == self._state.begun
+        state = self._coordinator_state = self._state_now()
+        return state.done == state.begun
 
     def _leave_point(self) -> None:
         """Continue when no worker needs the parameters of the point any longer. Collective over the workers."""
@@ -114,7 +126,7 @@ class PsStrategy:
 
     def _cursor_of(self, item: int) -> int:
         """Return the index of the first example of a work item."""
-        return self._begin_cursor + (item - self._begin_item) * self._batch
+        return self._began.data_cursor + (item - self._first_item) * self._plan.batch
 
     # Parameters.
 
@@ -147,14 +159,17 @@ class PsStrategy:
         vectors = {name: self.vector(name) for name in names}
         if "params" in vectors:
             vectors["params"] = self.params.copy()
-        return Snapshot(vectors, *self.progress[:2], private=True)
+        return Snapshot(vectors, *self.progress, private=True)
 
     # Gradients.
 
     def begin(self, loss: SupportsFloat) -> None:
         self._loss = loss
-        for shard in self._shards:
-            shard.freeze(self._plan.frozen.flags)
+        frozen = self._training_state.frozen
+        if (flags := frozen.tobytes()) != self._frozen:
+            self._frozen = flags
+            for shard in self._shards:
+                shard.freeze(frozen)
 
     def _take_loss(self) -> float:
         """Return this worker's share of the loss; waits for it on a GPU.
@@ -163,13 +178,8 @@ class PsStrategy:
             NonFiniteLoss: It is not finite and ``--nan`` is ``stop``.
         """
         loss = self._loss = float(self._loss)
-        if not math.isfinite(loss) and self._plan.config.training.nan == "stop":
-            raise own_loss_error(loss, self._worker, self._plan.workers, self._work.step)
+        self._non_finite.check_own(loss, self._worker, self._work.step)
         return loss
-
-    def _applied(self, loss: float) -> bool:
-        """Return whether a gradient with this loss is applied."""
-        return math.isfinite(loss) or self._plan.config.training.nan == "ignore"
 
     def _advance_to(self, step: int) -> None:
         self.progress = Progress(step, self.progress.data_cursor)
@@ -184,8 +194,11 @@ class PsStrategy:
 
     def stats(self) -> Stats:
         state = self._state_now()
-        steps = state.done - self._begin_step - state.skipped
+        steps = state.done - self._began.step - state.skipped
         return Stats(state.done, state.loss, steps, state.skipped, state.worker_stats)
+
+    def memory_use(self) -> dict[str, int]:
+        return {}
 
     def close(self) -> None:
         self._store.free()

@@ -20,12 +20,12 @@ class RemoteShard:
         server: The rank of its server.
         ranges: Its ranges of the vector.
         names: The names of the vectors, in the plan's order.
-        frozen: Which entries do not change at first.
+        frozen: The entries that the server does not change at first.
     """
 
-    def __init__(self, rpc: RpcTransport, server: int, ranges: Ranges, names: list[str], frozen: bytes) -> None:
+    def __init__(self, rpc: RpcTransport, server: int, ranges: Ranges, names: list[str], frozen: Array) -> None:
         self._rpc, self._server, self.ranges, self._names = rpc, server, ranges, names
-        self._frozen = frozen  # as the server knows it
+        self._frozen = frozen.copy()  # as the server has it
 
     def post_read(self, least: int) -> None:
         self._rpc.request(self._server, Kind.READ, request(Kind.READ, least))
@@ -40,14 +40,10 @@ class RemoteShard:
             out[lo:hi] = self._rpc.vector[lo:hi]
 
     def freeze(self, frozen: Array) -> None:
-        flags = frozen.tobytes()
-        if flags == self._frozen:
-            return
-        for entry, flag in enumerate(flags):
-            if flag != self._frozen[entry]:
-                self._rpc.request(self._server, Kind.FREEZE, request(Kind.FREEZE, entry, flag))
-                self._rpc.reply(self._server)
-        self._frozen = flags
+        for entry in np.flatnonzero(frozen != self._frozen).tolist():
+            self._rpc.request(self._server, Kind.FREEZE, request(Kind.FREEZE, entry, frozen[entry]))
+            self._rpc.reply(self._server)
+        self._frozen[:] = frozen
 
     def post_apply(self, grads: Array, push: Push) -> None:
         self._rpc.request(self._server, Kind.APPLY, request(Kind.APPLY, *push), grads)

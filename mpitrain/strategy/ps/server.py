@@ -7,7 +7,6 @@ enter last.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from ...comm.rpc import EMPTY, unpack
 from ...core import activity
 from ...core.layout import Array
 from ...monitor.trace import span
+from ..non_finite import NonFinitePolicy
 from .coordinator import WAIT, CoordinatorMemory
 from .messages import REQUEST, Kind, reply
 from .shard import Push
@@ -158,7 +158,7 @@ class Server:
         self._deferred.append(respond)
 
     def _freeze(self, client: int, entry: int, frozen: bool) -> None:
-        self._store.plan.frozen.flags[entry] = frozen
+        self._store.frozen[entry] = frozen
         self._reply(client)
 
     def _state(self, client: int) -> None:
@@ -197,7 +197,8 @@ class Collector:
     def __init__(self, store: Store, number: int, servers: MPI.Intracomm) -> None:
         self._store, self._shard, self._servers = store, store.shards[number], servers
         self._coordinator = store.coordinator if number == 0 else None
-        self._gradients_per_step, self._skips = store.plan.gradients_per_step, store.plan.config.training.nan == "skip"
+        self._gradients_per_step = store.plan.gradients_per_step
+        self._non_finite = NonFinitePolicy(store.plan.config.training.nan, store.plan.workers)
         self._sum = np.zeros(store.plan.layout.size, store.plan.dtype)
         self._arrived: list[tuple[int, int, float, Array]] = []  # work item, step, loss, gradient
 
@@ -222,12 +223,12 @@ class Collector:
 
     @span("update")
     def _apply(self, gradients: list[Array], loss: float) -> None:
-        skipped = self._skips and not math.isfinite(loss)
+        skipped = not self._non_finite.applies(loss)
         if skipped:
             self._shard.skip_step()
         else:
             for index, grads in enumerate(gradients):
-                self._shard.gather(grads, self._sum, first=index == 0)
+                self._shard.accumulate(grads, self._sum, first=index == 0)
             self._shard.apply_step(self._sum, self._add_up)
         if self._coordinator is not None:
             self._coordinator.step_done(loss, skipped)

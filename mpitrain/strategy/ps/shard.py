@@ -63,7 +63,7 @@ class ShardClient(Protocol):
         """Copy the ranges of one of the vectors to ``out``, shape (layout.size,)."""
 
     def freeze(self, frozen: Array) -> None:
-        """Set which entries do not change from now on: ``optim.updater.Frozen.flags``."""
+        """Set which entries do not change from now on; see ``TrainingState.frozen``."""
 
     def post_apply(self, grads: Array, push: Push) -> None:
         """Have a gradient, shape (layout.size,), applied; ``wait_apply`` must follow."""
@@ -88,13 +88,20 @@ class Shard:
         ranges: Disjoint ranges of the vector, in ascending order.
         updater: Bound to the node's vectors, of which only the ranges are this shard's.
         vectors: The node's vectors by name, including ``params``, shape (layout.size,).
+        frozen: The entries that the updater does not change for now.
         waiting: How to wait for the lock.
     """
 
     def __init__(
-        self, shared: SharedArrays, ranges: Ranges, updater: Updater, vectors: dict[str, Array], waiting: Backoff
+        self,
+        shared: SharedArrays,
+        ranges: Ranges,
+        updater: Updater,
+        vectors: dict[str, Array],
+        frozen: Array,
+        waiting: Backoff,
     ) -> None:
-        self.ranges, self.vectors, self._waiting = ranges, vectors, waiting
+        self.ranges, self.vectors, self.frozen, self._waiting = ranges, vectors, frozen, waiting
         self.size = sum(hi - lo for lo, hi in ranges)
         self._updater = updater
         self._words = shared.allocate((_HEAD + shared.node.size * _ROW,), np.int64)
@@ -161,7 +168,7 @@ class Shard:
                     self._updater.update(lo, hi, grads[np.newaxis], version)
             self._next_version()
 
-    def gather(self, grads: Array, out: Array, first: bool) -> None:
+    def accumulate(self, grads: Array, out: Array, first: bool) -> None:
         """Add a gradient, shaped as for ``apply``, to the shard's ranges of ``out``; the first one overwrites them."""
         for lo, hi, origin in self._origins(compact=len(grads) == self.size):
             part = grads[lo - origin : hi - origin]
@@ -207,9 +214,9 @@ class Shard:
         params = self.vectors["params"]
         if len(grads) == len(params):
             return grads
-        found = np.zeros_like(params)
-        self.gather(grads, found, first=True)
-        return found
+        full = np.zeros_like(params)
+        self.accumulate(grads, full, first=True)
+        return full
 
     def _next_version(self) -> None:
         # A release store, because ``version`` is read without the lock.
@@ -256,7 +263,7 @@ class LocalShard:
         self._shard.read(out, name)
 
     def freeze(self, frozen: Array) -> None:
-        """Do nothing: the ranks of a node share the flags."""
+        self._shard.frozen[:] = frozen
 
     @span("update")
     def post_apply(self, grads: Array, push: Push) -> None:

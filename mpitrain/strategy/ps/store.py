@@ -17,10 +17,11 @@ from ...comm.mpi import MPI
 from ...comm.rpc import Routes, RpcTransport, open_transport
 from ...comm.shared_memory import SharedArrays, sharing_problem
 from ...core.layout import Array, row_stride
+from ...core.training_state import TrainingState
 from ...errors import ConfigError
 from ...plan.placement import ranges_of
 from ...plan.plan import Plan
-from ...plan.progress import InitialState
+from ...plan.progress import Progress
 from .coordinator import STATS_WORDS, CoordinatorMemory, CoordinatorRules, LocalCoordinator, StepCoordinator
 from .remote import RemoteCoordinator, RemoteShard
 from .shard import LocalShard, Shard, ShardClient
@@ -58,13 +59,14 @@ class Store:
         on_one_node: backup: whether all workers and shards share one node, so that workers update by themselves.
         rpc: The transport between workers and the servers on other nodes; None if there are none.
         waiting: How this rank waits.
-        step, data_cursor: Where training begins.
+        frozen: ``TrainingState.frozen`` as the shards of this node apply it; shared by the node.
+        initial_vectors: ``vectors`` on the rank that fills them; None on all others.
 
     Raises:
         ConfigError: On every rank: there are several nodes and no server.
     """
 
-    def __init__(self, cluster: Cluster, plan: Plan, initial_state: InitialState) -> None:
+    def __init__(self, cluster: Cluster, plan: Plan, state: TrainingState) -> None:
         self.plan, self.cluster = plan, cluster
         self.nodes = _nodes(cluster, plan)
         self.holders = cluster.servers or [0]
@@ -79,13 +81,22 @@ class Store:
         self.shards: dict[int, Shard] = {}
         self.rows: Array | None = None
         self.partials: Array | None = None
+        self.frozen = self._shared.allocate(state.frozen.shape, np.uint8)
+        self.frozen[:] = state.frozen
         self._allocate()
-        leads = bool(self.shards) and self.nodes.comm.rank == 0
-        self.step, self.data_cursor, _ = initial_state(self.vectors if leads else None, self._first_leader())
-        self._open(leads)
+        self.initial_vectors = self.vectors if self.shards and self.nodes.comm.rank == 0 else None
         self.rpc = self._open_transport()
         if self.rpc is not None:
             self.waiting.progress = cluster.comm.Iprobe
+
+    def start(self, progress: Progress) -> None:
+        """Begin to train from ``initial_vectors``, which have been filled. Collective over all ranks."""
+        if self.initial_vectors is not None:
+            for shard in self.shards.values():
+                shard.open(progress.step)
+            if self.coordinator is not None:
+                self.coordinator.open(progress.step, self.plan.train_steps, self.plan.next_pause(progress.step))
+        self.cluster.comm.Barrier()
 
     def step_coordinator(self) -> StepCoordinator:
         """Return the step coordinator for this worker."""
@@ -96,21 +107,20 @@ class Store:
 
     def shard_clients(self, params: Array) -> list[ShardClient]:
         """Return all shards for this worker, whose parameters are ``params``; by number."""
-        row, names, frozen = self.nodes.comm.rank, self.plan.vectors, self.plan.frozen.flags.tobytes()
+        row, names = self.nodes.comm.rank, self.plan.vectors
         clients: list[ShardClient] = []
         for s, holder in enumerate(self.holders):
             if s in self.shards:
                 clients.append(LocalShard(self.shards[s], params, row, self.waiting))
             else:
                 assert self.rpc is not None
-                clients.append(RemoteShard(self.rpc, holder, self.ranges[s], names, frozen))
+                clients.append(RemoteShard(self.rpc, holder, self.ranges[s], names, self.frozen))
         return clients
 
     def free(self) -> None:
         """Free memory. Collective over all ranks."""
         if self.rpc is not None:
             self.rpc.free()
-        self.plan.frozen.flags = self.plan.frozen.flags.copy()
         self._shared.free()
 
     def _check_servers(self) -> None:
@@ -128,12 +138,11 @@ class Store:
         plan, shared, rank = self.plan, self._shared, self.cluster.rank
         local = [s for s, holder in enumerate(self.holders) if self.nodes.same(holder, rank)]
         size, stride = plan.layout.size, row_stride(plan.layout.size)
-        plan.frozen.share(shared.allocate(plan.frozen.flags.shape, np.uint8))
         if local:
             self.vectors = {name: shared.allocate((stride,), plan.dtype)[:size] for name in plan.vectors}
-            updater = plan.updater(self.vectors)
+            updater = plan.updater(self.vectors, self.frozen)
             for s in local:
-                self.shards[s] = Shard(shared, self.ranges[s], updater, self.vectors, self.waiting)
+                self.shards[s] = Shard(shared, self.ranges[s], updater, self.vectors, self.frozen, self.waiting)
             if plan.config.parallel.mode == "backup":
                 self.rows = shared.allocate((self.nodes.comm.size, stride), plan.dtype)
                 self.partials = shared.allocate((self.nodes.comm.size, updater.n_sums), np.float64)
@@ -150,18 +159,6 @@ class Store:
         if options.mode == "ssp":
             return CoordinatorRules(workers, bound=STALENESS if options.staleness is None else options.staleness)
         return CoordinatorRules(workers)
-
-    def _first_leader(self) -> int:
-        """Return the rank that initializes the first shard's node."""
-        return next(rank for rank in range(self.cluster.size) if self.nodes.same(rank, self.holders[0]))
-
-    def _open(self, leads: bool) -> None:
-        if leads:
-            for shard in self.shards.values():
-                shard.open(self.step)
-            if self.coordinator is not None:
-                self.coordinator.open(self.step, self.plan.train_steps, self.plan.next_pause(self.step))
-        self.cluster.comm.Barrier()
 
     def _open_transport(self) -> RpcTransport | None:
         cluster, nodes = self.cluster, self.nodes

@@ -16,17 +16,18 @@ import numpy as np
 from mpitrain import checkpoint
 from mpitrain.checkpoint.resume import plan_resume
 from mpitrain.comm.cluster import Cluster
+from mpitrain.core.extra_state import Versioned
 from mpitrain.core.layout import Layout
 from mpitrain.errors import DamagedCheckpoint
 from mpitrain.plan.config import RunConfig
-from mpitrain.training.initial_state import InitialStateLoader
+from mpitrain.training.restore import restore
 
 cluster, folder, where = Cluster(), Path(sys.argv[1]), int(sys.argv[2])
 layout = Layout.pack([("a", (99, 3), "param"), ("b", (5,), "state")])
 names = ("params", "momentum")
 if cluster.rank == 0:
     for step in (1, 2, 3):
-        extra_state = {"loss_scale": step + 0.5}
+        extra_state = {"loss_scale": Versioned(1, {"scale": step + 0.5})}
         state = {name: np.full(layout.size, step, np.float32) for name in names}
         snapshot = checkpoint.Snapshot(state, step, 10 * step, extra_state)
         checkpoint.write(checkpoint.path_for(folder, step), layout, snapshot, 0, {})
@@ -36,7 +37,7 @@ read = checkpoint.read
 
 def read_badly(path, layout, vectors, seed):
     reached = read(path, layout, vectors, seed)
-    if reached[0] == 3 and cluster.rank == where:
+    if reached.progress.step == 3 and cluster.rank == where:
         for vector in vectors.values():
             vector[:] = np.nan
         raise DamagedCheckpoint(f"{path} is not a whole checkpoint")
@@ -45,14 +46,15 @@ def read_badly(path, layout, vectors, seed):
 
 checkpoint.read = read_badly
 begin = plan_resume(RunConfig(), folder, layout)
-start = InitialStateLoader(cluster, SimpleNamespace(layout=layout, config=RunConfig()), None, begin)  # type: ignore[arg-type]
+plan = SimpleNamespace(layout=layout, config=RunConfig())
 vectors = {name: np.full(layout.size, np.nan, np.float32) for name in names} if cluster.rank < 2 else None
-reached = start(vectors, 0)
+start = restore(cluster, plan, None, begin, vectors)  # type: ignore[arg-type]
 if vectors is not None:
     views = layout.views(vectors["params"]), layout.views(vectors["momentum"])
     assert all((view == 2).all() for view in [*views[0].values(), views[1]["a"]])
     assert not views[1]["b"].any()  # state has no slots
-everywhere = cluster.comm.allgather((reached, start.resumed, start.saved, start.skipped))
+everywhere = cluster.comm.allgather(start)
 assert everywhere == [everywhere[0]] * cluster.size
 if cluster.rank == 0:
-    print(f"{reached.step} {reached.data_cursor} {reached.extra_state}", start.resumed, *start.skipped, sep="\n")
+    scale = start.extra_state["loss_scale"].values["scale"]
+    print(f"{start.progress.step} {start.progress.data_cursor} {scale}", start.resumed, *start.skipped, sep="\n")

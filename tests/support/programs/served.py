@@ -13,9 +13,10 @@ import sys
 import numpy as np
 
 from mpitrain.comm.cluster import Cluster
+from mpitrain.core.device import CPU
 from mpitrain.core.layout import Layout
+from mpitrain.core.training_state import TrainingState
 from mpitrain.optim import sgd
-from mpitrain.optim.updater import Frozen
 from mpitrain.plan.config import RunConfig
 from mpitrain.plan.placement import place, ranges_of
 from mpitrain.plan.plan import Plan
@@ -50,27 +51,24 @@ plan = Plan(
     layer_starts=[0],
     placements=pieces,
     workers=workers,
-    frozen=Frozen(LAYOUT),
 )
 
 
-def fill(vectors, root):
-    if vectors is not None:
-        vectors["params"][:] = 0
-    return Progress(0, 0, {})
-
-
-store = Store(cluster, plan, fill)
+state = TrainingState(LAYOUT)
+store = Store(cluster, plan, state)
+if store.initial_vectors is not None:
+    store.initial_vectors["params"][:] = 0
 used = np.concatenate([np.arange(e.start, e.stop) for e in LAYOUT.entries])
 
 
 def train() -> None:
-    strategy = ps_strategy(store)
+    strategy = ps_strategy(store, [CPU], state)
+    strategy.start(Progress(0, 0), {})
     strategy.grads[used] = -1.0
     steps = 0
     while (work := strategy.next()) is not None:
         if isinstance(work, ConsistentPoint):
-            assert work == (count, count * plan.gradients_per_step, False, True)
+            assert work == (count, count * plan.gradients_per_step, frozenset(), True)
             continue
         check_read(strategy.params)
         if what == "torn" and cluster.task_index == 0:
@@ -84,12 +82,12 @@ def train() -> None:
     pushed = cluster.workers.allreduce(steps)
     assert pushed == count * plan.gradients_per_step, (pushed, count)
     assert (strategy.params[used] == pushed).all(), (strategy.params[used].min(), strategy.params[used].max(), pushed)
-    state = strategy._state_now()
-    assert state.done == count
-    assert sum(account.steps for account in state.worker_stats) == pushed
+    coordinator = strategy._state_now()
+    assert coordinator.done == count
+    assert sum(account.steps for account in coordinator.worker_stats) == pushed
     if mode == "ssp":
-        assert max(account.staleness_max for account in state.worker_stats) <= 2
-    assert sum(sum(account.histogram) for account in state.worker_stats) == pushed
+        assert max(account.staleness_max for account in coordinator.worker_stats) <= 2
+    assert sum(sum(account.histogram) for account in coordinator.worker_stats) == pushed
     if cluster.chief:
         print("ok")
 
@@ -103,6 +101,7 @@ def check_read(params) -> None:
 
 
 if cluster.is_server:
+    store.start(Progress(0, 0))
     Server(store).serve()
 else:
     train()

@@ -12,7 +12,6 @@ from mpitrain import optim
 from mpitrain.gpu import ops as launch
 from mpitrain.gpu.ops import updates
 from mpitrain.gpu.update import GpuUpdate
-from mpitrain.optim.updater import Frozen
 
 from ...support.kernel_device import Device
 from ...support.optimizers import LAYOUT, SIZE, Run, amsgrad, draw
@@ -43,7 +42,7 @@ class GpuRun(Run):
         launch.use(device.places[0])
         self.state = np.ones(9)
         vectors = {"params": self.params, **self.slots} | ({} if self.average is None else {"average": self.average})
-        self.frozen = Frozen(LAYOUT)
+        self.frozen = np.zeros(len(LAYOUT.entries), np.uint8)
         self.apply = GpuUpdate(GPU, optimizer, LAYOUT, vectors, moving, self.state, self.frozen)
 
 
@@ -51,7 +50,7 @@ class GpuRun(Run):
 def test_frozen_parameters_do_not_change(device: Device, optimizer: optim.Optimizer) -> None:
     run = GpuRun(device, optimizer, optim.moving_average(0.9))
     before = run.everything()
-    run.frozen.flags[0] = 1
+    run.frozen[0] = 1
     run.apply(np.where(np.arange(SIZE) < LAYOUT.entries[0].stop, 0, draw(1)), 0)
     changed = LAYOUT.views(run.everything()[:SIZE] != before[:SIZE])
     assert not changed["dense1.weight"].any() and changed["dense2.weight"].all()

@@ -1,0 +1,50 @@
+"""State of a run that is not in the flat vectors: of the strategy, the model and the hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ..errors import CheckpointError
+from .layout import Array
+
+Value = float | str | Array
+
+
+class Versioned(NamedTuple):
+    """The state of one part of a run.
+
+    Attributes:
+        version: The version of the meaning of the values, from 1.
+        values: Numbers, strings and arrays by name. A part has either arrays only, or none.
+    """
+
+    version: int
+    values: Mapping[str, Value]
+
+
+# By namespace: the name of the part that the state belongs to. Parts with arrays: ``core.layout.ARRAY_GROUPS``.
+ExtraState = Mapping[str, Versioned]
+
+
+def values_of(state: ExtraState, namespace: str, version: int) -> Mapping[str, Value]:
+    """Return the values of a namespace; empty if the state has none. Local.
+
+    Args:
+        version: The newest version that the caller understands.
+
+    Raises:
+        CheckpointError: A later version of the package has written the state.
+    """
+    part = state.get(namespace)
+    if part is None:
+        return MappingProxyType({})
+    if part.version > version:
+        error = CheckpointError(
+            f"the checkpoint has version {part.version} of the state {namespace}, but this mpitrain reads version "
+            f"{version} or less; resume with a newer mpitrain, or use --init-from"
+        )
+        error.on_all_ranks = True
+        raise error
+    return part.values

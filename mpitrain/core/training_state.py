@@ -1,0 +1,27 @@
+"""What may change between two steps, in addition to the flat vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from .layout import Array, Layout
+
+
+class TrainingState:
+    """State that model and strategy of a rank share. Each rank has its own, made by ``training``. Local.
+
+    Args:
+        frozen: Names of the parameters that are not trained at first.
+
+    Attributes:
+        frozen: Shape (number of the layout's entries,), uint8: 1 for an entry that is not trained for now. The model
+            sets it before it computes a gradient; the strategy applies it. In one step it is the same on all ranks.
+        loss_scale: Shape (1,), float64, on the device: factor of the loss's gradient; None for 1. The strategy sets it
+            before the model is made, and changes its value on the device.
+    """
+
+    def __init__(self, layout: Layout, frozen: Collection[str] = ()) -> None:
+        self.frozen: Array = np.array([entry.name in frozen for entry in layout.entries], np.uint8)
+        self.loss_scale: Array | None = None

@@ -1,0 +1,116 @@
+"""Where training begins: initial values, or those of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from .. import checkpoint
+from ..checkpoint import Restored
+from ..checkpoint.resume import ResumePlan
+from ..comm.cluster import Cluster
+from ..comm.mpi import MPI
+from ..core.extra_state import ExtraState
+from ..core.layout import Array
+from ..errors import CheckpointError
+from ..plan.network import Network
+from ..plan.plan import Plan
+from ..plan.progress import Progress
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where training begins; the same on all ranks.
+
+    Attributes:
+        extra_state: That of the resumed run.
+        resumed: The checkpoint that training resumes from, or None.
+        saved: Whether that checkpoint is the run's own and need not be saved again.
+        skipped: One line for each newer checkpoint that was skipped, with the reason.
+    """
+
+    progress: Progress
+    extra_state: ExtraState = field(default_factory=dict)
+    resumed: Path | None = None
+    saved: bool = False
+    skipped: tuple[str, ...] = ()
+
+    def is_complete(self, plan: Plan) -> bool:
+        """Return whether the run's own checkpoint has all steps, so that there is nothing to train."""
+        return self.saved and self.progress.step >= plan.train_steps
+
+
+def restore(
+    cluster: Cluster, plan: Plan, network: Network, resume_plan: ResumePlan, vectors: dict[str, Array] | None
+) -> Beginning:
+    """Fill the vectors with initial values or those of a checkpoint. Collective over all ranks.
+
+    A checkpoint is read once, and its digests are verified while reading. If any rank finds a checkpoint damaged, all
+    ranks skip it and try the one before.
+
+    Args:
+        vectors: ``Strategy.initial_vectors``, of which some rank must have some.
+
+    Raises:
+        CheckpointError: On every rank: all checkpoints are damaged, or the newest intact one does not fit.
+    """
+    if resume_plan.resume:
+        beginning = _resume(cluster, plan, resume_plan, vectors)
+    else:
+        _initialize(cluster, plan, network, resume_plan.init_from, vectors)
+        beginning = Beginning(Progress(0, 0))
+    root = cluster.comm.allreduce(cluster.size if vectors is None else cluster.rank, op=MPI.MIN)
+    return cluster.comm.bcast(beginning, root=root)  # type: ignore[no-any-return]
+
+
+def _resume(cluster: Cluster, plan: Plan, resume_plan: ResumePlan, vectors: dict[str, Array] | None) -> Beginning:
+    """Read the requested checkpoint, or the newest undamaged one."""
+    paths, read = resume_plan.resume, partial(_read, cluster, plan, vectors)
+    if not resume_plan.auto:
+        return Beginning(*read(paths[0]), resumed=paths[0], saved=resume_plan.saved)
+    # All ranks agree on which checkpoints are damaged, so that all continue with the same one.
+    intact, skipped = checkpoint.first_intact(paths, read)
+    if intact is None:
+        none = CheckpointError(
+            f"all {len(paths)} checkpoints in {paths[0].parent} are damaged: {skipped[0]}; "
+            "start anew with --resume never, or pass another --run-dir"
+        )
+        none.on_all_ranks = True
+        raise none
+    path, restored = intact
+    return Beginning(*restored, resumed=path, saved=resume_plan.saved, skipped=tuple(skipped))
+
+
+def _read(cluster: Cluster, plan: Plan, vectors: dict[str, Array] | None, path: Path) -> Restored:
+    """Fill the vectors from a checkpoint.
+
+    Raises:
+        DamagedCheckpoint: On every rank: one of them found the checkpoint damaged.
+    """
+    restored = Restored(Progress(0, 0), {})
+    with cluster.agree("reading a checkpoint"):
+        if vectors is not None:
+            _clear(vectors)  # also removes values read from a damaged checkpoint
+            restored = checkpoint.read(path, plan.layout, vectors, plan.config.training.seed)
+    return restored
+
+
+def _initialize(
+    cluster: Cluster, plan: Plan, network: Network, init_from: Path | None, vectors: dict[str, Array] | None
+) -> None:
+    """Set initial values; ``init_from`` is a file that has some of them."""
+    with cluster.agree("initializing"):
+        if vectors is not None:
+            _clear(vectors)
+            network.initialize(plan.layout, vectors["params"], plan.config.training.seed)
+            if init_from is not None:
+                checkpoint.load_matching(init_from, plan.layout, vectors["params"])
+            if "average" in vectors:
+                vectors["average"][:] = vectors["params"]
+
+
+def _clear(vectors: dict[str, Array]) -> None:
+    """Set vectors to zero: a checkpoint does not cover gaps between layers, and layer state has no slots."""
+    for vector in vectors.values():
+        vector[:] = 0
