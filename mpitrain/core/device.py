@@ -80,6 +80,9 @@ class Device(Protocol):
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that runs a kernel for arrays of the CPU on arrays of the device."""
 
+    def owns(self, array: Array) -> bool:
+        """Return whether an array is in the device's memory."""
+
     def empty(self, shape: Shape, dtype: Any) -> Array:
         """Return an uninitialized array on the device."""
 
@@ -113,6 +116,9 @@ class Cpu:
 
     def dispatch(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
         return kernel
+
+    def owns(self, array: Array) -> bool:
+        return isinstance(array, np.ndarray)
 
     def matmul(self, a: Array, b: Array, *, out: Array) -> Array:
         return np.matmul(a, b, out=out)

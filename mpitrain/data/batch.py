@@ -31,7 +31,7 @@ class Batch:
 
 @dataclass(slots=True)
 class IndexBatch(Batch):
-    """A batch of training data that is already on the model's device (``Model.hold``).
+    """A batch of training data that is already on the model's device (``Model.cache_dataset``).
 
     Attributes:
         examples: Indices of the examples, shape (batch,), int64.

@@ -20,7 +20,7 @@ from .split import Split, check_examples
 
 Check = Callable[[Array, Array, int], None]  # of examples in stored form, their labels, the index of the first one
 _PART_BYTES = 1 << 20  # minimum per thread: copying less takes no longer than starting a thread
-_FIRST_BATCHES = 2  # made before the device may hold the split
+_FIRST_BATCHES = 2  # made before the split is cached on the device
 _CACHED_BLOCKS = 2 * MIXED_BLOCKS + 1  # blocks of this batch and the next one, which may be in the next group
 
 
@@ -215,15 +215,15 @@ class Loader:
 
 
 class IndexLoader:
-    """Makes the batches of a ``Loader``, or an ``IndexBatch`` for each once the model's device holds the split. Local.
+    """Makes the batches of a ``Loader``, or an ``IndexBatch`` for each once the device has a copy of the split. Local.
 
     Args:
-        loader: Makes the first batches, for which the model allocates its memory, and all if the split is not held.
-        hold: Copies the split to the device if there is room left, and returns whether it did.
+        loader: Makes the first batches, for which the model allocates its memory, and all if the split is not cached.
+        cache: Copies the split to the device if there is room left, and returns whether it did.
     """
 
-    def __init__(self, loader: Loader, hold: Callable[[], bool]) -> None:
-        self._loader, self._hold, self._made, self._holds = loader, hold, 0, False
+    def __init__(self, loader: Loader, cache: Callable[[], bool]) -> None:
+        self._loader, self._cache, self._made, self._is_cached = loader, cache, 0, False
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -231,9 +231,9 @@ class IndexLoader:
     def batch(self, position: int, count: int) -> Batch:
         """Return the examples at [position, position + count) of the endless stream; see ``Loader.batch``."""
         if self._made == _FIRST_BATCHES:
-            self._holds = self._hold()
+            self._is_cached = self._cache()
         self._made += 1
-        return self._loader.index_batch(position, count) if self._holds else self._loader.batch(position, count)
+        return self._loader.index_batch(position, count) if self._is_cached else self._loader.batch(position, count)
 
     def sequential(self, start: int, stop: int) -> Batch:
         """Return the examples [start, stop) in the order of the split."""

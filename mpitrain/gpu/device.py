@@ -183,6 +183,13 @@ class Gpu:
         self.compute.copy_to_host(array, out)
         self.compute.wait()
 
+    def to_host(self, array: Array) -> Array:
+        """Return a copy of an array of the GPU in host memory; waits for the GPU."""
+        host = np.empty(array.shape, array.dtype)
+        with self.activate():
+            self.download(array, host)
+        return host
+
     def copy_of(self, host: Array) -> Array:
         """Return a copy of a host array on the GPU."""
         copy = self.empty(host.shape, host.dtype)

@@ -1,24 +1,23 @@
-"""The interface of models: flat parameters in, loss and flat gradient of a batch out."""
+"""The interface of models: flat parameters in, loss and flat gradient of a micro-batch out."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, SupportsFloat
+from typing import Any, Protocol
 
 from ..core.extra_state import ExtraState
 from ..core.layout import Array
-from ..core.ranges import OnReady, announce_nothing, split_batch
+from ..core.ranges import OnReady
 from ..data.batch import Batch
 
 
 class Model:
-    """Computes losses and gradients. Every method is local, except for layers that communicate (see ``nn.Context``).
+    """Computes the loss and the gradient of a micro-batch, on one device or several.
 
-    A subclass implements ``bind``, ``evaluate``, and ``compute_loss`` and ``compute_grads`` for one micro-batch.
-    ``forward`` and ``backward`` accumulate gradients over the micro-batches of a batch.
-
-    Args:
-        micro_batches: Number of parts of a batch whose gradients are computed one after the other, to save memory.
+    Every method is local, except for layers that communicate (see ``nn.Context``). A model on one device
+    (``LayerModel``, ``LayerGpuModel``, ``TorchModel``) computes with vectors in its device's memory. Wrappers have the
+    same interface: ``HostCopies`` for vectors in host memory, and ``Replicas`` for several devices. A subclass
+    implements ``bind``, ``compute_loss``, ``compute_grads``, ``evaluate`` and ``predict``.
 
     Attributes:
         accepts_raw: Whether batches hold examples as stored, neither converted nor scaled.
@@ -26,52 +25,28 @@ class Model:
 
     accepts_raw = False
 
-    def __init__(self, micro_batches: int = 1) -> None:
-        self._micro_batches = micro_batches
-        self._accumulated: Any = None
-
     def bind(self, params: Array, grads: Array) -> None:
-        """Compute with ``params`` and write to ``grads``, shape (layout.size,) each, from now on."""
-        self.grads = grads
+        """Compute with ``params`` and write to ``grads``, shape (layout.size,) each, from now on.
 
-    def forward(self, batch: Batch) -> SupportsFloat:
+        The vectors are in the same memory at each call, and ``grads`` is the same.
+        """
+        raise NotImplementedError
+
+    def load_params(self) -> None:
+        """Copy the bound parameters to where the model computes; called when they have changed."""
+
+    def compute_loss(self, batch: Batch) -> Any:
         """Return this worker's share of the step's loss: the examples' losses, times ``plan.weight``, summed.
 
         Returns:
             A number; or, if the parameters are on a GPU, an array on it, valid until the next call. The conversion to
             ``float`` waits for the device.
         """
-        self.load_params()
-        if self._micro_batches == 1:
-            return self.compute_loss(batch)  # type: ignore[no-any-return]
-        *first, last = split_batch(batch.count, self._micro_batches)
-        total: Any = 0.0
-        for index, (start, stop) in enumerate(first):
-            loss = self.compute_loss(batch.part(start, stop))
-            total = self.accumulate(total, loss, first=index == 0)
-        loss = self.compute_loss(batch.part(*last))
-        with self.activate():
-            return self.add_loss(total, loss)  # type: ignore[no-any-return]
+        raise NotImplementedError
 
-    def backward(self, on_ready: OnReady) -> None:
-        """Compute the gradient of the last ``forward``; its parts may become final one after the other."""
-        if self._micro_batches == 1:
-            self.compute_grads(on_ready)
-            on_ready(0)
-            return
-        done = len(self.grads)
-
-        def add_accumulated(start: int) -> None:
-            nonlocal done
-            if start == done:
-                return
-            with self.activate():
-                self.grads[start:done] += self._accumulated[start:done]
-            done = start
-            on_ready(start)
-
-        self.compute_grads(add_accumulated)
-        add_accumulated(0)
+    def compute_grads(self, on_ready: OnReady) -> None:
+        """Write the gradient of the last ``compute_loss``; may call ``on_ready`` with values above 0."""
+        raise NotImplementedError
 
     def evaluate(self, batch: Batch) -> tuple[float, int | None]:
         """Return the summed loss of a batch and the number of correct predictions; see ``nn.Loss.evaluate``."""
@@ -81,51 +56,27 @@ class Model:
         """Return the outputs for a batch, in host memory; the labels are not used."""
         raise NotImplementedError
 
+    def add_loss(self, total: Any, loss: Any) -> Any:
+        """Return the sum of two results of ``compute_loss``, valid until the caller drops it; ``total`` may be 0.0."""
+        return total + float(loss)
+
+    # State.
+
+    @property
+    def frozen(self) -> Array | None:
+        """The parameters that the user's code has frozen, as ``TrainingState.frozen``; None if it cannot freeze any."""
+        return None
+
+    def freeze(self, flags: Array) -> None:
+        """Freeze the parameters that are frozen in another copy of the model, and no others."""
+
     @property
     def extra_state(self) -> ExtraState:
-        """State that a checkpoint stores in addition to the vectors, by name."""
+        """State that a checkpoint stores in addition to the vectors."""
         return {}
 
     def load_extra_state(self, state: ExtraState) -> None:
-        """Restore ``extra_state``; ``state`` may have other names, too, or none."""
-
-    def accumulate(self, total: Any, loss: Any, first: bool) -> Any:
-        """Compute the gradient of a micro-batch that is not the last one; return the sum of the losses.
-
-        Args:
-            total: The sum of the losses of earlier micro-batches.
-            loss: As ``compute_loss`` has returned it.
-            first: Whether it is the first one.
-        """
-        self.compute_grads(announce_nothing)
-        with self.activate():
-            self._accumulate(first)
-            return self.add_loss(total, loss)
-
-    # For subclasses.
-
-    def load_params(self) -> None:
-        """Copy the bound parameters to where the model computes; called when they have changed."""
-
-    def compute_loss(self, batch: Batch) -> Any:
-        """Return the loss of a micro-batch; see ``forward``."""
-        raise NotImplementedError
-
-    def compute_grads(self, on_ready: OnReady) -> None:
-        """Write the gradient of the last ``compute_loss``; may call ``on_ready`` with values above 0."""
-        raise NotImplementedError
-
-    def add_loss(self, total: Any, loss: Any) -> Any:
-        """Return the sum of losses of micro-batches."""
-        return total + float(loss)
-
-    def _accumulate(self, first: bool) -> None:
-        if self._accumulated is None:
-            self._accumulated = self.grads.copy()
-        elif first:
-            self._accumulated[...] = self.grads
-        else:
-            self._accumulated += self.grads
+        """Restore ``extra_state``; ``state`` may have other namespaces, too, or none."""
 
     # Devices.
 
@@ -133,16 +84,15 @@ class Model:
         """Return preferred memory for the next batch of ``count`` examples, and for its labels; None for any."""
         return None
 
-    def hold(self, examples: Array, labels: Array) -> bool:
-        """Copy the training data to the device if its memory has room. Local; call between two steps, once.
-
-        Args:
-            examples, labels: The stored arrays, shape (n, ...).
-
-        Returns:
-            Whether the data was copied; every later ``forward`` must then be given an ``IndexBatch``.
-        """
+    def has_room(self, examples: Array, labels: Array) -> bool:
+        """Return whether the device has room for the training data: the stored arrays, shape (n, ...)."""
         return False
+
+    def cache_dataset(self, examples: Array, labels: Array) -> None:
+        """Copy the training data to the device, which must have room. Local; call between two steps, once.
+
+        Every later ``compute_loss`` must be given an ``IndexBatch``.
+        """
 
     def memory_use(self) -> dict[str, int]:
         """Return bytes of device memory by purpose, without parameters and vectors of the same size.
@@ -161,3 +111,20 @@ class Model:
 
     def close(self) -> None:
         """Stop background work and free memory."""
+
+
+class SteppedModel(Protocol):
+    """A model whose forward pass the user's own loop computes, in place of ``Model.compute_loss``."""
+
+    def use_device(self) -> None:
+        """Let the calling thread's operations run on the device, and in the stream, of this model from now on."""
+
+    def begin_forward(self, position: int) -> None:
+        """Prepare a forward pass on the micro-batch at this position of the stream of examples."""
+
+    def end_forward(self, loss: Any, count: int) -> Any:
+        """Set the loss of a forward pass, the mean over ``count`` examples; return it as ``compute_loss`` does."""
+
+    @property
+    def gradient_version(self) -> int:
+        """A number that grows when code other than this package changes gradients in place."""

@@ -1,19 +1,25 @@
-"""Select the model implementation for a job's network and a rank's devices."""
+"""Compose the model of a rank from its job's network and the rank's devices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..core.device import Device
 from ..core.training_state import TrainingState
+from ..errors import JobError
 from ..nn.layer import SumOverWorkers
 from ..plan.job import Job
 from ..plan.layer_network import LayerNetwork
+from ..plan.network import Network, network_of
 from ..plan.plan import Plan
 from .base import Model
-from .native import NativeModel
-from .towers import MakeOne, Towers
+from .layers import LayerModel
+from .replicas import Exchange, HostExchange, ReplicaAllreduce, Replicas
+
+# Makes a model for one device from a network, the device, its state, and the sum over the workers.
+MakeModel = Callable[[Network, Any, TrainingState, "SumOverWorkers | None"], Model]
 
 
 def make_model(
@@ -22,55 +28,92 @@ def make_model(
     devices: Sequence[Device],
     state: TrainingState,
     sum_over_workers: SumOverWorkers | None = None,
+    resident: bool = False,
 ) -> Model:
     """Return the model of a rank that computes on ``devices``.
 
     Args:
         state: Shared with this worker's strategy.
         sum_over_workers: See ``nn.Context``.
+        resident: Whether the vectors that it will be bound to are on the first device, not in host memory.
     """
-    if not isinstance(job.network, LayerNetwork):
-        make, towers = _torch_on_gpus(job, plan) if devices[0].is_gpu else _torch(plan)
-    elif devices[0].is_gpu:
-        make, towers = _layers_on_gpus(job, plan)
-    else:
-        make, towers = _layers(plan)
+    make = _maker(job, plan, on_gpus=devices[0].is_gpu)
+    if devices[0].is_gpu and not resident:
+        make = _with_host_copies(make, plan)
     if len(devices) == 1:
         return make(job.network, devices[0], state, sum_over_workers)
-    return towers(make, job, plan, devices, state, sum_over_workers)
+    # The first device uses the job's own network, which hooks may refer to.
+    networks = [job.network, *(_copied(job) for _ in devices[1:])]
+    exchange, states = _exchange(plan, devices, state, resident)
+    allreduce = ReplicaAllreduce(len(devices), sum_over_workers)
+    models = [
+        make(network, device, own_state, allreduce.summing(index))
+        for index, (network, device, own_state) in enumerate(zip(networks, devices, states, strict=True))
+    ]
+    return Replicas(models, exchange, allreduce)
 
 
-def _layers(plan: Plan) -> tuple[MakeOne, type[Towers]]:
-    def make(network: Any, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None) -> Model:
-        return NativeModel(network.model, network.loss, plan, device, sum_over_workers)
-
-    return make, Towers
-
-
-def _layers_on_gpus(job: Job, plan: Plan) -> tuple[MakeOne, type[Towers]]:
-    from .native_gpu import NativeGpuModel
-    from .towers_gpu import GpuTowers
-
-    def make(network: Any, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None) -> Model:
-        return NativeGpuModel(network.model, network.loss, plan, device, job.train_split, state, sum_over_workers)
-
-    return make, GpuTowers
-
-
-def _torch(plan: Plan) -> tuple[MakeOne, type[Towers]]:
-    from .torch_model import TorchModel
-    from .torch_towers import TorchTowers
+def _maker(job: Job, plan: Plan, on_gpus: bool) -> MakeModel:
+    """Return what makes the model for one device."""
+    if isinstance(job.network, LayerNetwork):
+        return _layers_on_gpus(job, plan) if on_gpus else _layers(plan)
+    from .torch_model import TorchCpu, TorchModel
 
     def make(network: Any, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None) -> Model:
-        return TorchModel(network, plan, state, sum_over_workers)
+        if not on_gpus:
+            return TorchModel(network, plan, TorchCpu(), job.train_split, sum_over_workers)
+        from .torch_gpu import TorchGpu
 
-    return make, TorchTowers
+        return TorchModel(network, plan, TorchGpu(device), job.train_split, sum_over_workers)
+
+    return make
 
 
-def _torch_on_gpus(job: Job, plan: Plan) -> tuple[MakeOne, type[Towers]]:
-    from .torch_gpu import TorchGpuModel, TorchGpuTowers
+def _layers(plan: Plan) -> MakeModel:
+    def make(network: Any, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None) -> Model:
+        return LayerModel(network.model, network.loss, plan, device, state, sum_over_workers)
+
+    return make
+
+
+def _layers_on_gpus(job: Job, plan: Plan) -> MakeModel:
+    from .layers_gpu import LayerGpuModel
 
     def make(network: Any, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None) -> Model:
-        return TorchGpuModel(network, plan, device, job.train_split, state, sum_over_workers)
+        return LayerGpuModel(network.model, network.loss, plan, device, job.train_split, state, sum_over_workers)
 
-    return make, TorchGpuTowers
+    return make
+
+
+def _with_host_copies(make: MakeModel, plan: Plan) -> MakeModel:
+    from .host_copies import HostCopies
+
+    def make_with_copies(
+        network: Network, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None
+    ) -> Model:
+        return HostCopies(make(network, device, state, sum_over_workers), device, plan.layout.size, plan.dtype)
+
+    return make_with_copies
+
+
+def _exchange(
+    plan: Plan, devices: Sequence[Device], state: TrainingState, resident: bool
+) -> tuple[Exchange, Sequence[TrainingState]]:
+    """Return the exchange between replicas, and the state of each."""
+    size, dtype = plan.layout.size, plan.dtype
+    if not resident:
+        return HostExchange(len(devices), size, dtype), [state] * len(devices)
+    from .replicas_gpu import GpuExchange, states_of_replicas
+
+    states = states_of_replicas(devices, state)
+    return GpuExchange(devices, states, size, dtype), states
+
+
+def _copied(job: Job) -> Network:
+    try:
+        return network_of(*copy.deepcopy((job.network.model, job.network.loss)))
+    except Exception as error:
+        raise JobError(
+            f"--devices-per-rank: the model cannot be copied for each device ({error}); "
+            "its layers may hold only arrays and values; fix them or use --devices-per-rank 1"
+        ) from error

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
@@ -13,13 +14,13 @@ from torch.utils.dlpack import from_dlpack
 from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..core.ranges import OnReady
-from ..core.training_state import TrainingState
-from ..data.batch import Batch
+from ..data.batch import Batch, IndexBatch
+from ..data.split import Split
 from ..errors import JobError
 from ..nn.layer import SumOverWorkers
 from ..plan.plan import Plan
 from ..pytorch.allocator import keep_freed_memory
-from ..pytorch.batches import Inputs, arguments_of, inputs_of, seed_torch
+from ..pytorch.batches import TORCH_DTYPES, Inputs, arguments_of, inputs_of, seed_torch
 from ..pytorch.gradients import Gradients
 from ..pytorch.linear import write_gradients
 from ..pytorch.modes import evaluating
@@ -34,27 +35,119 @@ _READ_TOO_LATE = (
 )
 
 
+_INDEXABLE = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")  # by torch's index_select
+
+
+class TorchDevice(Protocol):
+    """Where a module computes.
+
+    Attributes:
+        torch_device: Torch's device.
+    """
+
+    torch_device: torch.device
+
+    def use(self) -> None:
+        """Let the calling thread's torch operations run there from now on."""
+
+    def activate(self) -> AbstractContextManager[object]:
+        """Return a context in which torch's operations run there."""
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Like ``activate``; if replicas share random numbers, no other one computes in this context."""
+
+    def summing(self, sum_over_workers: SumOverWorkers) -> SumOverWorkers:
+        """Return a sum over the workers that layers may call inside ``exclusive``."""
+
+    def loss_of(self, loss: Tensor) -> Any:
+        """Return a loss as ``Model.compute_loss`` does."""
+
+    def add_loss(self, total: Any, loss: Any) -> Any:
+        """See ``Model.add_loss``."""
+
+    def to_host(self, vector: Array) -> Array:
+        """See ``Model.to_host``."""
+
+    def has_room(self, *arrays: Array) -> bool:
+        """Return whether copies of these arrays should be kept there."""
+
+    def memory_use(self) -> dict[str, int]:
+        """See ``Model.memory_use``."""
+
+    def synchronize(self) -> None:
+        """Wait until all operations are done."""
+
+
+class TorchCpu:
+    """The CPU; see ``TorchDevice``."""
+
+    torch_device = torch.device("cpu")
+
+    def use(self) -> None:
+        """Do nothing: torch computes there by default."""
+
+    def activate(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        return exclusive()
+
+    def summing(self, sum_over_workers: SumOverWorkers) -> SumOverWorkers:
+        """Return a sum that lets other replicas compute until they arrive at the sum, too."""
+
+        def sum_while_released(array: Array) -> None:
+            with released():
+                sum_over_workers(array)
+
+        return sum_while_released
+
+    def loss_of(self, loss: Tensor) -> Any:
+        return loss.item()
+
+    def add_loss(self, total: Any, loss: Any) -> Any:
+        return total + loss
+
+    def to_host(self, vector: Array) -> Array:
+        return vector
+
+    def has_room(self, *arrays: Array) -> bool:
+        return False
+
+    def memory_use(self) -> dict[str, int]:
+        return {}
+
+    def synchronize(self) -> None:
+        """Do nothing: operations on the CPU are synchronous."""
+
+
 class TorchModel(Model):
-    """Computes with a PyTorch module whose parameters and gradients are views of the bound vectors.
+    """A PyTorch module whose parameters and gradients are views of the bound vectors, on one device.
 
     The loss is a mean over the batch, as in PyTorch, weighted by the batch's share of the step's examples. Before every
-    forward pass torch's random numbers are seeded with the run's seed and the batch's position.
+    forward pass torch's random numbers are seeded with the run's seed and the batch's position. It is a
+    ``SteppedModel``.
 
     Args:
+        split: The training data.
         sum_over_workers: Sums a small array over all workers, in place; None if there is only one worker.
     """
 
-    device = torch.device("cpu")
-
     def __init__(
-        self, network: TorchNetwork, plan: Plan, state: TrainingState, sum_over_workers: SumOverWorkers | None = None
+        self,
+        network: TorchNetwork,
+        plan: Plan,
+        device: TorchDevice,
+        split: Split,
+        sum_over_workers: SumOverWorkers | None = None,
     ) -> None:
-        super().__init__(plan.config.training.accumulate_steps)
         keep_freed_memory()
-        self._training_state = state
         self._module, self._criterion, self._plan = network.model, network.loss, plan
+        self._device = device
+        if device.torch_device.type != "cpu":
+            network.model.to(device.torch_device)
         self._names = [name for name, _ in parameters_of(network.model)]
         self._params = [each for _, each in parameters_of(network.model)]
+        self._frozen = np.zeros(len(plan.layout.entries), np.uint8)
         self._buffers = buffers_of(network.model)
         self._averaged = owners_of(network.model, self._buffers.averaged)
         self._kept = owners_of(network.model, self._buffers.kept)
@@ -64,81 +157,45 @@ class TorchModel(Model):
         self._gradients = Gradients(self._names, self._params, plan.layout, plan.buckets)
         write_gradients(network.model, self._params, self._gradients)
         self._loss: Any = None
+        self._scale = None if network.takes_integers(split) else split.scale
+        self._cached: list[Tensor] = []  # training examples and labels, if they are on the device
         if sum_over_workers is not None:
-            synchronize(network.model, self._summing(sum_over_workers))
+            synchronize(network.model, device.summing(sum_over_workers))
 
     def bind(self, params: Array, grads: Array) -> None:
-        super().bind(params, grads)
-        self._use(params, grads)
-
-    def _use(self, params: Array, grads: Array) -> None:
-        """Make the module's parameters and gradients views of these vectors, which are on its device."""
-        values, gradients = self._tensors(params), self._tensors(grads)
-        for name, each in zip(self._names, self._params, strict=True):
-            each.data = values[name]
-        self._gradients.bind([gradients[name] for name in self._names])
-        self._state = [values[name] for name in self._buffers.averaged]
-        self._increments = [gradients[name] for name in self._buffers.averaged]
-
-    def load_params(self) -> None:
-        flags = self._training_state.frozen
-        for index, each in enumerate(self._params):  # the first entries of the layout
-            flags[index] = not each.requires_grad
-
-    def freeze_as(self, other: TorchModel) -> None:
-        """Freeze the parameters that are frozen in another copy of the module, and no others."""
-        for own, theirs in zip(self._params, other._params, strict=True):
-            own.requires_grad = theirs.requires_grad
-
-    def compute_loss(self, batch: Batch) -> Any:
-        with exclusive():
-            return self._compute_loss(batch)
-
-    def _compute_loss(self, batch: Batch) -> Any:
-        inputs = self._inputs(batch)
-        self.begin_forward(batch.position)
-        with self._autocast():
-            loss = self._criterion(self._module(*inputs.args, **inputs.kwargs), inputs.labels)
-        return self.end_forward(loss, batch.count)
-
-    def _inputs(self, batch: Batch) -> Inputs:
-        """Return the arguments of the module, and the labels."""
-        return inputs_of(batch, self._dtype, self.device)
-
-    def use_device(self) -> None:
-        """Let the calling thread's torch operations run on the device, and in the stream, of this model from now on."""
-
-    def begin_forward(self, position: int) -> None:
-        """Prepare a forward pass on the micro-batch at this position of the stream of examples."""
-        seed_torch(self._seed, position, self.device)
-        self._load_buffers()
-        self._gradients.begin()
-        self._versions = [each._version for each in self._params]
-
-    def end_forward(self, loss: Tensor, count: int) -> Any:
-        """Set the loss of a forward pass, the mean over ``count`` examples; return this worker's share of it."""
-        if self._versions != [each._version for each in self._params]:
-            raise self._changed(self._versions)
-        self._loss, self._share = loss, count * self._plan.weight
-        self._store_increments()
-        return self._result_of(loss.detach() * self._share)
-
-    def _result_of(self, loss: Tensor) -> Any:
-        """Return a loss as ``forward`` does."""
-        return loss.item()
+        with self._device.activate():
+            values, gradients = self._tensors(params), self._tensors(grads)
+            for name, each in zip(self._names, self._params, strict=True):
+                each.data = values[name]
+            self._gradients.bind([gradients[name] for name in self._names])
+            self._state = [values[name] for name in self._buffers.averaged]
+            self._increments = [gradients[name] for name in self._buffers.averaged]
 
     @property
-    def gradient_version(self) -> int:
-        """A number that grows when code other than this package changes gradients in place."""
-        return sum(each.grad._version for each in self._params if each.grad is not None)
+    def frozen(self) -> Array | None:
+        for index, each in enumerate(self._params):  # the first entries of the layout
+            self._frozen[index] = not each.requires_grad
+        return self._frozen
+
+    def freeze(self, flags: Array) -> None:
+        for each, flag in zip(self._params, flags, strict=False):
+            each.requires_grad = not flag
+
+    def compute_loss(self, batch: Batch) -> Any:
+        with self._device.exclusive():
+            inputs = self._inputs(batch)
+            self._begin_forward(batch.position)
+            with self._autocast():
+                loss = self._criterion(self._module(*inputs.args, **inputs.kwargs), inputs.labels)
+            return self._end_forward(loss, batch.count)
 
     def compute_grads(self, on_ready: OnReady) -> None:
-        with exclusive():
-            self._compute_grads(on_ready)
+        def announce(start: int) -> None:
+            with self._device.activate():  # autograd computes for a GPU in a thread of its own
+                on_ready(start)
 
-    def _compute_grads(self, on_ready: OnReady) -> None:
         loss, self._loss = self._loss, None
-        with self._gradients.collecting(on_ready):
+        with self._device.exclusive(), self._gradients.collecting(announce):
             if not loss.requires_grad:  # all parameters are frozen, or none was used
                 return
             loss.register_hook(self._gradients.note_task)
@@ -149,16 +206,39 @@ class TorchModel(Model):
                     raise JobError(_READ_TOO_LATE.format(self._plan.nbytes, " ".join(str(error).split()))) from error
                 raise
 
+    def add_loss(self, total: Any, loss: Any) -> Any:
+        return self._device.add_loss(total, loss)
+
+    # The members of ``SteppedModel``.
+
+    def use_device(self) -> None:
+        self._device.use()
+
+    def begin_forward(self, position: int) -> None:
+        with self._device.activate():
+            self._begin_forward(position)
+
+    def end_forward(self, loss: Tensor, count: int) -> Any:
+        with self._device.activate():
+            return self._end_forward(loss, count)
+
+    @property
+    def gradient_version(self) -> int:
+        """A number that grows when code other than this package changes gradients in place."""
+        return sum(each.grad._version for each in self._params if each.grad is not None)
+
+    # Inference.
+
     def evaluate(self, batch: Batch) -> tuple[float, int | None]:
-        inputs = inputs_of(batch, self._dtype, self.device)
         with self._inference():
+            inputs = inputs_of(batch, self._dtype, self._device.torch_device)
             outputs = self._module(*inputs.args, **inputs.kwargs)
             loss = self._criterion(outputs, inputs.labels)
-        return float(loss) * batch.count, _correct(outputs, inputs.labels)
+            return float(loss) * batch.count, _correct(outputs, inputs.labels)
 
     def predict(self, batch: Batch) -> Array:
-        args, kwargs = arguments_of(batch, self._dtype, self.device)
         with self._inference():
+            args, kwargs = arguments_of(batch, self._dtype, self._device.torch_device)
             outputs = self._module(*args, **kwargs)
         if not isinstance(outputs, Tensor):
             raise JobError(f"the model returns {type(outputs).__name__}, not one tensor; use mpitrain.load")
@@ -167,9 +247,12 @@ class TorchModel(Model):
     @contextmanager
     def _inference(self) -> Iterator[None]:
         """Prepare the module for inference with the bound parameters."""
-        self._load_buffers()
-        with evaluating(self._module), torch.no_grad(), self._autocast():
-            yield
+        with self._device.activate():
+            self._load_buffers()
+            with evaluating(self._module), torch.no_grad(), self._autocast():
+                yield
+
+    # State and memory.
 
     @property
     def extra_state(self) -> ExtraState:
@@ -186,12 +269,63 @@ class TorchModel(Model):
     def load_extra_state(self, state: ExtraState) -> None:
         load_buffers(self._module, self._buffers, state)
 
+    def has_room(self, examples: Array, labels: Array) -> bool:
+        return all(each.dtype.name in _INDEXABLE for each in (examples, labels)) and self._device.has_room(
+            examples, labels
+        )
+
+    def cache_dataset(self, examples: Array, labels: Array) -> None:
+        with self._device.activate():
+            self._cached = [
+                torch.from_numpy(each).to(self._device.torch_device, copy=True) for each in (examples, labels)
+            ]
+
+    def memory_use(self) -> dict[str, int]:
+        return self._device.memory_use()
+
+    def activate(self) -> AbstractContextManager[object]:
+        return self._device.activate()
+
+    def to_host(self, vector: Array) -> Array:
+        return self._device.to_host(vector)
+
     def close(self) -> None:
         """Let the module keep its values in memory of its own: that of the vectors is freed after training."""
-        super().close()
+        with self._device.activate():
+            self._load_buffers()
+            for each in self._params:
+                each.data, each.grad = each.data.clone(), None
+        self._device.synchronize()
+
+    # A pass.
+
+    def _inputs(self, batch: Batch) -> Inputs:
+        """Return the arguments of the module, and the labels."""
+        if not isinstance(batch, IndexBatch):
+            return inputs_of(batch, self._dtype, self._device.torch_device)
+        indices = torch.from_numpy(batch.examples).to(self._device.torch_device)
+        examples, labels = (each.index_select(0, indices) for each in self._cached)
+        if self._scale is None:
+            return Inputs((self._converted(examples),), {}, self._converted(labels))
+        scaled = examples.to(TORCH_DTYPES[self._dtype.char]).mul_(self._scale)
+        return Inputs((scaled,), {}, self._converted(labels))
+
+    def _converted(self, tensor: Tensor) -> Tensor:
+        """Convert floats to the parameters' type and integers to int64, as ``to_tensor`` does."""
+        return tensor.to(TORCH_DTYPES[self._dtype.char] if tensor.is_floating_point() else torch.int64)
+
+    def _begin_forward(self, position: int) -> None:
+        seed_torch(self._seed, position, self._device.torch_device)
         self._load_buffers()
-        for each in self._params:
-            each.data, each.grad = each.data.clone(), None
+        self._gradients.begin()
+        self._versions = [each._version for each in self._params]
+
+    def _end_forward(self, loss: Tensor, count: int) -> Any:
+        if self._versions != [each._version for each in self._params]:
+            raise self._changed(self._versions)
+        self._loss, self._share = loss, count * self._plan.weight
+        self._store_increments()
+        return self._device.loss_of(loss.detach() * self._share)
 
     def _load_buffers(self) -> None:
         """Set the averaged buffers to their values in the vectors. The module has copies: workers share the vectors."""
@@ -205,17 +339,8 @@ class TorchModel(Model):
             for (owner, key), before, increment in zip(self._averaged, self._state, self._increments, strict=True):
                 torch.sub(owner[key], before, out=increment).mul_(self._share)
 
-    def _summing(self, sum_over_workers: SumOverWorkers) -> SumOverWorkers:
-        """Return a sum over the workers that lets other towers compute until they arrive at the sum, too."""
-
-        def sum_while_released(array: Array) -> None:
-            with released():
-                sum_over_workers(array)
-
-        return sum_while_released
-
     def _autocast(self) -> Any:
-        return torch.autocast(self.device.type, torch.bfloat16) if self._bfloat16 else nullcontext()
+        return torch.autocast(self._device.torch_device.type, torch.bfloat16) if self._bfloat16 else nullcontext()
 
     def _tensors(self, vector: Array) -> dict[str, Tensor]:
         """Return the named views of a vector as tensors that share its memory."""

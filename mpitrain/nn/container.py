@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,15 +31,12 @@ class Sequential(Layer):
     A child without a name of its own is named after its class and its index among the children of that class, such as
     ``dense2``.
 
-    Attributes:
-        after_backward: Called with i as soon as child i has computed its gradients, from the last child to the first
-            one with parameters, so that gradients can be averaged while earlier layers still compute.
-
     Raises:
         JobError: There are no layers, an argument is not a layer, or a layer or a name occurs twice.
     """
 
     supports_amp = True
+    announces_children = True
     # A model's input needs no gradient; an enclosing container overrides this.
     needs_dx = False
 
@@ -48,7 +44,6 @@ class Sequential(Layer):
         super().__init__(name)
         _check_layers(self, layers)
         self.layers = layers
-        self.after_backward: Callable[[int], None] | None = None
         self.integer_inputs = _takes_integers(layers)
         self._names = _names_of(layers)
         self._first = 0  # backward stops at this child; earlier ones need no gradient

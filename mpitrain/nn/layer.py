@@ -77,6 +77,8 @@ class Layer:
         compute_dtype: Type of returned activations; None for the parameters' type.
         output_shape: Shape of one output example; set for a whole model when it is laid out.
         needs_dx: Set to False by the model if no earlier layer has parameters.
+        announces_children: Whether ``backward`` calls ``after_backward(i)``, unless None, as soon as the gradients of
+            child i and all later ones are final: they can then be averaged while earlier ones still compute.
     """
 
     device: Device = CPU
@@ -85,6 +87,8 @@ class Layer:
     compute_dtype: np.dtype[Any] | None = None
     output_shape: Shape = ()
     needs_dx = True
+    announces_children = False
+    after_backward: Callable[[int], None] | None = None
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name

@@ -14,6 +14,7 @@ from ..core import activity
 from ..core.layout import Array
 from ..core.renamed import Renamed, logged
 from ..data import BatchSource
+from ..models.accumulation import GradientAccumulation
 from ..models.base import Model
 from ..monitor.console import Console
 from ..monitor.metrics import MetricsFile
@@ -52,6 +53,7 @@ class Loop:
     """Trains; the interface that hooks see (``plan.hook.TrainingLoop``).
 
     Args:
+        accumulation: Computes gradients with ``model``.
         loader: Makes the training batches.
         hooks: Called in this order.
 
@@ -70,12 +72,14 @@ class Loop:
         plan: Plan,
         strategy: Strategy,
         model: Model,
+        accumulation: GradientAccumulation,
         loader: BatchSource,
         files: RunFiles,
         hooks: Sequence[Hook],
     ) -> None:
         self.cluster, self.plan = cluster, plan
-        self._strategy, self._model, self._loader, self._files, self._hooks = strategy, model, loader, files, hooks
+        self._strategy, self._model, self._accumulation = strategy, model, accumulation
+        self._loader, self._files, self._hooks = loader, files, hooks
         self._after_step = _defined(hooks, "after_step")
         self._at_consistent_point = _defined(hooks, "at_consistent_point")
         self.validation: dict[str, float] = {}
@@ -204,7 +208,7 @@ class Loop:
 
     def _step(self, work: WorkItem) -> None:
         """Compute one gradient of this worker and submit it."""
-        strategy, model = self._strategy, self._model
+        strategy, model = self._strategy, self._accumulation
         with STEP:
             with LOAD:
                 batch = self._loader.batch(work.position, self.plan.batch)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.ranges import split_batch
 from ..data.batch import Batch
 from ..errors import JobError
+from ..models.base import SteppedModel
 from ..plan.progress import WorkItem
 from .loop import BACKWARD, FORWARD, HOOKS, LOAD, STEP, Loop
 
@@ -23,19 +23,18 @@ class SteppedLoop(Loop):
     reuses_batches = False
 
     _work: WorkItem | None = None  # until its step is finished
-    _parts: list[Batch]
-    _index = 0  # of the micro-batch
-    _in_forward = _computed = False  # whether it was handed out, and whether its gradient is computed
-    _total: Any = 0.0  # the loss of the micro-batches of this step
+    _parts: list[Batch]  # the micro-batches of this step that are not finished
+    _in_forward = _computed = False  # whether the first of them was handed out, and whether its gradient is computed
 
     @property
-    def _torch_model(self) -> Any:
-        return self._model
+    def _stepped_model(self) -> SteppedModel:
+        model: Any = self._model  # a model of a PyTorch module on one device
+        return model  # type: ignore[no-any-return]
 
     def open(self) -> None:
         """Begin to train. Collective over the workers."""
         self._parts = []
-        self._torch_model.use_device()
+        self._stepped_model.use_device()
         self._begin()
 
     def close(self) -> None:
@@ -70,15 +69,12 @@ class SteppedLoop(Loop):
             STEP.__enter__()
             with LOAD:
                 batch = self._loader.batch(self._work.position, self.plan.batch)
-            ranges = split_batch(batch.count, self.plan.config.training.accumulate_steps)
-            self._parts = [batch.part(*each) for each in ranges] if len(ranges) > 1 else [batch]
-            self._index, self._total = 0, 0.0
-            self._model.load_params()
-        part, model = self._parts[self._index], self._torch_model
+            self._parts = self._accumulation.begin(batch)
+        part = self._parts[0]
         if not self._in_forward:
             FORWARD.__enter__()
             self._in_forward = True
-        model.begin_forward(part.position)
+        self._stepped_model.begin_forward(part.position)
         return part
 
     def backward(self, loss: Any) -> None:
@@ -90,39 +86,34 @@ class SteppedLoop(Loop):
         if not self._in_forward:
             raise JobError("backward was called twice, or without a batch: call it once for each batch of the loader")
         FORWARD.__exit__(None, None, None)
-        self._in_forward, model, strategy = False, self._torch_model, self._strategy
+        self._in_forward, strategy = False, self._strategy
         with np.errstate(all="ignore"):
-            share = model.end_forward(loss, self._parts[self._index].count)
-            if self._index < len(self._parts) - 1:
-                with BACKWARD:
-                    self._total = model.accumulate(self._total, share, first=self._index == 0)
-            else:
-                if self._index:
-                    with model.activate():
-                        share = model.add_loss(self._total, share)
-                self.compute_s += time.perf_counter() - self._step_began
-                strategy.begin(share)
-                with BACKWARD:
-                    model.backward(on_ready=strategy.ready)
-        self._computed, self._version = True, model.gradient_version
+            share = self._stepped_model.end_forward(loss, self._parts[0].count)
+            with BACKWARD:
+                step_loss = self._accumulation.add(share)
+                if step_loss is not None:
+                    self.compute_s += time.perf_counter() - self._step_began
+                    strategy.begin(step_loss)
+                    self._accumulation.backward(on_ready=strategy.ready)
+        self._computed, self._version = True, self._stepped_model.gradient_version
 
     def finish(self) -> None:
         """Submit the gradient, if it is that of the last micro-batch. Collective as ``Strategy.finish``."""
         if not self._computed:
             raise JobError("step was called without a gradient: call backward first, in place of loss.backward()")
-        if self._torch_model.gradient_version != self._version:
+        if self._stepped_model.gradient_version != self._version:
             raise JobError(
                 "gradients were changed after backward, when other workers may have used them already; to clip them, "
                 "pass clip_norm=... to the Trainer"
             )
         self._computed = False
-        if self._index < len(self._parts) - 1:
-            self._index += 1
+        self._parts.pop(0)
+        if self._parts:
             return
         with np.errstate(all="ignore"):
             self._strategy.finish()
         STEP.__exit__(None, None, None)
-        self._work, self._parts = None, []
+        self._work = None
         with HOOKS:
             for after_step in self._after_step:
                 after_step(self)

@@ -21,10 +21,11 @@ from ..core.kernels import compile_seconds
 from ..core.layout import Array
 from ..core.training_state import TrainingState
 from ..data import BatchSource, InMemory, Loader, Split
-from ..data.loader import IndexLoader
+from ..data.loader import IndexLoader, own_buffers
 from ..data.split import check_examples
 from ..errors import CheckpointError, NonFiniteLoss
 from ..gpu.compilation import compile_kernels
+from ..models.accumulation import GradientAccumulation
 from ..models.base import Model
 from ..models.select import make_model
 from ..monitor import worker_stats
@@ -88,7 +89,8 @@ class Worker:
         for why in beginning.skipped:
             _log.info("skipped checkpoint: %s", why)
         with cluster.training.agree("copying the model to its devices"):
-            model = make_model(job, plan, devices, state, _sum_over(cluster.workers))
+            resident = devices[0].is_gpu and devices[0].owns(strategy.params)
+            model = make_model(job, plan, devices, state, _sum_over(cluster.workers), resident)
         model.load_extra_state(beginning.extra_state)
         load_hooks(job.hooks, beginning.extra_state)
         threads = plan.config.device.threads or cluster.threads
@@ -121,7 +123,8 @@ class Worker:
             *self.telemetry.hooks(),
             *([] if files.console is None else [ShowProgress(files.console)]),
         ]
-        loop = self.loop(cluster, plan, strategy, model, loader, files, hooks)
+        accumulation = GradientAccumulation(model, strategy.grads, config.training.accumulate_steps, state)
+        loop = self.loop(cluster, plan, strategy, model, accumulation, loader, files, hooks)
         self.telemetry.attach(loop, resumed=beginning.resumed is not None)
         _log.info("%s", describe_job(loop, len(job.train_split), beginning.resumed))
         began, first, compiled = time.perf_counter(), loop.step, compile_seconds()
@@ -175,10 +178,19 @@ class Worker:
         if model is None:
             return Loader(split, storage, seed, dtype, reuse=self.loop.reuses_batches)
         dtype = None if model.accepts_raw else dtype
-        loader = Loader(split, storage, seed, dtype, model.memory, plan.step_examples, self.loop.reuses_batches)
+        memory = model.memory if plan.config.training.accumulate_steps == 1 else own_buffers
+        loader = Loader(split, storage, seed, dtype, memory, plan.step_examples, self.loop.reuses_batches)
         if not self.loop.reuses_batches or not isinstance(storage, InMemory):
             return loader
-        return IndexLoader(loader, partial(model.hold, storage.examples, storage.labels))
+        examples, labels = storage.examples, storage.labels
+
+        def cache() -> bool:
+            if not model.has_room(examples, labels):
+                return False
+            model.cache_dataset(examples, labels)
+            return True
+
+        return IndexLoader(loader, cache)
 
     def _account(self, strategy: Strategy, model: Model, step: int, seconds: float) -> None:
         """Record the use of device memory, and in the served modes what each worker and server did; chief only."""

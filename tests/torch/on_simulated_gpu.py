@@ -13,18 +13,18 @@ import torch
 
 from mpitrain.__main__ import main
 from mpitrain.gpu.device import Gpu
-from mpitrain.models.torch_gpu import TorchGpuModel
+from mpitrain.models.torch_gpu import TorchGpu
 
 
 @contextmanager
-def computing(self: TorchGpuModel) -> Iterator[None]:
+def activate(self: TorchGpu) -> Iterator[None]:
     with self._gpu.activate():
         self._gpu.compute.wait()  # what was enqueued before is done, as on the GPU's stream
         yield
 
 
-TorchGpuModel.device_of = staticmethod(lambda gpu: torch.device("cpu"))  # type: ignore[method-assign]
-TorchGpuModel._computing = computing  # type: ignore[method-assign]
-TorchGpuModel.use_device = lambda self: None  # type: ignore[method-assign]
+TorchGpu.device_of = staticmethod(lambda gpu: torch.device("cpu"))  # type: ignore[method-assign]
+TorchGpu.activate = activate  # type: ignore[method-assign]
+TorchGpu.use = lambda self: None  # type: ignore[method-assign]
 assert Gpu.is_gpu
 sys.exit(main())

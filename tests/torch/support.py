@@ -14,6 +14,7 @@ from mpitrain.core.device import Cpu
 from mpitrain.core.training_state import TrainingState
 from mpitrain.data import Batch, InMemory, Loader
 from mpitrain.data.permutation import order
+from mpitrain.models.accumulation import GradientAccumulation
 from mpitrain.models.select import make_model
 from mpitrain.plan.config import RunConfig
 from mpitrain.plan.plan import make_plan
@@ -95,6 +96,8 @@ class Local:
         self.state_of_run = TrainingState(self.plan.layout, self.job.network.frozen)
         self.model = make_model(self.job, self.plan, devices, self.state_of_run)
         self.model.bind(self.params, self.grads)
+        micro_batches = self.plan.config.training.accumulate_steps
+        self.accumulation = GradientAccumulation(self.model, self.grads, micro_batches, self.state_of_run)
         self.updater = self.plan.updater(self.vectors, self.state_of_run.frozen)
         split = self.job.train_split
         self.loader = split.own_loader(SEED)
@@ -105,9 +108,9 @@ class Local:
 
     def step(self, index: int) -> float:
         """Train one step; return its loss."""
-        loss = float(self.model.forward(self.loader.batch(index * self.plan.batch, self.plan.batch)))
+        loss = float(self.accumulation.forward(self.loader.batch(index * self.plan.batch, self.plan.batch)))
         self.starts: list[int] = []
-        self.model.backward(self.starts.append)
+        self.accumulation.backward(self.starts.append)
         self.updater.update_all(self.grads, index)
         return loss
 

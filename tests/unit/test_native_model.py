@@ -11,6 +11,7 @@ from mpitrain.core.layout import Array
 from mpitrain.core.training_state import TrainingState
 from mpitrain.data import Split
 from mpitrain.data.batch import Batch
+from mpitrain.models.accumulation import GradientAccumulation
 from mpitrain.models.select import make_model
 from mpitrain.nn.layer import Layer
 from mpitrain.plan.config import RunConfig
@@ -29,7 +30,7 @@ class Counting(Layer):
 
     def forward(self, x: Array, ctx: nn.Context) -> Array:
         if ctx.position == self.bad:
-            raise ArithmeticError("a tower of this layer has failed")
+            raise ArithmeticError("a replica of this layer has failed")
         return x
 
     def backward(self, dy: Array) -> Array:
@@ -83,12 +84,13 @@ def gradient(
     sum_over_workers = None if summing is None else lambda array: summing.append(array.copy())
     model = make_model(made, plan, [Cpu(i) for i in range(devices)], TrainingState(plan.layout), sum_over_workers)
     model.bind(params, grads)
+    accumulation = GradientAccumulation(model, grads, 1, TrainingState(plan.layout))
     announced: list[int] = []
     try:
         for _ in range(2):  # nothing of one batch may remain for the next
             announced.clear()
-            loss = float(model.forward(batch()))
-            model.backward(announced.append)
+            loss = float(accumulation.forward(batch()))
+            accumulation.backward(announced.append)
         if ready is not None:
             ready += announced
         return loss, grads[: plan.layout.n_trained].copy()
@@ -121,6 +123,7 @@ def test_accumulation_gives_the_gradient_of_the_batch(parts: int, devices: int) 
         nn.initialize(made.model, plan.layout, params, 1)
         model = make_model(made, plan, [Cpu(i) for i in range(devices)], TrainingState(plan.layout))
         model.bind(params, grads)
+        accumulation = GradientAccumulation(model, grads, accumulate_steps, TrainingState(plan.layout))
         final = np.full_like(grads, np.nan)
 
         def keep(start: int, final: Array = final, grads: Array = grads) -> None:
@@ -129,8 +132,8 @@ def test_accumulation_gives_the_gradient_of_the_batch(parts: int, devices: int) 
 
         for _ in range(2):
             final[:] = np.nan
-            loss = float(model.forward(batch()))
-            model.backward(keep)
+            loss = float(accumulation.forward(batch()))
+            accumulation.backward(keep)
         assert (final == grads).all()
         results.append((loss, grads.copy()))
         model.close()
@@ -184,5 +187,5 @@ def test_what_is_summed_over_workers_has_been_summed_over_devices() -> None:
 @pytest.mark.parametrize("bad", [20, 22, 24], ids=["the first", "the second", "the last"])
 def test_a_device_that_fails_is_reported_and_keeps_none_waiting(bad: int) -> None:
     """It fails before BatchNorm, where the others wait for its sums."""
-    with pytest.raises(ArithmeticError, match="a tower of this layer"):
+    with pytest.raises(ArithmeticError, match="a replica of this layer"):
         gradient(3, Counting(bad))

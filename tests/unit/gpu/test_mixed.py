@@ -12,9 +12,10 @@ import pytest
 
 from mpitrain import nn
 from mpitrain.core.device import Cpu
+from mpitrain.core.training_state import TrainingState
 from mpitrain.data.batch import Batch
 from mpitrain.gpu import ops as launch
-from mpitrain.models.native import NativeModel
+from mpitrain.models.layers import LayerModel
 from mpitrain.nn.container import input_dtype
 from mpitrain.nn.layer import place, walk
 from mpitrain.plan.config import RunConfig
@@ -197,11 +198,12 @@ def test_a_loss_of_a_users_own_is_given_float32_and_its_gradient_is_scaled(devic
         model = nn.Sequential(nn.Dense(5, 6))
         layout, params, grads = bound(model, (5,), dtype=np.float32)
         plan = SimpleNamespace(layout=layout, config=RunConfig(), weight=0.25, layer_starts=[0])
-        single = NativeModel(model, criterion, plan, Mixed("float16"))
+        state = TrainingState(layout)
+        state.loss_scale = np.array([1024.0])
+        single = LayerModel(model, criterion, plan, Mixed("float16"), state)
         single.bind(params, grads)
-        criterion.scale = np.array([1024.0])
-        loss = single.forward(Batch(x, labels, 0))
-        single.backward(lambda start: None)
+        loss = single.compute_loss(Batch(x, labels, 0))
+        single.compute_grads(lambda start: None)
         assert np.isfinite(loss)
         gradients.append(grads[np.isfinite(grads)])
     np.testing.assert_allclose(*gradients, rtol=1e-2, atol=1e-2 * np.abs(gradients[0]).max())

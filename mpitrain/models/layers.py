@@ -7,39 +7,43 @@ from typing import Any
 from ..core.device import Device
 from ..core.layout import Array
 from ..core.ranges import OnReady
+from ..core.training_state import TrainingState
 from ..data.batch import Batch
-from ..nn.container import Sequential
 from ..nn.layer import Context, Layer, SumOverWorkers, bind, place
 from ..nn.loss import Loss
 from ..plan.plan import Plan
 from .base import Model
 
 
-class NativeModel(Model):
-    """A model that computes directly on the bound vectors, on one device.
+class LayerModel(Model):
+    """Layers that compute directly on the bound vectors, on one device.
 
     Args:
         sum_over_workers: See ``nn.Context``.
     """
 
     def __init__(
-        self, model: Layer, loss: Loss, plan: Plan, device: Device, sum_over_workers: SumOverWorkers | None = None
+        self,
+        model: Layer,
+        loss: Loss,
+        plan: Plan,
+        device: Device,
+        state: TrainingState,
+        sum_over_workers: SumOverWorkers | None = None,
     ) -> None:
-        super().__init__(plan.config.training.accumulate_steps)
         self._model, self._loss, self._layout = model, loss, plan.layout
         self.context = Context(
             True, seed=plan.config.training.seed, weight=plan.weight, sum_over_workers=sum_over_workers
         )
         self._starts = plan.layer_starts
         place(model, device)
-        loss.device = device
+        loss.device, loss.scale = device, state.loss_scale
         self._gradient: Any = None
         self._on_ready: OnReady = lambda start: None
-        if isinstance(model, Sequential):
+        if model.announces_children:
             model.after_backward = self._layer_done
 
     def bind(self, params: Array, grads: Array) -> None:
-        super().bind(params, grads)
         bind(self._model, self._layout, params, grads)
 
     def compute_loss(self, batch: Batch) -> Any:

@@ -1,10 +1,11 @@
-"""A model on a GPU: loss and gradient of a batch, computed asynchronously to the host."""
+"""A model of this package's layers on a GPU, computed asynchronously to the host."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -18,40 +19,19 @@ from ..gpu import ops
 from ..gpu.device import Gpu
 from ..gpu.graphs import StepGraphs
 from ..gpu.staging import BatchStager, StagingBuffer
-from ..gpu.stream import Stream, pinned
 from ..nn.container import input_dtype
 from ..nn.layer import Layer, SumOverWorkers, walk
 from ..nn.loss import Loss
 from ..plan.plan import Plan
-from .gpu_model import GpuModel
-from .native import NativeModel
+from .base import Model
+from .layers import LayerModel
 
 _log = logging.getLogger(__name__)
 _WARM_UPS = 2  # steps before recording, which compile kernels and allocate memory
 
 
-class HostLoss:
-    """A loss that is being copied to the host; ``float`` waits for it.
-
-    Args:
-        value: Shape (1,), float64, pinned.
-        copied: The event of the copy.
-    """
-
-    def __init__(self, value: Array, copied: Any) -> None:
-        self._value, self._copied = value, copied
-
-    def __float__(self) -> float:
-        self._copied.synchronize()
-        return float(self._value[0])
-
-
-class NativeGpuModel(GpuModel):
-    """A model on a GPU.
-
-    If the bound vectors are on the GPU, the model uses them directly. If they are in host memory, it copies parameters
-    to the GPU when they have changed, and gradients back; gradients of the last layers are copied while the others are
-    computed.
+class LayerGpuModel(Model):
+    """Layers that compute directly on the bound vectors, on a GPU. It announces gradients that complete a bucket.
 
     The step is recorded as CUDA graphs if it is the same every time: all layers are ``static`` and none sums over the
     workers.
@@ -73,17 +53,13 @@ class NativeGpuModel(GpuModel):
         state: TrainingState,
         sum_over_workers: SumOverWorkers | None = None,
     ) -> None:
-        super().__init__(plan.config.training.accumulate_steps)
-        self._gpu, self._split, self._loss = gpu, split, loss
-        self._inner = NativeModel(model, loss, plan, gpu, self._summing(sum_over_workers))
-        loss.scale = state.loss_scale
+        self._gpu, self._split, self._loss, self._dtype = gpu, split, loss, plan.dtype
+        self._inner = LayerModel(model, loss, plan, gpu, state, self._summing(sum_over_workers))
         self._model, self._borders = model, {start: layer for layer, start in plan.layer_borders.items()}
         self._stager = BatchStager(gpu, [(split.shape, split.dtype), (split.label_shape, split.label_dtype)])
         self._index_stager = BatchStager(gpu, [((), np.int64)])
-        self._held: tuple[Array, Array] | None = None  # training examples and labels, if they are on the GPU
-        with gpu.activate():
-            self._to_host_stream = Stream()
-        self._copies: dict[Any, Array] = {}
+        self._cached: tuple[Array, Array] | None = None  # training examples and labels, if they are on the GPU
+        self._buffers: dict[Any, Array] = {}
         self._on_ready: OnReady = lambda start: None
         self._traced = plan.config.output.trace  # wait for the device, so that durations can be measured
         self._recordable = not self._traced and all(_is_static(part) for part in _parts(model, loss))
@@ -91,42 +67,10 @@ class NativeGpuModel(GpuModel):
         self._replays: dict[tuple[int, int, int], StepGraphs] = {}
         self._replay: StepGraphs | None = None
         self._staged: StagingBuffer | None = None
-        self._host_loss = pinned((1,), np.float64)
-        self._loss_copied: Any = None
-        self._pending: list[tuple[int, Any]] = []  # starts of gradients being copied, and the copies' events
 
     def bind(self, params: Array, grads: Array) -> None:
-        gpu = self._gpu
-        super().bind(params, grads)
-        self._params = params
-        self._on_host = not gpu.owns(params)
-        if not self._on_host:
-            self._inner.bind(params, grads)
-            return
-        if not self._copies:  # vectors bound first are copied at every step, later ones perhaps once
-            gpu.pin(params)
-            gpu.pin(grads)
-        with gpu.activate():
-            self._inner.bind(self._copy("params", params), self._copy("grads", grads))
-        self.load_params()
-
-    def memory(self, count: int) -> tuple[Array, Array] | None:
-        if self._micro_batches > 1:
-            return None
-        examples, labels = self._stager.memory(count)
-        return examples, labels
-
-    def hold(self, examples: Array, labels: Array) -> bool:
-        if not self._gpu.has_room(examples, labels):
-            return False
         with self._gpu.activate():
-            self._held = self._gpu.copy_of(examples), self._gpu.copy_of(labels)
-        return True
-
-    def load_params(self) -> None:
-        if self._on_host:
-            with self._gpu.activate():
-                self._gpu.compute.copy_to_device(self._params, self._copy("params", self._params))
+            self._inner.bind(params, grads)
 
     def compute_loss(self, batch: Batch) -> Any:
         with self._gpu.activate():
@@ -141,56 +85,65 @@ class NativeGpuModel(GpuModel):
             else:
                 self._replay.start()
                 loss = self._replay.result
-            if self._traced:
-                self._gpu.compute.wait()
-            if not self._on_host:
-                return loss
-            self._to_host_stream.wait_event(self._gpu.compute.record())
-            self._to_host_stream.copy_to_host(loss, self._host_loss)
-            self._loss_copied = self._to_host_stream.record(self._loss_copied)
-            self._device_loss = loss  # the pool would reuse freed memory before it is copied
-            return HostLoss(self._host_loss, self._loss_copied)
+            self._wait_if_traced()
+            return loss
 
     def compute_grads(self, on_ready: OnReady) -> None:
         assert self._staged is not None
         self._on_ready = on_ready
         with self._gpu.activate():
-            self._complete_from = len(self.grads)
             if self._replay is None:
-                self._inner.compute_grads(self._pass_on)
+                self._inner.compute_grads(self._announce)
             else:
-                self._replay.resume(self._pass_on)
+                self._replay.resume(self._announce)
             self._staged.used(self._gpu.compute)
-            if self._on_host:
-                self._copy_gradients(0)
-                self._announce()
-            elif self._traced:
-                self._gpu.compute.wait()
+            self._wait_if_traced()
 
     def evaluate(self, batch: Batch) -> tuple[float, int | None]:
         with self._gpu.activate():
-            sent = Batch(self._sent("examples", batch.examples), self._sent("labels", batch.labels), 0)
-            found = self._inner.evaluate(sent)
-            loss, correct = found if isinstance(found, tuple) else self._gpu.to_python(found)
+            uploaded = Batch(self._uploaded("examples", batch.examples), self._uploaded("labels", batch.labels), 0)
+            result = self._inner.evaluate(uploaded)
+            loss, correct = result if isinstance(result, tuple) else self._gpu.to_python(result)
             return float(self._gpu.to_python(loss)), None if correct is None else int(correct)
+
+    def add_loss(self, total: Any, loss: Any) -> Any:
+        return total + loss  # a new array: the device's result is valid only until the next micro-batch
+
+    def memory(self, count: int) -> tuple[Array, Array] | None:
+        examples, labels = self._stager.memory(count)
+        return examples, labels
+
+    def has_room(self, examples: Array, labels: Array) -> bool:
+        return self._gpu.has_room(examples, labels)
+
+    def cache_dataset(self, examples: Array, labels: Array) -> None:
+        with self._gpu.activate():
+            self._cached = self._gpu.copy_of(examples), self._gpu.copy_of(labels)
 
     def memory_use(self) -> dict[str, int]:
         with self._gpu.activate():
             return {
                 "activations": sum(layer.buffer_bytes for _, layer in walk(self._model)) + self._loss.buffer_bytes,
-                "data": sum(array.nbytes for array in self._held or ()),
+                "data": sum(array.nbytes for array in self._cached or ()),
                 "batches": self._stager.nbytes
                 + self._index_stager.nbytes
-                + sum(copy.nbytes for copy in self._copies.values()),
+                + sum(buffer.nbytes for buffer in self._buffers.values()),
                 "graphs": sum(replay.nbytes for replay in self._replays.values()),
                 "cuBLAS": self._gpu.workspace,
                 "held": self._gpu.held,
             }
 
+    def activate(self) -> AbstractContextManager[object]:
+        return self._gpu.activate()
+
+    def to_host(self, vector: Array) -> Array:
+        return self._gpu.to_host(vector)
+
     def close(self) -> None:
-        super().close()
+        with self._gpu.activate():
+            self._gpu.compute.wait()
         self._replays.clear()
-        self._held = None
+        self._cached = None
         self._gpu.free()
 
     # A step.
@@ -210,21 +163,21 @@ class NativeGpuModel(GpuModel):
         if len(arrays) == 2:
             stored, labels = arrays
             return self._examples(stored, None), labels
-        assert self._held is not None
-        (indices,), (stored, labels) = arrays, self._held
+        assert self._cached is not None
+        (indices,), (stored, labels) = arrays, self._cached
         return self._examples(stored, indices), self._rows("labels", labels, indices)
 
     def _examples(self, stored: Array, indices: Array | None) -> Array:
         """Return examples, all or by index, converted and scaled to the model's input unless it takes integers."""
-        dtype, scale = self._params.dtype, self._split.scale
+        dtype, scale = self._dtype, self._split.scale
         is_kept = self._split.has_integers and self._model.integer_inputs
         if is_kept or (stored.dtype == dtype and scale == 1):
             return stored if indices is None else self._rows("x", stored, indices)
         if indices is None:
             key = "indices", len(stored)
-            if key not in self._copies:
-                self._copies[key] = self._gpu.copy_of(np.arange(len(stored)))
-            indices = self._copies[key]
+            if key not in self._buffers:
+                self._buffers[key] = self._gpu.copy_of(np.arange(len(stored)))
+            indices = self._buffers[key]
         x = self._memory("x", (len(indices), *stored.shape[1:]), input_dtype(self._model))
         ops.take(stored.reshape(len(stored), -1), indices, scale, x.reshape(len(x), -1))
         return x
@@ -235,30 +188,14 @@ class NativeGpuModel(GpuModel):
         self._gpu.xp.take(stored, indices, axis=0, out=rows)
         return rows
 
-    def _pass_on(self, start: int) -> None:
-        """Handle ``grads[start:]``, which is complete; report it if it completes a bucket."""
-        if start not in self._borders:
-            return
-        if self._on_host:
-            self._copy_gradients(start)
-            self._pending.append((start, self._to_host_stream.record()))
-        else:
+    def _announce(self, start: int) -> None:
+        """Report that ``grads[start:]`` is final, if it completes a bucket."""
+        if start in self._borders:
             self._on_ready(start)
 
-    def _copy_gradients(self, start: int) -> None:
-        """Start copying ``grads[start:]`` to the host, except what has been copied already."""
-        part = slice(start, self._complete_from)
-        self._to_host_stream.wait_event(self._gpu.compute.record())
-        self._to_host_stream.copy_to_host(self._copy("grads", self.grads)[part], self.grads[part])
-        self._complete_from = start
-
-    def _announce(self) -> None:
-        """Report gradients as they arrive on the host; return when all have arrived."""
-        pending, self._pending = self._pending, []
-        for start, copied in pending:
-            copied.synchronize()
-            self._on_ready(start)
-        self._to_host_stream.wait()
+    def _wait_if_traced(self) -> None:
+        if self._traced:
+            self._gpu.compute.wait()
 
     # Recording.
 
@@ -290,24 +227,18 @@ class NativeGpuModel(GpuModel):
 
     # Device memory.
 
-    def _sent(self, name: str, host: Array) -> Array:
-        """Copy ``host`` to the GPU and return the copy."""
-        copy = self._copy(name, host)
+    def _uploaded(self, name: str, host: Array) -> Array:
+        """Return a copy of ``host`` on the GPU, valid until the next one of this name."""
+        copy = self._memory(name, host.shape, host.dtype)
         self._gpu.upload(np.ascontiguousarray(host), copy)
         return copy
 
-    def _copy(self, name: str, host: Array) -> Array:
-        """Return GPU memory for arrays of this name, shape and type, initially zero, as gaps must be."""
-        key = name, host.shape, host.dtype.char
-        if key not in self._copies:
-            self._copies[key] = self._gpu.zeros(host.shape, host.dtype)
-        return self._copies[key]
-
     def _memory(self, name: str, shape: Any, dtype: Any) -> Array:
+        """Return GPU memory for arrays of this name, shape and type."""
         key = name, shape, np.dtype(dtype).char
-        if key not in self._copies:
-            self._copies[key] = self._gpu.empty(shape, dtype)
-        return self._copies[key]
+        if key not in self._buffers:
+            self._buffers[key] = self._gpu.empty(shape, dtype)
+        return self._buffers[key]
 
     def _summing(self, sum_over_workers: SumOverWorkers | None) -> SumOverWorkers | None:
         """Return ``sum_over_workers`` for arrays on the GPU, via the host; steps that call it cannot be recorded."""

@@ -1,0 +1,100 @@
+"""Gradients of a batch: of its micro-batches one after the other, to save memory."""
+
+from __future__ import annotations
+
+from typing import Any, SupportsFloat
+
+from ..core.layout import Array
+from ..core.ranges import OnReady, announce_nothing, split_batch
+from ..core.training_state import TrainingState
+from ..data.batch import Batch
+from .base import Model
+
+
+class GradientAccumulation:
+    """Computes the loss and the gradient of a batch, and adds up those of its micro-batches. Local.
+
+    ``forward`` and ``backward`` compute those of a batch. A loop that computes losses by itself calls ``begin``, then
+    ``add`` for each micro-batch, and ``backward``.
+
+    Args:
+        model: Computes the loss and gradient of a micro-batch.
+        grads: The gradient that the model writes.
+        micro_batches: Number of parts of a batch.
+        state: Its ``frozen`` is set at the beginning of each step.
+    """
+
+    def __init__(self, model: Model, grads: Array, micro_batches: int, state: TrainingState) -> None:
+        self._model, self._grads, self._micro_batches, self._state = model, grads, micro_batches, state
+        self._accumulated: Any = None
+        self._remaining = 0  # micro-batches of this step
+        self._total: Any = 0.0  # the loss of earlier micro-batches of this step
+        self._has_accumulated = False  # whether their gradients are in ``_accumulated``
+
+    def forward(self, batch: Batch) -> SupportsFloat:
+        """Return the loss of a batch; see ``Model.compute_loss``."""
+        loss: Any = None
+        for part in self.begin(batch):
+            loss = self.add(self._model.compute_loss(part))
+        return loss  # type: ignore[no-any-return]
+
+    def begin(self, batch: Batch) -> list[Batch]:
+        """Prepare a step, whose parameters may have changed; return the micro-batches."""
+        model = self._model
+        model.load_params()
+        frozen = model.frozen
+        if frozen is not None:
+            self._state.frozen[:] = frozen
+        if self._micro_batches == 1:
+            parts = [batch]
+        else:
+            parts = [batch.part(*ends) for ends in split_batch(batch.count, self._micro_batches)]
+        self._remaining, self._total, self._has_accumulated = len(parts), 0.0, False
+        return parts
+
+    def add(self, loss: Any) -> Any:
+        """Add a micro-batch, whose loss the model has just computed.
+
+        Returns:
+            The loss of the batch if this was the last micro-batch, whose gradient ``backward`` computes; else None.
+        """
+        self._remaining -= 1
+        if not self._remaining and not self._has_accumulated:  # the only one
+            return loss
+        with self._model.activate():
+            self._total = self._model.add_loss(self._total, loss)
+        if not self._remaining:
+            return self._total
+        self._model.compute_grads(announce_nothing)
+        with self._model.activate():
+            self._accumulate()
+        self._has_accumulated = True
+        return None
+
+    def backward(self, on_ready: OnReady) -> None:
+        """Compute the gradient of the last batch; its parts may become final one after the other."""
+        if not self._has_accumulated:
+            self._model.compute_grads(on_ready)
+            on_ready(0)
+            return
+        done = len(self._grads)
+
+        def add_accumulated(start: int) -> None:
+            nonlocal done
+            if start == done:
+                return
+            with self._model.activate():
+                self._grads[start:done] += self._accumulated[start:done]
+            done = start
+            on_ready(start)
+
+        self._model.compute_grads(add_accumulated)
+        add_accumulated(0)
+
+    def _accumulate(self) -> None:
+        if self._accumulated is None:
+            self._accumulated = self._grads.copy()
+        elif not self._has_accumulated:
+            self._accumulated[...] = self._grads
+        else:
+            self._accumulated += self._grads

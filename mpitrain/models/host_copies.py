@@ -1,0 +1,163 @@
+"""Vectors in host memory for a model that computes on a GPU."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from ..core.extra_state import ExtraState
+from ..core.layout import Array
+from ..core.ranges import OnReady
+from ..data.batch import Batch
+from ..gpu.device import Gpu
+from ..gpu.stream import Stream, pinned
+from .base import Model
+
+
+class HostLoss:
+    """A loss that is being copied to the host; ``float`` waits for it.
+
+    Args:
+        value: Shape (1,), float64, pinned.
+        copied: The event of the copy.
+    """
+
+    def __init__(self, value: Array, copied: Any) -> None:
+        self._value, self._copied = value, copied
+
+    def __float__(self) -> float:
+        self._copied.synchronize()
+        return float(self._value[0])
+
+
+class HostCopies(Model):
+    """Lets a model on a GPU compute with vectors in host memory.
+
+    Parameters are copied to the GPU when they have changed. Ranges of the gradient are copied to the host when they are
+    final, while the GPU computes the others. It is also a ``SteppedModel`` if the model is one.
+
+    Args:
+        model: Computes with vectors on ``gpu``.
+        size, dtype: Of the vectors.
+    """
+
+    def __init__(self, model: Any, gpu: Gpu, size: int, dtype: np.dtype[Any]) -> None:
+        self._model, self._gpu, self._size = model, gpu, size
+        self.accepts_raw: bool = model.accepts_raw
+        with gpu.activate():
+            self._params_on_gpu, self._grads_on_gpu = gpu.zeros((size,), dtype), gpu.zeros((size,), dtype)
+            self._to_host_stream = Stream()
+        self._is_bound = False
+        self._loss, self._loss_copied = pinned((1,), np.float64), None
+        self._pending: list[tuple[int, Any]] = []  # starts of gradients being copied, and the copies' events
+
+    def bind(self, params: Array, grads: Array) -> None:
+        if not self._is_bound:  # these vectors are copied at every step, later ones perhaps once
+            self._gpu.pin(params)
+            self._gpu.pin(grads)
+            self._model.bind(self._params_on_gpu, self._grads_on_gpu)
+            self._is_bound = True
+        self._params, self._grads = params, grads
+        self.load_params()
+
+    def load_params(self) -> None:
+        self._model.load_params()
+        with self._gpu.activate():
+            self._gpu.compute.copy_to_device(self._params, self._params_on_gpu)
+
+    def compute_loss(self, batch: Batch) -> Any:
+        return self._copied_loss(self._model.compute_loss(batch))
+
+    def compute_grads(self, on_ready: OnReady) -> None:
+        self._complete_from = self._size
+        self._model.compute_grads(self._copy_from)
+        with self._gpu.activate():
+            self._copy_range(0)
+            self._announce(on_ready)
+
+    def evaluate(self, batch: Batch) -> tuple[float, int | None]:
+        return self._model.evaluate(batch)  # type: ignore[no-any-return]
+
+    def predict(self, batch: Batch) -> Array:
+        return self._model.predict(batch)  # type: ignore[no-any-return]
+
+    @property
+    def frozen(self) -> Array | None:
+        return self._model.frozen  # type: ignore[no-any-return]
+
+    def freeze(self, flags: Array) -> None:
+        self._model.freeze(flags)
+
+    @property
+    def extra_state(self) -> ExtraState:
+        return self._model.extra_state  # type: ignore[no-any-return]
+
+    def load_extra_state(self, state: ExtraState) -> None:
+        self._model.load_extra_state(state)
+
+    def memory(self, count: int) -> tuple[Array, Array] | None:
+        return self._model.memory(count)  # type: ignore[no-any-return]
+
+    def has_room(self, examples: Array, labels: Array) -> bool:
+        return self._model.has_room(examples, labels)  # type: ignore[no-any-return]
+
+    def cache_dataset(self, examples: Array, labels: Array) -> None:
+        self._model.cache_dataset(examples, labels)
+
+    def memory_use(self) -> dict[str, int]:
+        return self._model.memory_use()  # type: ignore[no-any-return]
+
+    def activate(self) -> AbstractContextManager[object]:
+        return self._gpu.activate()
+
+    def close(self) -> None:
+        self._model.close()
+
+    # The members of ``SteppedModel``.
+
+    def use_device(self) -> None:
+        self._model.use_device()
+
+    def begin_forward(self, position: int) -> None:
+        self._model.begin_forward(position)
+
+    def end_forward(self, loss: Any, count: int) -> Any:
+        return self._copied_loss(self._model.end_forward(loss, count))
+
+    @property
+    def gradient_version(self) -> int:
+        return self._model.gradient_version  # type: ignore[no-any-return]
+
+    # Copies.
+
+    def _copied_loss(self, loss: Array) -> HostLoss:
+        """Start to copy a loss to the host."""
+        with self._gpu.activate():
+            self._to_host_stream.wait_event(self._gpu.compute.record())
+            self._to_host_stream.copy_to_host(loss, self._loss)
+            self._loss_copied = self._to_host_stream.record(self._loss_copied)
+            self._loss_on_gpu = loss  # the pool would reuse freed memory before it is copied
+        return HostLoss(self._loss, self._loss_copied)
+
+    def _copy_from(self, start: int) -> None:
+        """Start to copy ``grads[start:]``, which is final; PyTorch calls this in a thread of its own."""
+        with self._gpu.activate():
+            self._copy_range(start)
+            self._pending.append((start, self._to_host_stream.record()))
+
+    def _copy_range(self, start: int) -> None:
+        """Start to copy ``grads[start:]`` to the host, except what has been copied already."""
+        part = slice(start, self._complete_from)
+        self._to_host_stream.wait_event(self._gpu.compute.record())
+        self._to_host_stream.copy_to_host(self._grads_on_gpu[part], self._grads[part])
+        self._complete_from = start
+
+    def _announce(self, on_ready: OnReady) -> None:
+        """Report gradients as they arrive on the host; return when all have arrived."""
+        pending, self._pending = self._pending, []
+        for start, copied in pending:
+            copied.synchronize()
+            on_ready(start)
+        self._to_host_stream.wait()
