@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import checkpoint
+from ..batch_systems.registry import SYSTEMS
 from ..cli.invoke import invoke
 from ..cli.job_command import JobCommand
 from ..cli.run import RunCommand
@@ -26,7 +27,6 @@ from ..launcher.batch.submit import submit_one
 from ..launcher.supervisor import prepare
 from ..monitor import heartbeat
 from ..monitor.heartbeat import ENDED
-from ..monitor.slurm_jobs import is_queued
 from ..plan.job import Job
 from ..plan.network import TorchModule
 from ..process.failure import read_failure
@@ -214,8 +214,9 @@ class Run:
         """Return whether a run that no process on this host supervises has ended and will not be requeued."""
         state, recorded = self.status.state, heartbeat.read(self.path)
         job = None if recorded is None else recorded.job
-        if state in ("stopped", "died") and job is not None and job.scheduler == "slurm":
-            return not is_queued(job.job_id)
+        if state in ("stopped", "died") and job is not None and job.scheduler in SYSTEMS:
+            job_state = SYSTEMS[job.scheduler].states([job.job_id]).get(job.job_id)
+            return job_state is None or job_state.has_ended
         return state in (*ENDED, "unknown")
 
     def _outputs(self) -> list[Path]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.batch_systems.registry import SYSTEMS, allocated_ranks
+from mpitrain.batch_systems.resources import Resources, seconds_of
 from mpitrain.comm.mpi import is_foreign_launcher, is_on_one_node
 from mpitrain.errors import ConfigError
-from mpitrain.launcher.allocation import allocated_ranks
-from mpitrain.launcher.batch.resources import Resources, seconds_of
 from mpitrain.launcher.batch.scheduler import refusal
 from mpitrain.launcher.batch.site import find_site, read_site
 from mpitrain.launcher.batch.submit import submit_options
@@ -106,7 +106,7 @@ def test_a_refusal_is_one_line_with_a_fix() -> None:
     output = (
         "sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed: Invalid partition\n"
     )
-    line = refusal("sbatch", output)
+    line = refusal(SYSTEMS["slurm"], output)
     assert line.startswith("sbatch ") and "invalid partition specified: x; Invalid partition" in line
     assert "sinfo" in line and "\n" not in line
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.batch_systems.job import Batch, Point
+from mpitrain.batch_systems.registry import SYSTEMS
+from mpitrain.batch_systems.resources import Resources
 from mpitrain.cli.main import main
 from mpitrain.errors import ConfigError
-from mpitrain.launcher.batch.job import Batch
-from mpitrain.launcher.batch.resources import Resources
-from mpitrain.launcher.batch.script import render
-from mpitrain.launcher.batch.sweep import Point
+from mpitrain.launcher.batch import script
+from mpitrain.launcher.batch.script import Script
 from mpitrain.monitor.heartbeat import read
 
 from ..support.batches import batch
@@ -26,10 +27,14 @@ HOSTILE = ["a b", "it's", 'a"b', "$(touch pwned)", "`touch pwned`", "a'; touch p
 HOSTILE += ["a\n'\\b\x7fé"]
 
 
+def render(scheduler: str, made: Batch) -> Script:
+    return script.render(SYSTEMS[scheduler], made)
+
+
 def lines(scheduler: str, prefix: str, **changes: object) -> list[str]:
     if scheduler != "slurm":
         changes.setdefault("folder", Path("/w"))
-    text = render(scheduler, batch(**changes)).text  # type: ignore[arg-type]
+    text = render(scheduler, batch(**changes)).text
     assert text.startswith("#!/bin/bash\n" + prefix)
     return [line.removeprefix(prefix + " ") for line in text.splitlines() if line.startswith(prefix)]
 
@@ -41,7 +46,7 @@ def run_script(made: Batch, scheduler: str, folder: Path, **variables: str) -> l
     program.chmod(0o755)
     made = dataclasses.replace(made, python=str(program), folder=folder)
     environment = {**os.environ, "WORDS": str(folder / "words"), **variables}
-    text = render(scheduler, made).text  # type: ignore[arg-type]
+    text = render(scheduler, made).text
     done = subprocess.run(
         ["bash"], input=text, env=environment, text=True, capture_output=True, timeout=30, check=False
     )
@@ -63,7 +68,7 @@ def test_a_shell_reads_every_word_back(scheduler: str, word: str, tmp_path: Path
 def test_no_line_break_adds_a_line_for_the_scheduler(scheduler: str, prefix: str) -> None:
     hostile = f"a\n{prefix} -q evil\r{prefix} -q evil"
     made = batch(Path("/w"), name=hostile, arguments=["job.py", hostile], points=[Point("x", (hostile,))])
-    text = render(scheduler, made).text  # type: ignore[arg-type]
+    text = render(scheduler, made).text
     found = [line for line in re.split("[\r\n]", text) if line.startswith(prefix)]
     assert len(found) == len(lines(scheduler, prefix, points=[Point("x", ())]))
     for given in ({"dependency": hostile}, {"partition": hostile}, {"extra": [hostile]}, {"mail_user": hostile}):
@@ -91,7 +96,7 @@ def test_sbatch_reads_every_job_name_unchanged(name: str) -> None:
         line = next(line for line in made.text.splitlines() if "--job-name" in line)
         # In what these have, sbatch reads double quotes and backslashes as a shell does without its dollars.
         assert shlex.split(line.removeprefix("#SBATCH "), posix=True) == [f"--job-name={name}"]
-        assert made.words == [] and "Submit it with" not in made.text
+        assert not made.words and "Submit it with" not in made.text
 
 
 def test_all_options_reach_slurm() -> None:

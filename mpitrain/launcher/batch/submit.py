@@ -13,18 +13,19 @@ from typing import Any
 
 import click
 
+from ...batch_systems.base import BatchSystem
+from ...batch_systems.job import Batch, Starter
+from ...batch_systems.registry import SYSTEMS
+from ...batch_systems.resources import Resources
 from ...errors import ConfigError
 from ...plan.config import RunConfig
 from ...plan.options import PATH, NearestChoice, option, options_of
 from ..mpi_flavors import library_flavor
-from .job import Batch, Starter
-from .resources import Resources
 from .scheduler import follow, submit
-from .script import Scheduler, render
+from .script import render
 from .sweep import combinations
 
-_SCHEDULERS = ["slurm", "pbs", "lsf"]
-
+_STARTERS = list(dict.fromkeys(starter for system in SYSTEMS.values() for starter in system.starters))
 
 _NAME_HELP = "Job name in the scheduler's tables.  [default: the job file's name]"
 _SWEEP_HELP = "Train with each of these values, as a job array. Repeat for all combinations of several flags."
@@ -33,7 +34,7 @@ _MPI_HELP = "MPI plugin for srun.  [default: pmix or pmi2, to match mpi4py's MPI
 _SBATCH_HELP = "Extra flag for sbatch, such as --nice=10."
 _SETUP_HELP = "Shell line to run first: 'module load x'."
 _SITE_HELP = "TOML file with defaults for these flags.  [default: $MPITRAIN_SITE, ~/.config/mpitrain/site.toml]"
-_SCHEDULER: dict[str, Any] = {"type": NearestChoice(_SCHEDULERS), "default": "slurm", "show_default": True}
+_SCHEDULER: dict[str, Any] = {"type": NearestChoice([*SYSTEMS]), "default": next(iter(SYSTEMS)), "show_default": True}
 
 
 def submit_options() -> list[click.Option]:
@@ -42,7 +43,7 @@ def submit_options() -> list[click.Option]:
         *options_of(Resources),
         option("--job-name", metavar="NAME", help=_NAME_HELP),
         option("--sweep", multiple=True, metavar="FLAG=V,V,...", help=_SWEEP_HELP),
-        option("--launcher", type=NearestChoice(["mpirun", "srun"]), help=_LAUNCHER_HELP),
+        option("--launcher", type=NearestChoice(_STARTERS), help=_LAUNCHER_HELP),
         option("--mpi", metavar="PLUGIN", help=_MPI_HELP),
         option("--sbatch", multiple=True, metavar="FLAG", help=_SBATCH_HELP),
         option("--setup", multiple=True, metavar="LINE", help=_SETUP_HELP),
@@ -79,28 +80,26 @@ def submit_one(own: Mapping[str, Any], request: SubmitRequest) -> Path:
     batch = make_batch(own, request, Path.cwd(), sys.executable)
     if batch.in_tasks:
         raise ConfigError("an array has several runs; submit it with the command mpitrain submit")
-    submit(own["scheduler"], batch, render(own["scheduler"], batch))
+    system = SYSTEMS[own["scheduler"]]
+    submit(system, batch, render(system, batch))
     return batch.run_dir
 
 
 def submit_job(own: Mapping[str, Any], request: SubmitRequest) -> int:
     """Render the script, then print it or submit it; return the exit status."""
     batch = make_batch(own, request, Path.cwd(), sys.executable)
-    script = render(own["scheduler"], batch)
+    system = SYSTEMS[own["scheduler"]]
+    script = render(system, batch)
     if own["dry_run"]:
         print(script.text, end="")
         return 0
-    if own["follow"] and (batch.in_tasks or own["scheduler"] != "slurm"):
-        raise ConfigError(
-            "--follow supports only a single Slurm job; remove it, and list the runs with mpitrain runs instead"
-        )
-    number = submit(own["scheduler"], batch, script)
-    log = _log(own["scheduler"], batch, number)
-    print(_submitted(number, log, batch))
-    sys.stdout.flush()
     if own["follow"]:
-        return 0 if follow(number, log) else 1
-    return 0
+        _check_follow(system, batch)
+    job_id = submit(system, batch, script)
+    log = system.log_path(batch, job_id)
+    print(_submitted(job_id, log, batch))
+    sys.stdout.flush()
+    return 0 if not own["follow"] or follow(system, job_id, log) else 1
 
 
 def make_batch(own: Mapping[str, Any], request: SubmitRequest, folder: Path, python: str) -> Batch:
@@ -112,9 +111,11 @@ def make_batch(own: Mapping[str, Any], request: SubmitRequest, folder: Path, pyt
     resources = Resources(**{f.name: own[f.name] for f in dataclasses.fields(Resources)})
     _check_roles(resources, request, own["launcher"])
     name = own["job_name"] if own["job_name"] is not None else request.job_name
-    starter: Starter = own["launcher"] or ("srun" if resources.ps_nodes else "mpirun")
-    if starter == "srun" and own["scheduler"] != "slurm":
-        raise ConfigError(f"--launcher srun requires --scheduler slurm, not {own['scheduler']}; remove it")
+    starters = SYSTEMS[own["scheduler"]].starters
+    # The last one starts the ranks of a heterogeneous job.
+    starter: Starter = own["launcher"] or starters[-1 if resources.ps_nodes else 0]
+    if starter not in starters:
+        raise ConfigError(f"--launcher {starter} is not available with --scheduler {own['scheduler']}; remove it")
     points = combinations(own["sweep"], request.options) if own["sweep"] else []
     for point in points:
         request.check(point.words)
@@ -165,9 +166,12 @@ def _new_run_dir(folder: Path, name: str) -> Path:
     return next(Path("runs") / name for name in names if not (folder / "runs" / name).exists())
 
 
-def _log(scheduler: Scheduler, batch: Batch, number: str) -> Path:
-    """Return the log of a job, or the log directory if there are several or the scheduler chooses the name."""
-    return batch.log_dir if batch.in_tasks or scheduler == "pbs" else batch.log_dir / f"{number}.log"
+def _check_follow(system: BatchSystem, batch: Batch) -> None:
+    if batch.in_tasks or not system.can_follow:
+        names = " or ".join(each.title for each in SYSTEMS.values() if each.can_follow)
+        raise ConfigError(
+            f"--follow supports only a single job of {names}; remove it, and list the runs with mpitrain runs instead"
+        )
 
 
 def _submitted(number: str, log: Path, batch: Batch) -> str:

@@ -5,29 +5,16 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import click
 
+from ...batch_systems.job import Point
 from ...errors import ConfigError
 from ...plan.config import flag
 from ...plan.options import CommaSeparated, nearest
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=,+-]+")
 _LONGEST = 200  # bytes; leaves room below the limit of 255 for file names on most file systems
-
-
-@dataclass(frozen=True)
-class Point:
-    """One combination of values.
-
-    Attributes:
-        name: The name of its run directory: the values, in characters that are safe for shells and file systems.
-        words: The flags that set the values.
-    """
-
-    name: str
-    words: tuple[str, ...]
 
 
 def combinations(sweeps: Sequence[str], options: Sequence[click.Option]) -> list[Point]:

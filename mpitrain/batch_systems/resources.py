@@ -1,4 +1,4 @@
-"""The resources that a batch job requests, independent of the scheduler."""
+"""The resources that a batch job requests, independent of the batch system."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import ConfigError
-from ...plan.config import flag
+from ..errors import ConfigError
+from ..plan.config import flag
 
 _DURATION = re.compile(
     r"(?P<m>\d+)(:(?P<s>\d+))?|(?P<h>\d+):(?P<hm>\d+):(?P<hs>\d+)|(?P<d>\d+)-(?P<dh>\d+)(:(?P<dm>\d+)(:(?P<ds>\d+))?)?"

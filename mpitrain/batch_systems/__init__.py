@@ -1,0 +1,1 @@
+"""Batch systems: what distinguishes Slurm, PBS and LSF, one module for each."""
