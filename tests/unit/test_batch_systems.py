@@ -18,11 +18,11 @@ from ..support.batches import batch
 from ..support.launch import ROOT
 
 ENVIRONMENTS = [
-    ({"SLURM_JOB_ID": "7"}, {"7"}),
-    ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "1"}, {"9", "8_1"}),
-    ({"PBS_JOBID": "7.server"}, {"7.server"}),
-    ({"LSB_JOBID": "7"}, {"7"}),
-    ({}, set()),
+    ({"SLURM_JOB_ID": "7"}, ["7"]),
+    ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "1"}, ["9", "8_1"]),
+    ({"PBS_JOBID": "7.server"}, ["7.server"]),
+    ({"LSB_JOBID": "7"}, ["7"]),
+    ({}, []),
 ]
 
 
@@ -54,8 +54,8 @@ def test_what_a_system_says_about_itself_is_consistent(name: str) -> None:
 
 
 @pytest.mark.parametrize(("environ", "job_ids"), ENVIRONMENTS, ids=str)
-def test_the_job_of_a_process(environ: dict[str, str], job_ids: set[str]) -> None:
-    assert current_job_ids(environ) == job_ids
+def test_the_job_of_a_process(environ: dict[str, str], job_ids: list[str]) -> None:
+    assert current_job_ids(environ) == set(job_ids)
 
 
 def test_the_allocations_that_mpirun_recognizes() -> None:
