@@ -1,1 +1,1 @@
-"""Batch systems: what distinguishes Slurm, PBS and LSF, one module for each."""
+"""Batch systems: what distinguishes Slurm, PBS, LSF and Flux, one module for each."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .base import BatchSystem
+from .flux import Flux
 from .lsf import Lsf
 from .pbs import Pbs
 from .slurm import Slurm
 
 # By name. The first is the default of --scheduler.
-SYSTEMS: dict[str, BatchSystem] = {system.name: system for system in (Slurm(), Pbs(), Lsf())}
+SYSTEMS: dict[str, BatchSystem] = {system.name: system for system in (Slurm(), Pbs(), Lsf(), Flux())}
 
 
 def current_job_ids(environ: Mapping[str, str]) -> set[str]:

@@ -22,6 +22,7 @@ ENVIRONMENTS = [
     ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "1"}, ["9", "8_1"]),
     ({"PBS_JOBID": "7.server"}, ["7.server"]),
     ({"LSB_JOBID": "7"}, ["7"]),
+    ({"FLUX_ENCLOSING_ID": "ƒ7Z"}, ["ƒ7Z", "f7Z"]),
     ({}, []),
 ]
 

@@ -31,7 +31,7 @@ _NAME_HELP = "Job name in the scheduler's tables.  [default: the job file's name
 _SWEEP_HELP = "Train with each of these values, as a job array. Repeat for all combinations of several flags."
 _LAUNCHER_HELP = "Program that starts the ranks.  [default: mpirun; srun for a heterogeneous job]"
 _MPI_HELP = "MPI plugin for srun.  [default: pmix or pmi2, to match mpi4py's MPI]"
-_SBATCH_HELP = "Extra flag for sbatch, such as --nice=10."
+_SBATCH_HELP = "Extra flag for the scheduler's submit command, such as --nice=10 for sbatch."
 _SETUP_HELP = "Shell line to run first: 'module load x'."
 _SITE_HELP = "TOML file with defaults for these flags.  [default: $MPITRAIN_SITE, ~/.config/mpitrain/site.toml]"
 _SCHEDULER: dict[str, Any] = {"type": NearestChoice([*SYSTEMS]), "default": next(iter(SYSTEMS)), "show_default": True}
