@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..errors import ConfigError
-from ..plan.config import flag
+from ..plan.option import flag
 
 
 def split_words(options: Sequence[click.Option], values: Mapping[str, Any]) -> tuple[list[str], list[str]]:

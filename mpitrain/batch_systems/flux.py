@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from ..errors import ConfigError
-from ..plan.config import flag
+from ..plan.option import flag
 from .base import BatchSystem, Directives, JobState, query
 from .job import Batch, one_line, refuse, run_command, shell
 from .resources import Resources, seconds_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ConfigError
-from ..plan.config import flag
+from ..plan.option import flag
 from .resources import Resources
 
 Starter = Literal["mpirun", "srun"]

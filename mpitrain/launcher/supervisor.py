@@ -27,28 +27,12 @@ from .attempt import Attempt, Interrupts
 from .command_line import LaunchSpec, LocalMachine, compose
 from .hosts import Host, RemoteAgent, assign_ranks, interface_of, is_local, network_of, parse_hosts, read_hostfile
 from .mpi_flavors import Launcher, find_launcher
+from .request import LaunchOptions
 from .restarts import Outcome, classify_exit, reason_to_give_up, restart_delay_s
 
 # Open MPI's launcher fails to start if it finds the session directory of a killed launcher with the same process id.
 _PASSES = "listener thread failed to start"
 _OTHERS_S = 20.0  # for ranks whose launcher was killed to save and exit
-
-
-@dataclass(frozen=True)
-class Options:
-    """The flags of ``mpitrain run``."""
-
-    ranks: int | None = None
-    hosts: str | None = None
-    hostfile: Path | None = None
-    remote_agent: str | None = None
-    network: str | None = None
-    env: Sequence[str] = ()
-    launcher_args: str = ""
-    max_restarts: int = 0
-    min_ranks: int | None = None
-    link_timeout: float = 30.0
-    dry_run: bool = False
 
 
 @dataclass
@@ -65,14 +49,16 @@ class Launch:
     config: RunConfig
     arguments: list[str]
     script: list[str]
-    options: Options
+    options: LaunchOptions
     machine: LocalMachine
     launcher: Launcher
     spec: LaunchSpec
     run_dir: Path = field(default_factory=Path)
 
 
-def run(options: Options, name: str, config: RunConfig, arguments: Sequence[str], script: Sequence[str] = ()) -> int:
+def run(
+    options: LaunchOptions, name: str, config: RunConfig, arguments: Sequence[str], script: Sequence[str] = ()
+) -> int:
     """Start the ranks of ``mpitrain train ARGUMENTS SCRIPT``; return the exit status of the run.
 
     Args:
@@ -92,7 +78,7 @@ def run(options: Options, name: str, config: RunConfig, arguments: Sequence[str]
             return _Supervisor(launch, interrupts).run()
 
 
-def prepare(options: Options, config: RunConfig) -> tuple[LocalMachine, Launcher, LaunchSpec]:
+def prepare(options: LaunchOptions, config: RunConfig) -> tuple[LocalMachine, Launcher, LaunchSpec]:
     """Return what is needed to start the ranks.
 
     Raises:
@@ -106,7 +92,7 @@ def prepare(options: Options, config: RunConfig) -> tuple[LocalMachine, Launcher
     return machine, launcher, spec
 
 
-def make_launch_spec(options: Options, launcher: Launcher, machine: LocalMachine) -> LaunchSpec:
+def make_launch_spec(options: LaunchOptions, launcher: Launcher, machine: LocalMachine) -> LaunchSpec:
     """Convert the flags to a launch spec.
 
     Raises:
@@ -131,7 +117,7 @@ def make_launch_spec(options: Options, launcher: Launcher, machine: LocalMachine
             raise LaunchError(f"--remote-agent {agent!r}: this MPI's launcher accepts only a program without arguments")
         network = None if network is None else interface_of(network)
     try:
-        words = shlex.split(options.launcher_args)
+        words = shlex.split(options.launcher_args or "")
     except ValueError as error:
         raise LaunchError(f"--launcher-args {options.launcher_args!r}: {error}") from error
     return LaunchSpec(ranks, hosts, agent, network, _environment(options.env, machine), words)
@@ -149,7 +135,7 @@ def _environment(given: Sequence[str], machine: LocalMachine) -> dict[str, str]:
     return found
 
 
-def check_restarts(options: Options, spec: LaunchSpec, config: RunConfig) -> None:
+def check_restarts(options: LaunchOptions, spec: LaunchSpec, config: RunConfig) -> None:
     """Check that ``--min-ranks`` can be satisfied.
 
     Raises:

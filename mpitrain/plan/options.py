@@ -16,7 +16,8 @@ import docstring_parser
 
 from ..core.toml import read_toml
 from ..errors import ConfigError, JobError
-from .config import FIELDS, GROUPS, RunConfig, flag
+from .config import FIELDS, GROUPS, RunConfig
+from .option import OptionInfo, flag, info_of
 
 if typing.TYPE_CHECKING:
     from .job import JobFunction
@@ -65,13 +66,11 @@ def run_options(**defaults: Any) -> list[click.Option]:
 
 
 def options_of(kind: type, **defaults: Any) -> list[click.Option]:
-    """Return an option for each field of a dataclass whose metadata has ``help`` and ``metavar``.
-
-    Metadata ``also`` is a second spelling of the flag.
-    """
+    """Return a flag for each option of a dataclass; ``defaults`` override the fields' own."""
     hints = typing.get_type_hints(kind)
     return [
-        _option(f.name, hints[f.name], defaults.get(f.name, f.default), **f.metadata) for f in dataclasses.fields(kind)
+        _option(field.name, hints[field.name], defaults.get(field.name, field.default), info_of(field))
+        for field in dataclasses.fields(kind)
     ]
 
 
@@ -117,7 +116,7 @@ def job_options(path: Path, function: JobFunction) -> list[click.Option]:
         hint = hints.get(name, str if default is None else type(default))
         required = parameter.default is inspect.Parameter.empty
         try:
-            options.append(_option(name, hint, default, described.get(name, ""), required=required))
+            options.append(_option(name, hint, default, OptionInfo(described.get(name, "")), required=required))
         except TypeError as error:
             raise JobError(f"parameter {name!r} of 'job' in {path} {error}") from error
     return options
@@ -156,20 +155,21 @@ def read_toml_option(path: Path, flag_name: str) -> dict[str, Any]:
         raise ConfigError(f"{flag_name} {path}: {error}") from error
 
 
-def _option(
-    name: str, hint: Any, default: Any, help: str, metavar: str | None = None, also: str = "", required: bool = False
-) -> click.Option:
-    names = [flag(name), *([also] if also else []), name]
-    if hint is bool or hint == (bool | None):
-        names[0] = f"{flag(name)}/{flag('no_' + name)}"
-        kind = None
-    else:
-        kind = _type_of(hint)
+def _option(name: str, hint: Any, default: Any, info: OptionInfo, required: bool = False) -> click.Option:
+    names = [flag(name), *([info.also] if info.also else []), name]
     # A required option must not pass a default: newer versions of click take even None for one.
-    given = {} if required else {"default": default}
-    return click.Option(
-        names, type=kind, required=required, help=help, metavar=metavar, show_default=default is not None, **given
-    )
+    given: dict[str, Any] = {} if required else {"default": default}
+    if hint is bool or hint == (bool | None):
+        if info.has_negative:
+            names[0] = f"{flag(name)}/{flag('no_' + name)}"
+        else:
+            given["is_flag"] = True
+    elif info.is_repeated:
+        given |= {"multiple": True, "type": click.STRING}
+    else:
+        given["type"] = _type_of(hint)
+    given |= {"help": info.help_text, "metavar": info.metavar, "show_default": default is not None}
+    return click.Option(names, required=required, **given)
 
 
 _RESERVED = (

@@ -21,12 +21,12 @@ from ..comm.hierarchy import hierarchy_of
 from ..core.device import Device
 from ..core.layout import Array
 from ..monitor.trace import span
+from ..plan.config import LOCAL_STEPS
 from ..plan.plan import Plan
 from ..plan.progress import InitialState
 from .base import StepResult, own_loss_error
 from .bulk_synchronous import BulkSynchronous
 
-LOCAL_STEPS = 8
 _WAIT = span("wait")
 
 _LOSS, _COUNTED, _SKIPPED, _FLAGS = range(4)

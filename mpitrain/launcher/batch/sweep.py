@@ -10,7 +10,7 @@ import click
 
 from ...batch_systems.job import Point
 from ...errors import ConfigError
-from ...plan.config import flag
+from ...plan.option import flag
 from ...plan.options import CommaSeparated, nearest
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=,+-]+")

@@ -18,6 +18,7 @@ from ...comm.rpc import Routes, RpcTransport, open_transport
 from ...comm.shared_memory import SharedArrays, sharing_problem
 from ...core.layout import Array, row_stride
 from ...errors import ConfigError
+from ...plan.config import STALENESS
 from ...plan.placement import ranges_of
 from ...plan.plan import Plan
 from ...plan.progress import InitialState
@@ -26,7 +27,6 @@ from .remote import RemoteCoordinator, RemoteShard
 from .shard import LocalShard, Shard, ShardClient
 
 _log = logging.getLogger(__name__)
-STALENESS = 3
 
 
 @dataclass(frozen=True)
