@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import ConfigError
 from ..plan.option import flag
@@ -26,10 +26,12 @@ class Point:
     Attributes:
         name: The name of its run directory: the values, in characters that are safe for shells and file systems.
         words: The flags that set the values.
+        values: The values, by the names of options and of the job's parameters.
     """
 
     name: str
     words: tuple[str, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

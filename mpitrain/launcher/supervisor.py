@@ -18,6 +18,8 @@ from ..errors import ConfigError, LaunchError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..plan.config import RunConfig
+from ..plan.launch_options import LaunchOptions
+from ..plan.request import JobRequest, LaunchRequest
 from ..process import host_watcher, rank_status
 from ..process.failure import Failure, record_failure
 from ..process.pid import is_alive
@@ -27,7 +29,6 @@ from .attempt import Attempt, Interrupts
 from .command_line import LaunchSpec, LocalMachine, compose
 from .hosts import Host, RemoteAgent, assign_ranks, interface_of, is_local, network_of, parse_hosts, read_hostfile
 from .mpi_flavors import Launcher, find_launcher
-from .request import LaunchOptions
 from .restarts import Outcome, classify_exit, reason_to_give_up, restart_delay_s
 
 # Open MPI's launcher fails to start if it finds the session directory of a killed launcher with the same process id.
@@ -37,53 +38,39 @@ _OTHERS_S = 20.0  # for ranks whose launcher was killed to save and exit
 
 @dataclass
 class Launch:
-    """The launch to supervise.
+    """The launch to supervise."""
 
-    Attributes:
-        name: The job's name.
-        arguments: The arguments of ``mpitrain train``.
-        script: Follows them: a script with its own arguments; or nothing.
-    """
-
-    name: str
-    config: RunConfig
-    arguments: list[str]
-    script: list[str]
-    options: LaunchOptions
+    request: LaunchRequest
     machine: LocalMachine
     launcher: Launcher
     spec: LaunchSpec
     run_dir: Path = field(default_factory=Path)
 
 
-def run(
-    options: LaunchOptions, name: str, config: RunConfig, arguments: Sequence[str], script: Sequence[str] = ()
-) -> int:
-    """Start the ranks of ``mpitrain train ARGUMENTS SCRIPT``; return the exit status of the run.
-
-    Args:
-        script: A script with its own arguments; empty for a job file, which is in ``arguments``.
+def run(request: LaunchRequest) -> int:
+    """Start the ranks of a run; return its exit status.
 
     Raises:
-        LaunchError: The ranks cannot be started as requested.
+        LaunchError, ConfigError: The ranks cannot be started as requested.
     """
-    machine, launcher, spec = prepare(options, config)
-    if options.dry_run:
-        print(compose(launcher, spec, machine, [*arguments, *script]))
+    machine, launcher, spec = prepare(request)
+    if request.options.dry_run:
+        print(compose(launcher, spec, machine, request.job.words))
         return 0
-    launch = Launch(name, config, list(arguments), list(script), options, machine, launcher, spec)
-    with _run_dir(name, config.run.run_dir) as launch.run_dir:
+    launch = Launch(request, machine, launcher, spec)
+    with _run_dir(request.job.name, request.job.config.run.run_dir) as launch.run_dir:
         interrupts = Interrupts()
         with interrupts.recorded():
             return _Supervisor(launch, interrupts).run()
 
 
-def prepare(options: LaunchOptions, config: RunConfig) -> tuple[LocalMachine, Launcher, LaunchSpec]:
+def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]:
     """Return what is needed to start the ranks.
 
     Raises:
         LaunchError, ConfigError: The ranks cannot be started as requested.
     """
+    options, config = request.options, request.job.config
     machine, launcher = LocalMachine.detect(), find_launcher()
     spec = make_launch_spec(options, launcher, machine)
     if spec.ranks is not None:
@@ -193,13 +180,13 @@ class _Supervisor:
     """Runs attempts until training has ended or a restart cannot help."""
 
     def __init__(self, launch: Launch, interrupts: Interrupts) -> None:
-        self._launch_options, self._interrupts = launch, interrupts
-        self._agent = RemoteAgent(launch.options.remote_agent or _agent_in(launch.machine))
+        self._launch, self._interrupts = launch, interrupts
+        self._agent = RemoteAgent(launch.request.options.remote_agent or _agent_in(launch.machine))
         self._spec = launch.spec
         self._began = time.monotonic()
         self._restarts = 0
         self._traceback = ""  # of the rank that ended the last attempt
-        self._found = set(_stamps(launch.run_dir)) if launch.config.run.resume != "auto" else set()
+        self._found = set(_stamps(launch.run_dir)) if launch.request.job.config.run.resume != "auto" else set()
 
     def run(self) -> int:
         """Train; return the exit status."""
@@ -215,10 +202,10 @@ class _Supervisor:
                 _say(outcome.reason)
             if outcome.kind in ("finished", "stopped", "mistake"):
                 if outcome.kind != "mistake":  # which has changed nothing
-                    record_failure(self._launch_options.run_dir, None)
+                    record_failure(self._launch.run_dir, None)
                 return {"finished": 0, "stopped": STOPPED_EARLY}.get(outcome.kind, 2)
             if not self._again(outcome, before):
-                record_failure(self._launch_options.run_dir, Failure(outcome.reason, outcome.rank, self._traceback))
+                record_failure(self._launch.run_dir, Failure(outcome.reason, outcome.rank, self._traceback))
                 return 1
             before = outcome
             if self._interrupts.received:
@@ -227,12 +214,12 @@ class _Supervisor:
     def _attempt(self) -> Outcome:
         """Run one attempt; retry once if the launcher itself failed to start."""
         for last in (False, True):
-            attempt, earlier = self._prepare(), status.read(self._launch_options.run_dir)
+            attempt, earlier = self._prepare(), status.read(self._launch.run_dir)
             attempt.run()
             ranks = self._spec.ranks or len(attempt.statuses)
-            launcher = f"{Path(self._launch_options.launcher.program).name}, process {attempt.pid}"
+            launcher = f"{Path(self._launch.launcher.program).name}, process {attempt.pid}"
             outcome = classify_exit(attempt.status, attempt.output, attempt.statuses, ranks, launcher)
-            if outcome.kind == "finished" and _stopped_early(self._launch_options.run_dir, earlier):
+            if outcome.kind == "finished" and _stopped_early(self._launch.run_dir, earlier):
                 outcome = Outcome("stopped")  # the signal also ended the launcher's daemons, and it exits with 0 then
             if attempt.reported and outcome.kind in ("stopped", "failed"):  # stopped: the launcher continued the ranks
                 outcome = Outcome("failed", step=outcome.step)
@@ -258,30 +245,28 @@ class _Supervisor:
         return list(errors)
 
     def _prepare(self) -> Attempt:
-        launch, spec = self._launch_options, self._spec
+        launch, spec = self._launch, self._spec
         ours = {rank_status.RUN_DIR_VARIABLE: str(launch.run_dir)}
         if columns := terminal_columns():
             ours[COLUMNS_VARIABLE] = str(columns)
-        command = compose(launch.launcher, replace(spec, env={**spec.env, **ours}), launch.machine, self._arguments())
+        command = compose(launch.launcher, replace(spec, env={**spec.env, **ours}), launch.machine, self._job().words)
         hosts = [host.name for host in spec.hosts or ()]
-        link_timeout_s = launch.options.link_timeout
+        link_timeout_s = launch.request.options.link_timeout
         return Attempt(command, spec.ranks, hosts, launch.run_dir, self._agent, self._interrupts, link_timeout_s)
 
-    def _arguments(self) -> list[str]:
-        """Return the ranks' arguments; a restart resumes from the run's newest checkpoint, in the remaining time."""
-        words, config = list(self._launch_options.arguments), self._launch_options.config
+    def _job(self) -> JobRequest:
+        """Return what the ranks train; a restart resumes from the run's newest checkpoint, in the remaining time."""
+        job = self._launch.request.job
         if not self._restarts:
-            return words + self._launch_options.script
-        newest = self._newest()
-        if config.run.resume != "auto" and newest is not None:
-            words += ["--resume", str(newest)]
-        if config.run.time_limit is not None:
-            words += ["--time-limit", f"{max(1.0, config.run.time_limit - self._took()):.0f}"]
-        return words + self._launch_options.script
+            return job
+        newest, limit = self._newest(), job.config.run.time_limit
+        if job.config.run.resume != "auto" and newest is not None:
+            job = job.with_options(resume=str(newest))
+        return job if limit is None else job.with_options(time_limit=max(1.0, round(limit - self._took())))
 
     def _again(self, outcome: Outcome, before: Outcome | None) -> bool:
         """Prepare another attempt and wait for the restart delay; return False if there is none."""
-        options, limit = self._launch_options.options, self._launch_options.config.run.time_limit
+        options, limit = self._launch.request.options, self._launch.request.job.config.run.time_limit
         if self._restarts >= options.max_restarts:
             if options.max_restarts:
                 _say(f"not restarting: --max-restarts {options.max_restarts} reached")
@@ -308,7 +293,7 @@ class _Supervisor:
 
     def _leave_out(self, gone: list[str]) -> str:
         """Remove lost hosts from the launch if ``--min-ranks`` allows it; return why not, or an empty string."""
-        least = self._launch_options.options.min_ranks
+        least = self._launch.request.options.min_ranks
         assert self._spec.hosts is not None
         left = [host for host in self._spec.hosts if host.name not in gone]
         ranks = sum(host.slots for host in left)
@@ -327,7 +312,7 @@ class _Supervisor:
         name = signal.Signals(number).name
         path = self._newest()
         if path is not None and len(self._interrupts.received) == 1:
-            folder = shlex.quote(os.path.relpath(self._launch_options.run_dir))
+            folder = shlex.quote(os.path.relpath(self._launch.run_dir))
             _say(f"ended by {name}; to resume from {path.name}, run the same command with --run-dir {folder}")
             return STOPPED_EARLY
         _say(f"ended by {name}" + ("" if path is not None else "; nothing was saved"))
@@ -335,7 +320,7 @@ class _Supervisor:
 
     def _newest(self) -> Path | None:
         """Return this run's newest checkpoint; ignores those that existed before it, unless ``--resume auto``."""
-        own = [stamp for stamp in _stamps(self._launch_options.run_dir) if stamp not in self._found]
+        own = [stamp for stamp in _stamps(self._launch.run_dir) if stamp not in self._found]
         return own[0][0] if own else None
 
     def _took(self) -> float:

@@ -29,6 +29,7 @@ class OptionInfo:
         modes: The modes in which it is valid; empty for all.
         default_text: For an option that is None unless given: its default, or what determines it.
         also: A second spelling of its flag.
+        choices: The valid words; empty if the type determines what is valid.
         is_repeated: Whether its flag may be given several times; its value is then a tuple.
         has_negative: Whether a boolean option also has a flag ``--no-NAME``.
     """
@@ -42,6 +43,7 @@ class OptionInfo:
     modes: tuple[str, ...] = ()
     default_text: object = ""
     also: str = ""
+    choices: tuple[str, ...] = ()
     is_repeated: bool = False
     has_negative: bool = True
 

@@ -10,8 +10,8 @@ import pytest
 
 from mpitrain.batch_systems.registry import SYSTEMS, current_job_ids, is_allocation
 from mpitrain.errors import LaunchError
+from mpitrain.launcher.batch.request import submit_flags
 from mpitrain.launcher.batch.scheduler import cancel
-from mpitrain.launcher.batch.submit import submit_options
 from mpitrain.monitor.heartbeat import BatchJob
 
 from ..support.batches import batch
@@ -28,7 +28,7 @@ ENVIRONMENTS = [
 
 
 def test_every_system_is_a_choice_and_slurm_the_default() -> None:
-    (option,) = (option for option in submit_options() if option.name == "scheduler")
+    (option,) = (option for option in submit_flags() if option.name == "scheduler")
     assert isinstance(option.type, click.Choice)
     assert list(option.type.choices) == [*SYSTEMS]
     assert option.default == "slurm"

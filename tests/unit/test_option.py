@@ -9,8 +9,9 @@ import pytest
 
 from mpitrain.batch_systems.resources import Resources
 from mpitrain.errors import ConfigError
-from mpitrain.launcher.request import LaunchOptions
+from mpitrain.launcher.batch.request import SubmitOptions
 from mpitrain.plan.config import BACKUP_WORKERS, FIELDS, GROUPS, LOCAL_STEPS, STALENESS, RunConfig
+from mpitrain.plan.launch_options import LaunchOptions
 from mpitrain.plan.modes import MODES, find_mode, modes_with
 from mpitrain.plan.option import OptionGroup, OptionInfo, info_of, option
 from mpitrain.plan.options import options_of, run_options
@@ -60,7 +61,7 @@ def test_flags_and_help_follow_from_the_fields() -> None:
     assert given == {"count": 5, "rate": None, "names": ("a", "b"), "quiet": True, "fast": True}
 
 
-@pytest.mark.parametrize("group", [*GROUPS, LaunchOptions, Resources])
+@pytest.mark.parametrize("group", [*GROUPS, LaunchOptions, Resources, SubmitOptions])
 def test_every_option_has_help_and_its_default_is_valid(group: type[OptionGroup]) -> None:
     assert all(info_of(field).help for field in fields(group))
     group()

@@ -1,11 +1,11 @@
-"""What ``mpitrain run`` is asked to start."""
+"""How ``mpitrain run`` starts the ranks of a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..plan.option import OptionGroup, option
+from .option import OptionGroup, option
 
 
 @dataclass(frozen=True)
