@@ -12,23 +12,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from .. import checkpoint
-from ..cli.invoke import invoke
-from ..cli.job_command import JobCommand
-from ..cli.run import RunCommand
-from ..cli.submit import SubmitCommand
+from ..batch_systems.registry import SYSTEMS
 from ..errors import ConfigError, LaunchError, RecordError, RunFailed
 from ..inference.model import TrainedModel, load
+from ..launcher.batch.request import submit_request
 from ..launcher.batch.scheduler import cancel
 from ..launcher.batch.submit import submit_one
 from ..launcher.supervisor import prepare
 from ..monitor import heartbeat
 from ..monitor.heartbeat import ENDED
-from ..monitor.slurm_jobs import is_queued
 from ..plan.job import Job
 from ..plan.network import TorchModule
+from ..plan.request import JobRequest, LaunchRequest, launch_request
 from ..process.failure import read_failure
 from ..process.launcher_env import is_launched
 from ..process.run_directory import launcher_of, make_run_dir, remove_empty
@@ -36,10 +34,8 @@ from ..process.signals import STOPPED_EARLY
 from ..report.history import METRICS, Tail, is_run, open_run
 from ..report.page import collect, page
 from ..report.runs import described_states
-from .arguments import split_words
 from .job_source import JobSource, job_file_text
 
-T = TypeVar("T")
 _OUTPUT = "output.log"
 _NOT_HERE = ("dry_run", "follow", "sweep", "array")  # flags without a meaning in Python
 _POLL_S = 0.1
@@ -214,8 +210,9 @@ class Run:
         """Return whether a run that no process on this host supervises has ended and will not be requeued."""
         state, recorded = self.status.state, heartbeat.read(self.path)
         job = None if recorded is None else recorded.job
-        if state in ("stopped", "died") and job is not None and job.scheduler == "slurm":
-            return not is_queued(job.job_id)
+        if state in ("stopped", "died") and job is not None and job.scheduler in SYSTEMS:
+            job_state = SYSTEMS[job.scheduler].states([job.job_id]).get(job.job_id)
+            return job_state is None or job_state.has_ended
         return state in (*ENDED, "unknown")
 
     def _outputs(self) -> list[Path]:
@@ -289,12 +286,10 @@ def launch(
         raise LaunchError("mpitrain.launch was called on a rank of a run: call mpitrain.train there")
 
     def start(values: Mapping[str, Any], job_file: Path, text: str | None) -> Run:
-        own, of_job = split_words(RunCommand().options, values)
-        _parsed(RunCommand, lambda given, request, *_: prepare(given, request.config), [*own, str(job_file), *of_job])
+        request = launch_request(job_file, values)
+        prepare(request)
         with _run_dir(job_file.stem, run_dir) as folder:
-            if text is not None:
-                job_file = _written(folder, job_file.name, text)
-            return _started(folder, [*own, "--run-dir", str(folder), str(job_file), *of_job])
+            return _started(folder, replace(request, job=_in_run_dir(request.job, folder, text)))
 
     return _with_job_file(job, {"ranks": ranks, **options}, start)
 
@@ -313,15 +308,11 @@ def submit(job: JobSource, *, run_dir: str | os.PathLike[str] | None = None, **o
     """
 
     def start(values: Mapping[str, Any], job_file: Path, text: str | None) -> Run:
-        own, of_job = split_words(SubmitCommand().options, values)
-        _parsed(SubmitCommand, lambda *_: None, [*own, str(job_file), *of_job])
+        request = submit_request(job_file, values)
         with _run_dir(job_file.stem, run_dir) as folder:
-            if text is not None:
-                job_file = _written(folder, job_file.name, text)
-            words = [*own, "--run-dir", str(folder), str(job_file), *of_job]
             run = Run(folder)
             run._skip_output()
-            _parsed(SubmitCommand, submit_one, words)
+            submit_one(replace(request, job=_in_run_dir(request.job, folder, text)))
             return run
 
     return _with_job_file(job, options, start)
@@ -335,12 +326,23 @@ def _with_job_file(
         if name in options:
             raise ConfigError(f"{name}={options[name]!r} is available on the command line only; remove it")
     if isinstance(job, (str, os.PathLike)):
-        return start(options, Path(job), None)
+        with _import_path():
+            return start(options, Path(job), None)
     name, text = job_file_text(job)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _import_path():
         path = Path(folder) / f"{name}.py"
         path.write_text(text, encoding="utf-8")
         return start(options, path, text)
+
+
+@contextlib.contextmanager
+def _import_path() -> Iterator[None]:
+    """Restore the import path afterwards: loading a job file adds the file's folder to it."""
+    before = sys.path[:]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 @contextlib.contextmanager
@@ -361,29 +363,23 @@ def _run_dir(name: str, given: str | os.PathLike[str] | None) -> Iterator[Path]:
         raise
 
 
-def _parsed(kind: type[JobCommand], use: Callable[..., T], words: list[str]) -> T:
-    """Return what ``use`` makes of a parsed command line."""
-    before = sys.path[:]
-    try:
-        return invoke(kind(use), words)  # type: ignore[call-arg, arg-type, no-any-return]
-    finally:
-        sys.path[:] = before  # to which a job file's folder was added
-
-
-def _written(folder: Path, name: str, text: str) -> Path:
-    """Write a job file to a run directory."""
-    path, partial = folder / name, folder / f".{name}.partial"
+def _in_run_dir(job: JobRequest, folder: Path, text: str | None) -> JobRequest:
+    """Return the request with this run directory; ``text`` is that of a job file to write there, if any."""
+    job = job.with_options(run_dir=folder)
+    if text is None:
+        return job
+    path, partial = folder / job.path.name, folder / f".{job.path.name}.partial"
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
-    return path
+    return replace(job, path=path)
 
 
-def _started(folder: Path, words: list[str]) -> Run:
+def _started(folder: Path, request: LaunchRequest) -> Run:
     """Start ``mpitrain run`` in a session of its own: signals for this process group are not for the run."""
     run = Run(folder)
     run._skip_output()
     run._before = heartbeat.read(run.path)
-    command = [sys.executable, "-m", "mpitrain", "run", *words]
+    command = [sys.executable, "-m", "mpitrain", "run", *request.words]
     with (run.path / _OUTPUT).open("ab") as output:
         run._process = subprocess.Popen(
             command,

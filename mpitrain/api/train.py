@@ -12,7 +12,8 @@ from typing import Any
 from ..errors import ConfigError, JobError
 from ..plan.config import FIELDS
 from ..plan.job import Job, load_job_file, make_job
-from ..plan.options import nearest, run_config
+from ..plan.options import run_config
+from ..plan.request import unknown_name
 from ..process.signals import STOPPED_EARLY
 from ..training.rank import Rank
 from ..training.session import TrainRequest, training_session
@@ -89,9 +90,7 @@ def _bound(function: Callable[..., Job], arguments: dict[str, Any]) -> dict[str,
         unknown = [name for name in arguments if name not in signature.parameters]
         if not unknown:
             raise ConfigError(f"the job function {function.__name__}: {error}") from error
-        near = nearest(unknown[0], [*FIELDS, *signature.parameters])
-        hint = f"; did you mean {near!r}?" if near else ""
-        raise ConfigError(f"{unknown[0]!r} is neither an option of a run nor a parameter of the job{hint}") from error
+        raise unknown_name(unknown[0], [*FIELDS, *signature.parameters]) from error
     bound.apply_defaults()
     return dict(bound.arguments)
 

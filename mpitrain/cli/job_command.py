@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from click.core import ParameterSource
 
 from ..errors import UserError
 from ..plan import options as flags
-from ..plan.config import RunConfig
+from ..plan.request import JobRequest
 from ..plan.script import ScriptRequest, is_script
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ JOB_HELP = (
     "JOB is a job file, followed by its options; or a script that uses mpitrain.train or mpitrain.Trainer, followed by "
     "its own command line."
 )
-_CONFIG = flags.option(
-    "--config", type=flags.PATH, metavar="FILE", help="Read options from a TOML file; flags override it."
-)
 
 
 class JobCommand(click.Command):
@@ -37,16 +35,12 @@ class JobCommand(click.Command):
         self, name: str, own: Sequence[click.Option], callback: Callable[..., Any], help: str, **defaults: Any
     ) -> None:
         self._own = list(own)
-        self._run = [*flags.run_options(**defaults), _CONFIG]
+        self._defaults = defaults
+        self._run = [*flags.run_options(**defaults), flags.CONFIG]
         self._job: list[click.Option] = []
         self.function: JobFunction | None = None
         job = click.Argument(["job_file"], type=flags.PATH, metavar="JOB")
         super().__init__(name, params=[*self._own, *self._run, job], callback=callback, help=help)
-
-    @property
-    def options(self) -> list[click.Option]:
-        """The command's own options and those of the run, without those of a job."""
-        return [*self._own, *self._run]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # A shell also completes command lines that are not valid yet.
@@ -104,20 +98,35 @@ class JobCommand(click.Command):
             return {}
         return flags.read_config_file(Path(str(options["config"])), [*self._run, *self._job])
 
-    def request(self, values: dict[str, Any]) -> TrainRequest | ScriptRequest:
-        """Return the values of all flags as a request for one rank."""
-        path, function = values["job_file"], self.function
-        run = [str(option.name) for option in self._run if option is not _CONFIG]
-        config = RunConfig.of(**{name: values[name] for name in run})
-        if function is None:
-            context = click.get_current_context()
-            given = [name for name in run if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-            return ScriptRequest(path, context.meta["script_arguments"], {name: values[name] for name in given}, config)
+    def job_request(self, values: Mapping[str, Any]) -> JobRequest:
+        """Return what is to be trained, from the values of all flags of the current command."""
+        context = click.get_current_context()
+
+        def given(options: Sequence[click.Option]) -> dict[str, Any]:
+            names = [str(option.name) for option in options if option is not flags.CONFIG]
+            default = ParameterSource.DEFAULT
+            return {name: values[name] for name in names if context.get_parameter_source(name) is not default}
+
+        script = context.meta.get("script_arguments")
+        return JobRequest(
+            values["job_file"],
+            {**self._defaults, **given(self._run)},
+            given(self._job),
+            None if script is None else tuple(script),
+        )
+
+    def request(self, values: Mapping[str, Any]) -> TrainRequest | ScriptRequest:
+        """Return the values of all flags of the current command as a request for one rank."""
+        job, function = self.job_request(values), self.function
+        if job.script_arguments is not None:
+            return ScriptRequest(job.path, list(job.script_arguments), dict(job.options), job.config)
+        assert function is not None
         from ..plan.job import make_job
         from ..training.session import TrainRequest
 
         arguments = {str(option.name): values[str(option.name)] for option in self._job}
-        return TrainRequest(path, arguments, config, lambda: make_job(path, function, arguments, config.training.seed))
+        make = functools.partial(make_job, job.path, function, arguments, job.config.training.seed)
+        return TrainRequest(job.path, arguments, job.config, make)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         about = "Options of the job"

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import ConfigError
-from ..launcher.batch.site import find_site, read_site
-from ..launcher.batch.submit import SubmitRequest, submit_job, submit_options
+from ..launcher.batch.request import SubmitRequest, is_a_script, read_submit_options, submit_flags
+from ..launcher.batch.submit import submit_job
+from ..launcher.batch.sweep import combinations
 from ..plan import options as flags
-from .invoke import invoke
-from .job_command import JobCommand, train_command
+from .job_command import JobCommand
 
 
 class SubmitCommand(JobCommand):
     """``mpitrain submit``: its own flags are valid before and after JOB; after JOB, a job's flag of that name wins.
 
     Args:
-        submit: Called with this command's own flags and the request; its result is the command's.
+        submit: Called with the request; its result is the command's.
     """
 
-    def __init__(self, submit: Callable[[Mapping[str, Any], SubmitRequest], Any] = submit_job) -> None:
+    def __init__(self, submit: Callable[[SubmitRequest], Any] = submit_job) -> None:
         about = "Train in a batch job: write the script and submit it."
-        super().__init__("submit", submit_options(), self._request, about)
+        super().__init__("submit", submit_flags(), self._request, about)
         self.params = [option for option in self.params if option not in self._own]
         self._submit = submit
 
@@ -39,9 +38,7 @@ class SubmitCommand(JobCommand):
         if at is None:
             raise click.MissingParameter(ctx=ctx, param=self.params[-1])
         if self.script_in(args) is not None:
-            raise click.UsageError(
-                f"{args[at]} is a script, not a job file: start it with srun in a script of your own"
-            )
+            raise is_a_script(Path(args[at]))
         job = self._options_of(Path(args[at]))
         names = {option.name for option in job}
         own, before = _split_options(self._own, _join_values(self._run, args[:at]))
@@ -49,27 +46,15 @@ class SubmitCommand(JobCommand):
             [option for option in self._own if option.name not in names],
             _join_values([*self._run, *job], args[at + 1 :]),
         )
-        ctx.meta["rank_arguments"] = [*before, args[at], *after]
-        rest = super().parse_args(ctx, list(ctx.meta["rank_arguments"]))
+        rest = super().parse_args(ctx, [*before, args[at], *after])
         ctx.meta["own"] = self._own_values(own, more)
         return rest
 
-    def sweepable(self) -> list[click.Option]:
-        """Return the flags of the run and of the job."""
-        return [*self._run, *self._job]
-
     def _request(self, **values: Any) -> Any:
-        context = click.get_current_context()
-        request = self.request(values)
-        seeded = context.get_parameter_source("seed") is not click.core.ParameterSource.DEFAULT
-        run_dir = [option for option in self.sweepable() if option.name == "run_dir"]
-        _, arguments = _split_options(run_dir, context.meta["rank_arguments"])  # the script sets it
-
-        def check(words: Sequence[str]) -> None:
-            invoke(train_command(), [*arguments, *words])
-
-        submit_request = SubmitRequest(request.name, self.sweepable(), arguments, request.config, seeded, check)
-        return self._submit(context.meta["own"], submit_request)
+        resources, options = read_submit_options(click.get_current_context().meta["own"])
+        job = self.job_request(values)
+        points = combinations(options.sweep, [*self._run, *self._job]) if options.sweep else []
+        return self._submit(SubmitRequest(resources, options, job, tuple(points)))
 
     def _options_of(self, path: Path) -> list[click.Option]:
         """Return a job's flags."""
@@ -77,23 +62,16 @@ class SubmitCommand(JobCommand):
 
         return flags.job_options(path, load_job_file(path))
 
-    def _own_values(self, *given: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of this command's own flags; the site file supplies those not given."""
+    def _own_values(self, *parsed: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of this command's own flags that were given."""
         values: dict[str, Any] = {}
-        for words in given:
+        for words in parsed:
             for name, value in words.items():
                 values[name] = [*values.get(name, []), *value] if isinstance(value, list) else value
-        site = find_site(Path(values["site"]) if "site" in values else None)
-        defaults = {} if site is None else read_site(site, self._own)
-        with click.Context(click.Command("submit"), default_map=defaults) as context:
-            try:
-                for option in self._own:
-                    option.handle_parse_result(context, values, [])
-            except click.BadParameter as error:
-                if error.param is None or error.param.name in values:
-                    raise
-                raise ConfigError(f"{site}: {' '.join(error.format_message().split())}") from error
-            return dict(context.params)
+        with click.Context(click.Command("submit")) as context:
+            for option in self._own:
+                option.handle_parse_result(context, values, [])
+            return {name: value for name, value in context.params.items() if name in values}
 
 
 def _split_options(options: Sequence[click.Option], words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

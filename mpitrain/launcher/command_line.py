@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..batch_systems.registry import is_allocation
 from ..core import openblas as blas
 from .hosts import Host
 from .mpi_flavors import Launcher
@@ -18,8 +19,6 @@ _PASSED = ("MPITRAIN_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_", "NUMBA_", "HDF5_"
 _PASSED_NAMES = ("LD_LIBRARY_PATH", "VIRTUAL_ENV", "TZ")
 # Valid on this host only.
 _NOT_PASSED = ("MPITRAIN_TERMINAL_COLUMNS",)
-
-_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_JOBID")
 
 # Launcher arguments and variables by which users choose process placement or binding themselves.
 _BINDING_WORDS = ("bind-to", "map-by", "rank-by", "cpu-set", "cpu-list", "rankfile", "rf", "binding", "cpu-bind", "ppn")
@@ -79,7 +78,7 @@ class LocalMachine:
     @property
     def allocated(self) -> bool:
         """Whether a scheduler's allocation determines the placement of ranks."""
-        return any(name in self.environ for name in _ALLOCATIONS)
+        return is_allocation(self.environ)
 
 
 @dataclass(frozen=True)

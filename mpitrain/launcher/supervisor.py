@@ -13,16 +13,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import checkpoint
+from ..batch_systems.registry import allocated_ranks
 from ..errors import ConfigError, LaunchError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..plan.config import RunConfig
+from ..plan.launch_options import LaunchOptions
+from ..plan.request import JobRequest, LaunchRequest
 from ..process import host_watcher, rank_status
 from ..process.failure import Failure, record_failure
 from ..process.pid import is_alive
 from ..process.run_directory import forget_launcher, make_run_dir, record_launcher, remove_empty
 from ..process.signals import STOPPED_EARLY
-from .allocation import allocated_ranks
 from .attempt import Attempt, Interrupts
 from .command_line import LaunchSpec, LocalMachine, compose
 from .hosts import Host, RemoteAgent, assign_ranks, interface_of, is_local, network_of, parse_hosts, read_hostfile
@@ -34,70 +36,41 @@ _PASSES = "listener thread failed to start"
 _OTHERS_S = 20.0  # for ranks whose launcher was killed to save and exit
 
 
-@dataclass(frozen=True)
-class Options:
-    """The flags of ``mpitrain run``."""
-
-    ranks: int | None = None
-    hosts: str | None = None
-    hostfile: Path | None = None
-    remote_agent: str | None = None
-    network: str | None = None
-    env: Sequence[str] = ()
-    launcher_args: str = ""
-    max_restarts: int = 0
-    min_ranks: int | None = None
-    link_timeout: float = 30.0
-    dry_run: bool = False
-
-
 @dataclass
 class Launch:
-    """The launch to supervise.
+    """The launch to supervise."""
 
-    Attributes:
-        name: The job's name.
-        arguments: The arguments of ``mpitrain train``.
-        script: Follows them: a script with its own arguments; or nothing.
-    """
-
-    name: str
-    config: RunConfig
-    arguments: list[str]
-    script: list[str]
-    options: Options
+    request: LaunchRequest
     machine: LocalMachine
     launcher: Launcher
     spec: LaunchSpec
     run_dir: Path = field(default_factory=Path)
 
 
-def run(options: Options, name: str, config: RunConfig, arguments: Sequence[str], script: Sequence[str] = ()) -> int:
-    """Start the ranks of ``mpitrain train ARGUMENTS SCRIPT``; return the exit status of the run.
-
-    Args:
-        script: A script with its own arguments; empty for a job file, which is in ``arguments``.
+def run(request: LaunchRequest) -> int:
+    """Start the ranks of a run; return its exit status.
 
     Raises:
-        LaunchError: The ranks cannot be started as requested.
+        LaunchError, ConfigError: The ranks cannot be started as requested.
     """
-    machine, launcher, spec = prepare(options, config)
-    if options.dry_run:
-        print(compose(launcher, spec, machine, [*arguments, *script]))
+    machine, launcher, spec = prepare(request)
+    if request.options.dry_run:
+        print(compose(launcher, spec, machine, request.job.words))
         return 0
-    launch = Launch(name, config, list(arguments), list(script), options, machine, launcher, spec)
-    with _run_dir(name, config.run.run_dir) as launch.run_dir:
+    launch = Launch(request, machine, launcher, spec)
+    with _run_dir(request.job.name, request.job.config.run.run_dir) as launch.run_dir:
         interrupts = Interrupts()
         with interrupts.recorded():
             return _Supervisor(launch, interrupts).run()
 
 
-def prepare(options: Options, config: RunConfig) -> tuple[LocalMachine, Launcher, LaunchSpec]:
+def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]:
     """Return what is needed to start the ranks.
 
     Raises:
         LaunchError, ConfigError: The ranks cannot be started as requested.
     """
+    options, config = request.options, request.job.config
     machine, launcher = LocalMachine.detect(), find_launcher()
     spec = make_launch_spec(options, launcher, machine)
     if spec.ranks is not None:
@@ -106,7 +79,7 @@ def prepare(options: Options, config: RunConfig) -> tuple[LocalMachine, Launcher
     return machine, launcher, spec
 
 
-def make_launch_spec(options: Options, launcher: Launcher, machine: LocalMachine) -> LaunchSpec:
+def make_launch_spec(options: LaunchOptions, launcher: Launcher, machine: LocalMachine) -> LaunchSpec:
     """Convert the flags to a launch spec.
 
     Raises:
@@ -131,7 +104,7 @@ def make_launch_spec(options: Options, launcher: Launcher, machine: LocalMachine
             raise LaunchError(f"--remote-agent {agent!r}: this MPI's launcher accepts only a program without arguments")
         network = None if network is None else interface_of(network)
     try:
-        words = shlex.split(options.launcher_args)
+        words = shlex.split(options.launcher_args or "")
     except ValueError as error:
         raise LaunchError(f"--launcher-args {options.launcher_args!r}: {error}") from error
     return LaunchSpec(ranks, hosts, agent, network, _environment(options.env, machine), words)
@@ -149,7 +122,7 @@ def _environment(given: Sequence[str], machine: LocalMachine) -> dict[str, str]:
     return found
 
 
-def check_restarts(options: Options, spec: LaunchSpec, config: RunConfig) -> None:
+def check_restarts(options: LaunchOptions, spec: LaunchSpec, config: RunConfig) -> None:
     """Check that ``--min-ranks`` can be satisfied.
 
     Raises:
@@ -207,13 +180,13 @@ class _Supervisor:
     """Runs attempts until training has ended or a restart cannot help."""
 
     def __init__(self, launch: Launch, interrupts: Interrupts) -> None:
-        self._launch_options, self._interrupts = launch, interrupts
-        self._agent = RemoteAgent(launch.options.remote_agent or _agent_in(launch.machine))
+        self._launch, self._interrupts = launch, interrupts
+        self._agent = RemoteAgent(launch.request.options.remote_agent or _agent_in(launch.machine))
         self._spec = launch.spec
         self._began = time.monotonic()
         self._restarts = 0
         self._traceback = ""  # of the rank that ended the last attempt
-        self._found = set(_stamps(launch.run_dir)) if launch.config.run.resume != "auto" else set()
+        self._found = set(_stamps(launch.run_dir)) if launch.request.job.config.run.resume != "auto" else set()
 
     def run(self) -> int:
         """Train; return the exit status."""
@@ -229,10 +202,10 @@ class _Supervisor:
                 _say(outcome.reason)
             if outcome.kind in ("finished", "stopped", "mistake"):
                 if outcome.kind != "mistake":  # which has changed nothing
-                    record_failure(self._launch_options.run_dir, None)
+                    record_failure(self._launch.run_dir, None)
                 return {"finished": 0, "stopped": STOPPED_EARLY}.get(outcome.kind, 2)
             if not self._again(outcome, before):
-                record_failure(self._launch_options.run_dir, Failure(outcome.reason, outcome.rank, self._traceback))
+                record_failure(self._launch.run_dir, Failure(outcome.reason, outcome.rank, self._traceback))
                 return 1
             before = outcome
             if self._interrupts.received:
@@ -241,12 +214,12 @@ class _Supervisor:
     def _attempt(self) -> Outcome:
         """Run one attempt; retry once if the launcher itself failed to start."""
         for last in (False, True):
-            attempt, earlier = self._prepare(), status.read(self._launch_options.run_dir)
+            attempt, earlier = self._prepare(), status.read(self._launch.run_dir)
             attempt.run()
             ranks = self._spec.ranks or len(attempt.statuses)
-            launcher = f"{Path(self._launch_options.launcher.program).name}, process {attempt.pid}"
+            launcher = f"{Path(self._launch.launcher.program).name}, process {attempt.pid}"
             outcome = classify_exit(attempt.status, attempt.output, attempt.statuses, ranks, launcher)
-            if outcome.kind == "finished" and _stopped_early(self._launch_options.run_dir, earlier):
+            if outcome.kind == "finished" and _stopped_early(self._launch.run_dir, earlier):
                 outcome = Outcome("stopped")  # the signal also ended the launcher's daemons, and it exits with 0 then
             if attempt.reported and outcome.kind in ("stopped", "failed"):  # stopped: the launcher continued the ranks
                 outcome = Outcome("failed", step=outcome.step)
@@ -272,30 +245,28 @@ class _Supervisor:
         return list(errors)
 
     def _prepare(self) -> Attempt:
-        launch, spec = self._launch_options, self._spec
+        launch, spec = self._launch, self._spec
         ours = {rank_status.RUN_DIR_VARIABLE: str(launch.run_dir)}
         if columns := terminal_columns():
             ours[COLUMNS_VARIABLE] = str(columns)
-        command = compose(launch.launcher, replace(spec, env={**spec.env, **ours}), launch.machine, self._arguments())
+        command = compose(launch.launcher, replace(spec, env={**spec.env, **ours}), launch.machine, self._job().words)
         hosts = [host.name for host in spec.hosts or ()]
-        link_timeout_s = launch.options.link_timeout
+        link_timeout_s = launch.request.options.link_timeout
         return Attempt(command, spec.ranks, hosts, launch.run_dir, self._agent, self._interrupts, link_timeout_s)
 
-    def _arguments(self) -> list[str]:
-        """Return the ranks' arguments; a restart resumes from the run's newest checkpoint, in the remaining time."""
-        words, config = list(self._launch_options.arguments), self._launch_options.config
+    def _job(self) -> JobRequest:
+        """Return what the ranks train; a restart resumes from the run's newest checkpoint, in the remaining time."""
+        job = self._launch.request.job
         if not self._restarts:
-            return words + self._launch_options.script
-        newest = self._newest()
-        if config.run.resume != "auto" and newest is not None:
-            words += ["--resume", str(newest)]
-        if config.run.time_limit is not None:
-            words += ["--time-limit", f"{max(1.0, config.run.time_limit - self._took()):.0f}"]
-        return words + self._launch_options.script
+            return job
+        newest, limit = self._newest(), job.config.run.time_limit
+        if job.config.run.resume != "auto" and newest is not None:
+            job = job.with_options(resume=str(newest))
+        return job if limit is None else job.with_options(time_limit=max(1.0, round(limit - self._took())))
 
     def _again(self, outcome: Outcome, before: Outcome | None) -> bool:
         """Prepare another attempt and wait for the restart delay; return False if there is none."""
-        options, limit = self._launch_options.options, self._launch_options.config.run.time_limit
+        options, limit = self._launch.request.options, self._launch.request.job.config.run.time_limit
         if self._restarts >= options.max_restarts:
             if options.max_restarts:
                 _say(f"not restarting: --max-restarts {options.max_restarts} reached")
@@ -322,7 +293,7 @@ class _Supervisor:
 
     def _leave_out(self, gone: list[str]) -> str:
         """Remove lost hosts from the launch if ``--min-ranks`` allows it; return why not, or an empty string."""
-        least = self._launch_options.options.min_ranks
+        least = self._launch.request.options.min_ranks
         assert self._spec.hosts is not None
         left = [host for host in self._spec.hosts if host.name not in gone]
         ranks = sum(host.slots for host in left)
@@ -341,7 +312,7 @@ class _Supervisor:
         name = signal.Signals(number).name
         path = self._newest()
         if path is not None and len(self._interrupts.received) == 1:
-            folder = shlex.quote(os.path.relpath(self._launch_options.run_dir))
+            folder = shlex.quote(os.path.relpath(self._launch.run_dir))
             _say(f"ended by {name}; to resume from {path.name}, run the same command with --run-dir {folder}")
             return STOPPED_EARLY
         _say(f"ended by {name}" + ("" if path is not None else "; nothing was saved"))
@@ -349,7 +320,7 @@ class _Supervisor:
 
     def _newest(self) -> Path | None:
         """Return this run's newest checkpoint; ignores those that existed before it, unless ``--resume auto``."""
-        own = [stamp for stamp in _stamps(self._launch_options.run_dir) if stamp not in self._found]
+        own = [stamp for stamp in _stamps(self._launch.run_dir) if stamp not in self._found]
         return own[0][0] if own else None
 
     def _took(self) -> float:

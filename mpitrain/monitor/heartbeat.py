@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from ..batch_systems.registry import current_job_ids
 from ..process.pid import _text, is_alive, pid_start
 
 STATUS = "status.json"
@@ -60,7 +61,7 @@ class RunEnd(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchJob:
-    """A job of a scheduler: ``slurm``, ``pbs`` or ``lsf``."""
+    """A job of a batch system, whose name in ``batch_systems.registry`` is ``scheduler``."""
 
     scheduler: str
     job_id: str
@@ -108,7 +109,8 @@ class Heartbeat:
         self._folder, self._step, self._warned = folder, step, False
         pid, before = os.getpid(), read(folder)
         job = None if before is None else before.job
-        if before is not None and job is not None and before.state != "submitted" and job.job_id not in _own_jobs():
+        is_in_job = job is not None and job.job_id in current_job_ids(os.environ)
+        if before is not None and before.state != "submitted" and not is_in_job:
             job = None  # the run was resumed outside of the job
         self._status = Status(
             "running", step(), train_steps, ranks, 0, ProcessHost.own(), pid, pid_start(pid), time.time(), job=job
@@ -254,13 +256,6 @@ def _clock_of(folder: Path) -> float:
             return os.fstat(file.fileno()).st_mtime
     except OSError:
         return time.time()
-
-
-def _own_jobs() -> set[str]:
-    """Return the ids of the batch job that this process is part of, as its scheduler prints them."""
-    found = {os.environ.get(name, "") for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")}
-    task = [os.environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
-    return found | {"_".join(task)}
 
 
 def _link(path: str) -> str:

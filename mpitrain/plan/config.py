@@ -3,174 +3,236 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import re
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ConfigError
+from .modes import MODES, Mode, find_mode, modes_with
+from .option import OptionGroup, flag as flag, info_of, option
 
-MODES = ("sync", "async", "ssp", "backup", "local")
 Precision = Literal["float32", "bfloat16", "float16"]
-SERVED = ("async", "ssp", "backup")  # parameters live on servers, or in a node's shared memory
 
-
-def _option(default: Any, help: str, metavar: str | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "metavar": metavar})
+# The defaults of options that are None unless given, so that one that is given in another mode can be refused.
+STALENESS = 3
+BACKUP_WORKERS = 1
+LOCAL_STEPS = 8
 
 
 @dataclass(frozen=True)
-class ParallelConfig:
+class ParallelConfig(OptionGroup):
     """How workers agree on the parameters."""
 
-    mode: str = _option(
+    mode: str = option(
         "sync",
         "How workers agree on the parameters; MODULE:CLASS is a strategy of your own.",
-        "sync|async|ssp|backup|local|MODULE:CLASS",
+        "|".join([*MODES, "MODULE:CLASS"]),
     )
-    staleness: int | None = _option(
-        None, "ssp: maximum number of steps a worker may be ahead of the slowest one.  [default: 3]", "S"
+    staleness: int | None = option(
+        None,
+        "Maximum number of steps a worker may be ahead of the slowest one.",
+        "S",
+        minimum=0,
+        modes=modes_with("staleness"),
+        default_text=STALENESS,
     )
-    staleness_scaling: bool = _option(False, "async, ssp: divide the learning rate by the gradient's staleness.")
-    backup_workers: int | None = _option(
-        None, "backup: number of spare workers B; a step uses the first N-B gradients.  [default: 1]", "B"
+    staleness_scaling: bool = option(
+        False, "Divide the learning rate by the gradient's staleness.", modes=modes_with("staleness_scaling")
     )
-    local_steps: int | None = _option(None, "local: steps between two parameter averages.  [default: 8]", "H")
-    elastic_rho: float | None = _option(
-        None, "local: elastic averaging; move workers and a center towards each other by this fraction.", "RHO"
+    backup_workers: int | None = option(
+        None,
+        "Number of spare workers B; a step uses the first N-B gradients.",
+        "B",
+        minimum=0,
+        modes=modes_with("backup_workers"),
+        default_text=BACKUP_WORKERS,
     )
-    shared_memory: bool = _option(True, "Average gradients in memory shared by the ranks of a node.")
-    bucket_bytes: int = _option(1 << 20, "Minimum size of a gradient bucket in bytes.", "BYTES")
+    local_steps: int | None = option(
+        None,
+        "Steps between two parameter averages.",
+        "H",
+        minimum=1,
+        modes=modes_with("local_steps"),
+        default_text=LOCAL_STEPS,
+    )
+    elastic_rho: float | None = option(
+        None,
+        "Elastic averaging; move workers and a center towards each other by this fraction.",
+        "RHO",
+        above=0,
+        below=1,
+        modes=modes_with("elastic_rho"),
+    )
+    shared_memory: bool = option(True, "Average gradients in memory shared by the ranks of a node.")
+    bucket_bytes: int = option(1 << 20, "Minimum size of a gradient bucket in bytes.", "BYTES", minimum=0)
 
 
 @dataclass(frozen=True)
-class ServerConfig:
+class ServerConfig(OptionGroup):
     """Parameter servers, and the gradients sent to them."""
 
-    ps: int = _option(
-        0, "async, ssp, backup: number of parameter servers; 0 keeps the parameters in the node's shared memory.", "K"
+    ps: int = option(
+        0,
+        "Number of parameter servers; 0 keeps the parameters in the node's shared memory.",
+        "K",
+        minimum=0,
+        modes=modes_with("ps"),
     )
-    ps_placement: Literal["spread", "pack", "first"] = _option(
-        "spread", "Ranks that become servers: spread over nodes, packed on few nodes, or the first ranks."
+    ps_placement: Literal["spread", "pack", "first"] = option(
+        "spread",
+        "Ranks that become servers: spread over nodes, packed on few nodes, or the first ranks.",
+        modes=modes_with("ps_placement"),
     )
-    ps_hosts: list[str] | None = _option(None, "Hosts whose ranks become servers.", "HOST,...")
-    placement: Literal["round_robin", "greedy", "partitioned"] = _option(
-        "partitioned", "How variables are distributed over the servers."
+    ps_hosts: list[str] | None = option(
+        None, "Hosts whose ranks become servers.", "HOST,...", modes=modes_with("ps_hosts")
     )
-    push_precision: Precision | None = _option(
-        None, "Data type of gradients sent to servers on other nodes.  [default: that of --dtype]"
+    placement: Literal["round_robin", "greedy", "partitioned"] = option(
+        "partitioned", "How variables are distributed over the servers.", modes=modes_with("placement")
     )
-    one_sided: bool = _option(
-        True, "Use RMA windows to reach servers on other nodes; --no-one-sided uses point-to-point messages."
+    push_precision: Precision | None = option(
+        None,
+        "Data type of gradients sent to servers on other nodes.",
+        modes=modes_with("push_precision"),
+        default_text="that of --dtype",
+    )
+    one_sided: bool = option(
+        True,
+        "Use RMA windows to reach servers on other nodes; --no-one-sided uses point-to-point messages.",
+        modes=modes_with("one_sided"),
     )
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(OptionGroup):
     """The computation of a step, and the number of steps."""
 
-    batch_size: int | None = _option(None, "Examples per worker and step.", "N")
-    train_steps: int | None = _option(None, "Number of training steps.", "N")
-    accumulate_steps: int = _option(1, "Split a worker's batch into this many micro-batches, to save memory.", "N")
-    seed: int = _option(0, "Random seed for initialization, data order and dropout.", "N")
-    dtype: Literal["float32", "float64"] = _option("float32", "Data type of parameters and arithmetic.")
-    nan: Literal["stop", "skip", "ignore"] = _option("stop", "Action on a non-finite loss.")
-    init_from: Path | None = _option(
+    batch_size: int | None = option(None, "Examples per worker and step.", "N", minimum=1)
+    train_steps: int | None = option(None, "Number of training steps.", "N", minimum=0)
+    accumulate_steps: int = option(
+        1, "Split a worker's batch into this many micro-batches, to save memory.", "N", minimum=1
+    )
+    seed: int = option(0, "Random seed for initialization, data order and dropout.", "N", minimum=0)
+    dtype: Literal["float32", "float64"] = option("float32", "Data type of parameters and arithmetic.")
+    nan: Literal["stop", "skip", "ignore"] = option("stop", "Action on a non-finite loss.")
+    init_from: Path | None = option(
         None,
         "Initialize parameters from a checkpoint or a run directory where they match, unless the run resumes from its "
         "own checkpoint.",
         "PATH",
     )
-    validate_steps: int = _option(1000, "Validate every N steps; 0: only at the end.", "N")
-    validate_secs: float = _option(0.0, "Also validate every S seconds; 0: never.", "S")
+    validate_steps: int = option(1000, "Validate every N steps; 0: only at the end.", "N", minimum=0)
+    validate_secs: float = option(0.0, "Also validate every S seconds; 0: never.", "S", minimum=0)
 
 
 @dataclass(frozen=True)
-class DeviceConfig:
+class DeviceConfig(OptionGroup):
     """The devices of a rank, and their precision."""
 
-    device: Literal["auto", "cpu", "gpu"] = _option("auto", "Device of the workers; auto: GPUs if there are any.")
-    devices_per_rank: int = _option(1, "Split a rank's batch over this many devices.", "N")
-    precision: Literal["float32", "tf32", "bfloat16", "float16"] = _option(
+    device: Literal["auto", "cpu", "gpu"] = option("auto", "Device of the workers; auto: GPUs if there are any.")
+    devices_per_rank: int = option(1, "Split a rank's batch over this many devices.", "N", minimum=1)
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = option(
         "float32",
         "GPU compute precision. tf32: matrix products round their inputs to TF32; bfloat16, float16: activations and "
         "a copy of the parameters are 16-bit. Parameters, gradients and sums stay float32.",
     )
-    threads: int | None = _option(None, "BLAS threads per rank.  [default: cores / ranks of the node]", "N")
-    soft_placement: bool = _option(True, "Workers without a GPU use the CPU if other workers have GPUs.")
-    gpu_memory_fraction: float | None = _option(
-        None, "Maximum fraction of a GPU's memory that a worker may use.  [default: an equal share]", "FRACTION"
+    threads: int | None = option(
+        None, "BLAS threads per rank.", "N", minimum=1, default_text="cores / ranks of the node"
     )
-    gpu_memory_growth: bool = _option(
+    soft_placement: bool = option(True, "Workers without a GPU use the CPU if other workers have GPUs.")
+    gpu_memory_fraction: float | None = option(
+        None,
+        "Maximum fraction of a GPU's memory that a worker may use.",
+        "FRACTION",
+        above=0,
+        maximum=1,
+        default_text="an equal share",
+    )
+    gpu_memory_growth: bool = option(
         True, "Allocate GPU memory as needed; --no-gpu-memory-growth allocates the worker's share at startup."
     )
-    gpu_transport: Literal["auto", "nccl", "ipc", "cuda-aware", "host"] = _option(
-        "auto", "sync: how workers exchange GPU gradients; auto: the fastest transport, measured at startup."
+    gpu_transport: Literal["auto", "nccl", "ipc", "cuda-aware", "host"] = option(
+        "auto",
+        "How workers exchange GPU gradients; auto: the fastest transport, measured at startup.",
+        modes=modes_with("gpu_transport"),
     )
 
 
 @dataclass(frozen=True)
-class SavingConfig:
+class SavingConfig(OptionGroup):
     """When and how checkpoints are written."""
 
-    save_steps: int = _option(0, "Save a checkpoint every N steps; 0: only at the end.", "N")
-    save_secs: float = _option(0.0, "Save a checkpoint every S seconds; 0: never.", "S")
-    keep: int = _option(0, "Keep the newest N checkpoints, and always at least one complete one; 0: keep all.", "N")
-    keep_every: int = _option(0, "With --keep: also keep the checkpoint of every M-th step.", "M")
-    save_compression: Literal["none", "gzip"] = _option("none", "Compression of checkpoints.")
-    save_background: bool = _option(True, "Write checkpoints in the background, from a copy of the state.")
-    save_per_node: bool | None = _option(
-        None,
-        "sync, local: each node writes a shard of the checkpoint.  [default: on several nodes, from 1 GiB of state]",
+    save_steps: int = option(0, "Save a checkpoint every N steps; 0: only at the end.", "N", minimum=0)
+    save_secs: float = option(0.0, "Save a checkpoint every S seconds; 0: never.", "S", minimum=0)
+    keep: int = option(
+        0, "Keep the newest N checkpoints, and always at least one complete one; 0: keep all.", "N", minimum=0
     )
-    save_one_file: bool | None = _option(
-        None, "sync, local: all nodes write their shards into one shared file.  [default: if HDF5 is parallel]"
+    keep_every: int = option(0, "With --keep: also keep the checkpoint of every M-th step.", "M", minimum=0)
+    save_compression: Literal["none", "gzip"] = option("none", "Compression of checkpoints.")
+    save_background: bool = option(True, "Write checkpoints in the background, from a copy of the state.")
+    save_per_node: bool | None = option(
+        None,
+        "Each node writes a shard of the checkpoint.",
+        modes=modes_with("save_per_node"),
+        default_text="on several nodes, from 1 GiB of state",
+    )
+    save_one_file: bool | None = option(
+        None,
+        "All nodes write their shards into one shared file.",
+        modes=modes_with("save_one_file"),
+        default_text="if HDF5 is parallel",
     )
 
 
 @dataclass(frozen=True)
-class RunDirConfig:
+class RunDirConfig(OptionGroup):
     """The run directory, and when a run resumes and ends."""
 
-    run_dir: Path | None = _option(None, "Output directory.  [default: runs/JOB-TIME]", "DIR")
-    resume: str = _option(
+    run_dir: Path | None = option(None, "Output directory.", "DIR", default_text="runs/JOB-TIME")
+    resume: str = option(
         "auto",
         "auto: resume from the newest checkpoint in the run directory; never; or from PATH: a checkpoint, or a run "
         "directory (uses its newest checkpoint).",
         "auto|never|PATH",
     )
-    time_limit: float | None = _option(
-        None, "Save and exit before S seconds have passed; Slurm's limit (SLURM_JOB_END_TIME) always applies.", "S"
-    )
-    hang_timeout: float | None = _option(
+    time_limit: float | None = option(
         None,
-        "End the run and report the rank if a rank makes no progress for S seconds; 0: never.  "
-        "[default: 10 times the longest activity so far, at least 60]",
+        "Save and exit before S seconds have passed; Slurm's limit (SLURM_JOB_END_TIME) always applies.",
         "S",
+        minimum=1,
     )
-    long_timeout: float = _option(1800.0, "The same for starting, compiling, validating, saving and ending.", "S")
+    hang_timeout: float | None = option(
+        None,
+        "End the run and report the rank if a rank makes no progress for S seconds; 0: never.",
+        "S",
+        minimum=0,
+        default_text="10 times the longest activity so far, at least 60",
+    )
+    long_timeout: float = option(
+        1800.0, "The same for starting, compiling, validating, saving and ending.", "S", minimum=1
+    )
 
 
 @dataclass(frozen=True)
-class OutputConfig:
+class OutputConfig(OptionGroup):
     """Output and records of a run."""
 
-    log_steps: int = _option(100, "Report the loss every N steps; 0: never.", "N")
-    log_secs: float = _option(
-        10.0, "Without a terminal, print at most one of these reports in S seconds; 0: print all.", "S"
+    log_steps: int = option(100, "Report the loss every N steps; 0: never.", "N", minimum=0)
+    log_secs: float = option(
+        10.0, "Without a terminal, print at most one of these reports in S seconds; 0: print all.", "S", minimum=0
     )
-    tensorboard: bool | None = _option(None, "Write TensorBoard event files.  [default: if tensorboardX is installed]")
-    histogram_steps: int = _option(
-        0, "Add histograms of parameters and gradients to TensorBoard every N steps; 0: never.", "N"
+    tensorboard: bool | None = option(
+        None, "Write TensorBoard event files.", default_text="if tensorboardX is installed"
     )
-    trace: bool = _option(False, "Record a timeline of each rank, for trace viewers and mpitrain report.")
-    trace_steps: int = _option(
-        1000, "Keep the individual spans of the last N steps in a trace; totals cover all steps.", "N"
+    histogram_steps: int = option(
+        0, "Add histograms of parameters and gradients to TensorBoard every N steps; 0: never.", "N", minimum=0
     )
-    log_device_placement: bool = _option(False, "Print the location of each rank, layer and vector.")
+    trace: bool = option(False, "Record a timeline of each rank, for trace viewers and mpitrain report.")
+    trace_steps: int = option(
+        1000, "Keep the individual spans of the last N steps in a trace; totals cover all steps.", "N", minimum=1
+    )
+    log_device_placement: bool = option(False, "Print the location of each rank, layer and vector.")
 
 
 @dataclass(frozen=True)
@@ -206,15 +268,9 @@ class RunConfig:
         return {name: value for group in groups for name, value in vars(group).items()}
 
     def __post_init__(self) -> None:
-        for name, minimum in _MINIMUM.items():
-            value = self.options()[name]
-            if value is not None and value < minimum:
-                raise ConfigError(f"{flag(name)} is {value}: must be >= {minimum}")
         self._check_modes()
         self._check_device()
-        rho, saving, output = self.parallel.elastic_rho, self.saving, self.output
-        if rho is not None and not 0 < rho < 1:
-            raise ConfigError(f"--elastic-rho is {rho}: must be > 0 and < 1")
+        saving, output = self.saving, self.output
         if saving.save_one_file and saving.save_compression != "none":
             raise ConfigError(
                 f"--save-compression {saving.save_compression} cannot be combined with --save-one-file; remove one"
@@ -229,19 +285,18 @@ class RunConfig:
             )
 
     def _check_device(self) -> None:
-        device, dtype, mode = self.device, self.training.dtype, self.parallel.mode
-        fraction, on_cpu = device.gpu_memory_fraction, device.device == "cpu"
-        if fraction is not None and not 0 < fraction <= 1:
-            raise ConfigError(f"--gpu-memory-fraction is {fraction}: must be > 0 and <= 1")
+        device, dtype, mode = self.device, self.training.dtype, self.mode
+        on_cpu = device.device == "cpu"
         if device.precision != "float32" and (dtype != "float32" or (on_cpu and device.precision != "bfloat16")):
             other = "--device cpu" if on_cpu else f"--dtype {dtype}"
             raise ConfigError(
                 f"--precision {device.precision} requires GPUs and --dtype float32, but {other} is set; remove one"
             )
-        if device.precision == "float16" and mode != "sync":
+        if device.precision == "float16" and not mode.scales_loss:
+            valid = ", ".join(each.name for each in MODES.values() if each.scales_loss)
             raise ConfigError(
-                f"--precision float16 scales the loss over all GPUs and requires --mode sync, but the mode is {mode}; "
-                "use bfloat16 or change --mode"
+                f"--precision float16 scales the loss over all GPUs and requires --mode {valid}, but the mode is "
+                f"{mode.name}; use bfloat16 or change --mode"
             )
         if on_cpu and device.gpu_transport != "auto":
             raise ConfigError(
@@ -252,20 +307,14 @@ class RunConfig:
 
     def _check_modes(self) -> None:
         """Reject options that have no effect in this mode; the user probably meant another mode."""
-        mode, hosts, ps = self.parallel.mode, self.servers.ps_hosts, self.servers.ps
-        if mode not in MODES and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", mode):
-            near = difflib.get_close_matches(mode, MODES, n=1)
-            raise ConfigError(
-                f"--mode is {mode!r}: must be {', '.join(MODES)}, or package.module:Class"
-                + (f"; did you mean {near[0]!r}?" if near else "")
-            )
-        for name, modes in _MODES_OF.items():
-            value = self.options()[name]
+        mode, hosts, ps = self.mode, self.servers.ps_hosts, self.servers.ps
+        options = self.options()
+        for name, field in FIELDS.items():
+            modes, value = info_of(field).modes, options[name]
             given = flag("no_" + name if value is False else name)
-            own_mode = ":" in mode and "sync" in modes  # a user's strategy
-            if value != FIELDS[name].default and mode not in modes and not own_mode:
+            if modes and name not in mode.options and value != field.default:
                 raise ConfigError(
-                    f"{given} requires --mode {', '.join(modes)}, but the mode is {mode}; "
+                    f"{given} requires --mode {', '.join(modes)}, but the mode is {mode.name}; "
                     f"remove {given} or change --mode"
                 )
         if hosts is not None and len(hosts) > ps:
@@ -287,12 +336,12 @@ class RunConfig:
                 f"--ps {ps} leaves no worker of {ranks} rank{'s' * (ranks != 1)}: "
                 f"start at least {ps + 1} ranks or reduce --ps"
             )
-        if self.served and not ps and not parallel.shared_memory and ranks > 1:
+        if self.uses_servers and not ps and not parallel.shared_memory and ranks > 1:
             raise ConfigError(
                 f"--no-shared-memory: {ranks} ranks have no place for the parameters of --mode {parallel.mode}; "
                 "set --ps 1 or more, or remove --no-shared-memory"
             )
-        if parallel.mode == "backup" and parallel.backup_workers is not None and parallel.backup_workers >= workers:
+        if parallel.backup_workers is not None and parallel.backup_workers >= workers:
             raise ConfigError(
                 f"--backup-workers is {parallel.backup_workers} with {workers} worker{'s' * (workers != 1)}: "
                 f"must be <= {workers - 1}"
@@ -300,17 +349,27 @@ class RunConfig:
 
     def gradients_per_step(self, workers: int) -> int:
         """Return the number of gradients that one update uses, given the number of workers."""
-        mode, backup_workers = self.parallel.mode, self.parallel.backup_workers
-        if mode in ("async", "ssp"):
+        if self.mode.is_asynchronous:
             return 1
-        if mode != "backup":
+        if "backup_workers" not in self.mode.options:
             return workers
-        return workers - (min(1, workers - 1) if backup_workers is None else backup_workers)
+        spare = self.parallel.backup_workers
+        return workers - (min(BACKUP_WORKERS, workers - 1) if spare is None else spare)
+
+    @property
+    def mode(self) -> Mode:
+        """The consistency mode that ``parallel.mode`` names."""
+        return find_mode(self.parallel.mode)
+
+    @property
+    def uses_servers(self) -> bool:
+        """Whether parameters live on servers, or in a node's shared memory, and workers run at their own pace."""
+        return self.mode.uses_servers
 
     @property
     def served(self) -> bool:
-        """Whether parameters live on servers and workers run at their own pace."""
-        return self.parallel.mode in SERVED
+        """An earlier name of ``uses_servers``."""
+        return self.uses_servers
 
     def merged(self, defaults: Mapping[str, Any]) -> RunConfig:
         """Return a copy in which ``defaults`` replace options that are None."""
@@ -325,29 +384,6 @@ class RunConfig:
 GROUPS: list[type] = list(typing.get_type_hints(RunConfig).values())
 # The fields of all groups, by the flat names of the options.
 FIELDS = {each.name: each for group in GROUPS for each in dataclasses.fields(group)}
-
-_AT_LEAST_0 = (
-    "train_steps seed log_steps log_secs validate_steps validate_secs save_steps save_secs histogram_steps keep "
-    "keep_every hang_timeout"
-)
-_AT_LEAST_1 = "batch_size accumulate_steps devices_per_rank trace_steps time_limit long_timeout threads local_steps"
-_MINIMUM = dict.fromkeys([*_AT_LEAST_0.split(), "bucket_bytes", "ps", "staleness", "backup_workers"], 0)
-_MINIMUM |= dict.fromkeys(_AT_LEAST_1.split(), 1)
-
-_MODES_OF: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys("ps ps_hosts ps_placement placement one_sided push_precision".split(), SERVED),
-    "staleness": ("ssp",),
-    "staleness_scaling": ("async", "ssp"),
-    "backup_workers": ("backup",),
-    "gpu_transport": ("sync",),
-    **dict.fromkeys(["local_steps", "elastic_rho"], ("local",)),
-    **dict.fromkeys(["save_per_node", "save_one_file"], ("sync", "local")),
-}
-
-
-def flag(name: str) -> str:
-    """Return the command-line flag of an option or parameter."""
-    return "--" + name.replace("_", "-")
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:

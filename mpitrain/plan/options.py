@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import numbers
+import os
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -16,7 +18,9 @@ import docstring_parser
 
 from ..core.toml import read_toml
 from ..errors import ConfigError, JobError
-from .config import FIELDS, GROUPS, RunConfig, flag
+from .config import FIELDS, GROUPS, RunConfig
+from .launch_options import LaunchOptions
+from .option import OptionGroup, OptionInfo, flag, info_of
 
 if typing.TYPE_CHECKING:
     from .job import JobFunction
@@ -24,13 +28,10 @@ if typing.TYPE_CHECKING:
 
 ParamType: TypeAlias = "click.ParamType[Any]"  # quoted, because older versions of click cannot subscript it
 PATH = click.Path(path_type=Path)
-
-
-def option(*names: str, help: str, **attributes: Any) -> click.Option:
-    """Return the option with these names; ``attributes`` are those of ``click.Option``."""
-    if not attributes.get("is_flag"):
-        attributes.setdefault("default", () if attributes.get("multiple") else None)
-    return click.Option(list(names), help=help, **attributes)
+_ARGUMENTS = ("config", "help", "job_file")  # of every command that has a job
+CONFIG = click.Option(
+    ["--config"], type=PATH, metavar="FILE", default=None, help="Read options from a TOML file; flags override it."
+)
 
 
 class NearestChoice(click.Choice[str]):
@@ -50,8 +51,10 @@ class CommaSeparated(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         self.name = f"{item.name},..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
-        values = value.split(",") if isinstance(value, str) else value
-        return [self.item.convert(v, param, ctx) for v in values]
+        values = value.split(",") if isinstance(value, str) and value else value
+        if any(isinstance(item, str) and "," in item for item in values):
+            self.fail(f"{value!r} has a value with a comma", param, ctx)
+        return [self.item.convert(item, param, ctx) for item in values]
 
 
 def nearest(given: str, valid: list[str]) -> str:
@@ -65,33 +68,114 @@ def run_options(**defaults: Any) -> list[click.Option]:
 
 
 def options_of(kind: type, **defaults: Any) -> list[click.Option]:
-    """Return an option for each field of a dataclass whose metadata has ``help`` and ``metavar``.
-
-    Metadata ``also`` is a second spelling of the flag.
-    """
+    """Return a flag for each option of a dataclass; ``defaults`` override the fields' own."""
     hints = typing.get_type_hints(kind)
     return [
-        _option(f.name, hints[f.name], defaults.get(f.name, f.default), **f.metadata) for f in dataclasses.fields(kind)
+        _option(field.name, hints[field.name], defaults.get(field.name, field.default), info_of(field))
+        for field in dataclasses.fields(kind)
     ]
 
 
 def run_config(values: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration with these options of a run, converted as on the command line.
+    """Return the configuration with these options of a run; those that are None have their defaults.
 
     Raises:
         ConfigError: An option is unknown, or its value is not valid.
     """
-    known = {str(option.name): option for option in run_options()}
+    known = run_options()
+    for name in values:
+        if name not in FIELDS:
+            near = nearest(name, [*FIELDS])
+            raise ConfigError(f"no option {name!r}{f'; did you mean {near!r}?' if near else ''}")
+    return RunConfig.of(**convert_values(known, {n: value for n, value in values.items() if value is not None}))
+
+
+def convert_values(options: Iterable[click.Option], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Python values as the command line would pass them to these options, by name.
+
+    Strings are read as on the command line. An option that may be repeated takes a string, a list, or a dict.
+
+    Raises:
+        ConfigError: A value is not valid; names it and what is valid.
+    """
+    known = {str(option.name): option for option in options}
     converted = {}
     for name, value in values.items():
-        if name not in known:
-            near = nearest(name, [*known])
-            raise ConfigError(f"no option {name!r}{f'; did you mean {near!r}?' if near else ''}")
         try:
-            converted[name] = None if value is None else known[name].type(value)
+            converted[name] = convert(known[name], value)
         except click.BadParameter as error:
             raise ConfigError(f"{name}={value!r}: {error.message}") from error
-    return RunConfig.of(**{name: value for name, value in converted.items() if value is not None})
+    return converted
+
+
+def convert(option: click.Option, value: Any) -> Any:
+    """Return a Python value as the command line would pass it to an option.
+
+    Raises:
+        click.BadParameter: It is not valid.
+    """
+    if option.multiple:
+        return _texts(value)
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise click.BadParameter("must be True or False")
+        return value
+    if isinstance(value, (list, tuple)) and isinstance(option.type, CommaSeparated):
+        return option.type.convert([_convert_one(option.type.item, item) for item in value], option, None)
+    return _convert_one(option.type, value)
+
+
+def _convert_one(kind: ParamType, value: Any) -> Any:
+    if isinstance(value, str):
+        return kind.convert(value, None, None)
+    valid = numbers.Integral if kind is click.INT else (numbers.Real, os.PathLike)
+    if isinstance(value, bool) or isinstance(kind, CommaSeparated) or not isinstance(value, valid):
+        raise click.BadParameter(f"must be {_description(kind)}")
+    return kind.convert(value, None, None)
+
+
+def _description(kind: ParamType) -> str:
+    if isinstance(kind, click.Choice):
+        return f"one of {', '.join(map(str, kind.choices))}"
+    return f"a list of {kind.item.name}" if isinstance(kind, CommaSeparated) else f"of type {kind.name}"
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, Mapping):
+        return tuple(f"{key}={item}" for key, item in value.items())
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise click.BadParameter("must be a string, a list of strings, or a dict")
+
+
+def flag_words(values: Mapping[str, Any]) -> list[str]:
+    """Return the flags that give these values to options.
+
+    Raises:
+        ConfigError: A value cannot be written as a flag.
+    """
+    return [word for name, value in values.items() for word in _words(name, value)]
+
+
+def group_words(group: OptionGroup) -> list[str]:
+    """Return the flags of the options that do not have their default."""
+    words = []
+    for field in dataclasses.fields(group):
+        value = getattr(group, field.name)
+        given = value if info_of(field).is_repeated else [value] if value != field.default else []
+        words += [word for item in given for word in _words(field.name, item)]
+    return words
+
+
+def _words(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [flag(name if value else f"no_{name}")]
+    if isinstance(value, Mapping) or callable(value):
+        raise ConfigError(f"{name}={value!r}: must be a value that {flag(name)} accepts")
+    text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return [f"{flag(name)}={text}"] if text.startswith("-") else [flag(name), text]
 
 
 def job_options(path: Path, function: JobFunction) -> list[click.Option]:
@@ -105,7 +189,7 @@ def job_options(path: Path, function: JobFunction) -> list[click.Option]:
         hints = typing.get_type_hints(function)
     except Exception as error:
         raise JobError(f"the annotations of 'job' in {path} cannot be read: {error}") from error
-    reserved = {*FIELDS, *_RESERVED}
+    reserved = {*FIELDS, *(field.name for field in dataclasses.fields(LaunchOptions)), *_ARGUMENTS}
     options = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name in reserved:
@@ -117,7 +201,7 @@ def job_options(path: Path, function: JobFunction) -> list[click.Option]:
         hint = hints.get(name, str if default is None else type(default))
         required = parameter.default is inspect.Parameter.empty
         try:
-            options.append(_option(name, hint, default, described.get(name, ""), required=required))
+            options.append(_option(name, hint, default, OptionInfo(described.get(name, "")), required=required))
         except TypeError as error:
             raise JobError(f"parameter {name!r} of 'job' in {path} {error}") from error
     return options
@@ -156,26 +240,24 @@ def read_toml_option(path: Path, flag_name: str) -> dict[str, Any]:
         raise ConfigError(f"{flag_name} {path}: {error}") from error
 
 
-def _option(
-    name: str, hint: Any, default: Any, help: str, metavar: str | None = None, also: str = "", required: bool = False
-) -> click.Option:
-    names = [flag(name), *([also] if also else []), name]
-    if hint is bool or hint == (bool | None):
-        names[0] = f"{flag(name)}/{flag('no_' + name)}"
-        kind = None
-    else:
-        kind = _type_of(hint)
+def _option(name: str, hint: Any, default: Any, info: OptionInfo, required: bool = False) -> click.Option:
+    names = [flag(name), *([info.also] if info.also else []), name]
     # A required option must not pass a default: newer versions of click take even None for one.
-    given = {} if required else {"default": default}
-    return click.Option(
-        names, type=kind, required=required, help=help, metavar=metavar, show_default=default is not None, **given
-    )
+    given: dict[str, Any] = {} if required else {"default": default}
+    if hint is bool or hint == (bool | None):
+        if info.has_negative:
+            names[0] = f"{flag(name)}/{flag('no_' + name)}"
+        else:
+            given["is_flag"] = True
+    elif info.is_repeated:
+        given |= {"multiple": True, "type": click.STRING}
+    elif info.choices:
+        given["type"] = NearestChoice(info.choices)
+    else:
+        given["type"] = _type_of(hint)
+    given |= {"help": info.help_text, "metavar": info.metavar, "show_default": default is not None}
+    return click.Option(names, required=required, **given)
 
-
-_RESERVED = (
-    *("config", "dry_run", "env", "help", "hostfile", "hosts", "job_file", "launcher_args", "max_restarts"),
-    *("min_ranks", "network", "ranks", "remote_agent"),
-)
 
 _TYPES: Mapping[Any, Callable[[], ParamType]] = {
     int: lambda: click.INT,

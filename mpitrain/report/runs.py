@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
+from ..batch_systems.base import JobState
+from ..batch_systems.registry import SYSTEMS
 from ..errors import RecordError
 from ..monitor.format import duration, format_table
 from ..monitor.heartbeat import BatchJob, State, Status, age_s, read, states
-from ..monitor.slurm_jobs import FORGOTTEN, ask_ends
 from .history import Run, is_run, read_run
 
 _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age")
@@ -52,12 +53,22 @@ def find(folder: Path) -> Iterator[Path]:
 def described_states(folders: Sequence[Path]) -> dict[Path, tuple[State, str]]:
     """Return the state of each run, and a description that includes the batch job of a run without a step.
 
-    Such a run could not record how it ended. Slurm is asked once for the jobs of all of them.
+    Such a run could not record how it ended. Each batch system is asked once for the jobs of all of them.
     """
     found = states(folders)
     jobs = {folder: job for folder, state in found.items() if (job := _job_without_step(folder, state)) is not None}
-    ends = ask_ends(job.job_id for job in jobs.values() if job.scheduler == "slurm")
+    ends = _ends(jobs.values())
     return {folder: _describe(state, jobs.get(folder), ends) for folder, state in found.items()}
+
+
+def _ends(jobs: Collection[BatchJob]) -> dict[tuple[str, str], JobState]:
+    """Return how the jobs that have ended did so, by the scheduler and the job id."""
+    job_states = {
+        (name, job_id): state
+        for name, system in SYSTEMS.items()
+        for job_id, state in system.states(job.job_id for job in jobs if job.scheduler == name).items()
+    }
+    return {job: state for job, state in job_states.items() if state.has_ended}
 
 
 def _job_without_step(folder: Path, state: State) -> BatchJob | None:
@@ -65,13 +76,13 @@ def _job_without_step(folder: Path, state: State) -> BatchJob | None:
     return None if status is None or status.step else status.job
 
 
-def _describe(state: State, job: BatchJob | None, ends: Mapping[str, str]) -> tuple[State, str]:
+def _describe(state: State, job: BatchJob | None, ends: Mapping[tuple[str, str], JobState]) -> tuple[State, str]:
     if job is None:
         return state, state
-    end = ends.get(job.job_id)
+    end = ends.get((job.scheduler, job.job_id))
     if end is not None and state == "submitted":
-        state = "unknown" if end == FORGOTTEN else "died"
-    return state, f"{state} (job {job.job_id}{f', {end}' if end is not None else ''})"
+        state = "died" if end.is_known else "unknown"
+    return state, f"{state} (job {job.job_id}{f', {end.name}' if end is not None else ''})"
 
 
 def best_validation(run: Run) -> str:

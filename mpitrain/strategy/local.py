@@ -22,12 +22,12 @@ from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..core.training_state import TrainingState
 from ..monitor.trace import span
+from ..plan.config import LOCAL_STEPS
 from ..plan.plan import Plan
 from ..plan.progress import Progress
 from .base import StepResult
 from .bulk_synchronous import BulkSynchronous
 
-LOCAL_STEPS = 8
 _WAIT = span("wait")
 
 _LOSS, _COUNTED, _SKIPPED, _FLAGS = range(4)

@@ -1,4 +1,4 @@
-"""Runs that Python submits to PBS and LSF, for which programs stand in that run the scripts."""
+"""Runs that Python submits to PBS, LSF and Flux, for which programs stand in that run the scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..support.launch import JOBS, LAUNCHER_ENVIRONMENT, ROOT, Mpi
 SLOW = JOBS / "slow.py"
 
 
-@pytest.mark.parametrize("scheduler", ["pbs", "lsf"])
+@pytest.mark.parametrize("scheduler", ["pbs", "lsf", "flux"])
 def test_a_submitted_run_is_stopped_and_resumed(
     openmpi: Mpi, scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from mpitrain.launcher.batch.job import Batch
-from mpitrain.launcher.batch.resources import Resources
+from mpitrain.batch_systems.job import Batch
+from mpitrain.batch_systems.resources import Resources
 
 
 def batch(folder: Path = Path("/work dir"), **changes: object) -> Batch:

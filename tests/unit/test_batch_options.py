@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.batch_systems.registry import SYSTEMS, allocated_ranks
+from mpitrain.batch_systems.resources import Resources, seconds_of
 from mpitrain.comm.mpi import is_foreign_launcher, is_on_one_node
 from mpitrain.errors import ConfigError
-from mpitrain.launcher.allocation import allocated_ranks
-from mpitrain.launcher.batch.resources import Resources, seconds_of
+from mpitrain.launcher.batch.request import submit_flags
 from mpitrain.launcher.batch.scheduler import refusal
 from mpitrain.launcher.batch.site import find_site, read_site
-from mpitrain.launcher.batch.submit import submit_options
 from mpitrain.launcher.hosts import Host, assign_ranks, read_hostfile
 from mpitrain.plan.options import options_of
 
@@ -54,12 +54,12 @@ def test_invalid_options_are_refused(given: dict[str, object], expected: str) ->
 def test_a_site_fills_what_is_not_given(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text('partition = "gpu"\nnodes = 2\ncpus-per-task = 4\nsetup = ["module load x"]\nexclusive = true\n')
-    options = submit_options()
+    options = submit_flags()
     assert read_site(path, options) == {
         "partition": "gpu",
-        "nodes": "2",
-        "cpus_per_task": "4",
-        "setup": ["module load x"],
+        "nodes": 2,
+        "cpus_per_task": 4,
+        "setup": ("module load x",),
         "exclusive": True,
     }
     path.write_text('partitoin = "gpu"\n')
@@ -85,7 +85,7 @@ def test_where_a_sites_file_is_looked_for(tmp_path: Path) -> None:
 
 def test_every_resource_has_a_flag_and_help() -> None:
     assert {option.name for option in options_of(Resources)} == {f.name for f in dataclasses.fields(Resources)}
-    assert all(option.help for option in submit_options())
+    assert all(option.help for option in submit_flags())
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_refusal_is_one_line_with_a_fix() -> None:
     output = (
         "sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed: Invalid partition\n"
     )
-    line = refusal("sbatch", output)
+    line = refusal(SYSTEMS["slurm"], output)
     assert line.startswith("sbatch ") and "invalid partition specified: x; Invalid partition" in line
     assert "sinfo" in line and "\n" not in line
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.batch_systems.job import Batch, Point
+from mpitrain.batch_systems.registry import SYSTEMS
+from mpitrain.batch_systems.resources import Resources
 from mpitrain.cli.main import main
 from mpitrain.errors import ConfigError
-from mpitrain.launcher.batch.job import Batch
-from mpitrain.launcher.batch.resources import Resources
-from mpitrain.launcher.batch.script import render
-from mpitrain.launcher.batch.sweep import Point
+from mpitrain.launcher.batch import script
+from mpitrain.launcher.batch.script import Script
 from mpitrain.monitor.heartbeat import read
 
 from ..support.batches import batch
@@ -26,10 +27,14 @@ HOSTILE = ["a b", "it's", 'a"b', "$(touch pwned)", "`touch pwned`", "a'; touch p
 HOSTILE += ["a\n'\\b\x7fé"]
 
 
+def render(scheduler: str, made: Batch) -> Script:
+    return script.render(SYSTEMS[scheduler], made)
+
+
 def lines(scheduler: str, prefix: str, **changes: object) -> list[str]:
     if scheduler != "slurm":
         changes.setdefault("folder", Path("/w"))
-    text = render(scheduler, batch(**changes)).text  # type: ignore[arg-type]
+    text = render(scheduler, batch(**changes)).text
     assert text.startswith("#!/bin/bash\n" + prefix)
     return [line.removeprefix(prefix + " ") for line in text.splitlines() if line.startswith(prefix)]
 
@@ -41,7 +46,7 @@ def run_script(made: Batch, scheduler: str, folder: Path, **variables: str) -> l
     program.chmod(0o755)
     made = dataclasses.replace(made, python=str(program), folder=folder)
     environment = {**os.environ, "WORDS": str(folder / "words"), **variables}
-    text = render(scheduler, made).text  # type: ignore[arg-type]
+    text = render(scheduler, made).text
     done = subprocess.run(
         ["bash"], input=text, env=environment, text=True, capture_output=True, timeout=30, check=False
     )
@@ -50,7 +55,7 @@ def run_script(made: Batch, scheduler: str, folder: Path, **variables: str) -> l
     return (folder / "words").read_text().split("\0")[:-1]
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf"])
+@pytest.mark.parametrize("scheduler", SYSTEMS)
 @pytest.mark.parametrize("word", HOSTILE)
 def test_a_shell_reads_every_word_back(scheduler: str, word: str, tmp_path: Path) -> None:
     resources = Resources(nodes=1)
@@ -59,13 +64,15 @@ def test_a_shell_reads_every_word_back(scheduler: str, word: str, tmp_path: Path
     assert words[-5:] == ["job.py", "--x", word, "--run-dir", "/r"]
 
 
-@pytest.mark.parametrize(("scheduler", "prefix"), [("pbs", "#PBS"), ("lsf", "#BSUB")])
+@pytest.mark.parametrize(("scheduler", "prefix"), [("pbs", "#PBS"), ("lsf", "#BSUB"), ("flux", "# flux:")])
 def test_no_line_break_adds_a_line_for_the_scheduler(scheduler: str, prefix: str) -> None:
     hostile = f"a\n{prefix} -q evil\r{prefix} -q evil"
-    made = batch(Path("/w"), name=hostile, arguments=["job.py", hostile], points=[Point("x", (hostile,))])
-    text = render(scheduler, made).text  # type: ignore[arg-type]
+    points = [Point("x", (hostile,))] if SYSTEMS[scheduler].index_variable else []
+    name = "a" if scheduler == "flux" else hostile  # Flux refuses the name; the others replace characters
+    made = batch(Path("/w"), name=name, arguments=["job.py", hostile], points=points)
+    text = render(scheduler, made).text
     found = [line for line in re.split("[\r\n]", text) if line.startswith(prefix)]
-    assert len(found) == len(lines(scheduler, prefix, points=[Point("x", ())]))
+    assert len(found) == len(lines(scheduler, prefix, points=points and [Point("x", ())]))
     for given in ({"dependency": hostile}, {"partition": hostile}, {"extra": [hostile]}, {"mail_user": hostile}):
         with pytest.raises(ConfigError):
             render(scheduler, batch(Path("/w"), **given))  # type: ignore[arg-type]
@@ -91,7 +98,7 @@ def test_sbatch_reads_every_job_name_unchanged(name: str) -> None:
         line = next(line for line in made.text.splitlines() if "--job-name" in line)
         # In what these have, sbatch reads double quotes and backslashes as a shell does without its dollars.
         assert shlex.split(line.removeprefix("#SBATCH "), posix=True) == [f"--job-name={name}"]
-        assert made.words == [] and "Submit it with" not in made.text
+        assert not made.words and "Submit it with" not in made.text
 
 
 def test_all_options_reach_slurm() -> None:
@@ -206,6 +213,51 @@ def test_lsf_options() -> None:
     assert '-J "a_job[1-3]%2"' in lines("lsf", "#BSUB", points=points, array="%2")
 
 
+def test_flux_options() -> None:
+    options = lines(
+        "flux",
+        "# flux:",
+        nodes=2,
+        tasks_per_node=4,
+        cpus_per_task=2,
+        gpus_per_node="4",
+        time="90",
+        partition="q",
+        account="b",
+        constraint="ib&-old",
+        dependency="afterok:ƒ58Jk",
+        exclusive=True,
+        extra=["--urgency=20 --setattr='user.note=two words'"],
+    )
+    assert options == [
+        "--job-name='a job'",
+        "--output='/w/run/batch/{{id}}.log'",
+        "--nodes=2",
+        "--nslots=2",
+        "--cores-per-slot=8",
+        "--gpus-per-slot=4",
+        "--time-limit=5400s",
+        "--signal=SIGUSR1@60s",
+        "--queue=q",
+        "--bank=b",
+        "--requires='ib&-old'",
+        "--dependency='afterok:ƒ58Jk'",
+        "--exclusive",
+        "--urgency=20 '--setattr=user.note=two words'",
+    ]
+    text = render("flux", batch(Path("/w"), nodes=2, tasks_per_node=4, time="90")).text
+    assert '-n 8 --hosts "$(flux hostlist --expand --delimiter=, instance)" job.py' in text
+    assert "MPITRAIN_END_TIME=$(($(date +%s) + 5400))" in text
+    assert "flux --parent batch /w/run/batch/job.sh" in text
+    assert "flux --parent" not in render("flux", batch(Path("/w"), requeue=False)).text
+
+
+@pytest.mark.parametrize("word", [word for word in HOSTILE if "\n" not in word])
+def test_flux_reads_every_job_name_unchanged(word: str) -> None:
+    (line,) = (line for line in lines("flux", "# flux:", name=word) if line.startswith("--job-name"))
+    assert shlex.split(line, comments=True) == [f"--job-name={word}"]
+
+
 @pytest.mark.parametrize(
     ("scheduler", "variable", "first"),
     [("slurm", "SLURM_ARRAY_TASK_ID", 0), ("pbs", "PBS_ARRAY_INDEX", 0), ("lsf", "LSB_JOBINDEX", 1)],
@@ -276,14 +328,14 @@ def test_a_run_that_ends_before_the_script_waits_again(scheduler: str, tmp_path:
     assert (tmp_path / "again").exists()
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf", "preemptible.sbatch"])
+@pytest.mark.parametrize("scheduler", [*SYSTEMS, "preemptible.sbatch"])
 def test_requeues_stop_after_three_without_a_newer_checkpoint(scheduler: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "slurm-5"
     (run_dir / "checkpoints").mkdir(parents=True)
     (run_dir / "checkpoints" / "step-0000000005.h5").touch()
     programs = {"python": f'[ -z "$SAVED" ] || touch "{run_dir}/checkpoints/$SAVED"; exit 75'}
     programs["mpitrain"] = programs["python"]
-    programs |= dict.fromkeys(("scontrol", "qsub"), f"echo >>{tmp_path}/again")
+    programs |= dict.fromkeys(("scontrol", "qsub", "flux"), f"echo >>{tmp_path}/again")
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -319,6 +371,21 @@ def test_requeues_stop_after_three_without_a_newer_checkpoint(scheduler: str, tm
         ("lsf", {"ps_nodes": 1}, "--ps-nodes"),
         ("pbs", {"array": "1,3", "folder": Path("/w")}, "--array 1,3"),
         ("slurm", {"array": "%2"}, "--array %2"),
+        ("flux", {"array": "0-3"}, "--array"),
+        ("flux", {"points": [Point("x", ())]}, "--sweep"),
+        ("flux", {"mem": "1G"}, "--mem"),
+        ("flux", {"mem_per_cpu": "1G"}, "--mem-per-cpu"),
+        ("flux", {"gres": "nic:1"}, "--gres"),
+        ("flux", {"qos": "x"}, "--qos"),
+        ("flux", {"reservation": "x"}, "--reservation"),
+        ("flux", {"mail_type": "END"}, "--mail-type"),
+        ("flux", {"mail_user": "me"}, "--mail-user"),
+        ("flux", {"ps_nodes": 1}, "--ps-nodes"),
+        ("flux", {"gpus_per_node": "a100:4"}, "--gpus-per-node"),
+        ("flux", {"folder": Path("/{{id}}")}, "--run-dir"),
+        ("flux", {"name": 'a"""b'}, "--job-name"),
+        ("flux", {"name": "a\nb"}, "--job-name"),
+        ("flux", {"extra": ["--comment='x"]}, "--sbatch"),
     ],
     ids=str,
 )
@@ -355,13 +422,14 @@ def test_slurms_spellings_of_flags(given: tuple[str, ...], same: tuple[str, ...]
         (("--array", "1,4-9:5%2"), {"task-1": "4711_1", "task-4": "4711_4", "task-9": "4711_9"}),
         (("--sweep", "hidden_units=5,6"), {"hidden_units=5": "4711_0", "hidden_units=6": "4711_1"}),
         (("--array", "1", "--scheduler", "lsf"), {"task-2": "4711"}),
+        (("--scheduler", "flux"), {"": "ƒ4711"}),
     ],
     ids=str,
 )
 def test_a_submitted_run_has_a_state(
     flags: tuple[str, ...], tasks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, answer in (("sbatch", "4711"), ("bsub", "Job <4711> is submitted")):
+    for name, answer in (("sbatch", "4711"), ("bsub", "Job <4711> is submitted"), ("flux", "ƒ4711")):
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{answer}'\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -398,6 +466,7 @@ def test_a_given_run_directory_is_in_the_script_once(tmp_path: Path, capsys) -> 
         (("--sweep", "hidden_units=1,2"), "#SBATCH --job-name=small", "-m mpitrain run "),
         (("--scheduler", "pbs"), "#PBS -N small", "-m mpitrain run -n 2 "),
         (("--scheduler", "lsf"), '#BSUB -J "small"', "-m mpitrain run -n 2 "),
+        (("--scheduler", "flux"), "# flux: --job-name=small", "-m mpitrain run -n 2 "),
     ],
     ids=str,
 )

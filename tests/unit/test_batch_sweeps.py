@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 import pytest
 
+from mpitrain.batch_systems.job import Point
 from mpitrain.errors import ConfigError
-from mpitrain.launcher.batch.sweep import Point, combinations
+from mpitrain.launcher.batch.sweep import combinations
 from mpitrain.plan.options import CommaSeparated
 
 from ..support.batches import batch

@@ -13,8 +13,9 @@ from mpitrain.errors import ConfigError, LaunchError
 from mpitrain.launcher.command_line import LaunchSpec, LocalMachine, compose
 from mpitrain.launcher.hosts import Host, assign_ranks, interface_of, is_local, parse_hosts, read_hostfile
 from mpitrain.launcher.mpi_flavors import Launcher, recognize
-from mpitrain.launcher.supervisor import Options, check_restarts, make_launch_spec
+from mpitrain.launcher.supervisor import check_restarts, make_launch_spec
 from mpitrain.plan.config import RunConfig
+from mpitrain.plan.launch_options import LaunchOptions
 
 OPEN, OPEN_4 = Launcher("openmpi", "/opt/mpirun", 5), Launcher("openmpi", "/opt/mpirun", 4)
 MPICH, INTEL = Launcher("mpich", "/opt/mpirun", 5), Launcher("intel", "/opt/mpirun", 2021)
@@ -204,25 +205,27 @@ def test_this_host_is_known() -> None:
 @pytest.mark.parametrize(
     ("options", "pattern"),
     [
-        (Options(hosts="a:1", hostfile=Path("b")), "--hosts and --hostfile"),
-        (Options(env=["A-B=3"]), "--env A-B=3"),
-        (Options(env=["=3"]), "--env =3"),
-        (Options(env=["NOWHERE_SET"]), "--env NOWHERE_SET=VALUE"),
-        (Options(launcher_args="'a"), "--launcher-args"),
-        (Options(network="10.1.0.0/99"), "--network 10.1.0.0/99"),
-        (Options(remote_agent="ssh -p 22"), "--remote-agent 'ssh -p 22'"),
+        (LaunchOptions(hosts="a:1", hostfile=Path("b")), "--hosts and --hostfile"),
+        (LaunchOptions(env=["A-B=3"]), "--env A-B=3"),
+        (LaunchOptions(env=["=3"]), "--env =3"),
+        (LaunchOptions(env=["NOWHERE_SET"]), "--env NOWHERE_SET=VALUE"),
+        (LaunchOptions(launcher_args="'a"), "--launcher-args"),
+        (LaunchOptions(network="10.1.0.0/99"), "--network 10.1.0.0/99"),
+        (LaunchOptions(remote_agent="ssh -p 22"), "--remote-agent 'ssh -p 22'"),
     ],
     ids=str,
 )
-def test_flags_that_cannot_be(options: Options, pattern: str) -> None:
+def test_flags_that_cannot_be(options: LaunchOptions, pattern: str) -> None:
     with pytest.raises(LaunchError, match=pattern):
         make_launch_spec(options, MPICH, machine())
 
 
 def test_flags_as_they_are_meant() -> None:
-    assert make_launch_spec(Options(), OPEN, machine()).ranks == 1
-    assert make_launch_spec(Options(), OPEN, machine(SLURM_JOB_ID="1")).ranks is None
-    spec = make_launch_spec(Options(hosts="a:2,b:2", env=["A=1=2", "PATH"], launcher_args="--x 'y z'"), OPEN, machine())
+    assert make_launch_spec(LaunchOptions(), OPEN, machine()).ranks == 1
+    assert make_launch_spec(LaunchOptions(), OPEN, machine(SLURM_JOB_ID="1")).ranks is None
+    spec = make_launch_spec(
+        LaunchOptions(hosts="a:2,b:2", env=["A=1=2", "PATH"], launcher_args="--x 'y z'"), OPEN, machine()
+    )
     assert (spec.ranks, spec.hosts) == (4, [Host("a", 2), Host("b", 2)])
     assert spec.env == {"A": "1=2", "PATH": "/bin"}
     assert spec.words == ["--x", "y z"]
@@ -231,13 +234,13 @@ def test_flags_as_they_are_meant() -> None:
 @pytest.mark.parametrize(
     ("options", "pattern"),
     [
-        (Options(min_ranks=1), "--max-restarts"),
-        (Options(min_ranks=1, max_restarts=1), "--hosts"),
-        (Options(min_ranks=9, max_restarts=1, hosts="a:8"), "--min-ranks 9 .* 8"),
+        (LaunchOptions(min_ranks=1), "--max-restarts"),
+        (LaunchOptions(min_ranks=1, max_restarts=1), "--hosts"),
+        (LaunchOptions(min_ranks=9, max_restarts=1, hosts="a:8"), "--min-ranks 9 .* 8"),
     ],
     ids=str,
 )
-def test_fewer_ranks_need_hosts_and_restarts(options: Options, pattern: str) -> None:
+def test_fewer_ranks_need_hosts_and_restarts(options: LaunchOptions, pattern: str) -> None:
     with pytest.raises(ConfigError, match=pattern):
         check_restarts(options, make_launch_spec(options, OPEN, machine()), RunConfig())
 

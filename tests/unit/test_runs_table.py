@@ -45,6 +45,11 @@ def test_runs_at_any_depth_in_every_state(tmp_path: Path, capsys: pytest.Capture
         ("slurm", "5", "died CANCELLED"),  # known to the accounting database alone
         ("slurm", "6", "unknown"),  # to neither
         ("pbs", "2", "submitted"),
+        ("flux", "ƒ1", "submitted"),
+        ("flux", "f2", "died TIMEOUT"),  # as printed where the locale has no ƒ
+        ("flux", "ƒ3", "died CANCELED"),
+        ("flux", "ƒ6", "unknown"),
+        ("oar", "2", "submitted"),  # of a later version
     ],
 )
 def test_a_submitted_run_has_the_state_of_its_job(
@@ -53,18 +58,23 @@ def test_a_submitted_run_has_the_state_of_its_job(
     answers = {
         "squeue": "1|RUNNING\n2|TIMEOUT\n3+0|OUT_OF_MEMORY\n3+1|OUT_OF_MEMORY\n4_0|PENDING\n4_[1-9%2]|CANCELLED\n",
         "sacct": "5|CANCELLED by 1000\n",
+        "flux": "ƒ1 SCHED\nƒ2 TIMEOUT\nƒ3 CANCELED\n",
     }
     runs = tmp_path / "runs"
     write_submitted(runs / "a", "2 ranks", BatchJob(scheduler, number, "night"))
     write_submitted(runs / "other", "2 ranks", BatchJob("slurm", "1", "night"))
     for name, answer in answers.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\necho >>{tmp_path}/calls\nprintf '{answer.replace('%', '%%')}'\n")
+        unknown = "echo 'flux-jobs: JobID ƒ6 unknown' >&2\n" if name == "flux" else ""
+        printed = answer.replace("%", "%%")
+        (tmp_path / name).write_text(f"#!/bin/sh\necho >>{tmp_path}/calls\nprintf '{printed}'\n{unknown}")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     state, description = described_states([runs / "a", runs / "other"])[runs / "a"]
     assert state == expected.split()[0]
     assert all(word in description for word in (*expected.split(), number))
-    assert len((tmp_path / "calls").read_text().splitlines()) == (2 if number in ("5", "6") else 1)
+    assert len((tmp_path / "calls").read_text().splitlines()) == (
+        2 if number in ("5", "6") or scheduler == "flux" else 1
+    )
 
 
 def test_a_submitted_run_is_listed_without_slurm(

@@ -1,1 +1,1 @@
-"""Batch jobs: scripts for Slurm, PBS and LSF, site defaults and sweeps."""
+"""Batch jobs: scripts, submission, site defaults and sweeps."""

@@ -1,9 +1,10 @@
-"""Submit scripts to a scheduler, and follow a Slurm job's log."""
+"""Submit scripts to a batch system, cancel jobs, and follow a job's log."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,70 +12,50 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...batch_systems.base import BatchSystem, JobState
+from ...batch_systems.job import Batch
+from ...batch_systems.registry import SYSTEMS
 from ...errors import LaunchError
 from ...monitor.heartbeat import BatchJob, write_submitted
-from ...monitor.slurm_jobs import ENDED, FORGOTTEN
 from ...process.run_directory import missing_folders, remove_empty
-from .job import Batch, Script
-from .script import FIRST_INDEX, Scheduler
+from .script import Script
 
-_COMMANDS: dict[Scheduler, str] = {"slurm": "sbatch", "pbs": "qsub", "lsf": "bsub"}
-_NUMBERS = {"slurm": r"^(\d+)", "pbs": r"^(\S+)", "lsf": r"<(\d+)>"}
-# The commands that end a job, by scheduler and whether it runs. The signal is for the batch script, which lets the run
-# save.
-_CANCEL = {
-    ("slurm", True): ["scancel", "--batch", "--signal=TERM"],
-    ("slurm", False): ["scancel"],
-    ("pbs", True): ["qdel"],
-    ("pbs", False): ["qdel"],
-    ("lsf", True): ["bkill", "-s", "TERM"],
-    ("lsf", False): ["bkill"],
-}
-_ADVICE = (
-    ("partition", "sinfo lists the partitions"),
-    ("account", "sacctmgr show associations user=$USER lists your accounts"),
-    ("qos", "sacctmgr show associations user=$USER lists your QOS"),
-    ("feature", "sinfo -o '%N %f' lists the features of nodes"),
-    ("node count", "sinfo shows the number of nodes"),
-    ("configuration source", "this machine is not part of a cluster; submit from a login node"),
-    ("node configuration", "no node has these resources; sinfo -o '%P %D %c %m %G' shows cores, memory and GPUs"),
-    ("time limit", "sinfo shows each partition's limit"),
-    ("dependency", "squeue lists the existing jobs"),
-)
 _POLL_S = 1.0
 _ASK_S = 5.0  # between two queries, to limit the load on the controller
 
 
-def submit(scheduler: Scheduler, batch: Batch, script: Script) -> str:
+def submit(system: BatchSystem, batch: Batch, script: Script) -> str:
     """Write the script into the job's log directory, submit it, and return the job id; record its runs as submitted.
 
     Raises:
-        LaunchError: The script cannot be written, the scheduler is not installed here, or it rejects the job.
+        LaunchError: The script cannot be written, the batch system is not installed here, or it rejects the job.
     """
-    name = _COMMANDS[scheduler]
+    name, *words = system.submit_command
     program = shutil.which(name)
     if program is None:
         raise LaunchError(
             f"{name} is not on PATH; submit from a machine that has it, or print the script with --dry-run"
         )
-    made = _write(batch, script)
+    created = _write(batch, script)
     try:
-        number = _hand_over(scheduler, [program, *script.words], batch, script)
+        job_id = _hand_over(system, [program, *words, *script.words], batch, script)
     except LaunchError:
         batch.script.unlink(missing_ok=True)
-        remove_empty(made)
+        remove_empty(created)
         raise
-    _record(scheduler, batch, number)
-    return number
+    _record(system, batch, job_id)
+    return job_id
 
 
 def cancel(job: BatchJob, running: bool) -> None:
     """Ask a job to save and end, if it is ``running``; remove it from the queue if it is not. Returns immediately.
 
     Raises:
-        LaunchError: The scheduler's command is not installed here, or fails.
+        LaunchError: The batch system is not known or not installed here, or its command fails.
     """
-    words = _CANCEL[job.scheduler, running] + [job.job_id]
+    if job.scheduler not in SYSTEMS:
+        raise LaunchError(f"job {job.job_id} cannot be cancelled: its scheduler {job.scheduler!r} is not supported")
+    words = SYSTEMS[job.scheduler].cancel_command(job.job_id, running)
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -84,40 +65,29 @@ def cancel(job: BatchJob, running: bool) -> None:
         raise LaunchError(f"job {job.job_id} cannot be cancelled: {words[0]}: {reason}")
 
 
-def follow(job: str, log: Path) -> bool:
+def follow(system: BatchSystem, job_id: str, log: Path) -> bool:
     """Print a job's log as it grows until the job has ended; return whether it completed.
 
     Ctrl-C stops following; the job continues.
     """
-    at, asked_at, state = 0, 0.0, "PENDING"
+    at, asked_at, state = 0, 0.0, JobState("PENDING", has_ended=False)
     try:
         while True:
-            over = state in ENDED or state == FORGOTTEN
+            is_over = state.has_ended
             at = _print_from(log, at)
-            if over:
+            if is_over:
                 break
             time.sleep(_POLL_S)
             if time.monotonic() - asked_at > _ASK_S or not at:
-                asked_at, before, state = time.monotonic(), state, _state(job) or state
-                if state != before and state != "COMPLETING":
-                    print(f"mpitrain: job {job} is {state.lower()}", file=sys.stderr, flush=True)
+                before, asked_at = state, time.monotonic()
+                state = system.states([job_id]).get(job_id, before)
+                if state != before and state.name != "COMPLETING":
+                    print(f"mpitrain: job {job_id} is {state.name.lower()}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
-        print(f"\nmpitrain: job {job} continues; cancel it with scancel {job}", file=sys.stderr)
+        command = shlex.join(system.cancel_command(job_id, running=False))
+        print(f"\nmpitrain: job {job_id} continues; cancel it with {command}", file=sys.stderr)
         return True
-    return state == "COMPLETED"
-
-
-def _state(job: str) -> str | None:
-    """Return Slurm's state of a job; None if Slurm does not answer."""
-    words = ["scontrol", "--oneliner", "show", "job", job]
-    try:
-        answer = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    if "Invalid job id" in answer.stderr:
-        return FORGOTTEN
-    found = re.search(r"\bJobState=(\w+)", answer.stdout)
-    return found[1] if found else None
+    return state.name == "COMPLETED"
 
 
 def _print_from(log: Path, at: int) -> int:
@@ -135,7 +105,7 @@ def _print_from(log: Path, at: int) -> int:
 
 def _write(batch: Batch, script: Script) -> list[Path]:
     """Write the script; return the directories created for it, innermost first."""
-    made = missing_folders(batch.log_dir)
+    missing = missing_folders(batch.log_dir)
     try:
         batch.log_dir.mkdir(parents=True, exist_ok=True)
         batch.script.write_text(script.text, encoding="utf-8")
@@ -143,39 +113,38 @@ def _write(batch: Batch, script: Script) -> list[Path]:
         raise LaunchError(
             f"the run directory {batch.run_dir} cannot be written: {error.strerror}; give another --run-dir"
         ) from error
-    return made
+    return missing
 
 
-def _record(scheduler: Scheduler, batch: Batch, number: str) -> None:
+def _record(system: BatchSystem, batch: Batch, job_id: str) -> None:
     """Record the job's runs as submitted; if a run has already started, its next heartbeat replaces this status."""
     ranks = f"{batch.resources.ranks} rank{'s' * (batch.resources.ranks != 1)}"
     with contextlib.suppress(OSError):  # the job has been submitted and does not need the record
-        for index, run_dir in batch.run_dirs(FIRST_INDEX[scheduler]):
-            task = f"{number}_{index}" if index is not None and scheduler == "slurm" else number
-            write_submitted(run_dir, ranks, BatchJob(scheduler, task, batch.name))
+        for index, run_dir in batch.run_dirs(system.first_index):
+            task = job_id if index is None else system.task_id(job_id, index)
+            write_submitted(run_dir, ranks, BatchJob(system.name, task, batch.name))
 
 
-def _hand_over(scheduler: Scheduler, words: Sequence[str], batch: Batch, script: Script) -> str:
-    words = [*words, "--parsable"] if scheduler == "slurm" else list(words)
-    given = None
-    if scheduler == "lsf":
-        given = script.text  # bsub parses directives only from standard input
-    else:
-        words.append(str(batch.script))
+def _hand_over(system: BatchSystem, words: Sequence[str], batch: Batch, script: Script) -> str:
+    """Run the submit command; return the job id."""
+    name = system.submit_command[0]
+    text = script.text if system.reads_stdin else None
+    words = [*words, *([] if system.reads_stdin else [str(batch.script)])]
     try:
-        done = subprocess.run(words, input=given, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=120)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"{_COMMANDS[scheduler]} does not answer: {error}; check that the scheduler is up") from error
-    number = re.search(_NUMBERS[scheduler], done.stdout, re.MULTILINE)
-    if done.returncode or number is None:
-        raise LaunchError(refusal(_COMMANDS[scheduler], done.stderr or done.stdout))
-    return number[1]
+        raise LaunchError(f"{name} does not answer: {error}; check that the scheduler is up") from error
+    job_id = re.search(system.id_pattern, done.stdout, re.MULTILINE)
+    if done.returncode or job_id is None:
+        raise LaunchError(refusal(system, done.stderr or done.stdout))
+    return job_id[1]
 
 
-def refusal(command: str, output: str) -> str:
-    """Return a one-line error from a scheduler command's output, with advice on how to fix it."""
+def refusal(system: BatchSystem, output: str) -> str:
+    """Return a one-line error from the submit command's output, with advice on how to fix it."""
+    command = system.submit_command[0]
     lines = [re.sub(rf"^{command}: (error|fatal): ", "", line).strip() for line in output.splitlines()]
     reasons = [re.sub(r"^Batch job submission failed: ", "", line) for line in lines if line and "--help" not in line]
     reason = "; ".join(dict.fromkeys(reasons)) or "no reason given"
-    advice = next((advice for word, advice in _ADVICE if word in reason.lower()), "")
+    advice = next((advice for word, advice in system.advice if word in reason.lower()), "")
     return f"{command} rejected the job: {reason}" + (f" ({advice})" if advice else "")

@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from ...errors import ConfigError
-from ...plan.options import nearest, read_toml_option
+from ...plan.options import convert, nearest, read_toml_option
 
 VARIABLE = "MPITRAIN_SITE"
+_COMMAND_LINE_ONLY = ("site", "dry_run", "follow", "sweep")
 
 
 def places(environ: Mapping[str, str]) -> list[Path]:
@@ -31,26 +32,23 @@ def find_site(given: Path | None, environ: Mapping[str, str] = os.environ) -> Pa
 
 
 def read_site(path: Path, options: Sequence[click.Option]) -> dict[str, Any]:
-    """Return the values in a site file, by option name.
+    """Return the values in a site file, converted, by option name.
 
     Raises:
-        ConfigError: The file cannot be read, or has a key that is not a flag of ``mpitrain submit``.
+        ConfigError: The file cannot be read, a key is not a flag of ``mpitrain submit``, or a value is not valid.
     """
-    values = read_toml_option(path, "--site")
-    known = [str(option.name) for option in options if option.name not in ("site", "dry_run", "follow", "sweep")]
-    found = {}
-    for name, value in values.items():
-        key = name.replace("-", "_")
-        if key not in known:
-            near = nearest(key, known)
+    known = {str(option.name): option for option in options if option.name not in _COMMAND_LINE_ONLY}
+    values = {}
+    for key, value in read_toml_option(path, "--site").items():
+        name = key.replace("-", "_")
+        if name not in known:
+            near = nearest(name, [*known])
             raise ConfigError(
-                f"--site {path}: no option {name!r}; "
+                f"--site {path}: no option {key!r}; "
                 + (f"did you mean {near!r}?" if near else "give flags of mpitrain submit, such as partition")
             )
-        if isinstance(value, dict) or (isinstance(value, list) and key not in ("setup", "sbatch")):
-            raise ConfigError(f"--site {path}: {name} is {value!r}: must be one value")
-        # Values that could come from a command line become strings, so that click converts and checks them.
-        found[key] = [str(item) for item in value] if isinstance(value, list) else value
-        if not isinstance(value, (list, bool)):
-            found[key] = [str(value)] if key in ("setup", "sbatch") else str(value)
-    return found
+        try:
+            values[name] = convert(known[name], value)
+        except click.BadParameter as error:
+            raise ConfigError(f"--site {path}: {key} is {value!r}: {error.message}") from error
+    return values

@@ -2,147 +2,89 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import click
-
+from ...batch_systems.base import BatchSystem
+from ...batch_systems.job import Batch
+from ...batch_systems.registry import SYSTEMS
+from ...batch_systems.resources import Resources
 from ...errors import ConfigError
 from ...plan.config import RunConfig
-from ...plan.options import PATH, NearestChoice, option, options_of
+from ...plan.modes import modes_with
 from ..mpi_flavors import library_flavor
-from .job import Batch, Starter
-from .resources import Resources
+from .request import SubmitRequest
 from .scheduler import follow, submit
-from .script import Scheduler, render
-from .sweep import combinations
-
-_SCHEDULERS = ["slurm", "pbs", "lsf"]
+from .script import render
 
 
-_NAME_HELP = "Job name in the scheduler's tables.  [default: the job file's name]"
-_SWEEP_HELP = "Train with each of these values, as a job array. Repeat for all combinations of several flags."
-_LAUNCHER_HELP = "Program that starts the ranks.  [default: mpirun; srun for a heterogeneous job]"
-_MPI_HELP = "MPI plugin for srun.  [default: pmix or pmi2, to match mpi4py's MPI]"
-_SBATCH_HELP = "Extra flag for sbatch, such as --nice=10."
-_SETUP_HELP = "Shell line to run first: 'module load x'."
-_SITE_HELP = "TOML file with defaults for these flags.  [default: $MPITRAIN_SITE, ~/.config/mpitrain/site.toml]"
-_SCHEDULER: dict[str, Any] = {"type": NearestChoice(_SCHEDULERS), "default": "slurm", "show_default": True}
-
-
-def submit_options() -> list[click.Option]:
-    """Return the flags of ``mpitrain submit``."""
-    return [
-        *options_of(Resources),
-        option("--job-name", metavar="NAME", help=_NAME_HELP),
-        option("--sweep", multiple=True, metavar="FLAG=V,V,...", help=_SWEEP_HELP),
-        option("--launcher", type=NearestChoice(["mpirun", "srun"]), help=_LAUNCHER_HELP),
-        option("--mpi", metavar="PLUGIN", help=_MPI_HELP),
-        option("--sbatch", multiple=True, metavar="FLAG", help=_SBATCH_HELP),
-        option("--setup", multiple=True, metavar="LINE", help=_SETUP_HELP),
-        option("--scheduler", help="Scheduler to write the script for.", **_SCHEDULER),
-        option("--site", type=PATH, metavar="FILE", help=_SITE_HELP),
-        option("--follow", is_flag=True, help="Print the job's log until it ends."),
-        option("--dry-run", is_flag=True, help="Print the script without submitting it."),
-    ]
-
-
-@dataclasses.dataclass(frozen=True)
-class SubmitRequest:
-    """What to train.
-
-    Attributes:
-        job_name: The job file's name.
-        options: All flags that can be swept: the run's and the job's.
-        arguments: The arguments for the ranks, as given.
-        config: The run's options.
-        seeded: Whether a seed was given.
-        check: Raises ConfigError if extra arguments are invalid together with ``arguments``.
-    """
-
-    job_name: str
-    options: list[click.Option]
-    arguments: list[str]
-    config: RunConfig
-    seeded: bool
-    check: Callable[[Sequence[str]], None]
-
-
-def submit_one(own: Mapping[str, Any], request: SubmitRequest) -> Path:
+def submit_one(request: SubmitRequest) -> Path:
     """Submit a job that is no array; return its run directory."""
-    batch = make_batch(own, request, Path.cwd(), sys.executable)
+    batch = make_batch(request, Path.cwd(), sys.executable)
     if batch.in_tasks:
         raise ConfigError("an array has several runs; submit it with the command mpitrain submit")
-    submit(own["scheduler"], batch, render(own["scheduler"], batch))
+    system = SYSTEMS[request.options.scheduler]
+    submit(system, batch, render(system, batch))
     return batch.run_dir
 
 
-def submit_job(own: Mapping[str, Any], request: SubmitRequest) -> int:
+def submit_job(request: SubmitRequest) -> int:
     """Render the script, then print it or submit it; return the exit status."""
-    batch = make_batch(own, request, Path.cwd(), sys.executable)
-    script = render(own["scheduler"], batch)
-    if own["dry_run"]:
+    options, system = request.options, SYSTEMS[request.options.scheduler]
+    batch = make_batch(request, Path.cwd(), sys.executable)
+    script = render(system, batch)
+    if options.dry_run:
         print(script.text, end="")
         return 0
-    if own["follow"] and (batch.in_tasks or own["scheduler"] != "slurm"):
-        raise ConfigError(
-            "--follow supports only a single Slurm job; remove it, and list the runs with mpitrain runs instead"
-        )
-    number = submit(own["scheduler"], batch, script)
-    log = _log(own["scheduler"], batch, number)
-    print(_submitted(number, log, batch))
+    if options.follow:
+        _check_follow(system, batch)
+    job_id = submit(system, batch, script)
+    log = system.log_path(batch, job_id)
+    print(_submitted(job_id, log, batch))
     sys.stdout.flush()
-    if own["follow"]:
-        return 0 if follow(number, log) else 1
-    return 0
+    return 0 if not options.follow or follow(system, job_id, log) else 1
 
 
-def make_batch(own: Mapping[str, Any], request: SubmitRequest, folder: Path, python: str) -> Batch:
+def make_batch(request: SubmitRequest, folder: Path, python: str) -> Batch:
     """Return the requested batch job.
 
     Raises:
         ConfigError: Options contradict each other.
     """
-    resources = Resources(**{f.name: own[f.name] for f in dataclasses.fields(Resources)})
-    _check_roles(resources, request, own["launcher"])
-    name = own["job_name"] if own["job_name"] is not None else request.job_name
-    starter: Starter = own["launcher"] or ("srun" if resources.ps_nodes else "mpirun")
-    if starter == "srun" and own["scheduler"] != "slurm":
-        raise ConfigError(f"--launcher srun requires --scheduler slurm, not {own['scheduler']}; remove it")
-    points = combinations(own["sweep"], request.options) if own["sweep"] else []
-    for point in points:
-        request.check(point.words)
-    if points and resources.ps_nodes:
+    resources, options, job = request.resources, request.options, request.job
+    _check_roles(resources, job.config, options.launcher)
+    starters = SYSTEMS[options.scheduler].starters
+    # The last one starts the ranks of a heterogeneous job.
+    starter = options.launcher or starters[-1 if resources.ps_nodes else 0]
+    if starter not in starters:
+        raise ConfigError(f"--launcher {starter} is not available with --scheduler {options.scheduler}; remove it")
+    if request.points and resources.ps_nodes:
         raise ConfigError("--sweep makes an array, and a heterogeneous job cannot be an array; remove --ps-nodes")
     return Batch(
-        name,
+        job.name if options.job_name is None else options.job_name,
         resources,
         folder,
-        folder / (request.config.run.run_dir or _new_run_dir(folder, request.job_name)),
+        folder / (job.config.run.run_dir or _new_run_dir(folder, job.name)),
         python,
-        request.arguments,
-        points,
-        seeds=not request.seeded,
+        job.with_options(run_dir=None).words,
+        request.points,
+        seeds="seed" not in job.options,
         starter=starter,
-        mpi=own["mpi"] or (_mpi_of_library() if starter == "srun" else ""),
-        extra=own["sbatch"],
-        setup=own["setup"],
+        mpi=options.mpi or (_mpi_of_library() if starter == "srun" else ""),
+        extra=options.sbatch,
+        setup=options.setup,
     )
 
 
-def _check_roles(resources: Resources, request: SubmitRequest, launcher: str | None) -> None:
-    config = request.config
+def _check_roles(resources: Resources, config: RunConfig, launcher: str | None) -> None:
     if not resources.ps_nodes:
         config.check_ranks(resources.ranks)
         return
-    if not config.served:
-        raise ConfigError(f"--ps-nodes requires --mode async, ssp or backup, not {config.parallel.mode}")
+    if not config.uses_servers:
+        raise ConfigError(f"--ps-nodes requires --mode {', '.join(modes_with('ps'))}, not {config.parallel.mode}")
     RunConfig.of(**config.options() | {"ps": resources.servers}).check_ranks(resources.ranks)
     ps = config.servers.ps
     if ps not in (0, resources.servers):
@@ -165,9 +107,12 @@ def _new_run_dir(folder: Path, name: str) -> Path:
     return next(Path("runs") / name for name in names if not (folder / "runs" / name).exists())
 
 
-def _log(scheduler: Scheduler, batch: Batch, number: str) -> Path:
-    """Return the log of a job, or the log directory if there are several or the scheduler chooses the name."""
-    return batch.log_dir if batch.in_tasks or scheduler == "pbs" else batch.log_dir / f"{number}.log"
+def _check_follow(system: BatchSystem, batch: Batch) -> None:
+    if batch.in_tasks or not system.can_follow:
+        names = " or ".join(each.title for each in SYSTEMS.values() if each.can_follow)
+        raise ConfigError(
+            f"--follow supports only a single job of {names}; remove it, and list the runs with mpitrain runs instead"
+        )
 
 
 def _submitted(number: str, log: Path, batch: Batch) -> str:

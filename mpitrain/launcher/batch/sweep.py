@@ -5,29 +5,17 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import click
 
+from ...batch_systems.job import Point
 from ...errors import ConfigError
-from ...plan.config import flag
+from ...plan.option import flag
 from ...plan.options import CommaSeparated, nearest
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=,+-]+")
 _LONGEST = 200  # bytes; leaves room below the limit of 255 for file names on most file systems
-
-
-@dataclass(frozen=True)
-class Point:
-    """One combination of values.
-
-    Attributes:
-        name: The name of its run directory: the values, in characters that are safe for shells and file systems.
-        words: The flags that set the values.
-    """
-
-    name: str
-    words: tuple[str, ...]
 
 
 def combinations(sweeps: Sequence[str], options: Sequence[click.Option]) -> list[Point]:
@@ -41,17 +29,20 @@ def combinations(sweeps: Sequence[str], options: Sequence[click.Option]) -> list
         ConfigError: A sweep has no values, its flag is not in ``options``, does not accept a value, or is given twice.
     """
     known = {str(option.name): option for option in options}
-    axes: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    axes: dict[str, list[Point]] = {}
     for sweep in sweeps:
         name, values = _parse(sweep, known)
         if name in axes:
             raise ConfigError(f"--sweep {name} is given twice; give all values in one --sweep, separated by commas")
-        axes[name] = [(f"{name}={value}", _words(known[name], value)) for value in values]
-    points = [
-        Point(",".join(text for text, _ in chosen), tuple(word for _, words in chosen for word in words))
-        for chosen in itertools.product(*axes.values())
-    ]
-    return _with_names(points)
+        axes[name] = [_point(sweep, known[name], value) for value in values]
+    return _with_names([_combined(chosen) for chosen in itertools.product(*axes.values())])
+
+
+def _combined(points: Sequence[Point]) -> Point:
+    """Return the point that has the values of all these points."""
+    words = tuple(word for point in points for word in point.words)
+    values = {name: value for point in points for name, value in point.values.items()}
+    return Point(",".join(point.name for point in points), words, values)
 
 
 def _parse(sweep: str, known: dict[str, click.Option]) -> tuple[str, list[str]]:
@@ -69,16 +60,20 @@ def _parse(sweep: str, known: dict[str, click.Option]) -> tuple[str, list[str]]:
         raise ConfigError(f"--sweep {sweep}: a value is empty; remove the extra comma")
     if len(set(values)) < len(values):
         raise ConfigError(f"--sweep {sweep}: a value is given twice; remove the duplicate")
-    for value in values:
-        _check(sweep, known[name], value)
     return name, values
 
 
-def _check(sweep: str, option: click.Option, value: str) -> None:
+def _point(sweep: str, option: click.Option, value: str) -> Point:
+    """Return the point of one value.
+
+    Raises:
+        ConfigError: The option does not accept it.
+    """
     try:
-        option.type.convert(value, option, None)
+        converted = option.type.convert(value, option, None)
     except click.BadParameter as error:
         raise ConfigError(f"--sweep {sweep}: {' '.join(error.message.split())}") from error
+    return Point(f"{option.name}={value}", _words(option, value), {str(option.name): converted})
 
 
 def _words(option: click.Option, value: str) -> tuple[str, ...]:
@@ -93,4 +88,4 @@ def _with_names(points: list[Point]) -> list[Point]:
     names = [_UNSAFE.sub("_", point.name) for point in points]
     if len(set(names)) < len(names) or max(map(len, names)) > _LONGEST:
         names = [f"{index}-{name[:_LONGEST]}" for index, name in enumerate(names)]
-    return [Point(name, point.words) for name, point in zip(names, points, strict=True)]
+    return [replace(point, name=name) for name, point in zip(names, points, strict=True)]

@@ -19,6 +19,7 @@ from ...comm.shared_memory import SharedArrays, sharing_problem
 from ...core.layout import Array, row_stride
 from ...core.training_state import TrainingState
 from ...errors import ConfigError
+from ...plan.config import STALENESS
 from ...plan.placement import ranges_of
 from ...plan.plan import Plan
 from ...plan.progress import Progress
@@ -27,7 +28,6 @@ from .remote import RemoteCoordinator, RemoteShard
 from .shard import LocalShard, Shard, ShardClient
 
 _log = logging.getLogger(__name__)
-STALENESS = 3
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
-"""The resources that a batch job requests, independent of the scheduler."""
+"""The resources that a batch job requests, independent of the batch system."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from ...errors import ConfigError
-from ...plan.config import flag
+from ..errors import ConfigError
+from ..plan.option import OptionGroup, flag, option
 
 _DURATION = re.compile(
     r"(?P<m>\d+)(:(?P<s>\d+))?|(?P<h>\d+):(?P<hm>\d+):(?P<hs>\d+)|(?P<d>\d+)-(?P<dh>\d+)(:(?P<dm>\d+)(:(?P<ds>\d+))?)?"
@@ -17,57 +16,56 @@ _MEMORY = re.compile(r"\d+[KMGT]?", re.IGNORECASE)
 _ARRAY = re.compile(r"(\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*)?(%\d+)?")
 
 
-def _option(help: str, metavar: str | None = None, default: Any = None, also: str = "") -> Any:
-    return field(default=default, metadata={"help": help, "metavar": metavar, "also": also})
-
-
 @dataclass(frozen=True)
-class Resources:
+class Resources(OptionGroup):
     """The requested resources; None leaves the choice to the scheduler's defaults.
 
     Raises:
         ConfigError: A value is invalid.
     """
 
-    nodes: int = _option("Number of nodes.", "N", 1, also="-N")
-    ntasks: int | None = _option("Total number of ranks, without servers of --ps-nodes.", "N", also="-n")
-    tasks_per_node: int | None = _option(
-        "Ranks per node.  [default: one per GPU, else 1]", "N", also="--ntasks-per-node"
+    nodes: int = option(1, "Number of nodes.", "N", minimum=1, also="-N")
+    ntasks: int | None = option(
+        None, "Total number of ranks, without servers of --ps-nodes.", "N", minimum=1, also="-n"
     )
-    cpus_per_task: int | None = _option("Cores per rank.", "N")
-    gpus: str | None = _option("GPUs of the whole job.", "[TYPE:]N")
-    gpus_per_node: str | None = _option("GPUs per node.", "[TYPE:]N")
-    gpus_per_task: str | None = _option("GPUs per rank.", "[TYPE:]N")
-    gres: str | None = _option("Generic resources per node.", "NAME[:TYPE]:N,...")
-    mem: str | None = _option("Memory per node, such as 16G.", "SIZE")
-    mem_per_cpu: str | None = _option("Memory per core.", "SIZE")
-    time: str | None = _option("Time limit: minutes, HH:MM:SS or D-HH:MM:SS.", "TIME", also="-t")
-    partition: str | None = _option("Partition or queue.", "NAME", also="-p")
-    account: str | None = _option("Account or project to charge.", "NAME", also="-A")
-    qos: str | None = _option("Quality of service.", "NAME")
-    constraint: str | None = _option("Required node features.", "FEATURES")
-    array: str | None = _option("Array indexes; add %N to run at most N tasks at once.", "0-9%2")
-    dependency: str | None = _option("Start after other jobs, such as afterok:123.", "WHAT")
-    mail_type: str | None = _option("Events to send mail for, such as END,FAIL.", "WHEN")
-    mail_user: str | None = _option("Mail address to notify.", "ADDRESS")
-    exclusive: bool = _option("Do not share the nodes with other jobs.", None, False)
-    reservation: str | None = _option("Reservation to use.", "NAME")
-    requeue: bool = _option("Requeue the job automatically after preemption and at the time limit.", None, True)
-    signal_secs: int | None = _option(
-        "Seconds before the time limit at which to save and stop.  [default: 60, at most 5 % of --time]", "S"
+    tasks_per_node: int | None = option(
+        None, "Ranks per node.", "N", minimum=1, default_text="one per GPU, else 1", also="--ntasks-per-node"
     )
-    ps_nodes: int = _option("Extra nodes for parameter servers; makes the job heterogeneous.", "N", 0)
-    ps_tasks_per_node: int = _option("Servers per server node.", "N", 1)
-    ps_cpus_per_task: int | None = _option("Cores per server.", "N")
-    ps_mem: str | None = _option("Memory per server node.", "SIZE")
-    ps_partition: str | None = _option("Partition of the server nodes.  [default: --partition]", "NAME")
-    ps_constraint: str | None = _option("Required features of the server nodes.", "FEATURES")
+    cpus_per_task: int | None = option(None, "Cores per rank.", "N", minimum=1)
+    gpus: str | None = option(None, "GPUs of the whole job.", "[TYPE:]N")
+    gpus_per_node: str | None = option(None, "GPUs per node.", "[TYPE:]N")
+    gpus_per_task: str | None = option(None, "GPUs per rank.", "[TYPE:]N")
+    gres: str | None = option(None, "Generic resources per node.", "NAME[:TYPE]:N,...")
+    mem: str | None = option(None, "Memory per node, such as 16G.", "SIZE")
+    mem_per_cpu: str | None = option(None, "Memory per core.", "SIZE")
+    time: str | None = option(None, "Time limit: minutes, HH:MM:SS or D-HH:MM:SS.", "TIME", also="-t")
+    partition: str | None = option(None, "Partition or queue.", "NAME", also="-p")
+    account: str | None = option(None, "Account or project to charge.", "NAME", also="-A")
+    qos: str | None = option(None, "Quality of service.", "NAME")
+    constraint: str | None = option(None, "Required node features.", "FEATURES")
+    array: str | None = option(None, "Array indexes; add %N to run at most N tasks at once.", "0-9%2")
+    dependency: str | None = option(None, "Start after other jobs, such as afterok:123.", "WHAT")
+    mail_type: str | None = option(None, "Events to send mail for, such as END,FAIL.", "WHEN")
+    mail_user: str | None = option(None, "Mail address to notify.", "ADDRESS")
+    exclusive: bool = option(False, "Do not share the nodes with other jobs.")
+    reservation: str | None = option(None, "Reservation to use.", "NAME")
+    requeue: bool = option(True, "Requeue the job automatically after preemption and at the time limit.")
+    signal_secs: int | None = option(
+        None,
+        "Seconds before the time limit at which to save and stop.",
+        "S",
+        minimum=0,
+        default_text="60, at most 5 % of --time",
+    )
+    ps_nodes: int = option(0, "Extra nodes for parameter servers; makes the job heterogeneous.", "N", minimum=0)
+    ps_tasks_per_node: int = option(1, "Servers per server node.", "N", minimum=1)
+    ps_cpus_per_task: int | None = option(None, "Cores per server.", "N", minimum=1)
+    ps_mem: str | None = option(None, "Memory per server node.", "SIZE")
+    ps_partition: str | None = option(None, "Partition of the server nodes.", "NAME", default_text="--partition")
+    ps_constraint: str | None = option(None, "Required features of the server nodes.", "FEATURES")
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "ntasks", "tasks_per_node", "cpus_per_task", "ps_tasks_per_node", "ps_cpus_per_task"):
-            self._at_least(name, 1)
-        for name in ("signal_secs", "ps_nodes"):
-            self._at_least(name, 0)
+        super().__post_init__()
         for name in ("mem", "mem_per_cpu", "ps_mem"):
             self._matches(name, _MEMORY, "a number with an optional K, M, G or T, such as 16G")
         self._matches("array", _ARRAY, "indexes such as 0-9, 1,3,5 or 0-9%2")
@@ -129,11 +127,6 @@ class Resources:
                 f"--ntasks {self.ntasks} differs from --nodes {self.nodes} times --tasks-per-node "
                 f"{self.tasks_per_node}; remove one of them"
             )
-
-    def _at_least(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if value is not None and value < least:
-            raise ConfigError(f"{flag(name)} is {value}: must be >= {least}")
 
     def _matches(self, name: str, pattern: re.Pattern[str], valid: str) -> None:
         value = getattr(self, name)

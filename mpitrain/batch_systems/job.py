@@ -1,23 +1,37 @@
-"""A batch job, independent of the scheduler."""
+"""A batch job, independent of the batch system."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from ...errors import ConfigError
-from ...plan.config import flag
+from ..errors import ConfigError
+from ..plan.option import flag
 from .resources import Resources
-from .sweep import Point
 
 Starter = Literal["mpirun", "srun"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination of values of a sweep.
+
+    Attributes:
+        name: The name of its run directory: the values, in characters that are safe for shells and file systems.
+        words: The flags that set the values.
+        values: The values, by the names of options and of the job's parameters.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,19 +117,6 @@ class Batch:
         return found
 
 
-@dataclass(frozen=True)
-class Script:
-    """A batch script.
-
-    Attributes:
-        text: The complete script.
-        words: Arguments for the submit command that the script's lines cannot express.
-    """
-
-    text: str
-    words: list[str] = field(default_factory=list)
-
-
 def plain(value: str, prefix: str) -> str:
     """Return a value unchanged if it needs no quotes in a scheduler directive.
 
@@ -127,8 +128,8 @@ def plain(value: str, prefix: str) -> str:
     return value
 
 
-def refuse(resources: Resources, names: Sequence[str], scheduler: str) -> None:
-    """Check that none of the named options, which the scheduler does not support, is given.
+def refuse(resources: Resources, names: Sequence[str], title: str) -> None:
+    """Check that none of the named options, which the batch system does not support, is given.
 
     Raises:
         ConfigError: One of these options is given.
@@ -136,7 +137,7 @@ def refuse(resources: Resources, names: Sequence[str], scheduler: str) -> None:
     for name in names:
         if getattr(resources, name):
             raise ConfigError(
-                f"{flag(name)} requires --scheduler slurm; for {scheduler} use --sbatch with its own flag, or remove it"
+                f"{flag(name)} is not supported for {title}; pass its own option with --sbatch, or remove {flag(name)}"
             )
 
 
@@ -152,19 +153,23 @@ def one_line(line: str) -> str:
 
 
 def shell(words: Sequence[str | Path]) -> str:
-    """Quote words for bash, on one line: some schedulers parse every line of a script that starts with their prefix."""
+    """Quote words for bash, on one line: a batch system may parse every line of a script that has its prefix."""
     return " ".join(_word(str(word)) for word in words)
 
 
-def run_command(batch: Batch, hostfile: str) -> str:
-    """Return the shell command that starts the ranks on the hosts in the file that variable ``hostfile`` names."""
+def run_command(batch: Batch, hosts_flag: str, hosts: str) -> str:
+    """Return the shell command that starts the ranks with ``mpitrain run``.
+
+    Args:
+        hosts_flag, hosts: The flag that names the hosts, and its value, quoted for the shell; for several nodes.
+    """
     words = [batch.python, "-m", "mpitrain", "run", "-n", str(batch.resources.ranks)]
-    hosts = f' --hostfile "${hostfile}"' if batch.resources.nodes > 1 else ""
-    return f"{shell(words)}{hosts} {shell(batch.arguments)}"
+    several = f" {hosts_flag} {hosts}" if batch.resources.nodes > 1 else ""
+    return f"{shell(words)}{several} {shell(batch.arguments)}"
 
 
 def _word(word: str) -> str:
     if not _CONTROL.search(word):
         return shlex.quote(word)
     text = word.replace("\\", r"\\").replace("'", r"\'")
-    return "$'" + _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text) + "'"
+    return "$'" + _CONTROL.sub(lambda control: f"\\x{ord(control[0]):02x}", text) + "'"

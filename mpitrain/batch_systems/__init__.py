@@ -1,0 +1,1 @@
+"""Batch systems: what distinguishes Slurm, PBS, LSF and Flux, one module for each."""

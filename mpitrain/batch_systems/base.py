@@ -1,0 +1,137 @@
+"""The interface of a batch system."""
+
+from __future__ import annotations
+
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from .job import Batch, Starter
+
+_QUERY_TIMEOUT_S = 10.0
+
+
+class Directives(NamedTuple):
+    """The options of a job.
+
+    Attributes:
+        lines: Directives of the script, without their prefix.
+        words: Arguments for the submit command that no directive can express.
+    """
+
+    lines: list[str]
+    words: Sequence[str] = ()
+
+
+class JobState(NamedTuple):
+    """The state of a job.
+
+    Attributes:
+        name: The batch system's name of the state, such as ``OUT_OF_MEMORY``.
+        has_ended: Whether the job neither waits nor runs.
+        is_known: Whether the batch system still knows the job; if not, ``name`` says so.
+    """
+
+    name: str
+    has_ended: bool
+    is_known: bool = True
+
+
+class BatchSystem(ABC):
+    """A batch system (scheduler): how a job is described to it, submitted, queried and cancelled.
+
+    To add one, implement this class in a module of its own, and add it to ``registry.SYSTEMS``.
+
+    Attributes:
+        name: The value of ``--scheduler``; recorded in ``status.json``.
+        title: The name in messages.
+        prefix: The beginning of a directive in a script.
+        submit_command: The command that submits a script; the script's path follows it.
+        reads_stdin: Whether this command reads the script from standard input instead.
+        id_pattern: A regular expression for the line of the command's output that has the job id, which is group 1.
+        index_variable: The variable with the index of an array task; empty if there are no job arrays.
+        first_index: The index of the first task of an array whose indexes start at 0 in ``--array``.
+        id_variables: The variables that contain the job's id in a job.
+        allocation_variable: The variable by which ``mpirun`` recognizes an allocation; empty if it does not.
+        starters: The programs that can start the ranks.
+        cancel_signals: The signals by which a script is told that its job is cancelled.
+        sets_end_time: Whether a rank can find out by itself when its job reaches the time limit.
+        requeue_status: The exit status with which the batch system requeues a job; 0 if it does not.
+        node_check: A shell command that fails if a node of the job does not answer; empty if there is none.
+        restart_count_variable: The variable with the number of requeues; needed for ``node_check``.
+        can_follow: Whether ``states`` and ``log_path`` suffice for ``--follow``.
+        advice: Pairs of a word in the reason of a rejected job, and advice on how to fix it.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    prefix: ClassVar[str]
+    submit_command: ClassVar[tuple[str, ...]]
+    reads_stdin: ClassVar[bool] = False
+    id_pattern: ClassVar[str]
+    index_variable: ClassVar[str] = ""
+    first_index: ClassVar[int] = 0
+    id_variables: ClassVar[tuple[str, ...]]
+    allocation_variable: ClassVar[str] = ""
+    starters: ClassVar[tuple[Starter, ...]] = ("mpirun",)
+    cancel_signals: ClassVar[tuple[str, ...]] = ("TERM",)
+    sets_end_time: ClassVar[bool] = False
+    requeue_status: ClassVar[int] = 0
+    node_check: ClassVar[str] = ""
+    restart_count_variable: ClassVar[str] = ""
+    can_follow: ClassVar[bool] = False
+    advice: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    @abstractmethod
+    def directives(self, batch: Batch) -> Directives:
+        """Return the options of a job.
+
+        Raises:
+            ConfigError: An option is not supported, or a value is not valid in a directive.
+        """
+
+    @abstractmethod
+    def command(self, batch: Batch) -> str:
+        """Return the shell command that starts the ranks."""
+
+    @abstractmethod
+    def cancel_command(self, job_id: str, running: bool) -> list[str]:
+        """Return the command that asks the script of a running job to save and end, or that removes a waiting job."""
+
+    def requeue_command(self, batch: Batch) -> str:
+        """Return the shell command by which a job requeues itself; empty if there is none."""
+        return ""
+
+    def stop_signal(self, batch: Batch) -> str:
+        """Return the signal that asks the program that starts the ranks to save and stop."""
+        return "TERM"
+
+    def log_path(self, batch: Batch, job_id: str) -> Path:
+        """Return the log of a job, or the log directory if there are several or the name is not known."""
+        return batch.log_dir if batch.in_tasks else batch.log_dir / f"{job_id}.log"
+
+    def task_id(self, job_id: str, index: int) -> str:
+        """Return the id of an array's task; that of the array if the tasks have none."""
+        return job_id
+
+    def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
+        """Return the states of jobs; without those that the batch system does not report here."""
+        return {}
+
+    def current_ids(self, environ: Mapping[str, str]) -> set[str]:
+        """Return the ids of the job that a process with this environment is part of."""
+        return {environ[name] for name in self.id_variables if environ.get(name)}
+
+    def allocated_ranks(self, environ: Mapping[str, str]) -> int | None:
+        """Return the number of ranks (tasks) of the allocation; None outside one, or if it is not known."""
+        return None
+
+
+def query(words: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+    """Run a command that queries a batch system; None if it is not installed here or does not answer."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=_QUERY_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None

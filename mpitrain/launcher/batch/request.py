@@ -1,0 +1,113 @@
+"""What ``mpitrain submit`` is asked to submit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...batch_systems.job import Point, Starter
+from ...batch_systems.registry import SYSTEMS
+from ...batch_systems.resources import Resources
+from ...errors import ConfigError
+from ...plan.config import FIELDS
+from ...plan.option import OptionGroup, option
+from ...plan.options import convert_values, options_of
+from ...plan.request import JobRequest, job_request, split_values
+from .site import find_site, read_site
+
+_STARTERS = tuple(dict.fromkeys(starter for system in SYSTEMS.values() for starter in system.starters))
+
+
+@dataclass(frozen=True)
+class SubmitOptions(OptionGroup):
+    """How a batch job is made and submitted, besides the resources that it requests."""
+
+    job_name: str | None = option(
+        None, "Job name in the scheduler's tables.", "NAME", default_text="the job file's name"
+    )
+    sweep: tuple[str, ...] = option(
+        (),
+        "Train with each of these values, as a job array. Repeat for all combinations of several flags.",
+        "FLAG=V,V,...",
+        is_repeated=True,
+    )
+    launcher: Starter | None = option(
+        None, "Program that starts the ranks.", default_text="mpirun; srun for a heterogeneous job", choices=_STARTERS
+    )
+    mpi: str | None = option(None, "MPI plugin for srun.", "PLUGIN", default_text="pmix or pmi2, to match mpi4py's MPI")
+    sbatch: tuple[str, ...] = option(
+        (), "Extra flag for the scheduler's submit command, such as --nice=10 for sbatch.", "FLAG", is_repeated=True
+    )
+    setup: tuple[str, ...] = option((), "Shell line to run first: 'module load x'.", "LINE", is_repeated=True)
+    scheduler: str = option(next(iter(SYSTEMS)), "Scheduler to write the script for.", choices=tuple(SYSTEMS))
+    site: Path | None = option(
+        None,
+        "TOML file with defaults for these flags.",
+        "FILE",
+        default_text="$MPITRAIN_SITE, ~/.config/mpitrain/site.toml",
+    )
+    follow: bool = option(False, "Print the job's log until it ends.", has_negative=False)
+    dry_run: bool = option(False, "Print the script without submitting it.", has_negative=False)
+
+
+@dataclass(frozen=True)
+class SubmitRequest:
+    """A batch job to submit.
+
+    Attributes:
+        resources: What it requests.
+        options: How it is made and submitted.
+        job: What it trains.
+        points: The combinations of values of a sweep; each is the run of an array task.
+
+    Raises:
+        ConfigError: The job is a script, or the values of a point contradict the other options.
+    """
+
+    resources: Resources
+    options: SubmitOptions
+    job: JobRequest
+    points: tuple[Point, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.job.script_arguments is not None:
+            raise is_a_script(self.job.path)
+        for point in self.points:
+            self.job.with_options(**split_values(FIELDS, point.values)[0])
+
+
+def is_a_script(path: Path) -> ConfigError:
+    """Return the error for a script in place of a job file."""
+    return ConfigError(f"{path} is a script, not a job file: start it with srun in a script of your own")
+
+
+def submit_flags() -> list[click.Option]:
+    """Return the flags of ``mpitrain submit``, without those of the run."""
+    return [*options_of(Resources), *options_of(SubmitOptions)]
+
+
+def read_submit_options(given: Mapping[str, Any]) -> tuple[Resources, SubmitOptions]:
+    """Return the options of a batch job; those in the site file replace defaults.
+
+    Args:
+        given: Converted values by name.
+
+    Raises:
+        ConfigError: The site file or a value is not valid, or options contradict each other.
+    """
+    site = find_site(given.get("site"))
+    values = {**(read_site(site, submit_flags()) if site is not None else {}), **given}
+    resources, others = split_values([field.name for field in fields(Resources)], values)
+    return Resources(**resources), SubmitOptions(**others)
+
+
+def submit_request(path: Path, values: Mapping[str, Any]) -> SubmitRequest:
+    """Return the request for a job file with keyword arguments; see ``plan.request.job_request``."""
+    flags = submit_flags()
+    names = [str(flag.name) for flag in flags]
+    own, others = split_values(names, values)
+    return SubmitRequest(*read_submit_options(convert_values(flags, own)), job_request(path, others, names))

@@ -1,0 +1,46 @@
+"""How ``mpitrain run`` starts the ranks of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .option import OptionGroup, option
+
+
+@dataclass(frozen=True)
+class LaunchOptions(OptionGroup):
+    """How ranks are started: the options of ``mpitrain run`` that are not options of the run.
+
+    Raises:
+        ConfigError: A number is outside of its limits.
+    """
+
+    ranks: int | None = option(
+        None,
+        "Number of ranks.",
+        "N",
+        minimum=1,
+        default_text="all slots of --hosts, or all tasks of the allocation; else 1",
+        also="-n",
+    )
+    hosts: str | None = option(None, "Hosts to run on.", "HOST:RANKS,...", default_text="this host")
+    hostfile: Path | None = option(None, "File with the hosts, one per line.", "FILE")
+    remote_agent: str | None = option(
+        None, "Program that starts processes on other hosts.", "PROGRAM", default_text="ssh"
+    )
+    network: str | None = option(
+        None, "Network between the hosts: a subnet such as 10.1.0.0/16, or an interface name.", "NET"
+    )
+    env: tuple[str, ...] = option(
+        (), "Set a variable for the ranks; may be repeated.", "NAME[=VALUE]", is_repeated=True
+    )
+    launcher_args: str | None = option(None, "Extra arguments for mpirun, quoted as in a shell.", "WORDS")
+    max_restarts: int = option(
+        0, "Restart from the newest checkpoint after a rank or host has died, at most N times.", "N", minimum=0
+    )
+    min_ranks: int | None = option(
+        None, "Restart without lost hosts if the remaining hosts have slots for at least M ranks.", "M", minimum=1
+    )
+    link_timeout: float = option(30.0, "End the ranks if another host has not answered for S seconds.", "S", minimum=5)
+    dry_run: bool = option(False, "Print the command without running it.", has_negative=False)

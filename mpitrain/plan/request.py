@@ -1,0 +1,145 @@
+"""What is to be trained, and how it is started: values that the command line and the Python API both make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import ConfigError
+from .config import FIELDS, RunConfig
+from .launch_options import LaunchOptions
+from .options import CONFIG, convert_values, flag_words, group_words, nearest, options_of, read_config_file, run_options
+from .script import is_script
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """A job file, or a script that trains by itself, with the options of the run.
+
+    Attributes:
+        path: The file.
+        options: The options of the run that were given, by their flat names.
+        arguments: The arguments of the job function that were given; none for a script.
+        script_arguments: The command line of a script; None for a job file.
+
+    Raises:
+        ConfigError: The options contradict each other.
+    """
+
+    path: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    script_arguments: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.config
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """All options of the run."""
+        return RunConfig.of(**self.options)
+
+    @property
+    def name(self) -> str:
+        """The name of the job, or of the script."""
+        return self.path.stem
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments of ``mpitrain train``."""
+        if self.script_arguments is not None:
+            return [*flag_words(self.options), str(self.path), *self.script_arguments]
+        return [str(self.path), *flag_words(self.options), *flag_words(self.arguments)]
+
+    def with_options(self, **options: Any) -> JobRequest:
+        """Return the request with other options of the run; None leaves one out."""
+        merged = {**self.options, **options}
+        return replace(self, options={name: value for name, value in merged.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """A run to start.
+
+    Attributes:
+        options: How its ranks are started.
+        job: What they train.
+    """
+
+    options: LaunchOptions
+    job: JobRequest
+
+    @property
+    def words(self) -> list[str]:
+        """The arguments of ``mpitrain run``."""
+        return [*group_words(self.options), *self.job.words]
+
+
+def launch_request(path: Path, values: Mapping[str, Any]) -> LaunchRequest:
+    """Return the request for a job file or script with keyword arguments; see ``job_request``."""
+    names = [field.name for field in fields(LaunchOptions)]
+    own, others = split_values(names, values)
+    options = LaunchOptions(**convert_values(options_of(LaunchOptions), own))
+    return LaunchRequest(options, job_request(path, others, names))
+
+
+def job_request(path: Path, values: Mapping[str, Any], other_names: Iterable[str] = ()) -> JobRequest:
+    """Return the request for a job file or script with keyword arguments. Runs the job file.
+
+    Args:
+        values: Options of the run, ``config`` for a TOML file with more of them, and the parameters of the job; the
+            flags of a script. None leaves an option at its default.
+        other_names: Names that the caller takes, to suggest for a mistyped one.
+
+    Raises:
+        ConfigError: A name is not known, or a value is not valid.
+        JobError: The job file cannot be loaded.
+    """
+    own, others = split_values(["config"], values)
+    run = run_options()
+    parameters = None if is_script(path) else _parameters(path)
+    if own:
+        (file,) = convert_values([CONFIG], own).values()
+        others = read_config_file(file, [*run, *(parameters or [])]) | others
+    options, arguments = split_values(FIELDS, others)
+    options = convert_values(run, options)
+    if parameters is None:
+        return JobRequest(path, options, script_arguments=tuple(flag_words(arguments)))
+    _check_names(arguments, parameters, [*other_names, *FIELDS])
+    return JobRequest(path, options, convert_values(parameters, arguments))
+
+
+def split_values(names: Iterable[str], values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split keyword arguments into those with these names and the others, without those that are None."""
+    chosen, others = set(names), {name: value for name, value in values.items() if value is not None}
+    return {name: others.pop(name) for name in [*others] if name in chosen}, others
+
+
+def unknown_name(name: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for a keyword argument that is none of the known options and parameters."""
+    near = nearest(name, [*known])
+    hint = f"; did you mean {near!r}?" if near else ""
+    return ConfigError(f"{name!r} is neither an option of a run nor a parameter of the job{hint}")
+
+
+def _parameters(path: Path) -> list[click.Option]:
+    """Run a job file, and return its parameters."""
+    from .job import load_job_file
+    from .options import job_options
+
+    return job_options(path, load_job_file(path))
+
+
+def _check_names(arguments: Mapping[str, Any], parameters: list[click.Option], options: list[str]) -> None:
+    known = [str(parameter.name) for parameter in parameters]
+    for name in arguments:
+        if name not in known:
+            raise unknown_name(name, [*known, *options])
+    for parameter in parameters:
+        if parameter.required and parameter.name not in arguments:
+            raise ConfigError(f"the job requires a value for its parameter {parameter.name!r}")

@@ -1,0 +1,98 @@
+"""Options that fields define: limits, help, flags, and the modes in which they are valid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import click
+import pytest
+
+from mpitrain.batch_systems.resources import Resources
+from mpitrain.errors import ConfigError
+from mpitrain.launcher.batch.request import SubmitOptions
+from mpitrain.plan.config import BACKUP_WORKERS, FIELDS, GROUPS, LOCAL_STEPS, STALENESS, RunConfig
+from mpitrain.plan.launch_options import LaunchOptions
+from mpitrain.plan.modes import MODES, find_mode, modes_with
+from mpitrain.plan.option import OptionGroup, OptionInfo, info_of, option
+from mpitrain.plan.options import options_of, run_options
+
+
+@dataclass(frozen=True)
+class Options(OptionGroup):
+    count: int = option(3, "How many.", "N", minimum=1, also="-c")
+    rate: float | None = option(None, "Use a rate.", above=0, below=1, modes=("ssp", "local"), default_text="the best")
+    names: tuple[str, ...] = option((), "Names.", is_repeated=True)
+    quiet: bool = option(False, "Print nothing.", has_negative=False)
+    fast: bool = option(True, "Be fast.")
+
+
+@pytest.mark.parametrize(
+    ("limits", "accepted", "refused"),
+    [
+        ({}, [-1, float("nan")], []),
+        ({"minimum": 0}, [0, 1e9], [-1, -0.5, float("nan")]),
+        ({"above": 0, "maximum": 1}, [0.1, 1], [0, 1.01, float("nan")]),
+        ({"above": 0, "below": 1}, [0.5], [0, 1]),
+    ],
+    ids=str,
+)
+def test_limits(limits: dict[str, float], accepted: list[float], refused: list[float]) -> None:
+    info = OptionInfo("", **limits)
+    assert [info.accepts(number) for number in accepted + refused] == [True] * len(accepted) + [False] * len(refused)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [({"count": 0}, "--count is 0: .*>= 1"), ({"rate": 1}, "--rate is 1: .*> 0 and < 1")]
+)
+def test_a_number_outside_of_its_limits_is_refused(values: dict[str, float], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        Options(**values)  # type: ignore[arg-type]
+    assert Options().rate is None
+
+
+def test_flags_and_help_follow_from_the_fields() -> None:
+    flags = {str(flag.name): flag for flag in options_of(Options)}
+    assert flags["count"].opts == ["--count", "-c"]
+    assert flags["rate"].help == "ssp, local: use a rate.  [> 0 and < 1]  [default: the best]"
+    assert flags["names"].multiple
+    assert (flags["quiet"].secondary_opts, flags["fast"].secondary_opts) == ([], ["--no-fast"])
+    command = click.Command("test", params=list(flags.values()), callback=lambda **values: values)
+    given = command.main(["-c", "5", "--names", "a", "--names", "b", "--quiet"], standalone_mode=False)
+    assert given == {"count": 5, "rate": None, "names": ("a", "b"), "quiet": True, "fast": True}
+
+
+@pytest.mark.parametrize("group", [*GROUPS, LaunchOptions, Resources, SubmitOptions])
+def test_every_option_has_help_and_its_default_is_valid(group: type[OptionGroup]) -> None:
+    assert all(info_of(field).help for field in fields(group))
+    group()
+
+
+def test_each_option_of_a_mode_exists_and_is_refused_in_the_others() -> None:
+    assert {name for mode in MODES.values() for name in mode.options} <= set(FIELDS)
+    for name, field in FIELDS.items():
+        assert info_of(field).modes == modes_with(name)
+        for mode in MODES:
+            valid = {"local_steps": 2, "elastic_rho": 0.5, "push_precision": "float16", "gpu_transport": "nccl"}
+            value = valid.get(name, field.default if field.default not in (None, 0, False) else 1)
+            if info_of(field).modes and mode not in info_of(field).modes and value != field.default:
+                with pytest.raises(ConfigError, match=f"--mode {', '.join(modes_with(name))}"):
+                    RunConfig.of(mode=mode, **{name: value})
+
+
+def test_defaults_in_help_are_those_in_use() -> None:
+    text = {str(flag.name): flag.help or "" for flag in run_options()}
+    assert text["staleness"].endswith(f"[default: {STALENESS}]")
+    assert text["local_steps"].endswith(f"[default: {LOCAL_STEPS}]")
+    assert text["backup_workers"].endswith(f"[default: {BACKUP_WORKERS}]")
+    assert RunConfig.of(mode="backup").gradients_per_step(9) == 9 - BACKUP_WORKERS
+
+
+def test_modes_that_use_servers() -> None:
+    assert [name for name, mode in MODES.items() if mode.uses_servers] == ["async", "ssp", "backup"]
+    for name in MODES:
+        assert RunConfig.of(mode=name).uses_servers == RunConfig.of(mode=name).served == MODES[name].uses_servers
+    own = find_mode("package.module:Strategy")
+    assert own.options == MODES["sync"].options
+    assert not own.uses_servers
+    with pytest.raises(ConfigError, match="--precision float16"):
+        RunConfig.of(mode="package.module:Strategy", precision="float16")
