@@ -129,7 +129,7 @@ class Trainer:
 
     @property
     def step_count(self) -> int:
-        """Number of completed steps; over all workers in the served modes."""
+        """Number of completed steps; over all workers in modes with servers."""
         return 0 if self._loop is None else self._loop.step
 
     @property

@@ -175,7 +175,7 @@ class Loader:
         """
         made = self._take(self._order(position, count), position)
         if isinstance(self._storage, Streaming):
-            # In the served modes the next position is a guess, which suffices to read the right part of a file.
+            # In modes with servers the next position is a guess, which suffices to read the right part of a file.
             self._storage.expect(self._order(position + self._stride, count))
         return made
 

@@ -292,8 +292,8 @@ class RunConfig:
             raise ConfigError(
                 f"--precision {device.precision} requires GPUs and --dtype float32, but {other} is set; remove one"
             )
-        if device.precision == "float16" and not mode.scales_loss:
-            valid = ", ".join(each.name for each in MODES.values() if each.scales_loss)
+        if device.precision == "float16" and not mode.keeps_vectors_on_gpus:
+            valid = ", ".join(each.name for each in MODES.values() if each.keeps_vectors_on_gpus)
             raise ConfigError(
                 f"--precision float16 scales the loss over all GPUs and requires --mode {valid}, but the mode is "
                 f"{mode.name}; use bfloat16 or change --mode"
@@ -365,11 +365,6 @@ class RunConfig:
     def uses_servers(self) -> bool:
         """Whether parameters live on servers, or in a node's shared memory, and workers run at their own pace."""
         return self.mode.uses_servers
-
-    @property
-    def served(self) -> bool:
-        """An earlier name of ``uses_servers``."""
-        return self.uses_servers
 
     def merged(self, defaults: Mapping[str, Any]) -> RunConfig:
         """Return a copy in which ``defaults`` replace options that are None."""

@@ -1,18 +1,21 @@
 """The consistency modes: how workers agree on the parameters, and which options they have.
 
-To add a mode, add it to ``MODES``; ``strategy.select`` makes its strategy.
+To add a mode, write its strategy (``strategy.base.Strategy``), and add it to ``MODES``.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..errors import ConfigError
 
 _ON_SERVERS = ("ps", "ps_hosts", "ps_placement", "placement", "one_sided", "push_precision")
 _SAVED_BY_NODES = ("save_per_node", "save_one_file")
+_SYNC = (*_SAVED_BY_NODES, "gpu_transport")
+_STRATEGY = "mpitrain.strategy"
+_WITH_SERVERS = f"{_STRATEGY}.select:strategy_with_servers"
 
 
 @dataclass(frozen=True)
@@ -21,15 +24,21 @@ class Mode:
 
     Attributes:
         name: The value of ``--mode``.
+        strategy: What makes a worker's strategy, ``package.module:name``: a class or a function that takes
+            ``(cluster, plan, devices, state)``.
         options: The options that are valid in this mode, but not in all modes.
         is_asynchronous: Whether a worker's gradient is applied without waiting for those of other workers.
-        scales_loss: Whether all workers agree on a loss scale, which float16 needs.
+        averages_params: Whether workers train parameters of their own, which are averaged in place of gradients.
+        keeps_vectors_on_gpus: Whether the vectors are on every worker's GPU if all have one. float16 requires this,
+            because its loss scale is the same on all GPUs.
     """
 
     name: str
-    options: tuple[str, ...]
+    strategy: str
+    options: tuple[str, ...] = ()
     is_asynchronous: bool = False
-    scales_loss: bool = False
+    averages_params: bool = False
+    keeps_vectors_on_gpus: bool = False
 
     @property
     def uses_servers(self) -> bool:
@@ -41,11 +50,13 @@ class Mode:
 MODES = {
     mode.name: mode
     for mode in (
-        Mode("sync", (*_SAVED_BY_NODES, "gpu_transport"), scales_loss=True),
-        Mode("async", (*_ON_SERVERS, "staleness_scaling"), is_asynchronous=True),
-        Mode("ssp", (*_ON_SERVERS, "staleness_scaling", "staleness"), is_asynchronous=True),
-        Mode("backup", (*_ON_SERVERS, "backup_workers")),
-        Mode("local", (*_SAVED_BY_NODES, "local_steps", "elastic_rho")),
+        Mode("sync", f"{_STRATEGY}.select:sync_strategy", _SYNC, keeps_vectors_on_gpus=True),
+        Mode("async", _WITH_SERVERS, (*_ON_SERVERS, "staleness_scaling"), is_asynchronous=True),
+        Mode("ssp", _WITH_SERVERS, (*_ON_SERVERS, "staleness_scaling", "staleness"), is_asynchronous=True),
+        Mode("backup", _WITH_SERVERS, (*_ON_SERVERS, "backup_workers")),
+        Mode(
+            "local", f"{_STRATEGY}.local:Local", (*_SAVED_BY_NODES, "local_steps", "elastic_rho"), averages_params=True
+        ),
     )
 }
 
@@ -59,7 +70,7 @@ def find_mode(name: str) -> Mode:
     if name in MODES:
         return MODES[name]
     if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
-        return replace(MODES["sync"], name=name, scales_loss=False)
+        return Mode(name, name, _SYNC)
     near = difflib.get_close_matches(name, MODES, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ConfigError(f"--mode is {name!r}: must be {', '.join(MODES)}, or package.module:Class{hint}")

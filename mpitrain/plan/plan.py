@@ -74,7 +74,7 @@ class Plan:
         return ["params", *self.optimizer.slots, *(["average"] if self.moving_average is not None else [])]
 
     def next_pause(self, step: int) -> int:
-        """Return the first step after ``step`` at which workers pause to validate or save in the served modes."""
+        """Return the first step after ``step`` at which workers pause to validate or save in modes with servers."""
         periods = [every for every in (self.validate_steps, self.config.saving.save_steps) if every]
         return min([self.train_steps, *((step // every + 1) * every for every in periods)])
 
@@ -108,7 +108,7 @@ class Plan:
     @property
     def weight(self) -> float:
         """Weight of one example's loss in a gradient."""
-        return 1.0 / (self.batch if self.config.parallel.mode == "local" else self.step_examples)
+        return 1.0 / (self.batch if self.config.mode.averages_params else self.step_examples)
 
     def updater(self, vectors: Mapping[str, Array], frozen: Array | None = None) -> Updater:
         """Return the optimizer bound to vectors of shape (layout.size,).
@@ -188,7 +188,7 @@ def _check_devices(config: RunConfig) -> None:
 
 def _check_mode(job: Job, config: RunConfig, workers: int) -> None:
     """Reject requests of the job that the mode does not support."""
-    if not config.served:
+    if not config.uses_servers:
         return
     optimizer = job.optimizer
     if workers > 1 and job.network.synchronizes_statistics:
@@ -196,7 +196,7 @@ def _check_mode(job: Job, config: RunConfig, workers: int) -> None:
             f"the model uses BatchNorm statistics of all workers, but in --mode {config.parallel.mode} workers are not "
             "synchronized; use BatchNorm(sync=False), or for PyTorch modules nn.BatchNorm1d, 2d or 3d, or --mode sync"
         )
-    if not optimizer.layerwise or config.servers.ps < 2 or config.parallel.mode == "backup":
+    if not optimizer.layerwise or config.servers.ps < 2 or not config.mode.is_asynchronous:
         return
     if config.servers.placement == "partitioned":
         raise ConfigError(

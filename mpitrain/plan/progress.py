@@ -9,7 +9,7 @@ class Progress(NamedTuple):
     """How far training has come.
 
     Attributes:
-        step: Number of completed steps; of all workers together in the served modes.
+        step: Number of completed steps; of all workers together in modes with servers.
         data_cursor: Number of examples taken from the endless stream.
     """
 

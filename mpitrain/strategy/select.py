@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
 from ..core.device import Device
 from ..core.training_state import TrainingState
 from ..errors import ConfigError
+from ..plan.modes import MODES
 from ..plan.plan import Plan
 from .base import Strategy
 from .bulk_synchronous import BulkSynchronous
-from .local import Local
 from .ps.asynchronous import Async
 from .ps.backup import BackupOnOneNode, BackupWithServers
 from .ps.store import Store
@@ -27,7 +28,7 @@ MakeStrategy = Callable[[Cluster, Plan, Sequence[Device], TrainingState], Strate
 
 
 def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> Strategy:
-    """Return this worker's strategy. Collective over the workers; in the served modes over all ranks.
+    """Return this worker's strategy. Collective over the workers; in modes with servers over all ranks.
 
     Args:
         devices: The devices of this worker.
@@ -36,24 +37,27 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
     Raises:
         ConfigError: ``--mode`` names a class that cannot be imported.
     """
-    mode = plan.config.parallel.mode
-    if plan.config.served:
-        return ps_strategy(Store(cluster, plan, state), devices, state)
-    make: MakeStrategy
-    if mode == "sync":
-        make = SyncGpu if trains_on_gpus(cluster, plan, devices) else Sync
-    elif mode == "local":
-        make = Local
-    else:
-        with cluster.training.agree("importing the strategy"):
-            make = _imported(mode)
+    mode = plan.config.mode
+    with cluster.training.agree("importing the strategy"):
+        make = _load(mode.strategy) if mode.name in MODES else _load_class(mode.strategy)
     return make(cluster, plan, devices, state)
+
+
+def sync_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> Strategy:
+    """Return the strategy for ``sync``. Collective over the workers."""
+    make: MakeStrategy = SyncGpu if trains_on_gpus(cluster, plan, devices) else Sync
+    return make(cluster, plan, devices, state)
+
+
+def strategy_with_servers(cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> Strategy:
+    """Return the strategy for ``async``, ``ssp`` or ``backup``. Collective over all ranks."""
+    return ps_strategy(Store(cluster, plan, state), devices, state)
 
 
 def trains_on_gpus(cluster: Cluster, plan: Plan, devices: Sequence[Device]) -> bool:
     """Return whether vectors live on every worker's device. Collective over the workers, or over the servers."""
-    local = plan.config.parallel.mode == "sync" and devices[0].is_gpu
-    return cluster.workers.allreduce(local, op=MPI.LAND)
+    can_be_on_gpu = plan.config.mode.keeps_vectors_on_gpus and devices[0].is_gpu
+    return cluster.workers.allreduce(can_be_on_gpu, op=MPI.LAND)
 
 
 def ps_strategy(store: Store, devices: Sequence[Device], state: TrainingState) -> Strategy:
@@ -68,25 +72,32 @@ def ps_strategy(store: Store, devices: Sequence[Device], state: TrainingState) -
     return BackupOnOneNode(store, state) if store.on_one_node else BackupWithServers(store, state)
 
 
-def _imported(mode: str) -> MakeStrategy:
-    """Return the class that ``package.module:Class`` names."""
-    module, _, name = mode.partition(":")
+def _load(path: str) -> MakeStrategy:
+    """Return what ``package.module:name`` names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+
+def _load_class(mode: str) -> MakeStrategy:
+    """Return the class of the user that ``--mode`` names.
+
+    Raises:
+        ConfigError: It cannot be imported, or is not a strategy.
+    """
     try:
-        found = getattr(importlib.import_module(module), name)
+        strategy: Any = _load(mode)
     except Exception as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ConfigError(f"--mode {mode}: {why}; must name a class in a module that Python can import") from error
-    if not isinstance(found, type):
-        raise ConfigError(f"--mode {mode}: is of type {type(found).__name__}, must be a class")
-    if "initial_state" in inspect.signature(found).parameters:
+    if not isinstance(strategy, type):
+        raise ConfigError(f"--mode {mode}: is of type {type(strategy).__name__}, must be a class")
+    if "initial_state" in inspect.signature(strategy).parameters:
         raise ConfigError(
             f"--mode {mode}: the constructor takes initial_state; it must take (cluster, plan, devices, state), set "
             "initial_vectors, and leave them to be filled before start is called: see mpitrain.strategy.base.Strategy"
         )
-    missing = [name for name in _MEMBERS if name not in _SET_BY_INSTANCES and not hasattr(found, name)]
-    if missing or getattr(found, "vector", None) is BulkSynchronous.vector:
-        raise ConfigError(
-            f"--mode {mode}: {', '.join(missing) or 'vector'} missing; see mpitrain.strategy.base.Strategy"
-        )
-    make: MakeStrategy = found
-    return make
+    missing = [name for name in _MEMBERS if name not in _SET_BY_INSTANCES and not hasattr(strategy, name)]
+    if missing or getattr(strategy, "vector", None) is BulkSynchronous.vector:
+        missing_names = ", ".join(missing) or "vector"
+        raise ConfigError(f"--mode {mode}: {missing_names} missing; see mpitrain.strategy.base.Strategy")
+    return strategy

@@ -194,7 +194,7 @@ def finish_saving(checkpoints: Checkpoints, group: Group) -> None:
 
 
 def _is_sharded(cluster: Cluster, plan: Plan) -> bool:
-    if plan.config.served or cluster.n_nodes == 1:
+    if plan.config.uses_servers or cluster.n_nodes == 1:
         return False
     if plan.config.saving.save_per_node is not None:
         return plan.config.saving.save_per_node

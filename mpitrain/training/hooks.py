@@ -124,7 +124,7 @@ class Log(Hook):
             self._print(loop)
 
     def end(self, loop: Any) -> None:
-        # In the served modes another worker may have taken the last step.
+        # In modes with servers another worker may have taken the last step.
         if loop.cluster.chief:
             self._report_if_due(loop)
             self._print(loop)

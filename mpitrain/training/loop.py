@@ -90,7 +90,7 @@ class Loop:
 
     @property
     def step(self) -> int:
-        """Number of completed steps; over all workers in the served modes."""
+        """Number of completed steps; over all workers in modes with servers."""
         return self._strategy.progress.step
 
     @property

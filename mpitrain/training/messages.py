@@ -41,8 +41,8 @@ def notes_on_data(job: Job) -> list[str]:
 
 def describe_job(loop: Loop, examples: int, resumed: Path | None) -> str:
     plan = loop.plan
-    backup = plan.config.parallel.mode == "backup" and plan.gradients_per_step < plan.workers
-    of = f" of {plan.workers}" if backup else ""
+    has_spare_workers = not plan.config.mode.is_asynchronous and plan.gradients_per_step < plan.workers
+    of = f" of {plan.workers}" if has_spare_workers else ""
     return (
         f"{plan.layout.n_params:,} parameters, {examples:,} training examples, "
         f"{plan.gradients_per_step}{of} x {plan.batch} examples per step"

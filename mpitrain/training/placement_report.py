@@ -56,6 +56,6 @@ def _holder(plan: Plan, resident: bool) -> str:
     config = plan.config
     if resident:
         return _ON_DEVICES
-    if config.served and config.servers.ps:
+    if config.servers.ps:
         return f"{config.servers.ps} server{'s' * (config.servers.ps > 1)}"
-    return "each node" if config.parallel.mode != "local" and config.parallel.shared_memory else "every worker"
+    return "each node" if config.parallel.shared_memory and not config.mode.averages_params else "every worker"

@@ -193,7 +193,7 @@ class Worker:
         return IndexLoader(loader, cache)
 
     def _account(self, strategy: Strategy, model: Model, step: int, seconds: float) -> None:
-        """Record the use of device memory, and in the served modes what each worker and server did; chief only."""
+        """Record the use of device memory, and in modes with servers what each worker and server did; chief only."""
         plan, cluster, metrics = self.plan, self.cluster, self.files.metrics
         if metrics is None:
             return

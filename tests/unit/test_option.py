@@ -90,7 +90,7 @@ def test_defaults_in_help_are_those_in_use() -> None:
 def test_modes_that_use_servers() -> None:
     assert [name for name, mode in MODES.items() if mode.uses_servers] == ["async", "ssp", "backup"]
     for name in MODES:
-        assert RunConfig.of(mode=name).uses_servers == RunConfig.of(mode=name).served == MODES[name].uses_servers
+        assert RunConfig.of(mode=name).uses_servers == MODES[name].uses_servers
     own = find_mode("package.module:Strategy")
     assert own.options == MODES["sync"].options
     assert not own.uses_servers

@@ -1,4 +1,4 @@
-"""The worker's side of the served modes ``async``, ``ssp`` and ``backup``, with parameters on servers.
+"""The worker's side of modes with servers: ``async``, ``ssp`` and ``backup``.
 
 A worker takes a work item, reads the newest parameters, computes a gradient, and submits it. In ``Async`` every shard
 applies each gradient on arrival; ``BackupWithServers`` collects the first gradients of a step.
@@ -61,7 +61,7 @@ class PsStrategy:
         self._store.start(progress)
         self.progress = self._began = progress
         # In backup a step uses several work items, which are numbered from 0 in each run.
-        self._first_item = 0 if self._plan.config.parallel.mode == "backup" else progress.step
+        self._first_item = progress.step if self._plan.config.mode.is_asynchronous else 0
 
     def _memory(self) -> tuple[Array, Array]:
         """Return this worker's parameters and gradient; the RPC transport's vector if parameters arrive there."""

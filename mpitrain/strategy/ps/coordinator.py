@@ -1,4 +1,4 @@
-"""The step coordinator: work items, pauses, steps and worker statistics of the served modes.
+"""The step coordinator: work items, pauses, steps and worker statistics of modes with servers.
 
 A *work item* is one batch for one worker; its number determines the examples. One counter assigns the numbers, so an
 epoch contains each example once, however fast each worker is. No work item is assigned at or beyond the *pause step*
