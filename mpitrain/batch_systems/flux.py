@@ -51,13 +51,13 @@ class Flux(BatchSystem):
             options.append(("time-limit", f"{seconds_of(resources.time)}s"))
             if resources.warning_s:
                 options.append(("signal", f"SIGUSR1@{resources.warning_s}s"))
-        given = {
+        requested = {
             "queue": resources.partition,
             "bank": resources.account,
             "requires": resources.constraint,
             "dependency": resources.dependency,
         }
-        options += [(name, value) for name, value in given.items() if value is not None]
+        options += [(name, value) for name, value in requested.items() if value is not None]
         lines = [f"--{name}={_quoted(value, f'--{name}')}" for name, value in options]
         lines += ["--exclusive"] * resources.exclusive
         return Directives(lines + [_extra(line) for line in batch.extra])

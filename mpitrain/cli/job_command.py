@@ -102,7 +102,7 @@ class JobCommand(click.Command):
         """Return what is to be trained, from the values of all flags of the current command."""
         context = click.get_current_context()
 
-        def given(options: Sequence[click.Option]) -> dict[str, Any]:
+        def without_defaults(options: Sequence[click.Option]) -> dict[str, Any]:
             names = [str(option.name) for option in options if option is not flags.CONFIG]
             default = ParameterSource.DEFAULT
             return {name: values[name] for name in names if context.get_parameter_source(name) is not default}
@@ -110,8 +110,8 @@ class JobCommand(click.Command):
         script = context.meta.get("script_arguments")
         return JobRequest(
             values["job_file"],
-            {**self._defaults, **given(self._run)},
-            given(self._job),
+            {**self._defaults, **without_defaults(self._run)},
+            without_defaults(self._job),
             None if script is None else tuple(script),
         )
 

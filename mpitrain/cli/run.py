@@ -19,8 +19,8 @@ class RunCommand(JobCommand):
     """
 
     def __init__(self, start: Callable[[LaunchRequest], Any] | None = None) -> None:
-        about = f"Start ranks with the mpirun that mpi4py was built for, and train. {JOB_HELP}"
-        super().__init__("run", flags.options_of(LaunchOptions), self._launch, about)
+        description = f"Start ranks with the mpirun that mpi4py was built for, and train. {JOB_HELP}"
+        super().__init__("run", flags.options_of(LaunchOptions), self._launch, description)
         self._start = start or _supervise
 
     def _launch(self, **values: Any) -> Any:

@@ -23,8 +23,8 @@ class SubmitCommand(JobCommand):
     """
 
     def __init__(self, submit: Callable[[SubmitRequest], Any] = submit_job) -> None:
-        about = "Train in a batch job: write the script and submit it."
-        super().__init__("submit", submit_flags(), self._request, about)
+        description = "Train in a batch job: write the script and submit it."
+        super().__init__("submit", submit_flags(), self._request, description)
         self.params = [option for option in self.params if option not in self._own]
         self._submit = submit
 

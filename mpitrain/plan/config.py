@@ -293,7 +293,7 @@ class RunConfig:
                 f"--precision {device.precision} requires GPUs and --dtype float32, but {other} is set; remove one"
             )
         if device.precision == "float16" and not mode.keeps_vectors_on_gpus:
-            valid = ", ".join(each.name for each in MODES.values() if each.keeps_vectors_on_gpus)
+            valid = ", ".join(other.name for other in MODES.values() if other.keeps_vectors_on_gpus)
             raise ConfigError(
                 f"--precision float16 scales the loss over all GPUs and requires --mode {valid}, but the mode is "
                 f"{mode.name}; use bfloat16 or change --mode"

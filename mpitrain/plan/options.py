@@ -164,8 +164,8 @@ def group_words(group: OptionGroup) -> list[str]:
     words = []
     for field in dataclasses.fields(group):
         value = getattr(group, field.name)
-        given = value if info_of(field).is_repeated else [value] if value != field.default else []
-        words += [word for item in given for word in _words(field.name, item)]
+        values = value if info_of(field).is_repeated else [value] if value != field.default else []
+        words += [word for item in values for word in _words(field.name, item)]
     return words
 
 
@@ -208,21 +208,25 @@ def job_options(path: Path, function: JobFunction) -> list[click.Option]:
 
 
 def read_config_file(path: Path, options: list[click.Option]) -> dict[str, Any]:
-    """Read options from a TOML file with tables ``run`` and ``job``, such as a run's ``config.toml``.
+    """Read options from a TOML file with tables ``run`` and ``job``, such as a run's ``config.toml``; convert them.
 
     Raises:
-        ConfigError: The file cannot be read, or names an unknown option.
+        ConfigError: The file cannot be read, names an unknown option, or has a value that is not valid.
     """
     tables = read_toml_option(path, "--config")
     for name, table in tables.items():
         if name not in ("run", "job", "versions") or not isinstance(table, dict):
             raise ConfigError(f"--config {path}: {name!r} must be in a table [run] or [job]")
     values = {**tables.get("run", {}), **tables.get("job", {})}
-    known = [str(option.name) for option in options]
-    for name in values:
+    known = {str(option.name): option for option in options}
+    for name, value in values.items():
         if name not in known:
-            near = nearest(name, known)
+            near = nearest(name, [*known])
             raise ConfigError(f"--config {path}: no option {name!r}{f'; did you mean {near!r}?' if near else ''}")
+        try:
+            values[name] = convert(known[name], value)
+        except click.BadParameter as error:
+            raise ConfigError(f"--config {path}: {name} is {value!r}: {error.message}") from error
     return values
 
 
@@ -243,20 +247,20 @@ def read_toml_option(path: Path, flag_name: str) -> dict[str, Any]:
 def _option(name: str, hint: Any, default: Any, info: OptionInfo, required: bool = False) -> click.Option:
     names = [flag(name), *([info.also] if info.also else []), name]
     # A required option must not pass a default: newer versions of click take even None for one.
-    given: dict[str, Any] = {} if required else {"default": default}
+    attributes: dict[str, Any] = {} if required else {"default": default}
     if hint is bool or hint == (bool | None):
         if info.has_negative:
             names[0] = f"{flag(name)}/{flag('no_' + name)}"
         else:
-            given["is_flag"] = True
+            attributes["is_flag"] = True
     elif info.is_repeated:
-        given |= {"multiple": True, "type": click.STRING}
+        attributes |= {"multiple": True, "type": click.STRING}
     elif info.choices:
-        given["type"] = NearestChoice(info.choices)
+        attributes["type"] = NearestChoice(info.choices)
     else:
-        given["type"] = _type_of(hint)
-    given |= {"help": info.help_text, "metavar": info.metavar, "show_default": default is not None}
-    return click.Option(names, required=required, **given)
+        attributes["type"] = _type_of(hint)
+    attributes |= {"help": info.help_text, "metavar": info.metavar, "show_default": default is not None}
+    return click.Option(names, required=required, **attributes)
 
 
 _TYPES: Mapping[Any, Callable[[], ParamType]] = {

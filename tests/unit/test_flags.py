@@ -91,6 +91,13 @@ def test_config_file(tmp_path: Path) -> None:
     file.write_text("[run]\nbatch_size = 7\n[job]\ncount = 2\n[versions]\nmpi = 1\n")
     options = [*flags.run_options(), *flags.job_options(Path("job.py"), many)]
     assert flags.read_config_file(file, options) == {"batch_size": 7, "count": 2}
+    for text, parts in (
+        ("[run]\nbatch_size = 7.5\n", "batch_size is 7.5.*integer"),
+        ("[job]\nkind = 3\n", "kind is 3.*two"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=rf"c\.toml: {parts}"):
+            flags.read_config_file(file, options)
     file.write_text("[run]\nbatch_sise = 7\n")
     with pytest.raises(ConfigError, match="batch_size"):
         flags.read_config_file(file, options)

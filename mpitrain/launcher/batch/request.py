@@ -90,18 +90,18 @@ def submit_flags() -> list[click.Option]:
     return [*options_of(Resources), *options_of(SubmitOptions)]
 
 
-def read_submit_options(given: Mapping[str, Any]) -> tuple[Resources, SubmitOptions]:
+def read_submit_options(values: Mapping[str, Any]) -> tuple[Resources, SubmitOptions]:
     """Return the options of a batch job; those in the site file replace defaults.
 
     Args:
-        given: Converted values by name.
+        values: Those that were given, converted, by name.
 
     Raises:
         ConfigError: The site file or a value is not valid, or options contradict each other.
     """
-    site = find_site(given.get("site"))
-    values = {**(read_site(site, submit_flags()) if site is not None else {}), **given}
-    resources, others = split_values([field.name for field in fields(Resources)], values)
+    site = find_site(values.get("site"))
+    defaults = {} if site is None else read_site(site, submit_flags())
+    resources, others = split_values([field.name for field in fields(Resources)], {**defaults, **values})
     return Resources(**resources), SubmitOptions(**others)
 
 

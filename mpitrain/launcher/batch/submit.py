@@ -109,7 +109,7 @@ def _new_run_dir(folder: Path, name: str) -> Path:
 
 def _check_follow(system: BatchSystem, batch: Batch) -> None:
     if batch.in_tasks or not system.can_follow:
-        names = " or ".join(each.title for each in SYSTEMS.values() if each.can_follow)
+        names = " or ".join(other.title for other in SYSTEMS.values() if other.can_follow)
         raise ConfigError(
             f"--follow supports only a single job of {names}; remove it, and list the runs with mpitrain runs instead"
         )
