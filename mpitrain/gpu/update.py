@@ -1,4 +1,4 @@
-"""The operations of ``optim.updater`` on a GPU: kernels that depend on each other's results; the host does not wait."""
+"""The operations of ``optim.backend`` on a GPU: kernels that depend on each other's results; the host does not wait."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.layout import Array, Layout
 from ..optim.average import moving_average
+from ..optim.backend import Gradient, Vectors
 from ..optim.compiled import CompiledRule, Constants
+from ..optim.groups import Group
 from ..optim.optimizer import Optimizer
-from ..optim.updater import Frozen, Gradient, Group, Updater, Vectors
+from ..optim.updater import Frozen, Updater
 
 if TYPE_CHECKING:
     from .device import Gpu
@@ -50,7 +52,7 @@ class GpuUpdate:
 
 
 class GpuBackend:
-    """``optim.updater.Backend`` of a GPU. The state decides whether a step changes the vectors."""
+    """``optim.backend.Backend`` of a GPU. The state decides whether a step changes the vectors."""
 
     def __init__(self, gpu: Gpu, state: Array, vectors: Vectors) -> None:
         self._gpu, self._vectors, self._of_compiled_rules = gpu, vectors, vectors.of_compiled_rules()

@@ -24,7 +24,7 @@ def _sgd(p: Array, g: Array, slot0: Array, slot1: Array, constants: Constants) -
     add_scaled(p, -constants[0], g)
 
 
-SGD = CompiledRule("sgd", ("rate",), (), _sgd, "p -= rate * g;")
+_SGD = CompiledRule("sgd", ("rate",), (), _sgd, "p -= rate * g;")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class sgd(Optimizer):
         params -= rate * grads
 
     def fused(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
-        return SGD, (rate,)
+        return _SGD, (rate,)
 
 
 @kernel

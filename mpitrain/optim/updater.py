@@ -1,27 +1,23 @@
 """Applies an optimizer to ranges of flat vectors, on the CPU or a GPU. Local; ranks communicate elsewhere.
 
-``Updater`` is the algorithm: which options apply to which segment, clipping, scaling by layers, and rules without a
-compiled version. A ``Backend`` has the operations on arrays that it needs.
+``Updater`` is the algorithm: clipping, scaling by layers, and rules without a compiled version. ``groups`` says which
+options apply to which segment, and a ``Backend`` has the operations on arrays.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
-from ..core.device import CPU
-from ..core.kernels import sum_rows
 from ..core.layout import Array, Layout
-from . import compiled
 from .average import moving_average
+from .backend import Backend, CpuBackend, Gradient, Vectors
 from .compiled import CompiledRule, Constants
+from .groups import Group, Range, Segment
 from .optimizer import Optimizer
-from .rules import sgd
-
-_ALONG_DIRECTION = sgd(1.0)  # the rule of a step along a direction that was measured
 
 
 class Frozen:
@@ -39,242 +35,6 @@ class Frozen:
         """Keep the flags in ``flags``, memory that is shared by several ranks."""
         flags[...] = self.flags
         self.flags = flags
-
-
-class Vectors(NamedTuple):
-    """The vectors that an update changes, or the same range of each.
-
-    Attributes:
-        params, average: ``average`` is empty without moving average.
-        slots: By name, in the order of the optimizer's ``slots``.
-    """
-
-    params: Array
-    average: Array
-    slots: dict[str, Array]
-
-    def of_compiled_rules(self) -> tuple[Array, Array, Array, Array]:
-        """Return params, two slots and the average, the arguments of compiled rules; unused slots are empty."""
-        slot0, slot1 = [*self.slots.values(), self.params[:0], self.params[:0]][:2]
-        return self.params, slot0, slot1, self.average
-
-    def part(self, start: int, stop: int) -> Vectors:
-        """Return a range of the vectors; it shares their memory."""
-        part = slice(start, stop)
-        return Vectors(self.params[part], self.average[part], {name: slot[part] for name, slot in self.slots.items()})
-
-
-class Gradient(NamedTuple):
-    """A gradient, as the sum of some rows.
-
-    Attributes:
-        rows: Shape (n, >= size - origin), C-contiguous.
-        order: Shape (m,), int64: indices of the rows to add, in this order.
-        origin: Element of the vectors that corresponds to the rows' first element.
-        measured: Whether ``measure_segments`` has written it, with the factors that the backend's device knows.
-    """
-
-    rows: Array
-    order: Array
-    origin: int = 0
-    measured: bool = False
-
-
-class Segment(NamedTuple):
-    """A part of the vector whose elements have the same options.
-
-    Attributes:
-        start, stop: Its elements.
-        trained: Whether it is updated by the rule; the gradient of other segments is added.
-        entry: Index of its (first) entry in the layout.
-        factor: Factor of the learning rate.
-        decayed: Whether ``decay_names`` matches.
-    """
-
-    start: int
-    stop: int
-    trained: bool
-    entry: int
-    factor: float
-    decayed: bool
-
-    def continues(self, other: Segment) -> bool:
-        """Whether this segment of a group can be joined to the one before it, across the gap, which stays zero."""
-        return (self.trained, self.decayed) == (other.trained, other.decayed)
-
-
-class Group:
-    """Segments that are updated together, in ascending order, with the options and constants that they share.
-
-    Attributes:
-        options: The optimizer with the options of the group.
-        measured: The optimizer whose rule gives the direction of which norms are taken; None for the gradient.
-        applied: The optimizer whose rule is applied last.
-        factor: Factor of the learning rate; 1 for a layerwise optimizer, whose ``scales`` include the factors.
-        adds_l2: Whether ``l2`` may differ from 0.
-        segments: The segments, on the host.
-        bounds: Shape (k, 3), int64: start, stop, and whether it is trained.
-        entries: Shape (k,), int64: index of the segment's (first) entry in the layout.
-        trained, decayed: Shape (k,), bool: as in ``Segment``.
-        factors: Shape (k,), float64: factors of the learning rate.
-        decay: Shape (k,), float64: weight decay where ``decay_names`` matches, else 0.
-        scales, l2: Shape (k,), float64: arguments of ``update_segments``, which may be set at every step.
-        sums: Shape (k, 2), float64: results of ``measure_segments``; a part of those of the range.
-    """
-
-    def __init__(self, options: Optimizer, segments: list[Segment], sums: Array, backend: Backend) -> None:
-        self.options, self.segments, self.sums = options, segments, sums
-        self.trust = trust = options.trust_ratio
-        self.measured = options if trust is not None and trust.after_rule else None
-        self.applied = options if self.measured is None else _ALONG_DIRECTION
-        self.factor = segments[0].factor if trust is None else 1.0
-        self.adds_l2 = bool(options.l2) or (trust is not None and not trust.after_rule)
-        copy_of, decayed = backend.copy_of, np.array([segment.decayed for segment in segments])
-        self.bounds = copy_of(np.array([segment[:3] for segment in segments], np.int64))
-        self.entries = copy_of(np.array([segment.entry for segment in segments], np.int64))
-        self.trained = copy_of(np.array([segment.trained for segment in segments]))
-        self.factors = copy_of(np.array([segment.factor for segment in segments]))
-        self.decayed, self.decay = copy_of(decayed), copy_of(options.weight_decay * decayed)
-        self.scales, self.l2 = copy_of(np.ones(len(segments))), copy_of(options.l2 * decayed)
-
-
-class Range:
-    """The groups of a range of the vector.
-
-    Attributes:
-        groups: Groups, which differ in options or in the factor of the learning rate.
-        sums: Shape (number of segments, 2), float64: the groups' ``sums``.
-        clip: Clip factor that the groups' ``scales`` have; NaN if they have others.
-    """
-
-    def __init__(self, optimizer: Optimizer, layout: Layout, key: tuple[int, int, bytes], backend: Backend) -> None:
-        groups = groups_of(optimizer, layout, *key)
-        self.sums = backend.zeros((sum(len(segments) for _, segments in groups), 2), np.float64)
-        self.groups, self.clip = list[Group](), 1.0
-        first = 0
-        for options, segments in groups:
-            sums = self.sums[first : first + len(segments)]
-            self.groups.append(Group(options, segments, sums, backend))
-            first += len(segments)
-
-
-def groups_of(
-    optimizer: Optimizer, layout: Layout, lo: int, hi: int, frozen: bytes = b""
-) -> list[tuple[Optimizer, list[Segment]]]:
-    """Return the segments of [lo, hi) in groups of equal options; for a layerwise optimizer each entry is a segment.
-
-    Args:
-        frozen: For each entry whether it is not trained, although it is a parameter. Its gradient is zero.
-    """
-    variants: list[Optimizer] = []
-    groups: dict[tuple[float, int], list[Segment]] = {}
-    last: list[Segment] = []
-    for index, entry in enumerate(layout.entries):
-        start, stop = max(entry.start, lo), min(entry.stop, hi)
-        if start >= stop:
-            continue
-        options, factor = optimizer.by_name(entry.name), optimizer.rate_factor(entry.name)
-        if options not in variants:
-            variants.append(options)
-        trained = entry.kind == "param" and not (frozen and frozen[index])
-        segment = Segment(start, stop, trained, index, factor, options.decays(entry.name))
-        group = groups.setdefault((0.0 if optimizer.layerwise else factor, variants.index(options)), [])
-        if group and group is last and not optimizer.layerwise and segment.continues(group[-1]):
-            group[-1] = group[-1]._replace(stop=stop)
-        else:
-            group.append(segment)
-        last = group
-    return [(variants[variant], groups[factor, variant]) for factor, variant in sorted(groups)]
-
-
-class Backend(Protocol):
-    """The operations of an update on the vectors of a device.
-
-    Attributes:
-        xp: NumPy, or a module with the same interface.
-        part: Maximum number of elements to which a rule without a compiled version is applied at a time.
-    """
-
-    xp: Any
-    part: int
-
-    def copy_of(self, host: Array) -> Array:
-        """Return a copy of ``host`` on the device."""
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return zeros on the device."""
-
-    def update_segments(
-        self, rule: CompiledRule, constants: Constants, group: Group, rate: float, gradient: Gradient, ema_weight: float
-    ) -> None:
-        """Update the vectors with a compiled rule, as ``compiled.CompiledRule.update_segments`` does.
-
-        Args:
-            rate: Factor of the group's ``decay``.
-        """
-
-    def measure_segments(
-        self, rule: CompiledRule | None, constants: Constants, group: Group, gradient: Gradient, own: Array
-    ) -> None:
-        """Write the gradient, or the direction of ``rule``, to ``own``; set the group's ``sums``."""
-
-    def sum_rows(self, gradient: Gradient, start: int, stop: int, scale: Any, trained: bool) -> Array:
-        """Return ``scale`` times elements [start, stop) of the gradient, in memory that the next call overwrites."""
-
-    def number(self, values: Array, index: int) -> Any:
-        """Return an element of an array as a factor of vectors, whose type it does not change."""
-
-    def load(self, start: int, stop: int) -> Vectors:
-        """Return a range of the vectors to be changed in place; ``store`` must follow."""
-
-    def store(self, part: Vectors, start: int, stop: int) -> None:
-        """Keep the changes of what ``load`` returned."""
-
-
-class CpuBackend:
-    """``Backend`` of the CPU."""
-
-    xp: Any = np
-    part = 8 * compiled.BLOCK  # gradient and temporaries stay in the L2 cache
-
-    def __init__(self, vectors: Vectors) -> None:
-        self._vectors, self._of_compiled_rules = vectors, vectors.of_compiled_rules()
-        self._scratch = CPU.empty((self.part,), vectors.params.dtype)
-
-    def copy_of(self, host: Array) -> Array:
-        return host.copy()
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        return np.zeros(shape, dtype)
-
-    def update_segments(
-        self, rule: CompiledRule, constants: Constants, group: Group, rate: float, gradient: Gradient, ema_weight: float
-    ) -> None:
-        segments = group.bounds, group.scales, group.l2, group.decay
-        changed = self._of_compiled_rules
-        rule.update_segments(constants, *segments, rate, *gradient[:3], *changed, ema_weight, self._scratch)
-
-    def measure_segments(
-        self, rule: CompiledRule | None, constants: Constants, group: Group, gradient: Gradient, own: Array
-    ) -> None:
-        measure = compiled.measure_gradients if rule is None else rule.measure_segments
-        segments = group.trust is not None, group.bounds, group.decay
-        measure(constants, *segments, *gradient[:2], own, *self._of_compiled_rules[:3], group.sums, self._scratch)
-
-    def sum_rows(self, gradient: Gradient, start: int, stop: int, scale: Any, trained: bool) -> Array:
-        rows, order, origin, _ = gradient
-        grads = self._scratch[: stop - start]
-        sum_rows(rows, order, start - origin, stop - origin, scale, grads)
-        return grads
-
-    def number(self, values: Array, index: int) -> Any:
-        return float(values[index])
-
-    def load(self, start: int, stop: int) -> Vectors:
-        return self._vectors.part(start, stop)
-
-    def store(self, part: Vectors, start: int, stop: int) -> None:
-        pass
 
 
 class Updater:
@@ -515,5 +275,5 @@ class Updater:
         """Return the groups of [lo, hi), cached by range and by what is frozen."""
         key = lo, hi, self._frozen.flags.tobytes()
         if key not in self._ranges:
-            self._ranges[key] = Range(self.optimizer, self.layout, key, self._backend)
+            self._ranges[key] = Range(self.optimizer, self.layout, key, self._backend.copy_of)
         return self._ranges[key]
