@@ -116,9 +116,9 @@ class CpuBackend:
     def update_segments(
         self, rule: CompiledRule, constants: Constants, group: Group, rate: float, gradient: Gradient, ema_weight: float
     ) -> None:
-        segments = group.bounds, group.scales, group.l2, group.decay
-        changed = self._of_compiled_rules
-        rule.update_segments(constants, *segments, rate, *gradient[:3], *changed, ema_weight, self._scratch)
+        rows, order, origin, _ = gradient
+        arguments = constants, group.bounds, group.scales, group.l2, group.decay, rate, rows, order, origin
+        rule.update_segments(*arguments, *self._of_compiled_rules, ema_weight, self._scratch)
 
     def measure_segments(
         self, rule: CompiledRule | None, constants: Constants, group: Group, gradient: Gradient, own: Array

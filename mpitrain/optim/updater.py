@@ -61,6 +61,9 @@ class Updater:
         moving: Moving average that updates ``average``, or None.
         frozen: Parameters that do not change for now.
         backend: Operations on the vectors.
+
+    Attributes:
+        needs_sums: Whether a step uses ``prepare`` and ``finish`` instead of ``update``.
     """
 
     def __init__(
@@ -76,17 +79,13 @@ class Updater:
     ) -> None:
         assert set(slots) == set(optimizer.slots) and (average is None) == (moving is None)
         self.optimizer = optimizer
+        self.needs_sums = optimizer.needs_sums
         self.layout = layout
         self._moving, self._frozen = moving, frozen or Frozen(layout)
         average = params[:0] if average is None else average
         self._backend = backend(Vectors(params, average, {name: slots[name] for name in optimizer.slots}))
         self._first = self._in_order = self._backend.copy_of(np.zeros(1, np.int64))
         self._ranges: dict[tuple[int, int, bytes], Range] = {}
-
-    @property
-    def needs_sums(self) -> bool:
-        """Whether a step uses ``prepare`` and ``finish`` instead of ``update``."""
-        return self.optimizer.needs_sums
 
     @property
     def n_sums(self) -> int:
