@@ -65,7 +65,7 @@ env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done $(PARALLEL_HDF5)
 # Compiles the GPU kernels on machines without a GPU: nvcc, and NVRTC as CuPy calls it. 270 MB of wheels.
 .venv-nvcc/.done:
 	$(PYTHON) -m venv .venv-nvcc
-	.venv-nvcc/bin/$(PIP) 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-nvrtc==13.*' 'cupy-cuda13x==14.*'
+	.venv-nvcc/bin/$(PIP) 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-nvrtc==13.*' 'cupy-cuda13x==14.*' numba
 	touch $@
 
 # An h5py with parallel HDF5, for the first environment's MPI library and the system's HDF5 (Debian packages

@@ -258,7 +258,6 @@ def measure_updates(small: bool) -> None:
     from mpitrain.core.layout import Layout
     from mpitrain.gpu.device import Gpu
     from mpitrain.gpu.update import GpuUpdate
-    from mpitrain.optim.updater import Frozen
 
     gpu = Gpu(0, 0.9)
     size = 1 << (14 if small else 27)
@@ -274,7 +273,8 @@ def measure_updates(small: bool) -> None:
             optim.adam(0.001, clip_norm=1.0),
         ):
             vectors = {name: gpu.zeros((size,), np.float32) for name in ("params", *optimizer.slots)}
-            step = GpuUpdate(gpu, optimizer, layout, vectors, None, gpu.copy_of(np.ones(9)), Frozen(layout))
+            frozen = np.zeros(len(layout.entries), np.uint8)
+            step = GpuUpdate(gpu, optimizer, layout, vectors, None, gpu.copy_of(np.ones(9)), frozen)
             seconds = seconds_of(gpu, lambda step=step: step(source, 3))
             # Every vector is read and written, the gradient is read; if its norm is needed, both happen once more.
             passes = 2 * len(vectors) + 1 + (2 if optimizer.needs_sums else 0)

@@ -14,7 +14,7 @@ counted in the compiled code (16 bytes each), not as executed.
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import json
 import os
 import re
 import shutil
@@ -51,6 +51,13 @@ _FIGURES = re.compile(
     re.DOTALL,
 )
 
+# Prints the sources of the checkout in the current folder, each with the types for which it can be compiled.
+_SOURCES = """
+import json
+from mpitrain.gpu import sources
+print(json.dumps({name: {"types": types, "text": sources.text(name)} for name, types in sources.TYPES.items()}))
+"""
+
 
 class Figures(NamedTuple):
     registers: int
@@ -62,20 +69,16 @@ class Figures(NamedTuple):
 
 def compiled(checkout: Path, arch: str) -> dict[str, Figures]:
     """Compile all kernels of a checkout for all types."""
-    folder = checkout / "mpitrain" / "gpu"
-    spec = importlib.util.spec_from_file_location("sources", folder / "sources.py")
-    assert spec is not None and spec.loader is not None
-    sources = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sources)
-    # An older checkout compiles each source once, for all types.
-    types = getattr(sources, "TYPES", None) or dict.fromkeys(sources.NAMES, ("float",))
+    done = subprocess.run([sys.executable, "-c", _SOURCES], cwd=checkout, stdout=subprocess.PIPE, check=True)
+    sources = json.loads(done.stdout)
 
     def compile_source(pair: tuple[str, str]) -> dict[str, Figures]:
         name, stored = pair
         cubin = Path(output) / f"{name}_{stored}.cubin"
         words = [nvcc(), "-std=c++17", f"-DSTORED={stored}", f"-arch={arch}", "-Xptxas", "-v", "-cubin"]
-        words += ["-o", str(cubin), str(folder / "kernels" / f"{name}.cu")]
-        done = subprocess.run(words, capture_output=True, text=True)
+        source = cubin.with_suffix(".cu")
+        source.write_text(sources[name]["text"])
+        done = subprocess.run([*words, "-o", str(cubin), str(source)], capture_output=True, text=True)
         if done.returncode:
             sys.exit(done.stderr)
         lengths = dict(code_bytes(cubin.read_bytes()))
@@ -85,7 +88,7 @@ def compiled(checkout: Path, arch: str) -> dict[str, Figures]:
         }
 
     with tempfile.TemporaryDirectory() as output, ThreadPoolExecutor() as pool:
-        pairs = [(name, stored) for name, all_types in types.items() for stored in all_types]
+        pairs = [(name, stored) for name, source in sources.items() for stored in source["types"]]
         return {kernel: found for part in pool.map(compile_source, pairs) for kernel, found in part.items()}
 
 

@@ -57,14 +57,20 @@ def _digest_sources() -> str:
     return digest.hexdigest()
 
 
+def _identity(function: Callable[..., Any]) -> tuple[object, ...]:
+    """Return what distinguishes a function from others of the sources: its code, and the kernels in its closure."""
+    code = function.__code__
+    constants = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
+    closure = [_identity(cell.cell_contents.py_func) for cell in function.__closure__ or ()]
+    return function.__qualname__, code.co_code, code.co_names, constants, closure
+
+
 class KernelCache:
     """The cache of one function, with the methods that Numba's dispatcher calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        code = function.__code__
-        constants = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
-        self._code = hashlib.sha256(code.co_code + repr((code.co_names, constants)).encode()).hexdigest()
+        self._code = hashlib.sha256(repr(_identity(function)).encode()).hexdigest()
 
     @property
     def cache_path(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import resources
 
+from ..optim.compiled import RULES, SLOTS, CompiledRule
+
 # Types of stored values in CUDA sources, by their NumPy names.
 STORED = {"float32": "float", "float64": "double", "float16": "Float16", "bfloat16": "Bfloat16"}
 ALL, REALS = tuple(STORED.values()), ("float", "double")
@@ -24,6 +26,7 @@ TYPES = {
 }
 
 _SUMS = ("sum", "step")
+_FOLDER = resources.files(__package__) / "kernels"
 _INCLUDE = '#include "common.cuh"\n'
 
 
@@ -35,12 +38,37 @@ def variants(dtypes: Iterable[str]) -> list[tuple[str, str]]:
     return [(name, stored) for name, stored in pairs if stored in used or (stored == "double" and name in _SUMS)]
 
 
+def source(name: str) -> str:
+    """Return the source ``kernels/<name>.cu``; that of ``optim`` ends with the compiled rules of all optimizers."""
+    rules = "".join(map(_rule, RULES.values())) if name == "optim" else ""
+    return (_FOLDER / f"{name}.cu").read_text() + rules
+
+
 def text(name: str) -> str:
-    """Return the source ``kernels/<name>.cu`` with the shared header inlined. Compile it with the macro STORED, a type.
+    """Return a source with the shared header inlined. Compile it with the macro STORED, a type.
 
     CuPy caches compiled kernels by source text, so changes in an included file would go unnoticed.
     """
-    folder = resources.files(__package__) / "kernels"
-    before, _, after = (folder / f"{name}.cu").read_text().partition(_INCLUDE)
+    before, _, after = source(name).partition(_INCLUDE)
     lines = before.count("\n") + 2
-    return f'{before}{(folder / "common.cuh").read_text()}#line {lines} "{name}.cu"\n{after}'
+    return f'{before}{(_FOLDER / "common.cuh").read_text()}#line {lines} "{name}.cu"\n{after}'
+
+
+def _rule(rule: CompiledRule) -> str:
+    """Return a rule as a C++ type, with its kernels."""
+    constants = [f"{name}(c.c{index})" for index, name in enumerate(rule.constants)]
+    slots = [f"T& {name}" for name in (*rule.slots, *[""] * (SLOTS - len(rule.slots)))]
+    return f"""
+struct Rule_{rule.name} {{
+    static constexpr int slots = {len(rule.slots)};
+    T {", ".join(rule.constants)};
+    __device__ explicit Rule_{rule.name}(Constants c) : {", ".join(constants)} {{}}
+    __device__ __forceinline__ void operator()(T& p, T g, {", ".join(slots)}) const {{ {rule.cuda} }}
+    __device__ __forceinline__ T direction(T g, T p, T decay, T& slot0, T& slot1) const {{
+        T step = 0;
+        (*this)(step, g, slot0, slot1);
+        return decay * p - step;
+    }}
+}};
+RULE({rule.name}, Rule_{rule.name})
+"""

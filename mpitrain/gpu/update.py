@@ -1,17 +1,17 @@
-"""An optimizer step on a GPU: a sequence of kernels that depend on each other's results; the host does not wait."""
+"""The operations of ``optim.backend`` on a GPU: kernels that depend on each other's results; the host does not wait."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..core.layout import Array, Layout
 from ..optim.average import moving_average
+from ..optim.backend import Gradient, Vectors
+from ..optim.compiled import CompiledRule, Constants
+from ..optim.groups import Group
 from ..optim.optimizer import Optimizer
-from ..optim.updater import segments_of
+from ..optim.updater import Updater
 
 if TYPE_CHECKING:
     from .device import Gpu
@@ -38,35 +38,9 @@ class GpuUpdate:
         state: Array,
         frozen: Array,
     ) -> None:
-        self._optimizer, self._moving = optimizer, moving
-        self._go, self._factor = state[updates.GO : updates.GO + 1], state[updates.FACTOR : updates.FACTOR + 1]
-        params = vectors["params"]
-        none = gpu.empty((0,), params.dtype)
-        self._params, self._xp = params, gpu.xp
-        self._slots = {name: vectors[name] for name in optimizer.slots}
-        slot0, slot1 = [*self._slots.values(), none, none][:2]
-        self._vectors = params, slot0, slot1  # those of compiled rules
-        self._average = vectors.get("average", none)
-        self._gpu, self._layout, self._frozen = gpu, layout, frozen
-        self._first = gpu.copy_of(np.zeros(1, np.int64))
-        self._scale = gpu.empty((1,), params.dtype)
-        self._split(frozen.tobytes())
-
-    def _split(self, flags: bytes) -> None:
-        """Split the vector into segments, as determined by the frozen parameters."""
-        gpu, optimizer = self._gpu, self._optimizer
-        self._flags = flags
-        found = segments_of(optimizer, self._layout, 0, self._layout.size, flags)
-        self._count = len(found.bounds)
-        self._groups = [(1.0, slice(0, self._count))] if optimizer.layerwise else found.by_factor()
-        self._factors = gpu.copy_of(found.factors)
-        self._segments, self._decayed = gpu.copy_of(found.bounds), gpu.copy_of(found.decayed)
-        self._decay = gpu.copy_of(optimizer.weight_decay * found.decayed)
-        self._scales = gpu.copy_of(np.ones(self._count))
-        self._l2 = gpu.copy_of(optimizer.l2 * found.decayed)
-        self._no_decay = gpu.copy_of(np.zeros(self._count))
-        self._sums = gpu.copy_of(np.zeros((self._count, 2)))
-        self._parts = list(zip(found.bounds.tolist(), found.decayed.tolist(), found.factors.tolist(), strict=True))
+        slots = {name: vectors[name] for name in optimizer.slots}
+        given = optimizer, layout, vectors["params"], slots, vectors.get("average"), moving, frozen
+        self._updater = Updater(*given, lambda vectors: GpuBackend(gpu, state, vectors))
 
     def __call__(self, grads: Array, step: int) -> None:
         """Apply ``grads``, shape (layout.size,), which is overwritten if the optimizer needs norms.
@@ -74,66 +48,57 @@ class GpuUpdate:
         Args:
             step: The 0-based step.
         """
-        if (flags := self._frozen.tobytes()) != self._flags:
-            self._split(flags)
-        rows, optimizer = grads.reshape(1, -1), self._optimizer
-        rate = optimizer.rate(step)
-        if not optimizer.needs_sums:
-            self._apply(rows, rate, step, self._factor)
-            return
-        self._measure(rows, step)
-        largest = math.inf if optimizer.clip_norm is None else optimizer.clip_norm
-        if not optimizer.layerwise:
-            updates.clip_scales(self._segments, self._sums, largest, self._scales)
-            self._apply(rows, rate, step, None)
-            return
-        # If the measured direction includes weight decay, do not add it again.
-        decay = optimizer.weight_decay if optimizer.direction(step) is None else 0.0
-        sizes = self._segments, self._sums, self._decayed, rate
-        updates.layer_scales(*sizes, optimizer.trust_ratio, largest, decay, self._scales, self._l2)
-        if optimizer.rate_factors:
-            self._scales *= self._factors
-        self._apply(rows, 1.0, step, None)  # the scales include the learning rate
+        self._updater.update_all(grads, step)
 
-    def _measure(self, rows: Array, step: int) -> None:
-        direction = self._optimizer.direction(step)
-        how = direction is not None, self._optimizer.layerwise, direction or (0.0, 0.0, 0.0, 0.0)
-        given = self._segments, self._decay, rows, self._first, rows[0]
-        updates.measure_segments(*how, *given, *self._vectors, self._sums, go=self._go, factor=self._factor)
 
-    def _apply(self, rows: Array, rate: float, step: int, factor: Any) -> None:
-        optimizer = self._optimizer
-        follow = 0.0 if self._moving is None else 1.0 - self._moving.decay_at(step)
-        if optimizer.fused(rate, step) is None:
-            self._apply_rule(rows[0], rate, step, factor, follow)
-            return
-        decay = self._no_decay if optimizer.layerwise else self._decay
-        for rate_factor, group in self._groups:
-            scaled = rate * rate_factor
-            fused = optimizer.fused(scaled, step)
-            assert fused is not None
-            given = self._segments[group], self._scales[group], self._l2[group], decay[group], rows, self._first
-            more = {"rate": scaled, "go": self._go, "factor": factor}
-            updates.update_segments(*fused, *given, 0, *self._vectors, self._average, follow, **more)
+class GpuBackend:
+    """``optim.backend.Backend`` of a GPU. The state decides whether a step changes the vectors."""
 
-    def _apply_rule(self, grads: Array, rate: float, step: int, factor: Any, follow: float) -> None:
-        """Do what ``update_segments`` does, with a rule that is not compiled: on copies, for a step may be skipped."""
-        optimizer, go = self._optimizer, self._go != 0
-        self._scale[...] = self._scales[:1] if factor is None else self._scales[:1] * factor
-        changed: list[tuple[Array, Array]] = []
-        for (lo, hi, trained), decayed, rate_factor in self._parts:
-            part, scaled = slice(lo, hi), rate * rate_factor
-            params, slots = self._params[part].copy(), {name: slot[part].copy() for name, slot in self._slots.items()}
-            if not trained:
-                params += grads[part]
-            else:
-                gradient = grads[part] * self._scale + optimizer.l2 * decayed * params
-                params *= 1 - scaled * optimizer.weight_decay * decayed
-                optimizer.update(params, gradient, slots, scaled, step)
-                changed += [(self._slots[name][part], slot) for name, slot in slots.items()]
-            changed.append((self._params[part], params))
-            if self._moving is not None:
-                before = self._average[part]
-                changed.append((before, before + follow * (params - before) if trained else params))
-        for vector, values in changed:
-            self._xp.copyto(vector, values, where=go)
+    def __init__(self, gpu: Gpu, state: Array, vectors: Vectors) -> None:
+        self._gpu, self._vectors, self._of_compiled_rules = gpu, vectors, vectors.of_compiled_rules()
+        self._go, self._factor = state[updates.GO : updates.GO + 1], state[updates.FACTOR : updates.FACTOR + 1]
+        self.xp, self.part = gpu.xp, max(1, vectors.params.size)
+        self.copy_of, self.zeros = gpu.copy_of, gpu.zeros
+
+    def update_segments(
+        self, rule: CompiledRule, constants: Constants, group: Group, rate: float, gradient: Gradient, ema_weight: float
+    ) -> None:
+        segments = group.bounds, group.scales, group.l2, group.decay
+        arguments = *segments, rate, *gradient[:3], *self._of_compiled_rules, ema_weight
+        updates.update_segments(rule, constants, *arguments, go=self._go, factor=self._factor_of(gradient))
+
+    def measure_segments(
+        self, rule: CompiledRule | None, constants: Constants, group: Group, gradient: Gradient, own: Array
+    ) -> None:
+        segments = group.trust is not None, group.bounds, group.decay
+        arguments = *segments, *gradient[:2], own, *self._of_compiled_rules[:3], group.sums
+        updates.measure_segments(rule, constants, *arguments, go=self._go, factor=self._factor_of(gradient))
+
+    def sum_rows(self, gradient: Gradient, start: int, stop: int, scale: Any, trained: bool) -> Array:
+        (row,) = gradient.rows
+        grads = row[start - gradient.origin : stop - gradient.origin] * scale
+        if trained and not gradient.measured:
+            grads *= self.number(self._factor, 0)
+        return grads
+
+    def number(self, values: Array, index: int) -> Any:
+        number = self._gpu.empty((1,), self._vectors.params.dtype)
+        number[...] = values[index : index + 1]
+        return number
+
+    def load(self, start: int, stop: int) -> Vectors:
+        params, average, slots = self._vectors.part(start, stop)
+        return Vectors(params.copy(), average.copy(), {name: slot.copy() for name, slot in slots.items()})
+
+    def store(self, part: Vectors, start: int, stop: int) -> None:
+        go, changed = self._go != 0, self._vectors.part(start, stop)
+        for vector, values in (
+            (changed.params, part.params),
+            (changed.average, part.average),
+            *((changed.slots[name], slot) for name, slot in part.slots.items()),
+        ):
+            self.xp.copyto(vector, values, where=go)
+
+    def _factor_of(self, gradient: Gradient) -> Array | None:
+        """Return the factor that is still to be applied to a gradient."""
+        return None if gradient.measured else self._factor

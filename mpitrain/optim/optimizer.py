@@ -1,4 +1,4 @@
-"""Optimizers: hyperparameters, slots and an update rule. ``Updater`` applies them to vectors.
+"""What an optimizer is: options, slots and an update rule. ``rules`` has the package's own; ``Updater`` applies them.
 
 Optimizers are frozen dataclasses, so that they print as they were written. They have lower-case names because job files
 use them like functions: ``optim.adam(1e-3, clip_norm=1.0)``.
@@ -17,16 +17,52 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import JobError
-from . import rules
-from .rules import Constants
+from .compiled import CompiledRule, Constants
 from .schedule import Schedule, as_schedule, by_epoch
 
 Slots = dict[str, Array]
 
 
-def _number(default: float, below: float = math.inf) -> Any:
+# Options of a whole optimizer, which cannot differ between its groups.
+_SHARED = {"clip_norm", "decay_names", "groups", "rate_factors"}
+
+
+def number(default: float, below: float = math.inf) -> Any:
     """Return a field for a number in [0, below)."""
     return field(default=default, metadata={"below": below})
+
+
+@dataclass(frozen=True)
+class TrustRatio:
+    """Scales the step of each parameter by a ratio of norms.
+
+    The factor is ``coefficient * |params| / |direction|``; it is 1 if either norm is 0, so that a parameter that is
+    zero can change. The direction includes weight decay. Combined with Adam's rule this is LAMB, before the rule of
+    momentum it is LARS; it can be combined with every other rule.
+
+    Attributes:
+        coefficient: Factor of all ratios.
+        after_rule: Whether the direction is the step of the optimizer's rule, which is then scaled (LAMB). Otherwise it
+            is the gradient, which is scaled before the rule is applied (LARS), and its norm counts as
+            ``|grads| + weight_decay * |params|``.
+    """
+
+    coefficient: float = 1.0
+    after_rule: bool = True
+
+    def ratios(self, sums: Array, decay: Array, clip: Any) -> tuple[Array, Array]:
+        """Return ``(usable, ratios)``, shape (k,): whether both norms differ from 0, and the ratio if they do.
+
+        Args:
+            sums: Shape (k, 2): squared norms of each parameter and of its direction before clipping.
+            decay: Shape (k,): weight decay.
+            clip: Factor that clips the whole gradient to ``clip_norm``.
+        """
+        params_norm, norm = np.sqrt(sums[:, 0]), np.sqrt(sums[:, 1])
+        if not self.after_rule:
+            norm = clip * norm + decay * params_norm
+        above = self.coefficient * params_norm
+        return (above != 0) & (norm != 0), above / (norm + (norm == 0))
 
 
 @dataclass(frozen=True)
@@ -54,8 +90,11 @@ class Optimizer(ABC):
         clip_norm: Maximum Euclidean norm of the whole gradient, which is scaled down if necessary.
         rate_factors: Factors of the learning rate by patterns (as of files) of the names of parameters; the first
             pattern that matches counts. Other parameters have the factor 1.
+        groups: Options of parameter groups, by patterns of the names of their parameters; the first pattern that
+            matches counts. Options that a group does not have are the optimizer's. An ``l2`` or ``weight_decay`` of a
+            group, unless 0, applies to all of its parameters: ``adam(1e-3, groups={"head.*": {"weight_decay": 0.1}})``.
         slots: Names of the vectors that the rule keeps in addition to the parameters; any number, initially zero.
-        layerwise: Whether the step of each parameter is scaled by a ratio of norms (LAMB, LARS).
+        trust_ratio: Scales the step of each parameter that matches ``decay_names`` by a ratio of norms, or None.
 
     Raises:
         JobError: A value is not valid; the message names it.
@@ -67,9 +106,9 @@ class Optimizer(ABC):
     decay_names: str | Sequence[str] = field(default="*.weight", kw_only=True)
     clip_norm: float | None = field(default=None, kw_only=True)
     rate_factors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, kw_only=True)
 
     slots: ClassVar[tuple[str, ...]] = ()
-    layerwise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "learning_rate", as_schedule(self.learning_rate))
@@ -86,10 +125,27 @@ class Optimizer(ABC):
             raise JobError(
                 f"{self.name}: l2={self.l2} and weight_decay={self.weight_decay} cannot be combined; remove one"
             )
+        if self.layerwise and self.l2:
+            raise JobError(f"{self.name}: l2 is {self.l2}, but {self.name} uses weight_decay; remove l2")
+        if self.trust_ratio is not None and self.trust_ratio.after_rule and self.clip_norm is not None:
+            raise JobError(
+                f"{self.name}: clip_norm is {self.clip_norm}, but {self.name}'s step length ignores the gradient's; "
+                "remove clip_norm"
+            )
+        self._check_groups()
 
     @property
     def name(self) -> str:
         return type(self).__name__
+
+    @property
+    def trust_ratio(self) -> TrustRatio | None:
+        return None
+
+    @property
+    def layerwise(self) -> bool:
+        """Whether the step of each parameter depends on norms of the whole parameter."""
+        return self.trust_ratio is not None
 
     @property
     def needs_sums(self) -> bool:
@@ -112,8 +168,8 @@ class Optimizer(ABC):
             step: The 0-based step.
         """
 
-    def fused(self, rate: float, step: int) -> tuple[int, Constants] | None:
-        """Return the number in ``rules`` of a compiled version of ``update``, and its constants; None without one."""
+    def fused(self, rate: float, step: int) -> tuple[CompiledRule, Constants] | None:
+        """Return a compiled version of ``update``, and its constants; None without one."""
         return None
 
     def __init_subclass__(cls) -> None:
@@ -136,8 +192,6 @@ class Optimizer(ABC):
             raise JobError(f"{self.name}: slots is {names!r}, must be different names, none of them params or average")
         if self.fused(1.0, 0) is not None:
             return
-        if self.layerwise:
-            raise JobError(f"{update}: the rule of a layerwise optimizer cannot be replaced; derive from Optimizer")
         whole = np.random.default_rng(0).random((2 + len(names), 7), np.float32)
         split, params_before = whole.copy(), whole[0].copy()
         run: Callable[..., object] = self.update
@@ -156,6 +210,17 @@ class Optimizer(ABC):
             raise JobError(f"{update} does not change params; change it in place: 'p -= x', not 'p = p - x'")
         if not np.allclose(whole, split, equal_nan=True):
             raise JobError(f"{update}: an element's new value must not depend on other elements, such as on a norm")
+        if self.trust_ratio is not None and self.trust_ratio.after_rule and self._step_depends_on_params():
+            raise JobError(f"{update}: with a trust ratio, the step must not depend on params; use weight_decay")
+
+    def _step_depends_on_params(self) -> bool:
+        """Whether ``update`` changes random params by another step than zeros."""
+        values = np.random.default_rng(0).random((2 + len(self.slots), 7))
+        at_zero, params_before = values.copy(), values[0].copy()
+        at_zero[0] = 0
+        for params, grads, *slots in (values, at_zero):
+            self.update(params, grads, dict(zip(self.slots, slots, strict=True)), 1.0, 0)
+        return not np.allclose(values[0] - params_before, at_zero[0])
 
     def rate(self, step: int) -> float:
         """Return the learning rate at ``step``."""
@@ -163,10 +228,41 @@ class Optimizer(ABC):
         return float(self.learning_rate(step))
 
     def for_epochs(self, steps_per_epoch: float) -> Optimizer:
-        """Return this optimizer with the length of an epoch set in its schedule, if the schedule counts epochs."""
-        if not isinstance(self.learning_rate, by_epoch):
-            return self
-        return replace(self, learning_rate=replace(self.learning_rate, steps_per_epoch=steps_per_epoch))
+        """Return this optimizer with the length of an epoch set in its schedules, as far as they count epochs."""
+
+        def bound(rate: float | Schedule) -> float | Schedule:
+            return replace(rate, steps_per_epoch=steps_per_epoch) if isinstance(rate, by_epoch) else rate
+
+        groups = {
+            pattern: {name: bound(value) if name == "learning_rate" else value for name, value in options.items()}
+            for pattern, options in self.groups.items()
+        }
+        return replace(self, learning_rate=bound(self.learning_rate), groups=groups)
+
+    def by_name(self, name: str) -> Optimizer:
+        """Return the optimizer of the parameter ``name``, with the options of its group and without groups."""
+        patterns = (pattern for pattern in self.groups if fnmatchcase(name, pattern))
+        return self._of_group(next(patterns, None))
+
+    def _of_group(self, pattern: str | None) -> Optimizer:
+        options = dict(self.groups[pattern]) if pattern is not None else {}
+        if options.get("l2") or options.get("weight_decay"):
+            options["decay_names"] = "*"
+        return replace(self, groups={}, **options) if self.groups else self
+
+    def _check_groups(self) -> None:
+        """Raise JobError if an option of a group does not exist, is one of the whole optimizer, or is not valid."""
+        valid = {option.name for option in fields(self) if option.init} - _SHARED
+        for pattern, options in self.groups.items():
+            where = f"{self.name}: the group {pattern!r}"
+            if not isinstance(options, Mapping):
+                raise JobError(f"{where} is {options!r}, must be a dict of options")
+            for name in set(options) - valid:
+                raise JobError(f"{where} has the option {name!r}, must be one of {', '.join(sorted(valid))}")
+            try:
+                self._of_group(pattern)
+            except JobError as error:
+                raise JobError(f"{where}: {error}") from None
 
     def decays(self, name: str) -> bool:
         """Whether ``decay_names`` matches the parameter ``name``."""
@@ -178,219 +274,12 @@ class Optimizer(ABC):
         factors = (factor for pattern, factor in self.rate_factors.items() if fnmatchcase(name, pattern))
         return next(factors, 1.0)
 
-    def clip_factor(self, squared_norm: float) -> float:
-        """Return the factor that clips a gradient of this squared norm; NaN or 0 * inf if it is not finite."""
-        if self.clip_norm is None:
-            return 1.0
-        norm = math.sqrt(squared_norm)
-        return 1.0 if norm <= self.clip_norm else self.clip_norm / norm
-
-    def direction(self, step: int) -> Constants | None:
-        """Return Adam's constants if norms are taken of Adam's direction; None if of the gradient itself."""
-        return None
-
-    @property
-    def trust_ratio(self) -> tuple[float, float, bool]:
-        """The constants ``(above, below, clipped)`` of a layerwise optimizer.
-
-        A parameter's step is multiplied by ``above * |params| / (|gradient| + below * |params|)``, with the clipped
-        gradient or the original one.
-        """
-        raise NotImplementedError
-
-    def trust_ratios(self, sums: Array, clip: float) -> Array:
-        """Return the factor of each parameter's step, shape (k,); for layerwise optimizers only.
+    def clip_factor(self, squared_norm: Any) -> Any:
+        """Return the factor that clips a gradient of this squared norm; NaN or 0 if the norm is not finite.
 
         Args:
-            sums: Shape (k, 2): squared norms of each parameter and of its gradient or direction before clipping.
-            clip: Factor that clips the whole gradient to ``clip_norm``.
+            squared_norm: A number, or an array of shape () on any device.
         """
-        above, below, clipped = self.trust_ratio
-        params_norm, norm = np.sqrt(sums[:, 0]), (clip if clipped else 1.0) * np.sqrt(sums[:, 1])
-        return _ratios(above * params_norm, norm + below * params_norm)
-
-
-@dataclass(frozen=True)
-class sgd(Optimizer):
-    """Stochastic gradient descent: ``params -= learning_rate * grads``."""
-
-    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
-        params -= rate * grads
-
-    def fused(self, rate: float, step: int) -> tuple[int, Constants]:
-        return rules.SGD, (rate, 0.0, 0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class momentum(Optimizer):
-    """Gradient descent with momentum: ``velocity = momentum * velocity + grads; params -= learning_rate * velocity``.
-
-    With ``nesterov``, ``params -= learning_rate * (grads + momentum * velocity)``. Sutskever et al., On the
-    importance of initialization and momentum in deep learning, 2013.
-    """
-
-    momentum: float = _number(0.9, below=1)
-    nesterov: bool = False
-
-    slots = ("velocity",)
-
-    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
-        velocity = slots["velocity"]
-        velocity *= self.momentum
-        velocity += grads
-        params -= rate * (grads + self.momentum * velocity if self.nesterov else velocity)
-
-    def fused(self, rate: float, step: int) -> tuple[int, Constants]:
-        return rules.NESTEROV if self.nesterov else rules.MOMENTUM, (rate, self.momentum, 0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class nesterov(momentum):
-    """``momentum`` with Nesterov's lookahead."""
-
-    nesterov: bool = field(default=True, init=False)
-
-
-@dataclass(frozen=True)
-class adam(Optimizer):
-    """Adam: steps scaled by running means of the gradient and of its square, both bias-corrected.
-
-    Kingma and Ba, Adam, 2015, algorithm 1, in the order of operations recommended in section 2, with ``eps`` as in the
-    algorithm.
-    """
-
-    beta1: float = _number(0.9, below=1)
-    beta2: float = _number(0.999, below=1)
-    eps: float = _number(1e-8)
-
-    slots = ("mean", "square")
-
-    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
-        mean, square = slots["mean"], slots["square"]
-        mean *= self.beta1
-        mean += (1 - self.beta1) * grads
-        square *= self.beta2
-        square += (1 - self.beta2) * (grads * grads)
-        rate, _, _, eps = self._constants(rate, step)
-        params -= rate * mean / (np.sqrt(square) + eps)
-
-    def fused(self, rate: float, step: int) -> tuple[int, Constants]:
-        return rules.ADAM, self._constants(rate, step)
-
-    def _constants(self, rate: float, step: int) -> Constants:
-        correction1 = 1 - self.beta1 ** (step + 1)
-        correction2 = math.sqrt(1 - self.beta2 ** (step + 1))
-        return rate * correction2 / correction1, self.beta1, self.beta2, self.eps * correction2
-
-
-@dataclass(frozen=True)
-class adamw(adam):
-    """Adam with decoupled weight decay. Loshchilov and Hutter, 2019, algorithm 2."""
-
-    weight_decay: float = field(default=0.01, kw_only=True, metadata={"below": math.inf})
-
-
-@dataclass(frozen=True)
-class adagrad(Optimizer):
-    """Adagrad: ``params -= learning_rate * grads / (sqrt(sum of all squared grads) + eps)``.
-
-    Duchi, Hazan and Singer, Adaptive Subgradient Methods, 2011.
-    """
-
-    eps: float = _number(1e-10)
-
-    slots = ("total",)
-
-    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
-        total = slots["total"]
-        total += grads * grads
-        params -= rate * grads / (np.sqrt(total) + self.eps)
-
-    def fused(self, rate: float, step: int) -> tuple[int, Constants]:
-        return rules.ADAGRAD, (rate, self.eps, 0.0, 0.0)
-
-
-@dataclass(frozen=True)
-class rmsprop(Optimizer):
-    """RMSProp: ``params -= learning_rate * grads / (sqrt(running mean of squared grads) + eps)``.
-
-    Tieleman and Hinton, COURSERA: Neural Networks for Machine Learning, lecture 6.5, 2012.
-    """
-
-    decay: float = _number(0.99, below=1)
-    eps: float = _number(1e-8)
-
-    slots = ("square",)
-
-    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
-        square = slots["square"]
-        square *= self.decay
-        square += (1 - self.decay) * (grads * grads)
-        params -= rate * grads / (np.sqrt(square) + self.eps)
-
-    def fused(self, rate: float, step: int) -> tuple[int, Constants]:
-        return rules.RMSPROP, (rate, self.decay, self.eps, 0.0)
-
-
-@dataclass(frozen=True)
-class lamb(adam):
-    """Adam in which each parameter's step has the length ``learning_rate`` times the parameter's norm.
-
-    Only parameters that match ``decay_names`` are scaled and decayed; biases and normalization scales take Adam's step.
-    ``clip_norm`` is not available, because the length of a step does not depend on the gradient's length. You et al.,
-    Large Batch Optimization for Deep Learning, 2020, algorithm 2.
-    """
-
-    weight_decay: float = field(default=0.01, kw_only=True, metadata={"below": math.inf})
-
-    layerwise = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.l2:
-            raise JobError(f"lamb: l2 is {self.l2}, but lamb uses weight_decay; remove l2")
-        if self.clip_norm is not None:
-            raise JobError(
-                f"lamb: clip_norm is {self.clip_norm}, but lamb's step length ignores the gradient's; remove clip_norm"
-            )
-
-    def fused(self, rate: float, step: int) -> tuple[int, Constants]:
-        return rules.SGD, (rate, 0.0, 0.0, 0.0)  # a step along the direction that was measured
-
-    def direction(self, step: int) -> Constants:
-        return self._constants(1.0, step)
-
-    @property
-    def trust_ratio(self) -> tuple[float, float, bool]:
-        return 1.0, 0.0, False
-
-
-@dataclass(frozen=True)
-class lars(momentum):
-    """Momentum in which each parameter's step has the length ``learning_rate * trust`` times the parameter's norm.
-
-    ``velocity = momentum * velocity + learning_rate * ratio * (grads + weight_decay * params)``, where ``ratio`` is
-    ``trust * |params| / (|grads| + weight_decay * |params|)``; ``params -= velocity``. Only parameters that match
-    ``decay_names`` are scaled and decayed; for the others the ratio is 1. You, Gitman and Ginsburg, Large Batch
-    Training of Convolutional Networks, 2017, algorithm 1.
-    """
-
-    nesterov: bool = field(default=False, init=False, repr=False)
-    trust: float = _number(0.001)
-
-    layerwise = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.l2:
-            raise JobError(f"lars: l2 is {self.l2}, but lars uses weight_decay; remove l2")
-
-    @property
-    def trust_ratio(self) -> tuple[float, float, bool]:
-        return self.trust, self.weight_decay, True
-
-
-def _ratios(above: Array, below: Array) -> Array:
-    """Return above / below, or 1 where either is 0, so that a parameter that is zero can change."""
-    usable = (above != 0) & (below != 0)
-    return np.divide(above, below, out=np.ones_like(above), where=usable)
+        if self.clip_norm is None:
+            return 1.0
+        return self.clip_norm / np.maximum(np.sqrt(squared_norm), self.clip_norm)

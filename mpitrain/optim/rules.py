@@ -1,163 +1,45 @@
-"""Optimizer arithmetic: one pass over memory, block by block.
+"""The optimizers of the package. Each is defined here alone: options, slots, update rule, and compiled versions.
 
-A block is so small that its gradient, parameters and slots stay in the L1 cache. The loops over a block are separate
-and short, because only such loops vectorize.
+The arrays of ``update`` are NumPy's or CuPy's; a rule without a compiled version runs this code on both. The compiled
+versions compute the same, with constants that ``fused`` returns.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
-from ..core.kernels import kernel, reduction, sum_rows
+import numpy as np
+
+from ..core.kernels import kernel
 from ..core.layout import Array
+from .compiled import CompiledRule, Constants, add_scaled
+from .optimizer import Optimizer, Slots, TrustRatio, number
 
-BLOCK = 2048  # elements: parameters, gradient and two slots of float32 fill an L1 cache of 32 KiB
-
-# Rules are numbers because Numba cannot cache kernels that take functions as arguments.
-SGD, MOMENTUM, NESTEROV, ADAM, ADAGRAD, RMSPROP = range(6)
-
-Constants = tuple[float, float, float, float]
+__all__ = ["adagrad", "adam", "adamw", "lamb", "lars", "momentum", "nesterov", "rmsprop", "sgd"]
 
 
 @kernel
-def update_segments(
-    rule: int,
-    constants: Constants,
-    segments: Array,
-    scales: Array,
-    l2: Array,
-    shrink: Array,
-    rows: Array,
-    order: Array,
-    origin: int,
-    params: Array,
-    slot0: Array,
-    slot1: Array,
-    average: Array,
-    follow: float,
-    scratch: Array,
-) -> None:
-    """Update params, slots and average on every segment.
+def _sgd(p: Array, g: Array, slot0: Array, slot1: Array, constants: Constants) -> None:
+    add_scaled(p, -constants[0], g)
 
-    Args:
-        rule: Number of the update rule, which takes ``constants``.
-        segments: Shape (k, 3), int64: start, stop, and 1 for parameters or 0 for state.
-        scales: Shape (k,), float64: factor of the sum of rows, which gives the gradient.
-        l2: Shape (k,), float64: this times params is added to the gradient.
-        shrink: Shape (k,), float64: this times params is subtracted from params before the update.
-        rows: Shape (n, >= size), C-contiguous: gradients.
-        order: Shape (k,), int64: indices of the rows to add, in this order.
-        origin: Element of params that corresponds to the rows' first element.
-        params, slot0, slot1, average: Shape (size,), of one dtype; empty if unused.
-        follow: Fraction by which ``average`` moves towards params.
-        scratch: Shape (BLOCK,).
-    """
-    for s in range(segments.shape[0]):
-        for start in range(segments[s, 0], segments[s, 1], BLOCK):
-            stop = min(start + BLOCK, segments[s, 1])
-            # Slices, so that the inner loops start at zero: only those vectorize.
-            p, a, g = params[start:stop], average[start:stop], scratch[: stop - start]
-            sum_rows(rows, order, start - origin, stop - origin, scales[s], g)
-            if segments[s, 2] == 0:
-                _add_scaled(p, 1.0, g)
-                a[:] = p[: a.size]
-                continue
-            if l2[s] != 0:
-                _add_scaled(g, l2[s], p)
-            if shrink[s] != 0:
-                _multiply(p, 1 - shrink[s])
-            _apply(rule, constants, p, g, slot0[start:stop], slot1[start:stop])
-            _follow(a, p, follow)
+
+_SGD = CompiledRule("sgd", ("rate",), (), _sgd, "p -= rate * g;")
+
+
+@dataclass(frozen=True)
+class sgd(Optimizer):
+    """Stochastic gradient descent: ``params -= learning_rate * grads``."""
+
+    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
+        params -= rate * grads
+
+    def fused(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
+        return _SGD, (rate,)
 
 
 @kernel
-def measure_segments(
-    directed: bool,
-    normed: bool,
-    constants: Constants,
-    segments: Array,
-    decay: Array,
-    rows: Array,
-    order: Array,
-    own: Array,
-    params: Array,
-    slot0: Array,
-    slot1: Array,
-    sums: Array,
-    scratch: Array,
-) -> None:
-    """Write each segment's gradient, or Adam's direction if ``directed``, to ``own``; sum its squares.
-
-    Args:
-        sums: Shape (k, 2), float64: output, the sums of squares of params (if ``normed``) and of the values written to
-            ``own``.
-        decay: Shape (k,), float64: this times params is added to a direction.
-
-    The other arguments are as in ``update_segments``; ``own`` may be one of the rows.
-    """
-    for s in range(segments.shape[0]):
-        sums[s, 0] = sums[s, 1] = 0
-        for start in range(segments[s, 0], segments[s, 1], BLOCK):
-            stop = min(start + BLOCK, segments[s, 1])
-            p, g = params[start:stop], scratch[: stop - start]
-            sum_rows(rows, order, start, stop, 1.0, g)
-            if segments[s, 2] == 1:
-                if directed:
-                    _adam_direction(p, g, slot0[start:stop], slot1[start:stop], constants, decay[s])
-                if normed:
-                    sums[s, 0] += _sum_squares(p)
-                sums[s, 1] += _sum_squares(g)
-            own[start:stop] = g
-
-
-@kernel
-def _add_scaled(y: Array, factor: float, x: Array) -> None:
-    c = y.dtype.type(factor)
-    for i in range(y.size):
-        y[i] += c * x[i]
-
-
-@kernel
-def _multiply(y: Array, factor: float) -> None:
-    c = y.dtype.type(factor)
-    for i in range(y.size):
-        y[i] *= c
-
-
-@kernel
-def _follow(average: Array, p: Array, part: float) -> None:
-    c = p.dtype.type(part)
-    for i in range(average.size):
-        average[i] += c * (p[i] - average[i])
-
-
-@reduction
-def _sum_squares(x: Array) -> float:
-    total = 0.0
-    for i in range(x.size):
-        value = float(x[i])
-        total += value * value
-    return total
-
-
-@kernel
-def _apply(rule: int, constants: Constants, p: Array, g: Array, slot0: Array, slot1: Array) -> None:
-    if rule == SGD:
-        _add_scaled(p, -constants[0], g)
-    elif rule == MOMENTUM:
-        _momentum(p, g, slot0, constants)
-    elif rule == NESTEROV:
-        _nesterov(p, g, slot0, constants)
-    elif rule == ADAM:
-        _adam(p, g, slot0, slot1, constants)
-    elif rule == ADAGRAD:
-        _adagrad(p, g, slot0, constants)
-    elif rule == RMSPROP:
-        _rmsprop(p, g, slot0, constants)
-
-
-@kernel
-def _momentum(p: Array, g: Array, velocity: Array, constants: Constants) -> None:
+def _momentum(p: Array, g: Array, velocity: Array, slot1: Array, constants: Constants) -> None:
     lr, momentum = p.dtype.type(constants[0]), p.dtype.type(constants[1])
     for i in range(p.size):
         velocity[i] = momentum * velocity[i] + g[i]
@@ -165,49 +47,222 @@ def _momentum(p: Array, g: Array, velocity: Array, constants: Constants) -> None
 
 
 @kernel
-def _nesterov(p: Array, g: Array, velocity: Array, constants: Constants) -> None:
+def _nesterov(p: Array, g: Array, velocity: Array, slot1: Array, constants: Constants) -> None:
     lr, momentum = p.dtype.type(constants[0]), p.dtype.type(constants[1])
     for i in range(p.size):
         velocity[i] = momentum * velocity[i] + g[i]
         p[i] -= lr * (g[i] + momentum * velocity[i])
 
 
+_MOMENTUM = CompiledRule(
+    "momentum",
+    ("rate", "momentum"),
+    ("velocity",),
+    _momentum,
+    "velocity = momentum * velocity + g; p -= rate * velocity;",
+)
+_NESTEROV = CompiledRule(
+    "nesterov",
+    ("rate", "momentum"),
+    ("velocity",),
+    _nesterov,
+    "velocity = momentum * velocity + g; p -= rate * (g + momentum * velocity);",
+)
+
+
+@dataclass(frozen=True)
+class momentum(Optimizer):
+    """Gradient descent with momentum: ``velocity = momentum * velocity + grads; params -= learning_rate * velocity``.
+
+    With ``nesterov``, ``params -= learning_rate * (grads + momentum * velocity)``. Sutskever et al., On the
+    importance of initialization and momentum in deep learning, 2013.
+    """
+
+    momentum: float = number(0.9, below=1)
+    nesterov: bool = False
+
+    slots = ("velocity",)
+
+    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
+        velocity = slots["velocity"]
+        velocity *= self.momentum
+        velocity += grads
+        params -= rate * (grads + self.momentum * velocity if self.nesterov else velocity)
+
+    def fused(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
+        return _NESTEROV if self.nesterov else _MOMENTUM, (rate, self.momentum)
+
+
+@dataclass(frozen=True)
+class nesterov(momentum):
+    """``momentum`` with Nesterov's lookahead."""
+
+    nesterov: bool = field(default=True, init=False)
+
+
 @kernel
 def _adam(p: Array, g: Array, m: Array, v: Array, constants: Constants) -> None:
-    lr, eps = p.dtype.type(constants[0]), p.dtype.type(constants[3])
-    keep1, keep2 = p.dtype.type(constants[1]), p.dtype.type(constants[2])
-    take1, take2 = p.dtype.type(1 - constants[1]), p.dtype.type(1 - constants[2])
+    lr, eps = p.dtype.type(constants[0]), p.dtype.type(constants[5])
+    keep1, take1 = p.dtype.type(constants[1]), p.dtype.type(constants[2])
+    keep2, take2 = p.dtype.type(constants[3]), p.dtype.type(constants[4])
     for i in range(p.size):
         m[i] = keep1 * m[i] + take1 * g[i]
         v[i] = keep2 * v[i] + take2 * (g[i] * g[i])
         p[i] -= lr * m[i] / (math.sqrt(v[i]) + eps)
 
 
-@kernel
-def _adam_direction(p: Array, g: Array, m: Array, v: Array, constants: Constants, decay: float) -> None:
-    """Replace the gradient with the direction that LAMB measures: Adam's, plus decay * params."""
-    rate, eps = p.dtype.type(constants[0]), p.dtype.type(constants[3])
-    keep1, keep2 = p.dtype.type(constants[1]), p.dtype.type(constants[2])
-    take1, take2 = p.dtype.type(1 - constants[1]), p.dtype.type(1 - constants[2])
-    shrink = p.dtype.type(decay)
-    for i in range(p.size):
-        m[i] = keep1 * m[i] + take1 * g[i]
-        v[i] = keep2 * v[i] + take2 * (g[i] * g[i])
-        g[i] = rate * m[i] / (math.sqrt(v[i]) + eps) + shrink * p[i]
+_ADAM = CompiledRule(
+    "adam",
+    ("rate", "keep1", "take1", "keep2", "take2", "eps"),
+    ("m", "v"),
+    _adam,
+    "m = keep1 * m + take1 * g; v = keep2 * v + take2 * (g * g); p -= rate * m / (sqrt(v) + eps);",
+)
+
+
+@dataclass(frozen=True)
+class adam(Optimizer):
+    """Adam: steps scaled by running means of the gradient and of its square, both bias-corrected.
+
+    Kingma and Ba, Adam, 2015, algorithm 1, in the order of operations recommended in section 2, with ``eps`` as in the
+    algorithm.
+    """
+
+    beta1: float = number(0.9, below=1)
+    beta2: float = number(0.999, below=1)
+    eps: float = number(1e-8)
+
+    slots = ("mean", "square")
+
+    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
+        mean, square = slots["mean"], slots["square"]
+        mean *= self.beta1
+        mean += (1 - self.beta1) * grads
+        square *= self.beta2
+        square += (1 - self.beta2) * (grads * grads)
+        rate, eps = self._corrected(rate, step)
+        params -= rate * mean / (np.sqrt(square) + eps)
+
+    def fused(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
+        rate, eps = self._corrected(rate, step)
+        return _ADAM, (rate, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, eps)
+
+    def _corrected(self, rate: float, step: int) -> tuple[float, float]:
+        """Return the rate and ``eps`` that include the corrections of the bias."""
+        correction1 = 1 - self.beta1 ** (step + 1)
+        correction2 = math.sqrt(1 - self.beta2 ** (step + 1))
+        return rate * correction2 / correction1, self.eps * correction2
+
+
+@dataclass(frozen=True)
+class adamw(adam):
+    """Adam with decoupled weight decay. Loshchilov and Hutter, 2019, algorithm 2."""
+
+    weight_decay: float = field(default=0.01, kw_only=True, metadata={"below": math.inf})
 
 
 @kernel
-def _adagrad(p: Array, g: Array, total: Array, constants: Constants) -> None:
+def _adagrad(p: Array, g: Array, total: Array, slot1: Array, constants: Constants) -> None:
     lr, eps = p.dtype.type(constants[0]), p.dtype.type(constants[1])
     for i in range(p.size):
         total[i] += g[i] * g[i]
         p[i] -= lr * g[i] / (math.sqrt(total[i]) + eps)
 
 
+_ADAGRAD = CompiledRule(
+    "adagrad", ("rate", "eps"), ("total",), _adagrad, "total += g * g; p -= rate * g / (sqrt(total) + eps);"
+)
+
+
+@dataclass(frozen=True)
+class adagrad(Optimizer):
+    """Adagrad: ``params -= learning_rate * grads / (sqrt(sum of all squared grads) + eps)``.
+
+    Duchi, Hazan and Singer, Adaptive Subgradient Methods, 2011.
+    """
+
+    eps: float = number(1e-10)
+
+    slots = ("total",)
+
+    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
+        total = slots["total"]
+        total += grads * grads
+        params -= rate * grads / (np.sqrt(total) + self.eps)
+
+    def fused(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
+        return _ADAGRAD, (rate, self.eps)
+
+
 @kernel
-def _rmsprop(p: Array, g: Array, square: Array, constants: Constants) -> None:
-    lr, eps = p.dtype.type(constants[0]), p.dtype.type(constants[2])
-    keep, take = p.dtype.type(constants[1]), p.dtype.type(1 - constants[1])
+def _rmsprop(p: Array, g: Array, square: Array, slot1: Array, constants: Constants) -> None:
+    lr, eps = p.dtype.type(constants[0]), p.dtype.type(constants[3])
+    keep, take = p.dtype.type(constants[1]), p.dtype.type(constants[2])
     for i in range(p.size):
         square[i] = keep * square[i] + take * (g[i] * g[i])
         p[i] -= lr * g[i] / (math.sqrt(square[i]) + eps)
+
+
+_RMSPROP = CompiledRule(
+    "rmsprop",
+    ("rate", "keep", "take", "eps"),
+    ("square",),
+    _rmsprop,
+    "square = keep * square + take * (g * g); p -= rate * g / (sqrt(square) + eps);",
+)
+
+
+@dataclass(frozen=True)
+class rmsprop(Optimizer):
+    """RMSProp: ``params -= learning_rate * grads / (sqrt(running mean of squared grads) + eps)``.
+
+    Tieleman and Hinton, COURSERA: Neural Networks for Machine Learning, lecture 6.5, 2012.
+    """
+
+    decay: float = number(0.99, below=1)
+    eps: float = number(1e-8)
+
+    slots = ("square",)
+
+    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
+        square = slots["square"]
+        square *= self.decay
+        square += (1 - self.decay) * (grads * grads)
+        params -= rate * grads / (np.sqrt(square) + self.eps)
+
+    def fused(self, rate: float, step: int) -> tuple[CompiledRule, Constants]:
+        return _RMSPROP, (rate, self.decay, 1 - self.decay, self.eps)
+
+
+@dataclass(frozen=True)
+class lamb(adam):
+    """Adam in which each parameter's step has the length ``learning_rate`` times the parameter's norm.
+
+    Only parameters that match ``decay_names`` are scaled and decayed; biases and normalization scales take Adam's step.
+    ``clip_norm`` is not available, because the length of a step does not depend on the gradient's length. You et al.,
+    Large Batch Optimization for Deep Learning, 2020, algorithm 2.
+    """
+
+    weight_decay: float = field(default=0.01, kw_only=True, metadata={"below": math.inf})
+
+    @property
+    def trust_ratio(self) -> TrustRatio:
+        return TrustRatio()
+
+
+@dataclass(frozen=True)
+class lars(momentum):
+    """Momentum in which each parameter's step has the length ``learning_rate * trust`` times the parameter's norm.
+
+    ``velocity = momentum * velocity + learning_rate * ratio * (grads + weight_decay * params)``, where ``ratio`` is
+    ``trust * |params| / (|grads| + weight_decay * |params|)``; ``params -= velocity``. Only parameters that match
+    ``decay_names`` are scaled and decayed; for the others the ratio is 1. You, Gitman and Ginsburg, Large Batch
+    Training of Convolutional Networks, 2017, algorithm 1.
+    """
+
+    nesterov: bool = field(default=False, init=False, repr=False)
+    trust: float = number(0.001)
+
+    @property
+    def trust_ratio(self) -> TrustRatio:
+        return TrustRatio(self.trust, after_rule=False)

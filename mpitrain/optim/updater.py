@@ -1,89 +1,23 @@
-"""Applies an optimizer to ranges of flat vectors. Local; ranks communicate elsewhere."""
+"""Applies an optimizer to ranges of flat vectors, on the CPU or a GPU. Local; ranks communicate elsewhere.
+
+``Updater`` is the algorithm: clipping, scaling by layers, and rules without a compiled version. ``groups`` says which
+options apply to which segment, and a ``Backend`` has the operations on arrays.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
-from ..core.device import CPU
-from ..core.kernels import sum_rows
 from ..core.layout import Array, Layout
-from . import rules
 from .average import moving_average
+from .backend import Backend, CpuBackend, Gradient, Vectors
+from .compiled import CompiledRule, Constants
+from .groups import Group, Range, Segment
 from .optimizer import Optimizer
-
-_FIRST = np.zeros(1, np.int64)
-_PART = 8 * rules.BLOCK  # elements at a time of a rule without a kernel: gradient and temporaries stay in the L2 cache
-
-
-class Segments(NamedTuple):
-    """A range of the vector, split where its treatment changes, in ascending order of the factors.
-
-    Attributes:
-        bounds: Shape (k, 3), int64: start, stop, and whether it is trained; the gradient of other segments is added.
-        entries: Shape (k,): index of the segment's (first) entry in the layout.
-        decayed: Shape (k,), float64: 1 where ``decay_names`` matches, else 0.
-        factors: Shape (k,), float64: factors of the learning rate.
-    """
-
-    bounds: Array
-    entries: Array
-    decayed: Array
-    factors: Array
-
-    def by_factor(self) -> list[tuple[float, slice]]:
-        """Return each factor with its segments."""
-        factors, first = np.unique(self.factors, return_index=True)
-        stops = [*first[1:], len(self.factors)]
-        return [(float(factor), slice(a, b)) for factor, a, b in zip(factors, first, stops, strict=False)]
-
-
-def segments_of(optimizer: Optimizer, layout: Layout, lo: int, hi: int, frozen: bytes | None = None) -> Segments:
-    """Return [lo, hi) as segments; for a layerwise optimizer each entry is a separate segment.
-
-    Args:
-        frozen: For each entry whether it is not trained, although it is a parameter. Its gradient is zero.
-    """
-    found: list[tuple[float, int, int, int, int, float]] = []  # factor, start, stop, trained, entry, decayed
-    for index, entry in enumerate(layout.entries):
-        start, stop = max(entry.start, lo), min(entry.stop, hi)
-        if start >= stop:
-            continue
-        trained = int(entry.kind == "param" and not (frozen and frozen[index]))
-        factor, decays = optimizer.rate_factor(entry.name), float(optimizer.decays(entry.name))
-        if found and not optimizer.layerwise:
-            before = found[-1]
-            if (before[0], before[3], before[5]) == (factor, trained, decays):
-                # Including the gap, whose zeros remain zero under every rule.
-                found[-1] = (factor, before[1], stop, trained, before[4], decays)
-                continue
-        found.append((factor, start, stop, trained, index, decays))
-    rows = np.array(sorted(found), np.float64).reshape(-1, 6)
-    return Segments(rows[:, 1:4].astype(np.int64), rows[:, 4].astype(np.int64), rows[:, 5].copy(), rows[:, 0].copy())
-
-
-class _RangeArguments:
-    """The segments of a range and the arguments of their update.
-
-    Attributes:
-        segments, entries, decayed, factors: As in ``Segments``.
-        groups: Each factor of the learning rate with its segments; one group of factor 1 for a layerwise optimizer,
-            whose ``scales`` include the factors.
-        decay: Shape (k,), float64: weight decay where ``decay_names`` matches, else 0.
-        scales, l2, shrink: Shape (k,), float64: arguments of ``rules.update_segments``, set at every step.
-        sums: Shape (k, 2), float64: output of ``rules.measure_segments``.
-        clip: Clip factor for which ``update`` has set ``scales``.
-    """
-
-    def __init__(self, optimizer: Optimizer, segments: Segments) -> None:
-        self.segments, self.entries, self.decayed, self.factors = segments
-        count = len(self.segments)
-        self.groups = [(1.0, slice(0, count))] if optimizer.layerwise else segments.by_factor()
-        self.decay, self.l2 = optimizer.weight_decay * self.decayed, optimizer.l2 * self.decayed
-        self.scales, self.shrink, self.sums, self.clip = np.ones(count), np.zeros(count), np.zeros((count, 2)), 1.0
 
 
 class Updater:
@@ -110,6 +44,10 @@ class Updater:
         moving: Moving average that updates ``average``, or None.
         frozen: Shape (number of the layout's entries,), uint8: 1 for an entry that does not change for now; read at
             every update. None if all are trained.
+        backend: Operations on the vectors.
+
+    Attributes:
+        needs_sums: Whether a step uses ``prepare`` and ``finish`` instead of ``update``.
     """
 
     def __init__(
@@ -121,24 +59,17 @@ class Updater:
         average: Array | None = None,
         moving: moving_average | None = None,
         frozen: Array | None = None,
+        backend: Callable[[Vectors], Backend] = CpuBackend,
     ) -> None:
         assert set(slots) == set(optimizer.slots) and (average is None) == (moving is None)
-        none = np.empty(0, params.dtype)
         self.optimizer = optimizer
+        self.needs_sums = optimizer.needs_sums
         self.layout = layout
-        self._params, self._average, self._moving = params, none if average is None else average, moving
-        self._frozen = np.zeros(len(layout.entries), np.uint8) if frozen is None else frozen
-        self._slots = {name: slots[name] for name in optimizer.slots}
-        slot0, slot1 = [*self._slots.values(), none, none][:2]
-        self._vectors = params, slot0, slot1  # those of compiled rules
-        self._scratch = CPU.empty((_PART,), params.dtype)
-        self._rows_in_order = np.arange(1)
-        self._cached_arguments: dict[tuple[int, int, bytes], _RangeArguments] = {}
-
-    @property
-    def needs_sums(self) -> bool:
-        """Whether a step uses ``prepare`` and ``finish`` instead of ``update``."""
-        return self.optimizer.needs_sums
+        self._moving, self._frozen = moving, np.zeros(len(layout.entries), np.uint8) if frozen is None else frozen
+        average = params[:0] if average is None else average
+        self._backend = backend(Vectors(params, average, {name: slots[name] for name in optimizer.slots}))
+        self._first = self._in_order = self._backend.copy_of(np.zeros(1, np.int64))
+        self._ranges: dict[tuple[int, int, bytes], Range] = {}
 
     @property
     def n_sums(self) -> int:
@@ -169,17 +100,15 @@ class Updater:
             clip: Factor of the gradient of parameters, not of state.
             rate_scale: Factor of the learning rate.
         """
-        args = self._arguments_of(lo, hi)
-        if clip != args.clip:
-            args.clip = clip
-            np.copyto(args.scales, np.where(args.segments[:, 2] == 1, clip, 1.0))
-        if order is None:
-            order = self._in_order(len(rows))
-        self._apply(args, rows, order, origin, rate_scale * self.optimizer.rate(step), step)
+        of_range = self._range_of(lo, hi)
+        if clip != of_range.clip:
+            self._set_clip(of_range, clip)
+            of_range.clip = clip
+        self._apply(of_range, self._gradient(rows, order, origin), rate_scale, step)
 
     def update_all(self, grads: Array, step: int) -> None:
         """Update the whole vector with the gradient ``grads``, shape (size,), which may be overwritten."""
-        size, rows = len(self._params), grads[np.newaxis]
+        size, rows = self.layout.size, grads.reshape(1, -1)
         if not self.needs_sums:
             self.update(0, size, rows, step)
         else:
@@ -199,16 +128,15 @@ class Updater:
             for the gradient; for a layerwise optimizer it is (2 * number of the layout's entries,), for each entry of
             the parameters and of ``own``.
         """
-        args = self._arguments_of(lo, hi)
-        direction, layerwise = self.optimizer.direction(step), self.optimizer.layerwise
-        order = self._in_order(len(rows)) if order is None else order
-        how = direction is not None, layerwise, direction or (0.0, 0.0, 0.0, 0.0)
-        given = args.segments, args.decay, rows, order, own
-        rules.measure_segments(*how, *given, *self._vectors, args.sums, self._scratch)
-        if not layerwise:
-            return np.array([args.sums[:, 1].sum()])
-        sums = np.zeros((len(self.layout.entries), 2))
-        sums[args.entries] = args.sums
+        of_range = self._range_of(lo, hi)
+        gradient = self._gradient(rows, order)
+        for group in of_range.groups:
+            self._measure(group, gradient, own, step)
+        if not self.optimizer.layerwise:
+            return of_range.sums[:, 1].sum(keepdims=True)
+        sums = self._backend.zeros((len(self.layout.entries), 2), np.float64)
+        for group in of_range.groups:
+            sums[group.entries] = group.sums
         return sums.reshape(-1)
 
     def finish(self, lo: int, hi: int, own: Array, sums: Array, step: int, *, rate_scale: float = 1.0) -> None:
@@ -219,79 +147,116 @@ class Updater:
             sums: Results of ``prepare``, added over all ranges.
             rate_scale: As for ``update``.
         """
-        args = self._arguments_of(lo, hi)
-        args.clip = math.nan  # makes ``update`` set the scales again
-        rate = rate_scale * self.optimizer.rate(step)
+        of_range = self._range_of(lo, hi)
+        of_range.clip = math.nan  # makes ``update`` set the scales again
         if self.optimizer.layerwise:
-            self._scale_layers(args, sums.reshape(-1, 2), rate)
-            rate = 1.0  # the scales include it
+            by_entry = sums.reshape(-1, 2)
+            clip = self.optimizer.clip_factor(by_entry[:, 1].sum())
+            for group in of_range.groups:
+                self._scale_layers(group, by_entry, clip, rate_scale * group.options.rate(step))
         else:
-            clip = self.optimizer.clip_factor(float(sums[0]))
-            np.copyto(args.scales, np.where(args.segments[:, 2] == 1, clip, 1.0))
-        self._apply(args, own[np.newaxis], _FIRST, 0, rate, step)
+            self._set_clip(of_range, self.optimizer.clip_factor(sums[0]))
+        self._apply(of_range, self._measured(own), rate_scale, step)
 
-    def _scale_layers(self, args: _RangeArguments, sums: Array, rate: float) -> None:
-        """Set the factors of a layerwise optimizer's segments; ``sums`` has shape (n_entries, 2)."""
-        optimizer = self.optimizer
-        clip = optimizer.clip_factor(float(sums[:, 1].sum()))
-        ratios = optimizer.trust_ratios(sums[args.entries], clip)
-        scales = rate * args.factors * np.where(args.decayed == 1, ratios, 1.0)
-        if optimizer.direction(0) is None:  # otherwise the direction includes decay
-            np.multiply(scales, optimizer.weight_decay * args.decayed, out=args.l2)
-        np.copyto(args.scales, np.where(args.segments[:, 2] == 1, clip * scales, 1.0))
+    def _set_clip(self, of_range: Range, clip: Any) -> None:
+        for group in of_range.groups:
+            self._backend.xp.copyto(group.scales, clip, where=group.trained)
 
-    def _apply(self, args: _RangeArguments, rows: Array, order: Array, origin: int, rate: float, step: int) -> None:
-        optimizer = self.optimizer
-        follow = 0.0 if self._moving is None else 1.0 - self._moving.decay_at(step)
-        for factor, group in args.groups:
-            scaled = rate * factor
-            if optimizer.weight_decay and not optimizer.layerwise:
-                np.multiply(args.decayed[group], scaled * optimizer.weight_decay, out=args.shrink[group])
-            given = args.segments[group], args.scales[group], args.l2[group], args.shrink[group]
-            fused = optimizer.fused(scaled, step)
-            if fused is None:
-                self._apply_rule(given, rows, order, origin, scaled, step, follow)
+    def _measure(self, group: Group, gradient: Gradient, own: Array, step: int) -> None:
+        """Write the gradient, or the direction of the group's rule, to ``own``; set the group's ``sums``."""
+        rule: CompiledRule | None = None
+        constants: Constants = (0.0,)
+        if group.measured is not None:
+            fused = group.measured.fused(1.0, step)
+            if fused is not None:
+                rule, constants = fused
             else:
-                vectors = *self._vectors, self._average
-                rules.update_segments(*fused, *given, rows, order, origin, *vectors, follow, self._scratch)
+                self._write_directions(group, gradient, own, step)
+                gradient = self._measured(own)
+        self._backend.measure_segments(rule, constants, group, gradient, own)
+
+    def _scale_layers(self, group: Group, sums: Array, clip: Any, rate: float) -> None:
+        """Set the factors of a layerwise optimizer's segments; ``sums`` has shape (n_entries, 2)."""
+        xp, trust = self._backend.xp, group.trust
+        assert trust is not None
+        xp.take(sums, group.entries, axis=0, out=group.sums)
+        usable, ratios = trust.ratios(group.sums, group.decay, clip)
+        scales = rate * group.factors
+        xp.copyto(scales, scales * ratios, where=usable & group.decayed)
+        if not trust.after_rule:  # otherwise the direction includes decay
+            group.l2[...] = scales * group.decay
+        xp.copyto(group.scales, clip * scales, where=group.trained)
+
+    def _apply(self, of_range: Range, gradient: Gradient, rate_scale: float, step: int) -> None:
+        ema_weight = 0.0 if self._moving is None else 1.0 - self._moving.decay_at(step)
+        for group in of_range.groups:
+            rate = decay_rate = rate_scale * group.options.rate(step) * group.factor
+            if group.trust is not None:
+                rate, decay_rate = 1.0, 0.0  # the scales include both
+            fused = group.applied.fused(rate, step)
+            if fused is None:
+                self._apply_rule(group, rate, decay_rate, gradient, step, ema_weight)
+            else:
+                self._backend.update_segments(*fused, group, decay_rate, gradient, ema_weight)
 
     def _apply_rule(
-        self, given: tuple[Array, ...], rows: Array, order: Array, origin: int, rate: float, step: int, follow: float
+        self, group: Group, rate: float, decay_rate: float, gradient: Gradient, step: int, ema_weight: float
     ) -> None:
-        """Do what ``rules.update_segments`` does, with a rule that is not compiled.
-
-        Args:
-            given: Segments, scales, l2 and shrink.
-        """
-        for (lo, hi, trained), scale, l2, shrink in zip(*given, strict=True):
-            for start in range(lo, hi, _PART):
-                part = slice(start, min(start + _PART, hi))
-                params, average = self._params[part], self._average[part]
-                grads = self._scratch[: params.size]
-                sum_rows(rows, order, part.start - origin, part.stop - origin, scale, grads)
-                if not trained:
+        """Do what ``update_segments`` does, with a rule that is not compiled."""
+        backend, update = self._backend, group.applied.update
+        weight_decay = decay_rate * group.options.weight_decay
+        for index, segment in enumerate(group.segments):
+            scale, l2 = backend.number(group.scales, index), backend.number(group.l2, index)
+            for start, stop in self._parts(segment):
+                grads = backend.sum_rows(gradient, start, stop, scale, segment.trained)
+                part = params, average, slots = backend.load(start, stop)
+                if not segment.trained:
                     params += grads
-                    average[:] = params[: average.size]
-                    continue
-                if l2:
-                    grads += float(l2) * params
-                if shrink:
-                    params *= 1 - float(shrink)
-                slots = {name: slot[part] for name, slot in self._slots.items()}
-                self.optimizer.update(params, grads, slots, rate, step)
-                average += follow * (params[: average.size] - average)
+                    average[...] = params[: average.size]
+                else:
+                    if segment.decayed and group.adds_l2:
+                        grads += l2 * params
+                    if segment.decayed and weight_decay:
+                        params *= 1 - weight_decay
+                    update(params, grads, slots, rate, step)
+                    average += ema_weight * (params[: average.size] - average)
+                backend.store(part, start, stop)
 
-    def _in_order(self, rows: int) -> Array:
-        """Return all row indices in order."""
-        if len(self._rows_in_order) != rows:
-            self._rows_in_order = np.arange(rows)
-        return self._rows_in_order
+    def _write_directions(self, group: Group, gradient: Gradient, own: Array, step: int) -> None:
+        """Write the directions of a rule that is not compiled to ``own``: its negative steps, plus decay."""
+        backend = self._backend
+        for index, segment in enumerate(group.segments):
+            decay = backend.number(group.decay, index)
+            for start, stop in self._parts(segment):
+                grads = backend.sum_rows(gradient, start, stop, 1.0, segment.trained)
+                if segment.trained:
+                    part = backend.load(start, stop)
+                    steps = backend.zeros(grads.shape, grads.dtype)
+                    group.options.update(steps, grads, part.slots, 1.0, step)
+                    grads = decay * part.params - steps
+                    backend.store(part, start, stop)
+                own[start:stop] = grads
 
-    def _arguments_of(self, lo: int, hi: int) -> _RangeArguments:
-        """Return the update arguments of [lo, hi), cached by range and by what is frozen."""
+    def _parts(self, segment: Segment) -> Iterator[tuple[int, int]]:
+        """Yield the segment in parts of the size that the backend works on at a time."""
+        for start in range(segment.start, segment.stop, self._backend.part):
+            yield start, min(start + self._backend.part, segment.stop)
+
+    def _gradient(self, rows: Array, order: Array | None, origin: int = 0) -> Gradient:
+        """Return the gradient of some rows, by default of all in order."""
+        if order is None:
+            if len(self._in_order) != len(rows):
+                self._in_order = self._backend.copy_of(np.arange(len(rows)))
+            order = self._in_order
+        return Gradient(rows, order, origin)
+
+    def _measured(self, own: Array) -> Gradient:
+        """Return the gradient, or the direction, that ``prepare`` has written."""
+        return Gradient(own.reshape(1, -1), self._first, measured=True)
+
+    def _range_of(self, lo: int, hi: int) -> Range:
+        """Return the groups of [lo, hi), cached by range and by what is frozen."""
         key = lo, hi, self._frozen.tobytes()
-        found = self._cached_arguments.get(key)
-        if found is None:
-            segments = segments_of(self.optimizer, self.layout, *key)
-            found = self._cached_arguments[key] = _RangeArguments(self.optimizer, segments)
-        return found
+        if key not in self._ranges:
+            self._ranges[key] = Range(self.optimizer, self.layout, key, self._backend.copy_of)
+        return self._ranges[key]

@@ -18,10 +18,7 @@ from ..optim.schedule import Schedule, by_epoch
 from .network import parameters_of
 
 Interval = Literal["epoch", "step"]
-# Options of torch's optimizers that select an implementation, not a result.
-_IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay"}
 _UNSUPPORTED = {"amsgrad": False, "maximize": False, "dampening": 0}  # with their only valid value
-_PER_GROUP = {"params", "param_names", "lr", "initial_lr", "weight_decay"}
 
 
 class SchedulerRates:
@@ -94,75 +91,100 @@ def translated(
     Raises:
         JobError: The optimizer, one of its options or the scheduler is not supported.
     """
-    kind = type(optimizer)
-    make = {torch.optim.SGD: _sgd, torch.optim.Adam: _adam, torch.optim.AdamW: _adamw}.get(kind)
-    if make is None:
+    kind = type(optimizer).__name__
+    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
         raise JobError(
-            f"the optimizer {kind.__name__} is not supported: use torch.optim.SGD, Adam or AdamW, or one of "
-            "mpitrain.optim"
+            f"the optimizer {kind} is not supported: use torch.optim.SGD, Adam or AdamW, or one of mpitrain.optim"
         )
     if optimizer.state:
-        raise JobError(f"the optimizer {kind.__name__} has taken steps already: pass a new one")
-    first, *others = groups = optimizer.param_groups
-    for group in others:
-        for name in group.keys() - _PER_GROUP - _IMPLEMENTATION:
-            if group[name] != first[name]:
-                raise JobError(f"the parameter groups of {kind.__name__} have different {name}: must be the same")
-    for name, valid in _UNSUPPORTED.items():
-        if first.get(name, valid) != valid:
-            raise JobError(f"{kind.__name__}({name}={first[name]!r}) is not supported: must be {valid!r}")
-    rate: float | Schedule = float(first["lr"])
+        raise JobError(f"the optimizer {kind} has taken steps already: pass a new one")
+    groups = optimizer.param_groups
+    for group in groups:
+        for name, valid in _UNSUPPORTED.items():
+            if group.get(name, valid) != valid:
+                raise JobError(f"{kind}({name}={group[name]!r}) is not supported: must be {valid!r}")
+    rate: float | Schedule = float(groups[0]["lr"])
     if scheduler is not None:
         rates = SchedulerRates(scheduler, optimizer)
         rate = by_epoch(rates) if interval == "epoch" else rates
-    names = {id(each): name for name, each in parameters_of(model)}
-    return make(first, rate, clip_norm=clip_norm, **_by_name(kind.__name__, groups, names))
+    patterns = _patterns(kind, groups, model)
+    make, options = (_sgd if isinstance(optimizer, torch.optim.SGD) else _adam)(groups)
+    factors = _rate_factors(kind, groups, patterns, model)
+    return make(rate, clip_norm=clip_norm, rate_factors=factors, **_by_name(options, patterns))
 
 
-def _sgd(group: Mapping[str, Any], rate: float | Schedule, decay: float, **shared: Any) -> optim.Optimizer:
-    if not group["momentum"]:
-        return optim.sgd(rate, l2=decay, **shared)
-    return optim.momentum(rate, float(group["momentum"]), bool(group["nesterov"]), l2=decay, **shared)
+def _sgd(groups: Sequence[Mapping[str, Any]]) -> tuple[type[optim.Optimizer], list[dict[str, Any]]]:
+    """Return the optimizer of this package, and its options for each group."""
+    options = [{"l2": float(group["weight_decay"])} for group in groups]
+    if not any(group["momentum"] for group in groups):
+        return optim.sgd, options
+    for group, of_group in zip(groups, options, strict=True):
+        of_group |= {"momentum": float(group["momentum"]), "nesterov": bool(group["nesterov"])}
+    return optim.momentum, options
 
 
-def _adam(group: Mapping[str, Any], rate: float | Schedule, decay: float, **shared: Any) -> optim.Optimizer:
-    if group.get("decoupled_weight_decay"):
-        return _adamw(group, rate, decay, **shared)
-    return optim.adam(rate, l2=decay, **_moments(group), **shared)
-
-
-def _adamw(group: Mapping[str, Any], rate: float | Schedule, decay: float, **shared: Any) -> optim.Optimizer:
-    return optim.adamw(rate, weight_decay=decay, **_moments(group), **shared)
-
-
-def _moments(group: Mapping[str, Any]) -> dict[str, Any]:
-    beta1, beta2 = group["betas"]
-    return {"beta1": float(beta1), "beta2": float(beta2), "eps": float(group["eps"])}
-
-
-def _by_name(kind: str, groups: Sequence[Mapping[str, Any]], names: Mapping[int, str]) -> dict[str, Any]:
-    """Return the options that select parameters by name."""
-    factors, decayed, decays = dict[str, float](), list[str](), set[float]()
-    first = _rate(groups[0])
-    known = set[str]()
+def _adam(groups: Sequence[Mapping[str, Any]]) -> tuple[type[optim.Optimizer], list[dict[str, Any]]]:
+    """Return the optimizer of this package, and its options for each group."""
+    options = []
     for group in groups:
-        for each in group["params"]:
-            if id(each) not in names:
-                raise JobError(f"{kind} has a parameter of shape {tuple(each.shape)} that the model does not have")
-            name = names[id(each)]
-            known.add(name)
-            if _rate(group) != first:
-                if not first:
-                    raise JobError(f"{kind}: the learning rate of the first parameter group is 0: must be above 0")
-                factors[glob.escape(name)] = _rate(group) / first
-            if group["weight_decay"]:
-                decays.add(float(group["weight_decay"]))
-                decayed.append(glob.escape(name))
-    if len(decays) > 1:
-        values = ", ".join(map(str, sorted(decays)))
-        raise JobError(f"the parameter groups of {kind} have weight_decay {values}: must be one value, or 0")
-    factors |= {glob.escape(name): 0.0 for name in names.values() if name not in known}
-    return {"decay": next(iter(decays), 0.0), "decay_names": decayed, "rate_factors": factors}
+        (beta1, beta2), decay = map(float, group["betas"]), float(group["weight_decay"])
+        decays = {"l2": 0.0, "weight_decay": decay} if _is_decoupled(group) else {"l2": decay, "weight_decay": 0.0}
+        options.append({"beta1": beta1, "beta2": beta2, "eps": float(group["eps"]), **decays})
+    return optim.adamw if any(map(_is_decoupled, groups)) else optim.adam, options
+
+
+def _is_decoupled(group: Mapping[str, Any]) -> bool:
+    """Whether an Adam subtracts weight decay from the parameters, as AdamW does."""
+    return bool(group.get("decoupled_weight_decay"))
+
+
+def _patterns(kind: str, groups: Sequence[Mapping[str, Any]], model: nn.Module) -> list[list[str]]:
+    """Return patterns that match only the names of a group's parameters, for each group."""
+    names = {id(parameter): glob.escape(name) for name, parameter in parameters_of(model)}
+    for group in groups:
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                shape = tuple(parameter.shape)
+                raise JobError(f"{kind} has a parameter of shape {shape} that the model does not have")
+    return [[names[id(parameter)] for parameter in group["params"]] for group in groups]
+
+
+def _rate_factors(
+    kind: str, groups: Sequence[Mapping[str, Any]], patterns: Sequence[list[str]], model: nn.Module
+) -> dict[str, float]:
+    """Return the ratios to the first group's learning rate; 0 for parameters that the optimizer does not have."""
+    first = _rate(groups[0])
+    factors = {glob.escape(name): 0.0 for name, _ in parameters_of(model)}
+    for group, of_group in zip(groups, patterns, strict=True):
+        if _rate(group) != first and not first:
+            raise JobError(f"{kind}: the learning rate of the first parameter group is 0: must be above 0")
+        for pattern in of_group:
+            factors[pattern] = 1.0 if _rate(group) == first else _rate(group) / first
+    return {pattern: factor for pattern, factor in factors.items() if factor != 1.0}
+
+
+def _by_name(options: list[dict[str, Any]], patterns: Sequence[list[str]]) -> dict[str, Any]:
+    """Return the first group's options, and as ``groups`` the options in which other groups differ from it.
+
+    Groups that differ only in whether they decay are told apart by ``decay_names``: they are updated together.
+    """
+    decay_names: str | list[str] = "*"
+    decays = [{name: group[name] for name in ("l2", "weight_decay") if group.get(name)} for group in options]
+    used = [decay for decay in decays if decay]
+    if all(decay == used[0] for decay in used):
+        decay_names = [pattern for decay, names in zip(decays, patterns, strict=True) if decay for pattern in names]
+        options = [group | (used[0] if used else {}) for group in options]
+    first = options[0]
+    groups = {
+        pattern: {name: value for name, value in group.items() if value != first[name]}
+        for group, names in zip(options, patterns, strict=True)
+        for pattern in names
+    }
+    return {
+        **first,
+        "decay_names": decay_names,
+        "groups": {pattern: different for pattern, different in groups.items() if different},
+    }
 
 
 def _rate(group: Mapping[str, Any]) -> float:

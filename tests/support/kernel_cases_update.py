@@ -14,7 +14,8 @@ import pytest
 
 from mpitrain.gpu import ops as launch
 from mpitrain.gpu.ops import updates
-from mpitrain.optim import rules
+from mpitrain.optim import compiled
+from mpitrain.optim.compiled import RULES, SCRATCH
 
 from .kernel_device import RELATIVE, Device, draw, each_dtype, is_array
 
@@ -23,15 +24,7 @@ SEGMENTS = {
     "short": [(0, 1, 1), (1, 4, 0)],
     "several": [(3, 70, 1), (70, 75, 0), (80, 4097, 1), (4101, 4102, 1), (4110, 4999, 0)],
 }
-CONSTANTS = {
-    rules.SGD: (0.1, 0.0, 0.0, 0.0),
-    rules.MOMENTUM: (0.1, 0.9, 0.0, 0.0),
-    rules.NESTEROV: (0.1, 0.9, 0.0, 0.0),
-    rules.ADAM: (0.01, 0.9, 0.99, 1e-3),
-    rules.ADAGRAD: (0.1, 1e-3, 0.0, 0.0),
-    rules.RMSPROP: (0.1, 0.9, 1e-3, 0.0),
-}
-SLOTS = {rules.SGD: 0, rules.ADAM: 2}
+VALUES = (0.1, 0.9, 0.1, 0.99, 0.01, 1e-3)  # of a rule's constants
 
 
 def vectors(dtype: Any, slots: int, rows: int, origin: int) -> tuple[np.ndarray, ...]:
@@ -44,8 +37,9 @@ def vectors(dtype: Any, slots: int, rows: int, origin: int) -> tuple[np.ndarray,
 
 @each_dtype
 @pytest.mark.parametrize("segments", SEGMENTS)
-@pytest.mark.parametrize("rule", CONSTANTS)
-def test_update_segments(device: Device, rule: int, segments: str, dtype: Any) -> None:
+@pytest.mark.parametrize("name", RULES)
+def test_update_segments(device: Device, name: str, segments: str, dtype: Any) -> None:
+    rule, constants = RULES[name], VALUES[: len(RULES[name].constants)]
     bounds = np.array(SEGMENTS[segments], np.int64)
     # Options go through their combinations together with rules.
     for rows, origin, averaged, decays, shift in (
@@ -54,15 +48,14 @@ def test_update_segments(device: Device, rule: int, segments: str, dtype: Any) -
         (3, 0, True, False, 1),
     ):
         origin = min(origin, int(bounds[0, 0]))
-        gradients, params, slot0, slot1 = vectors(dtype, SLOTS.get(rule, 1), rows, origin)
+        gradients, params, slot0, slot1 = vectors(dtype, len(rule.slots), rows, origin)
         average = draw(len(params), dtype, 8) if averaged else np.empty(0, dtype)
         factors = [np.random.default_rng(9).random(len(bounds)) * scale for scale in (2, decays, 0.3 * decays)]
         order = np.roll(np.arange(rows), 1)
-        scratch = np.zeros(rules.BLOCK, dtype)
-        arguments = (rule, CONSTANTS[rule], bounds, *factors, gradients, order, origin, params, slot0, slot1, average)
-        found = device.run("update_segments", (*arguments, 0.25, scratch), shift)
+        arguments = (bounds, *factors, 0.5, gradients, order, origin, params, slot0, slot1, average)
+        found = device.run("update_segments", (rule, constants, *arguments, 0.25), shift)
         copies = [a.copy() if is_array(a) else a for a in arguments]
-        rules.update_segments(*copies, 0.25, scratch)
+        rule.update_segments(constants, *copies, 0.25, np.zeros(SCRATCH, dtype))
         for one, two in zip(found, [a for a in copies if is_array(a)], strict=False):
             relative = RELATIVE[np.dtype(dtype).name]
             np.testing.assert_allclose(one, two, rtol=relative, atol=relative)
@@ -70,21 +63,21 @@ def test_update_segments(device: Device, rule: int, segments: str, dtype: Any) -
 
 @each_dtype
 @pytest.mark.parametrize("segments", SEGMENTS)
-@pytest.mark.parametrize(("directed", "normed"), [(True, True), (False, True), (False, False)])
-def test_measure_segments(device: Device, directed: bool, normed: bool, segments: str, dtype: Any) -> None:
+@pytest.mark.parametrize(("name", "normed"), [(None, False), (None, True), *((name, True) for name in RULES)])
+def test_measure_segments(device: Device, name: str | None, normed: bool, segments: str, dtype: Any) -> None:
+    rule = None if name is None else RULES[name]
+    constants = (0.0,) if rule is None else VALUES[: len(rule.constants)]
     bounds = np.array(SEGMENTS[segments], np.int64)
     for rows, shift in ((1, 0), (3, 1)):
-        gradients, params, slot0, slot1 = vectors(dtype, 2 if directed else 0, rows, 0)
-        gradients[:, 100:120] = 0
-        slot0[100:120] = slot1[100:120] = 0
+        gradients, params, slot0, slot1 = vectors(dtype, 0 if rule is None else len(rule.slots), rows, 0)
+        gradients[:, 100:120] = slot0[100:120] = slot1[100:120] = 0
         decay, sums = np.random.default_rng(9).random(len(bounds)), np.full((len(bounds), 2), np.nan)
-        constants = 0.01, 0.9, 0.99, 1e-6
         order, own = np.roll(np.arange(rows), 1), draw(len(params) + 1, dtype, 7)
         arguments = (bounds, decay, gradients, order, own, params, slot0, slot1, sums)
         expected = [a.copy() for a in arguments]
-        scratch = np.zeros(rules.BLOCK, dtype)
-        found = device.run("measure_segments", (directed, normed, constants, *arguments), shift)
-        rules.measure_segments(directed, normed, constants, *expected, scratch)
+        found = device.run("measure_segments", (rule, constants, normed, *arguments), shift)
+        measure = compiled.measure_gradients if rule is None else rule.measure_segments
+        measure(constants, normed, *expected, np.zeros(SCRATCH, dtype))
         for one, two in zip(found, expected, strict=True):
             relative = RELATIVE[np.dtype(dtype).name]
             np.testing.assert_allclose(one, two, rtol=relative, atol=relative)
@@ -95,15 +88,16 @@ def test_an_update_can_be_called_off_and_scaled(device: Device, dtype: Any) -> N
     bounds = np.array(SEGMENTS["several"], np.int64)
     gradients, params, slot0, slot1 = vectors(dtype, 2, 1, 0)
     ones, zeros, order = np.ones(len(bounds)), np.zeros(len(bounds)), np.arange(1)
-    arguments = (bounds, ones, zeros, 0.5 * ones, gradients, order, 0, params, slot0, slot1, np.empty(0, dtype), 0.0)
-    arguments = (rules.ADAM, CONSTANTS[rules.ADAM], *arguments)
+    factors = ones, zeros, 0.5 * ones, 0.25
+    arguments = (*(bounds, *factors), gradients, order, 0, *(params, slot0, slot1, np.empty(0, dtype)), 0.0)
+    adam = RULES["adam"]
 
-    def changed(**more: Any) -> list[np.ndarray]:
+    def changed(**numbers: float) -> list[np.ndarray]:
         launch.use(device.places[0])
-        there = {name: device.put(np.array([value]), 0) if name != "rate" else value for name, value in more.items()}
+        there = {name: device.put(np.array([value]), 0) for name, value in numbers.items()}
         moved = [device.put(a, 0) if is_array(a) else a for a in arguments]
-        updates.update_segments(*moved, **there)
-        return [device.get(moved[i]) for i in (9, 10, 11)]
+        updates.update_segments(adam, VALUES, *moved, **there)
+        return [device.get(vector) for vector in moved[8:11]]
 
     for one, two in zip(changed(go=0.0), (params, slot0, slot1), strict=True):
         np.testing.assert_array_equal(one, two)
@@ -111,10 +105,9 @@ def test_an_update_can_be_called_off_and_scaled(device: Device, dtype: Any) -> N
     trained = np.zeros(gradients.shape[1], bool)
     for start, stop, is_trained in bounds:
         trained[start:stop] = is_trained
-    halved[6][:, trained] *= 0.5
-    halved[5] *= 0.25
-    rules.update_segments(*halved, np.zeros(rules.BLOCK, dtype))
-    for one, two in zip(changed(go=1.0, factor=0.5, rate=0.25), halved[9:12], strict=True):
+    halved[5][:, trained] *= 0.5
+    adam.update_segments(VALUES, *halved, np.zeros(SCRATCH, dtype))
+    for one, two in zip(changed(go=1.0, factor=0.5), halved[8:11], strict=True):
         np.testing.assert_allclose(one, two, rtol=RELATIVE[np.dtype(dtype).name], atol=1e-6)
 
 
@@ -174,23 +167,3 @@ def test_overflow_is_found(device: Device, dtype: Any) -> None:
         assert device.run("find_overflow", (values, np.zeros(1)), 1)[1] == (place is not None)
     *_, noted = device.run("note_loss", (np.array([0.1]), np.zeros(1, dtype)))
     assert noted[0] == dtype(0.1)
-
-
-@pytest.mark.parametrize("norm", [0.5, np.inf])
-def test_scales_of_segments(device: Device, norm: float) -> None:
-    """As optim.updater sets them."""
-    bounds = np.array([(0, 5, 1), (8, 9, 0), (9, 20, 1), (20, 30, 1)], np.int64)
-    sums = np.array([[4.0, 9.0], [0.0, 0.0], [1.0, 0.25], [0.0, 1.0]])
-    decayed = np.array([1.0, 0.0, 0.0, 1.0])
-    clip = min(1.0, norm / np.sqrt(10.25))
-    found = device.run("clip_scales", (bounds, sums, norm, np.zeros(4)))[2]
-    np.testing.assert_allclose(found, [clip, 1, clip, clip])
-    arguments = (bounds, sums, decayed, 0.1, (0.5, 0.2, True), norm, 0.3, np.zeros(4), np.zeros(4))
-    *_, scales, l2 = device.run("layer_scales", arguments)
-    ratio = 0.5 * 2 / (clip * 3 + 0.2 * 2)
-    np.testing.assert_allclose(scales, [clip * 0.1 * ratio, 1, clip * 0.1, clip * 0.1])
-    np.testing.assert_allclose(l2, [0.1 * ratio * 0.3, 0, 0, 0.1 * 0.3])
-
-
-def test_rules_have_the_numbers_of_the_numba_form() -> None:
-    assert [getattr(rules, name.upper()) for name in updates.RULES] == list(range(len(updates.RULES)))

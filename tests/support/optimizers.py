@@ -126,6 +126,15 @@ def reference(o, gradients, moving=None):
     return p if moving is None else average
 
 
+def reference_of_groups(o, gradients):
+    """``reference`` for an optimizer with groups: each parameter as if all had the options of its group."""
+    p = np.zeros(SIZE)
+    for entry in LAYOUT.entries:
+        part = slice(entry.start, entry.stop)
+        p[part] = reference(o.by_name(entry.name), gradients)[part]
+    return p
+
+
 def norm(x):
     return np.sqrt(np.sum(x * x))
 
@@ -171,3 +180,34 @@ class amsgrad(optim.Optimizer):
         slots["square"] += (1 - self.beta2) * (grads * grads - slots["square"])
         np.maximum(slots["largest"], slots["square"], out=slots["largest"])
         params -= rate * slots["mean"] / (np.sqrt(slots["largest"]) + 1e-8)
+
+
+@dataclass(frozen=True)
+class lamb_of_amsgrad(amsgrad):
+    """Steps of ``amsgrad``, scaled by trust ratios as in LAMB."""
+
+    @property
+    def trust_ratio(self):
+        return optim.TrustRatio()
+
+
+@dataclass(frozen=True)
+class lars_of_amsgrad(amsgrad):
+    """``amsgrad`` with gradients that are scaled by trust ratios as in LARS."""
+
+    @property
+    def trust_ratio(self):
+        return optim.TrustRatio(0.1, after_rule=False)
+
+
+GROUPED = [
+    optim.sgd(0.1, l2=0.1, groups={"*.bias": {"learning_rate": 0.3}, "dense2.weight": {"l2": 0.0}}),
+    optim.momentum(0.1, groups={"dense2.*": {"momentum": 0.5, "nesterov": True}, "dense1.bias": {"weight_decay": 0.3}}),
+    optim.adam(0.01, groups={"*.weight": {"beta1": 0.5, "beta2": 0.9, "eps": 1e-3, "l2": 0.1}, "*.bias": {"l2": 0.2}}),
+    optim.adamw(
+        0.01, groups={"dense1.*": {"learning_rate": optim.exponential(0.1, 0.5, 3)}}, rate_factors={"*.bias": 2}
+    ),
+    optim.adam(0.01, clip_norm=0.5, groups={"dense2.*": {"beta1": 0.5, "weight_decay": 0.2}}),
+    optim.lamb(0.01, groups={"dense2.*": {"weight_decay": 0.3, "beta1": 0.5}, "*.bias": {"weight_decay": 0.0}}),
+    optim.lars(0.5, clip_norm=1.0, groups={"dense1.*": {"trust": 0.1, "momentum": 0.5, "weight_decay": 0.1}}),
+]

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import mpitrain
 from mpitrain.gpu import sources
 
-from .emulation.kernels import build
+from .emulation.kernels import KERNELS as KERNELS, build, write_sources
 from .launch import ROOT, run
 
-KERNELS = Path(mpitrain.__file__).parent / "gpu" / "kernels"
 EMULATION = Path(__file__).parent / "emulation"
 
 
@@ -25,17 +23,17 @@ EMULATION = Path(__file__).parent / "emulation"
 def library(pytestconfig: pytest.Config) -> Path:
     """The kernels, compiled for the CPU when their sources have changed, and only once for all processes."""
     folder = pytestconfig.cache.mkdir("emulated")
-    used = sorted(path for path in [*KERNELS.iterdir(), *EMULATION.iterdir()] if path.is_file())
-    digest = hashlib.sha256(repr(sources.TYPES).encode() + b"".join(path.read_bytes() for path in used)).hexdigest()
+    used = sorted(path for path in EMULATION.iterdir() if path.is_file())
+    texts = repr([(types, sources.text(name)) for name, types in sources.TYPES.items()])
+    digest = hashlib.sha256(texts.encode() + b"".join(path.read_bytes() for path in used)).hexdigest()
     built = folder / f"{digest}.so"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():
             for path in folder.glob("*.so"):
                 path.unlink()
-            kernels = {KERNELS / f"{name}.cu": types for name, types in sources.TYPES.items()}
             with tempfile.TemporaryDirectory(dir=folder) as objects:
-                build(Path(objects), kernels).rename(built)
+                build(Path(objects), write_sources(Path(objects))).rename(built)
     return built
 
 

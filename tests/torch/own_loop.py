@@ -27,7 +27,11 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
     """Return an optimizer of PyTorch."""
     params = list(model.parameters())
     if name == "groups":
-        groups = [{"params": params[:1], "lr": 0.002, "weight_decay": 0.0}, {"params": params[1:]}]
+        groups = [
+            {"params": params[:1], "lr": 0.002, "weight_decay": 0.0},
+            {"params": params[1:2], "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.3},
+            {"params": params[2:]},
+        ]
         return torch.optim.AdamW(groups, 0.01, weight_decay=0.1)
     return {
         "adam": lambda: torch.optim.Adam(params, 0.01),

@@ -116,9 +116,7 @@ def test_schedulers_by_step() -> None:
         lambda p: torch.optim.RMSprop(p),
         lambda p: torch.optim.Adam(p, amsgrad=True),
         lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.1),
-        lambda p: torch.optim.SGD([{"params": p[:1], "momentum": 0.5}, {"params": p[1:]}], 0.1, momentum=0.9),
         lambda p: torch.optim.SGD([*p, nn.Parameter(torch.zeros(3))], 0.1),
-        lambda p: torch.optim.SGD([{"params": p[:1], "weight_decay": 0.5}, {"params": p[1:], "weight_decay": 1}], 0.1),
     ],
 )
 def test_optimizers_that_are_refused(make) -> None:

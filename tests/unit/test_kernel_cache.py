@@ -21,6 +21,19 @@ for dtype in sys.argv[1:]:
     print(out.dtype, out.tolist() == [4, 4, 4], sum(sum_rows.stats.cache_hits.values()))
 """
 
+# Prints a parameter after a step of each rule; both kernels have the same types and closures of equal names.
+_RULES = """
+import numpy as np
+from mpitrain import optim
+from mpitrain.core.layout import Layout
+for nesterov in (False, True):
+    params, velocity = np.zeros(1, np.float32), np.ones(1, np.float32)
+    layout = Layout.pack([("all.weight", (1,), "param")])
+    rule = optim.momentum(1.0, 0.5, nesterov)
+    optim.Updater(rule, layout, params, {"velocity": velocity}).update_all(np.ones(1, np.float32), 0)
+    print(params[0], sum(rule.fused(1.0, 0)[0].update_segments.stats.cache_hits.values()))
+"""
+
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -58,3 +71,10 @@ def test_a_damaged_file_is_compiled_again(cache: Path) -> None:
 def test_a_directory_that_cannot_be_written_is_no_error(cache: Path) -> None:
     cache.write_text("")  # root can write to every directory, but a file is no directory
     assert output(start("float32")) == [["float32", "True", "0"]]
+
+
+def test_kernels_that_differ_in_their_closure_are_stored_separately(cache: Path) -> None:
+    for hits in ("0", "1"):
+        process = subprocess.Popen([sys.executable, "-c", _RULES], stdout=subprocess.PIPE, text=True)
+        assert output(process) == [["-1.5", hits], ["-1.75", hits]]
+    assert len(list(cache.rglob("*update_segments*.bin"))) == 2

@@ -5,7 +5,24 @@ import pytest
 
 from mpitrain import optim
 
-from ..support.optimizers import ALL, ELEMENTWISE, GAPS, LAYOUT, SIZE, TRAINED, USED, Run, draw, reference, weights
+from ..support.optimizers import (
+    ALL,
+    ELEMENTWISE,
+    GAPS,
+    GROUPED,
+    LAYOUT,
+    SIZE,
+    TRAINED,
+    USED,
+    Run,
+    amsgrad,
+    draw,
+    lamb_of_amsgrad,
+    lars_of_amsgrad,
+    reference,
+    reference_of_groups,
+    weights,
+)
 
 
 @pytest.mark.parametrize("optimizer", ALL, ids=str)
@@ -26,6 +43,56 @@ def test_float32_differs_from_float64_by_rounding_only(optimizer):
         run.step(gradient.astype(np.float32)[np.newaxis], step)
     np.testing.assert_allclose(run.params, reference(optimizer, gradients), rtol=2e-5, atol=2e-5)
     assert run.everything().dtype == np.float32
+
+
+@pytest.mark.parametrize("optimizer", GROUPED, ids=str)
+@pytest.mark.parametrize("bounds", [(0, SIZE), (0, 1, 700, 5361, TRAINED - 30, SIZE)], ids=["whole", "ranges"])
+def test_groups_follow_the_formula_with_their_own_options(optimizer, bounds):
+    run = Run(optimizer, np.float64)
+    gradients = [draw(step + 1) for step in range(12)]
+    for step, gradient in enumerate(gradients):
+        run.step(gradient[np.newaxis], step, bounds)
+    np.testing.assert_allclose(run.params, reference_of_groups(optimizer, gradients), rtol=1e-9, atol=1e-10)
+    assert not run.everything().reshape(-1, SIZE)[:, GAPS].any()
+
+
+def test_groups_of_a_rule_that_is_not_compiled():
+    groups = {"dense2.*": {"beta1": 0.5, "learning_rate": 0.3}, "*.bias": {"weight_decay": 0.5}}
+    grouped = Run(amsgrad(0.1, groups=groups), np.float64)
+    alone = {"dense1.weight": Run(amsgrad(0.1), np.float64), "dense2.bias": Run(amsgrad(0.3, 0.5), np.float64)}
+    alone["dense1.bias"] = Run(amsgrad(0.1, weight_decay=0.5, decay_names="*"), np.float64)
+    for step in range(4):
+        for run in (grouped, *alone.values()):
+            run.step(draw(step + 1)[np.newaxis], step)
+    found = LAYOUT.views(grouped.params)
+    for name, run in alone.items():
+        assert np.array_equal(found[name], LAYOUT.views(run.params)[name])
+
+
+def test_the_schedule_of_a_group_counts_epochs():
+    optimizer = optim.sgd(1.0, groups={"*.bias": {"learning_rate": optim.by_epoch(optim.piecewise([2], [0.5, 0.1]))}})
+    of_bias = optimizer.for_epochs(10).by_name("dense1.bias")
+    assert [of_bias.rate(step) for step in (0, 19, 20)] == [0.5, 0.5, 0.1]
+
+
+@pytest.mark.parametrize("cls", [lamb_of_amsgrad, lars_of_amsgrad])
+def test_every_rule_can_be_combined_with_a_trust_ratio(cls):
+    """One parameter that matches ``decay_names`` and one that does not, against the unscaled rule."""
+    optimizer = cls(0.1, weight_decay=0.2)
+    optimizer.check()
+    run, p, gradient = Run(optimizer, np.float64), LAYOUT.views(draw(0))["dense1.weight"], draw(1)
+    run.step(gradient[np.newaxis], 0)
+    direction = LAYOUT.views(gradient)["dense1.weight"]
+    if cls is lars_of_amsgrad:
+        norm = np.linalg.norm(direction) + 0.2 * np.linalg.norm(p)
+        scaled = 0.1 * (0.1 * np.linalg.norm(p) / norm) * (direction + 0.2 * p)
+        step = 0.1 * scaled / (0.1 * np.abs(scaled) + 1e-8)  # the first step of amsgrad with rate 1
+    else:
+        step = 0.1 * direction / (0.1 * np.abs(direction) + 1e-8) + 0.2 * p
+        step *= 0.1 * np.linalg.norm(p) / np.linalg.norm(step)
+    found = LAYOUT.views(run.params)
+    np.testing.assert_allclose(found["dense1.weight"], p - step, rtol=1e-9, atol=1e-9)
+    assert (found["dense1.bias"] != LAYOUT.views(draw(0))["dense1.bias"]).all()
 
 
 @pytest.mark.parametrize("optimizer", ELEMENTWISE, ids=str)

@@ -1,4 +1,4 @@
-// Optimizer arithmetic: the CUDA version of optim/rules.py, one pass over memory per step.
+// Optimizer arithmetic: the CUDA version of optim/compiled.py, one pass over memory per step.
 //
 // The vector is split into chunks, and a block loops over the segments that overlap its chunk. Packs are aligned to
 // multiples of their size from the vector's start, whatever the bounds of segments: accesses are 16 bytes wide
@@ -67,69 +67,17 @@ struct Rows {
     }
 };
 
-// A rule updates a parameter p and its slots by the gradient g. Its constants are those of optim/optimizer.py.
+// A rule updates a parameter p and its slots by the gradient g. ``sources.text`` appends the rules of optim/rules.py,
+// with a call of RULE for each. The constants are those that the rule's ``fused`` returns.
 struct Constants {
-    double c0, c1, c2, c3;
+    double c0, c1, c2, c3, c4, c5;
 };
 
-struct Sgd {
+// The gradient itself, of which norms are taken.
+struct Gradient {
     static constexpr int slots = 0;
-    T rate;
-    __device__ explicit Sgd(Constants c) : rate(c.c0) {}
-    __device__ __forceinline__ void operator()(T& p, T g, T&, T&) const { p -= rate * g; }
-};
-
-struct Momentum {
-    static constexpr int slots = 1;
-    T rate, keep;
-    __device__ explicit Momentum(Constants c) : rate(c.c0), keep(c.c1) {}
-    __device__ __forceinline__ void operator()(T& p, T g, T& velocity, T&) const {
-        velocity = keep * velocity + g;
-        p -= rate * velocity;
-    }
-};
-
-struct Nesterov {
-    static constexpr int slots = 1;
-    T rate, keep;
-    __device__ explicit Nesterov(Constants c) : rate(c.c0), keep(c.c1) {}
-    __device__ __forceinline__ void operator()(T& p, T g, T& velocity, T&) const {
-        velocity = keep * velocity + g;
-        p -= rate * (g + keep * velocity);
-    }
-};
-
-struct Adam {
-    static constexpr int slots = 2;
-    T rate, keep1, keep2, take1, take2, eps;
-    __device__ explicit Adam(Constants c)
-        : rate(c.c0), keep1(c.c1), keep2(c.c2), take1(1 - c.c1), take2(1 - c.c2), eps(c.c3) {}
-    __device__ __forceinline__ T direction(T g, T& m, T& v) const {
-        m = keep1 * m + take1 * g;
-        v = keep2 * v + take2 * (g * g);
-        return rate * m / (sqrt(v) + eps);
-    }
-    __device__ __forceinline__ void operator()(T& p, T g, T& m, T& v) const { p -= direction(g, m, v); }
-};
-
-struct Adagrad {
-    static constexpr int slots = 1;
-    T rate, eps;
-    __device__ explicit Adagrad(Constants c) : rate(c.c0), eps(c.c1) {}
-    __device__ __forceinline__ void operator()(T& p, T g, T& total, T&) const {
-        total += g * g;
-        p -= rate * g / (sqrt(total) + eps);
-    }
-};
-
-struct Rmsprop {
-    static constexpr int slots = 1;
-    T rate, keep, take, eps;
-    __device__ explicit Rmsprop(Constants c) : rate(c.c0), keep(c.c1), take(1 - c.c1), eps(c.c2) {}
-    __device__ __forceinline__ void operator()(T& p, T g, T& square, T&) const {
-        square = keep * square + take * (g * g);
-        p -= rate * g / (sqrt(square) + eps);
-    }
+    __device__ explicit Gradient(Constants) {}
+    __device__ __forceinline__ T direction(T g, T, T, T&, T&) const { return g; }
 };
 
 // The vectors that a step changes; unused ones are null, which counts as aligned.
@@ -155,7 +103,7 @@ struct Factors {
 
 template <int N, typename Rule>
 __device__ __forceinline__ void train(const Rule& rule, const Factors& factors, const Rows& rows,
-                                      const Vectors& to, T follow, long long i) {
+                                      const Vectors& to, T ema_weight, long long i) {
     Pack<T, N> params = load<N>(to.params + i), slot0{}, slot1{}, average{};
     if constexpr (Rule::slots > 0) slot0 = load<N>(to.slot0 + i);
     if constexpr (Rule::slots > 1) slot1 = load<N>(to.slot1 + i);
@@ -166,7 +114,7 @@ __device__ __forceinline__ void train(const Rule& rule, const Factors& factors, 
         if (factors.l2 != 0) gradient[j] += factors.l2 * params[j];
         params[j] *= factors.keep;
         rule(params[j], gradient[j], slot0[j], slot1[j]);
-        average[j] += follow * (params[j] - average[j]);
+        average[j] += ema_weight * (params[j] - average[j]);
     }
     store(to.params + i, params);
     if constexpr (Rule::slots > 0) store(to.slot0 + i, slot0);
@@ -184,19 +132,19 @@ __device__ __forceinline__ void add(T scale, const Rows& rows, const Vectors& to
 
 template <typename Rule>
 __device__ __forceinline__ void update_segments(Constants constants, const Segments& segments, const double* scales,
-                                                const double* l2, const double* shrink, double rate,
+                                                const double* l2, const double* decay, double rate,
                                                 const Rows& rows, long long size, const Vectors& to,
-                                                double follow, const Decision& decision) {
+                                                double ema_weight, const Decision& decision) {
     if (!decision.go()) return;
     const Rule rule(constants);
     const double factor = decision.factor();
     const bool aligned = rows.are_aligned() && to.are_aligned();
     each_part(segments, size, [&](long long, int s, long long lo, long long hi) {
         const bool trained = segments.is_trained(s);
-        const Factors factors{T(scales[s] * (trained ? factor : 1)), T(l2[s]), T(1 - rate * shrink[s])};
+        const Factors factors{T(scales[s] * (trained ? factor : 1)), T(l2[s]), T(1 - rate * decay[s])};
         if (trained) {
             each_pack_of(lo, hi, aligned, [&](auto width, long long i) {
-                train<width.value>(rule, factors, rows, to, T(follow), i);
+                train<width.value>(rule, factors, rows, to, T(ema_weight), i);
             });
         } else {
             each_pack_of(lo, hi, aligned, [&](auto width, long long i) {
@@ -211,31 +159,33 @@ struct Squares {
     double params, gradient;
 };
 
-template <bool directed, int N>
-__device__ __forceinline__ void measure(const Adam& rule, T decay, const Rows& rows, T* own,
+template <int N, typename Rule>
+__device__ __forceinline__ void measure(const Rule& rule, T decay, const Rows& rows, T* own,
                                         const Vectors& of, T scale, long long i, Squares& squares) {
     const Pack<T, N> params = load<N>(of.params + i);
     Pack<T, N> slot0{}, slot1{};
-    if constexpr (directed) slot0 = load<N>(of.slot0 + i), slot1 = load<N>(of.slot1 + i);
+    if constexpr (Rule::slots > 0) slot0 = load<N>(of.slot0 + i);
+    if constexpr (Rule::slots > 1) slot1 = load<N>(of.slot1 + i);
     Pack<T, N> gradient = rows.sum<N>(i, scale);
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-        if constexpr (directed) gradient[j] = rule.direction(gradient[j], slot0[j], slot1[j]) + decay * params[j];
+        gradient[j] = rule.direction(gradient[j], params[j], decay, slot0[j], slot1[j]);
         squares.params += (double)params[j] * params[j];
         squares.gradient += (double)gradient[j] * gradient[j];
     }
-    if constexpr (directed) store(of.slot0 + i, slot0), store(of.slot1 + i, slot1);
+    if constexpr (Rule::slots > 0) store(of.slot0 + i, slot0);
+    if constexpr (Rule::slots > 1) store(of.slot1 + i, slot1);
     store(own + i, gradient);
 }
 
 // parts[chunk + s] is the sum over the overlap of chunk and segment s. No other overlap has the same index, because
 // both only grow along the vector.
-template <bool directed>
+template <typename Rule>
 __device__ __forceinline__ void measure_segments(Constants constants, const Segments& segments, const double* decay,
                                                  const Rows& rows, T* own, long long size, const Vectors& of,
                                                  Squares* parts, const Decision& decision) {
     if (!decision.go()) return;
-    const Adam rule(constants);
+    const Rule rule(constants);
     const T scale = T(decision.factor());
     const bool aligned = rows.are_aligned() && of.are_aligned() && is_aligned<N>(own);
     each_part(segments, size, [&](long long chunk, int s, long long lo, long long hi) {
@@ -247,7 +197,7 @@ __device__ __forceinline__ void measure_segments(Constants constants, const Segm
         }
         Squares total{0, 0};
         each_pack_of(lo, hi, aligned, [&](auto width, long long i) {
-            measure<directed, width.value>(rule, T(decay[s]), rows, own, of, scale, i, total);
+            measure<width.value>(rule, T(decay[s]), rows, own, of, scale, i, total);
         });
         total.params = reduce_block<Sum>(total.params);
         total.gradient = reduce_block<Sum>(total.gradient);
@@ -276,30 +226,24 @@ KERNEL(sum_segments)(const long long* bounds, int normed, const double* parts, d
 
 #define UPDATE(name, Rule)                                                                                       \
     KERNEL_WITH(5, update_segments_##name)                                                                       \
-    (double c0, double c1, double c2, double c3, const long long* segments, int count, const double* scales,     \
-     const double* l2, const double* shrink, double rate, const T* rows, long long stride,                       \
+    (double c0, double c1, double c2, double c3, double c4, double c5, const long long* segments, int count,     \
+     const double* scales, const double* l2, const double* decay, double rate, const T* rows, long long stride,  \
      const long long* order, int row_count, long long origin, long long size, T* params, T* slot0, T* slot1,     \
-     T* average, double follow, const double* go, const double* factor) {                                        \
-        update_segments<Rule>({c0, c1, c2, c3}, {segments, count}, scales, l2, shrink, rate,                     \
+     T* average, double ema_weight, const double* go, const double* factor) {                                    \
+        update_segments<Rule>({c0, c1, c2, c3, c4, c5}, {segments, count}, scales, l2, decay, rate,              \
                               {rows, stride, order, row_count, origin}, size, {params, slot0, slot1, average},   \
-                              follow, {go, factor});                                                             \
+                              ema_weight, {go, factor});                                                         \
     }
-UPDATE(sgd, Sgd)
-UPDATE(momentum, Momentum)
-UPDATE(nesterov, Nesterov)
-UPDATE(adam, Adam)
-UPDATE(adagrad, Adagrad)
-UPDATE(rmsprop, Rmsprop)
 
-#define MEASURE(name, directed)                                                                                  \
-    KERNEL(measure_##name)                                                                                       \
-    (double c0, double c1, double c2, double c3, const long long* segments, int count, const double* decay,      \
-     const T* rows, long long stride, const long long* order, int row_count, T* own, long long size, T* params,  \
-     T* slot0, T* slot1, double* parts, const double* go, const double* factor) {                                \
-        measure_segments<directed>({c0, c1, c2, c3}, {segments, count}, decay,                                   \
-                                   {rows, stride, order, row_count, 0}, own, size,                               \
-                                   {params, slot0, slot1, nullptr}, reinterpret_cast<Squares*>(parts),           \
-                                   {go, factor});                                                                \
+#define MEASURE(name, Rule)                                                                                      \
+    KERNEL(measure_segments_##name)                                                                              \
+    (double c0, double c1, double c2, double c3, double c4, double c5, const long long* segments, int count,     \
+     const double* decay, const T* rows, long long stride, const long long* order, int row_count, T* own,        \
+     long long size, T* params, T* slot0, T* slot1, double* parts, const double* go, const double* factor) {     \
+        measure_segments<Rule>({c0, c1, c2, c3, c4, c5}, {segments, count}, decay,                               \
+                               {rows, stride, order, row_count, 0}, own, size, {params, slot0, slot1, nullptr},  \
+                               reinterpret_cast<Squares*>(parts), {go, factor});                                 \
     }
-MEASURE(gradients, false)
-MEASURE(directions, true)
+MEASURE(gradient, Gradient)
+
+#define RULE(name, Rule) UPDATE(name, Rule) MEASURE(name, Rule)

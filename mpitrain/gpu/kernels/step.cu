@@ -53,33 +53,6 @@ KERNEL(find_overflow)(long long n, const T* values, double* flag) {
     if (found) *flag = 1;
 }
 
-// Scales for the gradient's segments, such that the norm of the whole gradient is at most ``largest``.
-KERNEL(clip_scales)(const long long* segments, int count, const double* sums, double largest, double* scales) {
-    if (thread_number() > 0) return;
-    double square = 0;
-    for (int s = 0; s < count; ++s) square += sums[2 * s + 1];
-    const double norm = sqrt(square), clip = norm <= largest ? 1 : largest / norm;
-    for (int s = 0; s < count; ++s) scales[s] = segments[3 * s + 2] ? clip : 1;
-}
-
-// Factors of a layerwise optimizer: rate * trust ratio for decayed segments, else rate. The ratio is
-// above * |params| / (clip**power * |gradient| + below * |params|), and 1 if either norm is 0.
-KERNEL(layer_scales)(const long long* segments, int count, const double* sums, const double* decayed, double rate,
-                    double above, double below, int power, double largest, double decay, double* scales, double* l2) {
-    if (thread_number() > 0) return;
-    double square = 0;
-    for (int s = 0; s < count; ++s) square += sums[2 * s + 1];
-    const double norm = sqrt(square), clip = norm <= largest ? 1 : largest / norm;
-    for (int s = 0; s < count; ++s) {
-        const double params = sqrt(sums[2 * s]), gradient = (power ? clip : 1) * sqrt(sums[2 * s + 1]);
-        const double over = above * params, under = gradient + below * params;
-        const double ratio = over != 0 && under != 0 ? over / under : 1;
-        const double scale = rate * (decayed[s] == 1 ? ratio : 1);
-        l2[s] = scale * decay * decayed[s];
-        scales[s] = segments[3 * s + 2] ? clip * scale : 1;
-    }
-}
-
 KERNEL(note_loss)(const double* loss, T* place) {
     if (thread_number() == 0) *place = T(*loss);
 }

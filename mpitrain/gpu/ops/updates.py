@@ -1,4 +1,4 @@
-"""Kernels of ``optim.rules``, and the decisions of a step on the device, so that the host need not wait."""
+"""Compiled update rules, and decisions of a step on the device, so that the host need not wait."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any
 import numpy as np
 
 from ...core.layout import Array
+from ...optim.compiled import CONSTANTS, CompiledRule, Constants
 from .grid import KINDS, THREADS, WARP, begin, empty, flat, int32, int64, kernel, line, or_null
 
 _CHUNK = 2048  # as in optim.cu
-RULES = ("sgd", "momentum", "nesterov", "adam", "adagrad", "rmsprop")  # in the order of optim/rules.py
 
 
 def update_segments(
-    rule: int,
-    constants: tuple[float, float, float, float],
+    rule: CompiledRule,
+    constants: Constants,
     segments: Array,
     scales: Array,
     l2: Array,
-    shrink: Array,
+    decay: Array,
+    rate: float,
     rows: Array,
     order: Array,
     origin: int,
@@ -27,37 +28,34 @@ def update_segments(
     slot0: Array,
     slot1: Array,
     average: Array,
-    follow: float,
-    scratch: Array | None = None,
+    ema_weight: float,
     *,
-    rate: float = 1.0,
     go: Array | None = None,
     factor: Array | None = None,
 ) -> None:
     """Update params, slots and average on every segment in one pass; segments ascend and do not overlap.
 
-    The arguments are those of ``rules.update_segments``; ``scratch`` is not used.
+    The arguments are those of ``CompiledRule.update_segments``.
 
     Args:
-        rate: Factor of ``shrink``.
         go: Shape (1,), float64: 0 skips the update.
         factor: Shape (1,), float64: additional factor of parameter gradients.
     """
     arguments = (
-        *(np.float64(value) for value in constants),
-        *(segments, int32(len(segments)), scales, l2, shrink, np.float64(rate)),
+        *_padded(constants),
+        *(segments, int32(len(segments)), scales, l2, decay, np.float64(rate)),
         *(rows, int64(rows.shape[1]), order, int32(order.size), int64(origin), int64(params.size)),
-        *(params, or_null(slot0), or_null(slot1), or_null(average), np.float64(follow)),
+        *(params, or_null(slot0), or_null(slot1), or_null(average), np.float64(ema_weight)),
         *(_given(go), _given(factor)),
     )
     if len(segments):
-        line(kernel("optim", f"update_segments_{RULES[rule]}", params), params.size, _CHUNK, arguments)
+        line(kernel("optim", f"update_segments_{rule.name}", params), params.size, _CHUNK, arguments)
 
 
 def measure_segments(
-    directed: bool,
+    rule: CompiledRule | None,
+    constants: Constants,
     normed: bool,
-    constants: tuple[float, float, float, float],
     segments: Array,
     decay: Array,
     rows: Array,
@@ -67,27 +65,30 @@ def measure_segments(
     slot0: Array,
     slot1: Array,
     sums: Array,
-    scratch: Array | None = None,
     *,
     go: Array | None = None,
     factor: Array | None = None,
 ) -> None:
-    """Write each segment's gradient, or Adam's direction if ``directed``, to ``own``; sum its squares.
+    """Write each segment's gradient, or the direction of ``rule``, to ``own``; sum its squares.
 
-    The arguments are those of ``rules.measure_segments``, and of ``update_segments``; ``scratch`` is not used.
+    The arguments are those of ``CompiledRule.measure_segments``, and of ``update_segments``.
     """
     if not len(segments):
         return
     parts = empty((-(-params.size // _CHUNK) + len(segments), 2), np.float64)
     arguments = (
-        *(np.float64(value) for value in constants),
+        *_padded(constants),
         *(segments, int32(len(segments)), decay, rows, int64(rows.shape[1]), order, int32(order.size)),
         *(own, int64(params.size), params, or_null(slot0), or_null(slot1), parts, _given(go), _given(factor)),
     )
-    measure = kernel("optim", "measure_directions" if directed else "measure_gradients", params)
+    measure = kernel("optim", f"measure_segments_{'gradient' if rule is None else rule.name}", params)
     line(measure, params.size, _CHUNK, arguments)  # parts belong to chunks, so their sum does not depend on the grid
     arguments = (segments, int32(normed), parts, sums)
     begin(kernel("optim", "sum_segments", params), (len(segments), 1), (THREADS, 1), arguments)
+
+
+def _padded(constants: Constants) -> tuple[np.float64, ...]:
+    return tuple(np.float64(value) for value in (*constants, *[0.0] * (CONSTANTS - len(constants))))
 
 
 # Decisions; see step.cu.
@@ -118,42 +119,6 @@ def find_overflow(values: Array, flag: Array) -> None:
 def note_loss(loss: Array, place: Array) -> None:
     """Copy a loss, shape (1,), float64, to an array of another type."""
     _single("note_loss", place, (loss, place))
-
-
-def clip_scales(segments: Array, sums: Array, largest: float, scales: Array) -> None:
-    """Set ``scales``, shape (k,), to the factor that clips the whole gradient's norm to ``largest``.
-
-    Args:
-        sums: Shape (k, 2), from ``measure_segments``.
-    """
-    _single("clip_scales", sums, (segments, int32(len(segments)), sums, np.float64(largest), scales))
-
-
-def layer_scales(
-    segments: Array,
-    sums: Array,
-    decayed: Array,
-    rate: float,
-    ratio: tuple[float, float, bool],
-    largest: float,
-    decay: float,
-    scales: Array,
-    l2: Array,
-) -> None:
-    """Set the factors of a layerwise optimizer's segments, one per parameter, from their norms.
-
-    Args:
-        sums: Shape (k, 2): squared norms of the parameters and of their gradients or directions.
-        ratio: (above, below, clipped): the trust ratio is above * |params| / (|gradient| + below * |params|), with the
-            clipped gradient or the original one.
-        largest: Maximum norm of the whole gradient; infinite for no clipping.
-        decay: Value of ``l2`` where ``decayed`` is 1, times the segment's scale.
-        scales, l2: Shape (k,): outputs.
-    """
-    above, below, clipped = ratio
-    scalars = np.float64(rate), np.float64(above), np.float64(below), int32(clipped), np.float64(largest)
-    arguments = (segments, int32(len(segments)), sums, decayed, *scalars, np.float64(decay), scales, l2)
-    _single("layer_scales", sums, arguments)
 
 
 def _single(name: str, typed: Array, arguments: tuple[Any, ...]) -> None:

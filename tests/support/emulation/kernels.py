@@ -20,6 +20,7 @@ from mpitrain.gpu.ops.grid import THREADS
 from ..launch import missing
 
 HERE = Path(__file__).parent
+KERNELS = Path(sources.__file__).parent / "kernels"
 _PLAIN = [
     "g++",
     "-std=c++20",
@@ -107,6 +108,14 @@ def _word(argument: Any) -> int:
     if isinstance(argument, np.ndarray):
         return int(argument.ctypes.data)
     return int.from_bytes(argument.tobytes().ljust(8, b"\0"), "little")
+
+
+def write_sources(folder: Path) -> dict[Path, Sequence[str]]:
+    """Write all sources and their header; return the types for which each can be compiled."""
+    shutil.copy(KERNELS / "common.cuh", folder)
+    for name in sources.TYPES:
+        (folder / f"{name}.cu").write_text(sources.source(name))
+    return {folder / f"{name}.cu": types for name, types in sources.TYPES.items()}
 
 
 def build(folder: Path, kernels: dict[Path, Sequence[str]]) -> Path:

@@ -14,6 +14,7 @@ import pytest
 from mpitrain.gpu import sources
 from tests.support.launch import ROOT, missing
 
+from ...support.emulation.kernels import write_sources
 from ...support.simulated_gpus import KERNELS
 
 ENVIRONMENT = ROOT / ".venv-nvcc"
@@ -42,9 +43,10 @@ def test_nvcc_compiles_without_a_warning_and_spills_nothing(nvcc: str, architect
     def compiled(pair: tuple[str, str]) -> subprocess.CompletedProcess[str]:
         name, stored = pair
         words = [nvcc, "-std=c++17", f"-DSTORED={stored}", "-Werror", "all-warnings", f"-arch={architecture}"]
-        words += ["-Xptxas", "-v", "-cubin", "-o", str(tmp_path / f"{name}_{stored}"), str(KERNELS / f"{name}.cu")]
+        words += ["-Xptxas", "-v", "-cubin", "-o", str(tmp_path / f"{name}_{stored}"), str(tmp_path / f"{name}.cu")]
         return subprocess.run(words, capture_output=True, text=True)
 
+    write_sources(tmp_path)
     pairs = [pair for pair in LARGEST_FIRST if pair[1] in ARCHITECTURES[architecture]]
     with ThreadPoolExecutor(2) as pool:
         for name, done in zip(pairs, pool.map(compiled, pairs), strict=True):

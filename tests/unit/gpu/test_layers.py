@@ -1,4 +1,4 @@
-"""Layers, losses, optimizers and batches as they call the kernels: with the emulated ones in place of Numba's."""
+"""Layers, losses and batches as they call the kernels: with the emulated ones in place of Numba's."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain import nn, optim
+from mpitrain import nn
 from mpitrain.core.device import Cpu
 from mpitrain.data import InMemory, loader
 from mpitrain.gpu import ops as launch
-from mpitrain.gpu.ops import updates
 from mpitrain.nn.activation import Activation
-from mpitrain.optim import rules
 
 from ...support.gradients import bound
 from ...support.kernel_device import Device
@@ -30,8 +28,6 @@ def same(device: Device, monkeypatch: pytest.MonkeyPatch) -> Compare:
         expected = [np.array(array) for array in function()]
         launch.use(device.places[0])
         with monkeypatch.context() as patch:
-            for name in ("update_segments", "measure_segments"):
-                patch.setattr(rules, name, getattr(updates, name))
             patch.setattr(loader, "ops", launch)
             patch.setattr(Cpu, "ops", launch)
             patch.setattr(Cpu, "is_gpu", True)
@@ -149,42 +145,6 @@ def test_average_pooling(same: Compare) -> None:
     def run() -> list[np.ndarray]:
         layers = [nn.Conv2D(2, 3, 3), nn.AveragePool(3, 2), nn.Flatten()]
         return steps(layers, nn.MeanSquaredError(), x, np.ones((3, 12)))
-
-    same(run)
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        optim.sgd(0.1, l2=0.05),
-        optim.momentum(0.05, clip_norm=0.5),
-        optim.nesterov(0.05, 0.8),
-        optim.adamw(0.01, weight_decay=0.5),
-        optim.adagrad(0.1),
-        optim.rmsprop(0.01, 0.9),
-        optim.lamb(0.01, weight_decay=0.1),
-        optim.lars(0.1, clip_norm=0.5),
-    ],
-    ids=lambda optimizer: type(optimizer).__name__,
-)
-def test_optimizers(same: Compare, optimizer: optim.Optimizer) -> None:
-    model = nn.Sequential(nn.Dense(67, 80), nn.BatchNorm(80), nn.Dense(80, 3))
-    layout = nn.layout_of(model, (67,), np.float64)
-    rows = np.random.default_rng(1).standard_normal((3, layout.size))
-
-    def run() -> list[np.ndarray]:
-        params, average = np.random.default_rng(0).standard_normal((2, layout.size))
-        slots = {name: np.zeros(layout.size) for name in optimizer.slots}
-        updater = optim.Updater(optimizer, layout, params, slots, average, optim.moving_average(0.9))
-        for step in range(3):
-            for lo, hi in ((0, 1001), (1001, layout.size)):
-                if not updater.needs_sums:
-                    updater.update(lo, hi, rows, step)
-            if updater.needs_sums:
-                own = np.zeros(layout.size)
-                sums = updater.prepare(0, layout.size, rows, own, step)
-                updater.finish(0, layout.size, own, sums, step)
-        return [params, average, *slots.values()]
 
     same(run)
 

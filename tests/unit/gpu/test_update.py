@@ -11,12 +11,12 @@ import pytest
 from mpitrain import optim
 from mpitrain.gpu import ops as launch
 from mpitrain.gpu.ops import updates
-from mpitrain.gpu.update import GpuUpdate
+from mpitrain.gpu.update import GpuBackend, GpuUpdate
 
 from ...support.kernel_device import Device
-from ...support.optimizers import LAYOUT, SIZE, Run, amsgrad, draw
+from ...support.optimizers import LAYOUT, SIZE, Run, amsgrad, draw, lamb_of_amsgrad, lars_of_amsgrad
 
-GPU: Any = SimpleNamespace(xp=np, empty=np.empty, copy_of=np.array)
+GPU: Any = SimpleNamespace(xp=np, empty=np.empty, zeros=np.zeros, copy_of=np.array)
 
 
 OPTIMIZERS = [
@@ -31,6 +31,13 @@ OPTIMIZERS = [
     optim.adamw(0.01, rate_factors={"*.weight": 0.1}),
     optim.lamb(0.01, rate_factors={"*.weight": 0.1}),
     amsgrad(0.1, rate_factors={"*.weight": 0.1}),
+    optim.adamw(0.01, clip_norm=0.5, rate_factors={"dense1.bias": 0.1}),
+    optim.adam(0.01, clip_norm=0.5, groups={"*.bias": {"beta1": 0.5, "eps": 0.1, "weight_decay": 0.1}}),
+    optim.momentum(0.1, groups={"dense2.*": {"momentum": 0.5, "nesterov": True, "learning_rate": 0.3}}),
+    optim.lars(0.5, groups={"dense2.*": {"trust": 0.1, "weight_decay": 0.1}}),
+    amsgrad(0.1, weight_decay=0.1, groups={"*.bias": {"beta1": 0.5, "l2": 0.1, "weight_decay": 0.0}}),
+    lamb_of_amsgrad(0.1, weight_decay=0.1),
+    lars_of_amsgrad(0.1, weight_decay=0.1, clip_norm=2.0),
 ]
 
 
@@ -81,3 +88,29 @@ def test_a_step_that_is_called_off_changes_nothing(device: Device, optimizer: op
     grads[3] = np.nan
     run.apply(grads, 1)
     assert np.array_equal(run.everything(), before)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optim.sgd(0.1, l2=0.05),
+        optim.momentum(0.05, clip_norm=0.5),
+        optim.nesterov(0.05, 0.8),
+        optim.adamw(0.01, weight_decay=0.5),
+        optim.adagrad(0.1),
+        optim.rmsprop(0.01, 0.9),
+        optim.lamb(0.01, weight_decay=0.1),
+        optim.lars(0.1, clip_norm=0.5),
+    ],
+    ids=lambda optimizer: type(optimizer).__name__,
+)
+def test_rows_and_ranges(device: Device, optimizer: optim.Optimizer) -> None:
+    here, there = (Run(optimizer, np.float64, optim.moving_average(0.9)) for _ in range(2))
+    launch.use(device.places[0])
+    vectors = there.params, there.slots, there.average, optim.moving_average(0.9)
+    there.updater = optim.Updater(optimizer, LAYOUT, *vectors, backend=lambda them: GpuBackend(GPU, np.ones(9), them))
+    for step in range(3):
+        rows = draw(step + 1, 3)
+        for run in (here, there):
+            run.step(rows, step, [0, 1001, SIZE], order=np.array([2, 0]))
+    np.testing.assert_allclose(there.everything(), here.everything(), rtol=1e-9, atol=1e-12)

@@ -1,0 +1,213 @@
+"""Compiled update rules: one pass over memory, block by block.
+
+A block is so small that its gradient, parameters and slots stay in the L1 cache. The loops over a block are separate
+and short, because only such loops vectorize.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..core.kernels import kernel, reduction, sum_rows
+from ..core.layout import Array
+
+BLOCK = 2048  # elements: parameters, gradient and two slots of float32 fill an L1 cache of 32 KiB
+SCRATCH = 2 * BLOCK  # elements of temporary memory
+
+Constants = tuple[float, ...]
+CONSTANTS, SLOTS = 6, 2  # maximum numbers
+
+RULES: dict[str, CompiledRule] = {}  # by name; the CUDA source ``optim`` contains all of them
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledRule:
+    """The arithmetic of an update rule for the CPU and for GPUs. The loops over segments are those of all rules.
+
+    Attributes:
+        name: Name of the rule; names are unique.
+        constants: Names of the constants in the CUDA source, in their order.
+        slots: Names of the slots in the CUDA source.
+        block: A ``kernel`` ``(params, grads, slot0, slot1, constants)`` that changes a block of params and slots in
+            place. It only subtracts from params, which it does not use otherwise, so that ``measure`` can apply it to
+            zeros.
+        cuda: C++ statements that do the same with one element: ``p`` of the parameters, ``g`` of the gradient, and of
+            each slot, by its name. Constants and elements have the type ``T``.
+    """
+
+    name: str
+    constants: tuple[str, ...]
+    slots: tuple[str, ...]
+    block: Callable[[Array, Array, Array, Array, Constants], None]
+    cuda: str
+
+    def __post_init__(self) -> None:
+        assert self.name not in RULES and len(self.constants) <= CONSTANTS and len(self.slots) <= SLOTS
+        RULES[self.name] = self
+
+    @cached_property
+    def update_segments(self) -> Callable[..., None]:
+        """``update_segments`` of ``_update_with``."""
+        return _update_with(self.block)
+
+    @cached_property
+    def measure_segments(self) -> Callable[..., None]:
+        """``measure_segments`` of ``_measure_with`` for the rule's direction."""
+        return _measure_with(_direction_with(self.block))
+
+
+def _update_with(block: Any) -> Callable[..., None]:
+    @kernel
+    def update_segments(
+        constants: Constants,
+        segments: Array,
+        scales: Array,
+        l2: Array,
+        decay: Array,
+        rate: float,
+        rows: Array,
+        order: Array,
+        origin: int,
+        params: Array,
+        slot0: Array,
+        slot1: Array,
+        average: Array,
+        ema_weight: float,
+        scratch: Array,
+    ) -> None:
+        """Update params, slots and average on every segment.
+
+        Args:
+            constants: Arguments of the rule.
+            segments: Shape (k, 3), int64: start, stop, and 1 for parameters or 0 for state.
+            scales: Shape (k,), float64: factor of the sum of rows, which gives the gradient.
+            l2: Shape (k,), float64: this times params is added to the gradient.
+            decay: Shape (k,), float64: ``rate`` times this times params is subtracted from params before the update.
+            rows: Shape (n, >= size), C-contiguous: gradients.
+            order: Shape (m,), int64: indices of the rows to add, in this order.
+            origin: Element of params that corresponds to the rows' first element.
+            params, slot0, slot1, average: Shape (size,), of one dtype; empty if unused.
+            ema_weight: Fraction by which ``average`` moves towards params.
+            scratch: Shape (SCRATCH,).
+        """
+        for s in range(segments.shape[0]):
+            shrink = rate * decay[s]
+            for start in range(segments[s, 0], segments[s, 1], BLOCK):
+                stop = min(start + BLOCK, segments[s, 1])
+                # Slices, so that the inner loops start at zero: only those vectorize.
+                p, a, g = params[start:stop], average[start:stop], scratch[: stop - start]
+                sum_rows(rows, order, start - origin, stop - origin, scales[s], g)
+                if segments[s, 2] == 0:
+                    add_scaled(p, 1.0, g)
+                    a[:] = p[: a.size]
+                    continue
+                if l2[s] != 0:
+                    add_scaled(g, l2[s], p)
+                if shrink != 0:
+                    _multiply(p, 1 - shrink)
+                block(p, g, slot0[start:stop], slot1[start:stop], constants)
+                _move_average(a, p, ema_weight)
+
+    return update_segments
+
+
+def _measure_with(direct: Any) -> Callable[..., None]:
+    @kernel
+    def measure_segments(
+        constants: Constants,
+        normed: bool,
+        segments: Array,
+        decay: Array,
+        rows: Array,
+        order: Array,
+        own: Array,
+        params: Array,
+        slot0: Array,
+        slot1: Array,
+        sums: Array,
+        scratch: Array,
+    ) -> None:
+        """Write each segment's gradient, or a rule's direction, to ``own``; sum its squares.
+
+        Args:
+            sums: Shape (k, 2), float64: output, the sums of squares of params (if ``normed``) and of the values written
+                to ``own``.
+            decay: Shape (k,), float64: this times params is added to a direction.
+
+        The other arguments are as in ``update_segments``; ``own`` may be one of the rows.
+        """
+        scratch[BLOCK:SCRATCH] = 0
+        for s in range(segments.shape[0]):
+            sums[s, 0] = sums[s, 1] = 0
+            for start in range(segments[s, 0], segments[s, 1], BLOCK):
+                stop = min(start + BLOCK, segments[s, 1])
+                p, g = params[start:stop], scratch[: stop - start]
+                sum_rows(rows, order, start, stop, 1.0, g)
+                if segments[s, 2] == 1:
+                    step = scratch[BLOCK : BLOCK + stop - start]
+                    direct(p, g, slot0[start:stop], slot1[start:stop], constants, decay[s], step)
+                    if normed:
+                        sums[s, 0] += _sum_squares(p)
+                    sums[s, 1] += _sum_squares(g)
+                own[start:stop] = g
+
+    return measure_segments
+
+
+def _direction_with(block: Any) -> Callable[..., None]:
+    @kernel
+    def write_direction(
+        p: Array, g: Array, slot0: Array, slot1: Array, constants: Constants, decay: float, step: Array
+    ) -> None:
+        """Replace the gradient with the negative step of the rule, plus ``decay * p``; ``step`` is and remains zero."""
+        block(step, g, slot0, slot1, constants)
+        shrink = p.dtype.type(decay)
+        for i in range(g.size):
+            g[i] = shrink * p[i] - step[i]
+            step[i] = 0
+
+    return write_direction
+
+
+@kernel
+def _keep_gradient(
+    p: Array, g: Array, slot0: Array, slot1: Array, constants: Constants, decay: float, step: Array
+) -> None:
+    """Do nothing: the gradient itself is measured."""
+
+
+measure_gradients = _measure_with(_keep_gradient)
+
+
+@kernel
+def add_scaled(y: Array, factor: float, x: Array) -> None:
+    """Set y = y + factor * x."""
+    c = y.dtype.type(factor)
+    for i in range(y.size):
+        y[i] += c * x[i]
+
+
+@kernel
+def _multiply(y: Array, factor: float) -> None:
+    c = y.dtype.type(factor)
+    for i in range(y.size):
+        y[i] *= c
+
+
+@kernel
+def _move_average(average: Array, p: Array, weight: float) -> None:
+    c = p.dtype.type(weight)
+    for i in range(average.size):
+        average[i] += c * (p[i] - average[i])
+
+
+@reduction
+def _sum_squares(x: Array) -> float:
+    total = 0.0
+    for i in range(x.size):
+        value = float(x[i])
+        total += value * value
+    return total

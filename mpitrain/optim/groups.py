@@ -1,0 +1,124 @@
+"""Groups of segments: which options of an optimizer apply to which part of the vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from ..core.layout import Array, Layout
+from .optimizer import Optimizer
+from .rules import sgd
+
+_ALONG_DIRECTION = sgd(1.0)  # the rule of a step along a direction that was measured
+
+Key = tuple[int, int, bytes]  # range [lo, hi), and for each entry whether it is frozen
+CopyOf = Callable[[Array], Array]  # copies an array of the host to the device
+
+
+class Segment(NamedTuple):
+    """A part of the vector whose elements have the same options.
+
+    Attributes:
+        start, stop: Its elements.
+        trained: Whether it is updated by the rule; the gradient of other segments is added.
+        entry: Index of its (first) entry in the layout.
+        factor: Factor of the learning rate.
+        decayed: Whether ``decay_names`` matches.
+    """
+
+    start: int
+    stop: int
+    trained: bool
+    entry: int
+    factor: float
+    decayed: bool
+
+    def continues(self, other: Segment) -> bool:
+        """Whether this segment of a group can be joined to the one before it, across the gap, which stays zero."""
+        return (self.trained, self.decayed) == (other.trained, other.decayed)
+
+
+class Group:
+    """Segments that are updated together, in ascending order, with the options and constants that they share.
+
+    Attributes:
+        options: The optimizer with the options of the group.
+        measured: The optimizer whose rule gives the direction of which norms are taken; None for the gradient.
+        applied: The optimizer whose rule is applied last.
+        factor: Factor of the learning rate; 1 for a layerwise optimizer, whose ``scales`` include the factors.
+        adds_l2: Whether ``l2`` may differ from 0.
+        segments: The segments, on the host.
+        bounds: Shape (k, 3), int64: start, stop, and whether it is trained.
+        entries: Shape (k,), int64: index of the segment's (first) entry in the layout.
+        trained, decayed: Shape (k,), bool: as in ``Segment``.
+        factors: Shape (k,), float64: factors of the learning rate.
+        decay: Shape (k,), float64: weight decay where ``decay_names`` matches, else 0.
+        scales, l2: Shape (k,), float64: arguments of ``update_segments``, which may be set at every step.
+        sums: Shape (k, 2), float64: results of ``measure_segments``; a part of those of the range.
+    """
+
+    def __init__(self, options: Optimizer, segments: list[Segment], sums: Array, copy_of: CopyOf) -> None:
+        self.options, self.segments, self.sums = options, segments, sums
+        self.trust = trust = options.trust_ratio
+        self.measured = options if trust is not None and trust.after_rule else None
+        self.applied = options if self.measured is None else _ALONG_DIRECTION
+        self.factor = segments[0].factor if trust is None else 1.0
+        self.adds_l2 = bool(options.l2) or (trust is not None and not trust.after_rule)
+        decayed = np.array([segment.decayed for segment in segments])
+        self.bounds = copy_of(np.array([segment[:3] for segment in segments], np.int64))
+        self.entries = copy_of(np.array([segment.entry for segment in segments], np.int64))
+        self.trained = copy_of(np.array([segment.trained for segment in segments]))
+        self.factors = copy_of(np.array([segment.factor for segment in segments]))
+        self.decayed, self.decay = copy_of(decayed), copy_of(options.weight_decay * decayed)
+        self.scales, self.l2 = copy_of(np.ones(len(segments))), copy_of(options.l2 * decayed)
+
+
+class Range:
+    """The groups of a range of the vector.
+
+    Attributes:
+        groups: Groups, which differ in options or in the factor of the learning rate.
+        sums: Shape (number of segments, 2), float64: the groups' ``sums``.
+        clip: Clip factor that the groups' ``scales`` have; NaN if they have others.
+    """
+
+    def __init__(self, optimizer: Optimizer, layout: Layout, key: Key, copy_of: CopyOf) -> None:
+        groups = groups_of(optimizer, layout, *key)
+        self.sums = copy_of(np.zeros((sum(len(segments) for _, segments in groups), 2)))
+        self.groups, self.clip = list[Group](), 1.0
+        first = 0
+        for options, segments in groups:
+            sums = self.sums[first : first + len(segments)]
+            self.groups.append(Group(options, segments, sums, copy_of))
+            first += len(segments)
+
+
+def groups_of(
+    optimizer: Optimizer, layout: Layout, lo: int, hi: int, frozen: bytes = b""
+) -> list[tuple[Optimizer, list[Segment]]]:
+    """Return the segments of [lo, hi) in groups of equal options; for a layerwise optimizer each entry is a segment.
+
+    Args:
+        frozen: For each entry whether it is not trained, although it is a parameter. Its gradient is zero.
+    """
+    variants: list[Optimizer] = []
+    groups: dict[tuple[float, int], list[Segment]] = {}
+    last: list[Segment] = []
+    for index, entry in enumerate(layout.entries):
+        start, stop = max(entry.start, lo), min(entry.stop, hi)
+        if start >= stop:
+            continue
+        options, factor = optimizer.by_name(entry.name), optimizer.rate_factor(entry.name)
+        if options not in variants:
+            variants.append(options)
+        trained = entry.kind == "param" and not (frozen and frozen[index])
+        segment = Segment(start, stop, trained, index, factor, options.decays(entry.name))
+        group = groups.setdefault((0.0 if optimizer.layerwise else factor, variants.index(options)), [])
+        if group and group is last and not optimizer.layerwise and segment.continues(group[-1]):
+            group[-1] = group[-1]._replace(stop=stop)
+        else:
+            group.append(segment)
+        last = group
+    return [(variants[variant], groups[factor, variant]) for factor, variant in sorted(groups)]

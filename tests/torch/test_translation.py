@@ -1,0 +1,125 @@
+"""Optimizers of torch with parameter groups: their translations take the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mpitrain import optim
+from mpitrain.core.layout import Layout
+from mpitrain.errors import JobError
+from mpitrain.pytorch.translation import translated
+
+STEPS = 20
+MakeGroups = Callable[[Any], torch.optim.Optimizer]
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 3)).double()
+
+
+def gradients(model: nn.Module, step: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(step + 1)
+    return [rng.standard_normal(parameter.shape) for parameter in model.parameters()]
+
+
+def steps_of_torch(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any = None) -> list[np.ndarray]:
+    """Return the parameters after all steps."""
+    for step in range(STEPS):
+        for parameter, gradient in zip(model.parameters(), gradients(model, step), strict=True):
+            parameter.grad = torch.from_numpy(gradient)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+    return [parameter.detach().numpy() for parameter in model.parameters()]
+
+
+def steps_of_translation(model: nn.Module, optimizer: optim.Optimizer) -> list[np.ndarray]:
+    """Return the parameters after all steps."""
+    layout = Layout.pack([(name, tuple(value.shape), "param") for name, value in model.named_parameters()])
+    params, slots = np.zeros(layout.size), {name: np.zeros(layout.size) for name in optimizer.slots}
+    for name, view in layout.views(params).items():
+        view[...] = dict(model.named_parameters())[name].detach().numpy()
+    updater = optim.Updater(optimizer, layout, params, slots)
+    for step in range(STEPS):
+        grads = np.zeros(layout.size)
+        for view, gradient in zip(layout.views(grads).values(), gradients(model, step), strict=True):
+            view[...] = gradient
+        updater.update_all(grads, step)
+    return list(layout.views(params).values())
+
+
+GROUPS: dict[str, MakeGroups] = {
+    "adam": lambda p: torch.optim.Adam(
+        [
+            {"params": p[:2], "lr": 0.002, "weight_decay": 0.3, "betas": (0.8, 0.95), "eps": 1e-3},
+            {"params": p[2:4], "betas": (0.5, 0.9)},
+            {"params": p[4:], "weight_decay": 0.1, "eps": 1e-5},
+        ],
+        0.01,
+    ),
+    "adamw": lambda p: torch.optim.AdamW(
+        [{"params": p[::2], "lr": 0.02, "weight_decay": 0.3, "eps": 1e-3}, {"params": p[1::2], "betas": (0.5, 0.9)}],
+        0.01,
+        weight_decay=0.1,
+    ),
+    "decoupled in one group": lambda p: torch.optim.Adam(
+        [{"params": p[:3], "decoupled_weight_decay": True}, {"params": p[3:]}], 0.01, weight_decay=0.2
+    ),
+    "weight decay": lambda p: torch.optim.AdamW(
+        [{"params": p[:1], "weight_decay": 0.0}, {"params": p[1:4]}, {"params": p[4:], "weight_decay": 0.5}], 0.01
+    ),
+    "sgd": lambda p: torch.optim.SGD(
+        [
+            {"params": p[:1], "lr": 0.05, "weight_decay": 0.2},
+            {"params": p[1:3], "momentum": 0.9, "nesterov": True},
+            {"params": p[3:], "momentum": 0.5, "weight_decay": 0.1},
+        ],
+        0.1,
+    ),
+    "sgd without momentum": lambda p: torch.optim.SGD(
+        [{"params": p[:3], "weight_decay": 0.2}, {"params": p[3:], "weight_decay": 0.1, "lr": 0.2}], 0.1
+    ),
+    "frozen": lambda p: torch.optim.Adam([{"params": p[:2], "betas": (0.5, 0.9)}, {"params": p[3:]}], 0.01),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_groups_take_the_steps_of_torch(name: str, scheduled: bool) -> None:
+    model, other = make_model(), make_model()
+    optimizer = GROUPS[name](list(model.parameters()))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if scheduled else None
+    translation = translated(optimizer, model, scheduler, "step")
+    found = steps_of_translation(other, translation)
+    for ours, theirs in zip(found, steps_of_torch(model, optimizer, scheduler), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_groups_that_differ_in_rate_and_whether_they_decay_are_updated_together() -> None:
+    model = make_model()
+    p = list(model.parameters())
+    groups = [{"params": p[:2], "lr": 0.1, "weight_decay": 0.0}, {"params": p[2:]}]
+    translation = translated(torch.optim.AdamW(groups, 0.01, weight_decay=0.1), model)
+    assert translation.groups == {} and translation.weight_decay == 0.1
+    assert [translation.decays(name) for name, _ in model.named_parameters()] == [False, False, True, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.Adam([{"params": p[:1]}, {"params": p[1:], "amsgrad": True}]),
+        lambda p: torch.optim.SGD([{"params": p[:1]}, {"params": p[1:], "maximize": True}], 0.1),
+        lambda p: torch.optim.SGD([{"params": p[:1]}, {"params": p[1:], "dampening": 0.1, "momentum": 0.9}], 0.1),
+    ],
+)
+def test_an_option_that_is_not_supported_is_refused_in_every_group(make: MakeGroups) -> None:
+    model = make_model()
+    with pytest.raises(JobError):
+        translated(make(list(model.parameters())), model)
