@@ -52,7 +52,8 @@ def measure(mib: float, rounds: int) -> None:
         params = shared.allocate((size,), np.float32)
         layout = Layout.pack([("weight", (size,), "param")])
         updater = Updater(sgd(0.1), layout, params, {})
-        shard = Shard(shared, [(0, size)], updater, {"params": params}, Backoff(oversubscribed=False))
+        frozen, waiting = np.zeros(1, np.uint8), Backoff(oversubscribed=False)
+        shard = Shard(shared, [(0, size)], updater, {"params": params}, frozen, waiting)
         own = np.zeros(size, np.float32)
     transports = {
         "window": WindowTransport(routes),

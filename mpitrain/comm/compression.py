@@ -6,6 +6,7 @@ at the rate of the exact method see Karimireddy, Rebjock, Stich and Jaggi, Error
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,22 +20,32 @@ from ..plan.config import Precision
 _BLOCK = 1 << 14  # elements per block, so that intermediate values stay in the L2 cache
 
 
-class Codec:
+class Codec(ABC):
     """Rounds vectors to a narrower type and tracks the rounding error. Local.
 
+    A subclass converts blocks, and is added to ``CODECS``.
+
     Args:
-        precision: The narrower type.
+        name: The value of ``--push-precision``.
         dtype: Data type of the vectors.
 
     Attributes:
-        wire: Data type of the encoded elements; bfloat16 is stored as uint16.
+        wire: Data type of the encoded elements.
     """
 
-    def __init__(self, precision: Precision, dtype: np.dtype[Any]) -> None:
-        self.wire = np.dtype(np.uint16 if precision == "bfloat16" else precision)
-        self._precision, self._is_bfloat16 = precision, precision == "bfloat16"
+    wire: np.dtype[Any]
+
+    def __init__(self, name: str, dtype: np.dtype[Any]) -> None:
+        self._name = name
         self._exact, self._back = np.empty(_BLOCK, dtype), np.empty(_BLOCK, dtype)
-        self._single = np.empty(_BLOCK, np.float32)
+
+    @abstractmethod
+    def narrow(self, exact: Array, out: Array) -> None:
+        """Set ``out`` to a block of a vector, rounded to nearest. NaN stays NaN, and what is too large is infinite."""
+
+    @abstractmethod
+    def widen(self, wire: Array, out: Array) -> None:
+        """Set ``out`` to an encoded block."""
 
     def encode(self, vector: Array, residual: Array, out: Array) -> None:
         """Set ``out`` to ``vector + residual``, rounded to nearest, and ``residual`` to the rounding error.
@@ -53,35 +64,62 @@ class Codec:
             exact, back = self._exact[:count], self._back[:count]
             np.add(vector[part], residual[part], out=exact)
             with np.errstate(over="ignore"):
-                self._downcast(exact, out[part])
-            self._upcast(out[part], back)
+                self.narrow(exact, out[part])
+            self.widen(out[part], back)
             if _update_residual(exact, back, residual[part]):
                 largest = np.abs(exact[np.isfinite(exact)]).max()
                 raise ConfigError(
-                    f"a gradient has an element of {largest:.3g}, which exceeds --push-precision {self._precision}; "
+                    f"a gradient has an element of {largest:.3g}, which exceeds --push-precision {self._name}; "
                     "use bfloat16, remove --push-precision, or clip gradients (clip_norm)"
                 )
 
     def decode(self, wire: Array, out: Array) -> None:
         """Decode ``wire`` into ``out``, in the vectors' type; both have shape (n,)."""
         for part in _blocks(len(wire)):
-            self._upcast(wire[part], out[part])
+            self.widen(wire[part], out[part])
 
-    def _upcast(self, wire: Array, out: Array) -> None:
-        if not self._is_bfloat16:
-            np.copyto(out, wire)
-            return
+
+class Cast(Codec):
+    """Converts to a type that NumPy has, of the same name."""
+
+    def __init__(self, name: str, dtype: np.dtype[Any]) -> None:
+        super().__init__(name, dtype)
+        self.wire = np.dtype(name)
+
+    def narrow(self, exact: Array, out: Array) -> None:
+        np.copyto(out, exact, casting="same_kind")
+
+    def widen(self, wire: Array, out: Array) -> None:
+        np.copyto(out, wire)
+
+
+class Bfloat16(Codec):
+    """Converts to bfloat16, stored as uint16."""
+
+    wire = np.dtype(np.uint16)
+
+    def __init__(self, name: str, dtype: np.dtype[Any]) -> None:
+        super().__init__(name, dtype)
+        self._single = np.empty(_BLOCK, np.float32)
+
+    def narrow(self, exact: Array, out: Array) -> None:
+        single = self._single[: len(exact)]
+        np.copyto(single, exact, casting="same_kind")
+        _round_bfloat16(single.view(np.uint32), out)
+
+    def widen(self, wire: Array, out: Array) -> None:
         single = self._single[: len(wire)]
         _upcast_bfloat16(wire, single.view(np.uint32))
         np.copyto(out, single)
 
-    def _downcast(self, exact: Array, out: Array) -> None:
-        if self._is_bfloat16:
-            single = self._single[: len(exact)]
-            np.copyto(single, exact, casting="same_kind")
-            _round_bfloat16(single.view(np.uint32), out)
-        else:
-            np.copyto(out, exact, casting="same_kind")
+
+#: By the value of ``--push-precision``.
+CODECS: dict[Precision, type[Codec]] = {"float32": Cast, "float16": Cast, "bfloat16": Bfloat16}
+
+
+def make_codec(precision: Precision, dtype: np.dtype[Any]) -> Codec:
+    """Return the codec that rounds vectors of type ``dtype`` to a narrower type."""
+    return CODECS[precision](precision, dtype)
 
 
 def _blocks(size: int) -> Iterator[slice]:

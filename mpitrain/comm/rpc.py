@@ -24,7 +24,7 @@ from ..core.kernels import kernel
 from ..core.layout import Array
 from ..plan.config import Precision
 from .backoff import Backoff
-from .compression import Codec
+from .compression import make_codec
 from .mpi import MPI, mpi_type
 
 HEADER = 16  # words: sequence number, kind, message, checksum
@@ -160,7 +160,7 @@ class _TransportBase:
         capacity = max((routes.capacity(server) for server in self._servers), default=0)
         yield_s = _YIELD_S + capacity * routes.dtype.itemsize / _SLOW_BYTES_PER_S
         self._waiting = Backoff(oversubscribed=True, yield_s=yield_s)
-        self._codec = None if routes.precision is None else Codec(routes.precision, routes.dtype)
+        self._codec = None if routes.precision is None else make_codec(routes.precision, routes.dtype)
         self._sent_dtype = routes.dtype if self._codec is None else self._codec.wire
         coded = self._codec is not None
         self._wire = np.zeros(routes.size if coded and self._servers else 0, self._sent_dtype)

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpitrain.comm.compression import Codec
+from mpitrain.comm.compression import Codec, make_codec
 from mpitrain.errors import ConfigError
 
 SIZE = (1 << 14) + 3
@@ -31,20 +31,20 @@ def values(dtype: type) -> np.ndarray:
 def test_the_first_is_rounded_to_the_nearest(precision, dtype) -> None:
     vector = values(dtype)
     expected = vector.astype(np.float32).astype(TYPES[precision]).astype(dtype)
-    np.testing.assert_array_equal(sent(Codec(precision, np.dtype(dtype)), vector, np.zeros(SIZE, dtype)), expected)
+    np.testing.assert_array_equal(sent(make_codec(precision, np.dtype(dtype)), vector, np.zeros(SIZE, dtype)), expected)
 
 
 def test_halfway_between_two_the_even_one_is_taken() -> None:
     bits = np.array([0x3F808000, 0x3F818000, 0xBF808000, 0x3F808001], np.uint32)
     vector = bits.view(np.float32)
-    found = sent(Codec("bfloat16", np.dtype(np.float32)), vector, np.zeros(4, np.float32))
+    found = sent(make_codec("bfloat16", np.dtype(np.float32)), vector, np.zeros(4, np.float32))
     assert [hex(b) for b in found.view(np.uint32)] == ["0x3f800000", "0x3f820000", "0xbf800000", "0x3f810000"]
 
 
 @pytest.mark.parametrize(("precision", "dtype"), NARROWER)
 def test_nothing_is_lost_over_many_steps(precision, dtype) -> None:
     """Not of what is far below the last digit of what it is added to, nor of what has no digit in the type at all."""
-    codec, left = Codec(precision, np.dtype(dtype)), np.zeros(SIZE, dtype)
+    codec, left = make_codec(precision, np.dtype(dtype)), np.zeros(SIZE, dtype)
     total, arrived = np.zeros(SIZE), np.zeros(SIZE)
     for step in range(50):
         vector = values(dtype) * dtype(1 + step % 3)
@@ -55,7 +55,7 @@ def test_nothing_is_lost_over_many_steps(precision, dtype) -> None:
 
 @pytest.mark.parametrize(("precision", "dtype"), NARROWER)
 def test_what_is_not_finite_arrives_and_leaves_no_trace(precision, dtype) -> None:
-    codec, left = Codec(precision, np.dtype(dtype)), np.full(3, 1e-3, dtype)
+    codec, left = make_codec(precision, np.dtype(dtype)), np.full(3, 1e-3, dtype)
     bad = np.array([np.nan, np.inf, -np.inf], dtype)
     np.testing.assert_array_equal(sent(codec, bad, left), bad)
     assert not left.any()
@@ -74,4 +74,4 @@ def test_what_is_too_large_is_reported(precision, dtype, value: float) -> None:
     """It would arrive as infinity, or cut off at every step."""
     vector = np.array([1, value, np.nan], dtype)
     with pytest.raises(ConfigError, match=f"--push-precision {precision}"):
-        sent(Codec(precision, np.dtype(dtype)), vector, np.zeros(3, dtype))
+        sent(make_codec(precision, np.dtype(dtype)), vector, np.zeros(3, dtype))
