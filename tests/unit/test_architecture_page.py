@@ -15,11 +15,8 @@ def listed_modules() -> dict[str, set[str]]:
     """Return the names in code in the entry of each package; one entry may be for several packages."""
     section = PAGE.partition("\n## Modules\n")[2].partition("\n## ")[0]
     entries = re.findall(r"^(`[^\n]*`)\n: (.*?)(?=\n\n|\Z)", section, re.MULTILINE | re.DOTALL)
-    return {
-        package: set(re.findall(r"`([\w.]+)`", text))
-        for head, text in entries
-        for package in re.findall(r"`(.*?)`", head)
-    }
+    names = {head: set(re.findall(r"`([\w.]+)`", text)) for head, text in entries}
+    return {package: names[head] for head in names for package in re.findall(r"`(.*?)`", head)}
 
 
 def modules() -> dict[str, set[str]]:
