@@ -142,6 +142,8 @@ def test_a_request_is_immutable_and_keeps_what_was_given(job: Path) -> None:
     assert request.job.config.run.resume == "never"
     with pytest.raises(dataclasses.FrozenInstanceError):
         request.options = LaunchOptions()  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        request.job.options["seed"] = 1  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
