@@ -128,10 +128,21 @@ def convert(option: click.Option, value: Any) -> Any:
 def _convert_one(kind: ParamType, value: Any) -> Any:
     if isinstance(value, str):
         return kind.convert(value, None, None)
-    valid = numbers.Integral if kind is click.INT else (numbers.Real, os.PathLike)
-    if isinstance(value, bool) or isinstance(kind, CommaSeparated) or not isinstance(value, valid):
+    if not isinstance(value, _python_types(kind)) or (isinstance(value, bool) and kind is not click.BOOL):
         raise click.BadParameter(f"must be {_description(kind)}")
     return kind.convert(value, None, None)
+
+
+def _python_types(kind: ParamType) -> tuple[type, ...]:
+    """Return the types of the values, besides strings, that an option of this type takes."""
+    if isinstance(kind, click.Path):
+        return (os.PathLike,)
+    return {
+        click.INT: (numbers.Integral,),
+        click.FLOAT: (numbers.Real,),
+        click.BOOL: (bool,),
+        click.STRING: (numbers.Real, os.PathLike),
+    }.get(kind, ())
 
 
 def _description(kind: ParamType) -> str:

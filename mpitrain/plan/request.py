@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -37,6 +38,8 @@ class JobRequest:
     script_arguments: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("options", "arguments"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         _ = self.config
 
     @cached_property

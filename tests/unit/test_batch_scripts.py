@@ -309,6 +309,20 @@ def test_what_brings_a_job_back(status: int, signal: str, comes_back: bool, tmp_
     assert (tmp_path / "again").exists() == comes_back
 
 
+@pytest.mark.parametrize(("scheduler", "signal", "resubmits"), [("flux", "USR1", True), ("flux", "HUP", False)])
+def test_a_cancelled_job_is_not_resubmitted(scheduler: str, signal: str, resubmits: bool, tmp_path: Path) -> None:
+    run = f"trap 'exit 75' TERM; kill -{signal} $PPID; for i in {{1..90}}; do sleep 0.1; done"
+    for name, text in (("python", run), ("flux", f"echo >>{tmp_path}/again")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    made = Batch("n", Resources(), tmp_path, tmp_path / "r", str(tmp_path / "python"), ["job.py"])
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", "-c", render(scheduler, made).text]
+    done = subprocess.run(command, env=environment, timeout=30, check=False, capture_output=True)
+    assert done.returncode == 75
+    assert (tmp_path / "again").exists() == resubmits
+
+
 @pytest.mark.parametrize("scheduler", ["slurm", "preemptible.sbatch"])
 def test_a_run_that_ends_before_the_script_waits_again(scheduler: str, tmp_path: Path) -> None:
     run = "trap 'exit 75' TERM; kill -USR1 $PPID; for i in {1..90}; do sleep 0.1; done"

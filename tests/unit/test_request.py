@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 def job(width: int = 3, rate: float = 0.5, tag: str = "", folder: Path | None = None, deep: bool = True,
-        kind: Literal["one", "two"] = "one", sizes: list[int] = [1]):
+        kind: Literal["one", "two"] = "one", sizes: list[int] = [1], parts: list[bool] = []):
     raise NotImplementedError
 """
 
@@ -71,6 +71,7 @@ CASES: list[tuple[list[str], dict[str, Any]]] = [
     (["--folder", "a b", "--tag=--x", "--kind", "two"], {"folder": Path("a b"), "tag": "--x", "kind": "two"}),
     (["--tag", "it's\n$(x)", "--sizes", "4,5"], {"tag": "it's\n$(x)", "sizes": (4, 5)}),
     (["--sizes", "", "--tag", ""], {"sizes": [], "tag": ""}),
+    (["--parts", "true,no"], {"parts": [True, False]}),
     (["--run-dir=-night", "--seed", "0"], {"run_dir": "-night", "seed": 0, "resume": None}),
 ]
 
@@ -141,6 +142,8 @@ def test_a_request_is_immutable_and_keeps_what_was_given(job: Path) -> None:
     assert request.job.config.run.resume == "never"
     with pytest.raises(dataclasses.FrozenInstanceError):
         request.options = LaunchOptions()  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        request.job.options["seed"] = 1  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -164,6 +167,11 @@ def test_a_request_is_immutable_and_keeps_what_was_given(job: Path) -> None:
         ({"width": print}, ["width=", "integer"]),
         ({"sizes": [1, "x"]}, ["sizes=[1, 'x']", "integer"]),
         ({"sizes": 3}, ["sizes=3", "list of integer"]),
+        ({"rate": Path("a")}, ["rate=", "float"]),
+        ({"rate": True}, ["rate=True", "float"]),
+        ({"folder": 3}, ["folder=3", "path"]),
+        ({"tag": ["a"]}, ["tag=['a']", "text"]),
+        ({"kind": 3}, ["kind=3", "one, two"]),
         ({"mode": "async", "ps": 1, "ps_hosts": ["a,b"]}, ["ps_hosts=['a,b']", "comma"]),
         ({"kind": "three"}, ["kind='three'", "'one', 'two'"]),
         ({"local_steps": 3}, ["--local-steps", "--mode local"]),
