@@ -46,7 +46,7 @@ def check_board() -> None:
     values = shared.allocate((size, 512), np.int64)
     for turn in range(1, 1001):
         values[rank] = turn
-        barrier.note(turn + rank, 1 << rank if turn % 7 == 0 else 0)
+        barrier.set_status(turn + rank, 1 << rank if turn % 7 == 0 else 0)
         barrier.publish(2 * turn - 1)
         barrier.wait(2 * turn - 1)
         assert barrier.reached(2 * turn - 1)
