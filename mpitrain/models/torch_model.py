@@ -198,7 +198,7 @@ class TorchModel(Model):
         with self._device.exclusive(), self._gradients.collecting(announce):
             if not loss.requires_grad:  # all parameters are frozen, or none was used
                 return
-            loss.register_hook(self._gradients.note_task)
+            loss.register_hook(self._gradients.set_task)
             try:
                 (loss * self._share).backward()  # a gradient as argument would import SymPy
             except RuntimeError as error:

@@ -59,8 +59,8 @@ class Gradients:
         """Whether the backward pass of the training step runs, and no other one inside it."""
         return self._task is not None and torch._C._current_graph_task_id() == self._task
 
-    def note_task(self, _: Tensor) -> None:
-        """Note that the current backward pass is that of the training step: a hook of the loss."""
+    def set_task(self, _: Tensor) -> None:
+        """Set the current backward pass as that of the training step: a hook of the loss."""
         self._task = torch._C._current_graph_task_id()
 
     def count_use(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""A lock of torch's random numbers on the CPU, which are global: only one tower may draw them at a time."""
+"""A lock of torch's random numbers on the CPU, which are global: only one replica may draw them at a time."""
 
 from __future__ import annotations
 

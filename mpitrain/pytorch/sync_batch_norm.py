@@ -1,4 +1,4 @@
-"""``torch.nn.SyncBatchNorm`` over MPI workers and towers."""
+"""``torch.nn.SyncBatchNorm`` over MPI workers and replicas."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class SyncGpu(BulkSynchronous):
 
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Any], state: TrainingState) -> None:
         from ..gpu.grad_scaler import GradScaler
-        from ..gpu.ops.updates import note_loss
+        from ..gpu.ops.updates import copy_loss
         from ..gpu.update import GpuUpdate
 
         super().__init__(cluster, plan)
@@ -68,7 +68,7 @@ class SyncGpu(BulkSynchronous):
         by_host = config.device.gpu_transport in ("auto", "host")
         vectors = len(plan.vectors) + (cluster.training.node.size + 1 if by_host else 0)
         self._hierarchy = hierarchy = hierarchy_of(cluster, vectors * plan.nbytes, config.parallel.shared_memory)
-        self._device, self._copy_loss = device, note_loss
+        self._device, self._copy_loss = device, copy_loss
         size, dtype = plan.layout.size, plan.dtype
         self._host = {name: hierarchy.shared.allocate((size,), dtype) for name in plan.vectors}
         self.initial_vectors = self._host if hierarchy.node.rank == 0 else None

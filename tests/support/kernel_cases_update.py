@@ -165,5 +165,5 @@ def test_overflow_is_found(device: Device, dtype: Any) -> None:
         if place is not None:
             values[place] = value
         assert device.run("find_overflow", (values, np.zeros(1)), 1)[1] == (place is not None)
-    *_, noted = device.run("note_loss", (np.array([0.1]), np.zeros(1, dtype)))
+    *_, noted = device.run("copy_loss", (np.array([0.1]), np.zeros(1, dtype)))
     assert noted[0] == dtype(0.1)

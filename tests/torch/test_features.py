@@ -258,7 +258,7 @@ def test_trying_lazy_modules_changes_neither_statistics_nor_modes() -> None:
 
 
 @pytest.mark.parametrize("devices", [2, 3])
-def test_towers_are_one_device(devices: int) -> None:
+def test_replicas_are_one_device(devices: int) -> None:
     def make() -> Job:
         return making(lambda: mlp(nn.SyncBatchNorm(8)))()
 

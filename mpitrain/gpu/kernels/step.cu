@@ -53,6 +53,6 @@ KERNEL(find_overflow)(long long n, const T* values, double* flag) {
     if (found) *flag = 1;
 }
 
-KERNEL(note_loss)(const double* loss, T* place) {
+KERNEL(copy_loss)(const double* loss, T* place) {
     if (thread_number() == 0) *place = T(*loss);
 }

@@ -116,9 +116,9 @@ def find_overflow(values: Array, flag: Array) -> None:
     flat("step", "find_overflow", values, values.size, (int64(values.size), values, flag))
 
 
-def note_loss(loss: Array, place: Array) -> None:
+def copy_loss(loss: Array, place: Array) -> None:
     """Copy a loss, shape (1,), float64, to an array of another type."""
-    _single("note_loss", place, (loss, place))
+    _single("copy_loss", place, (loss, place))
 
 
 def _single(name: str, typed: Array, arguments: tuple[Any, ...]) -> None:
