@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpitrain import optim
 from mpitrain.gpu import ops as launch
 from mpitrain.gpu.ops import grid, updates
 
 X, OF_COLUMNS, SEGMENT = np.zeros((90_000, 64), np.float32), np.zeros(64, np.float32), np.array([[0, 5_760_000, 1]])
 SUMS, IMAGES = np.zeros((2, 64)), np.zeros((128, 32, 32, 8), np.float32)
-FACTORS = SEGMENT, np.ones(1), np.zeros(1), np.zeros(1), X.reshape(1, -1), np.zeros(1, np.int64), 0, X.reshape(-1)
+FACTORS = SEGMENT, np.ones(1), np.zeros(1), np.zeros(1), 0.1
+VECTORS = X.reshape(1, -1), np.zeros(1, np.int64), 0, X.reshape(-1)
 NONE = np.zeros(0, np.float32)
 
 
@@ -53,7 +55,7 @@ def blocks(resident: int, operation: Callable[[], object]) -> list[int]:
         lambda: launch.drop(X, X, 0, 0, np.zeros(1, np.uint64), 2**31, 2.0),
         lambda: launch.average_pool(IMAGES, 1, 1, IMAGES),
         lambda: launch.layer_norm(X, 1e-5, OF_COLUMNS, OF_COLUMNS, X, X[:, 0].copy(), X),
-        lambda: updates.update_segments(0, (0.1, 0, 0, 0), *FACTORS, NONE, NONE, NONE, 0.0),
+        lambda: updates.update_segments(*optim.sgd(0.1).fused(0.1, 0), *FACTORS, *VECTORS, NONE, NONE, NONE, 0.0),
     ],
     ids=["add", "cast", "drop", "pool", "layer_norm", "update"],
 )
