@@ -106,6 +106,61 @@ def test_gradients_are_announced_from_the_last_layer_to_the_first() -> None:
     assert len(ready) > 3
 
 
+class Pair(Layer):
+    """A container of a user's own: two layers, one after the other."""
+
+    announces_children = True
+
+    def __init__(self, *layers: Layer) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def children(self) -> list[tuple[str, Layer]]:
+        return [(f"layer{i}", layer) for i, layer in enumerate(self.layers)]
+
+    def build(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        for layer in self.layers:
+            shape = layer.build(shape)
+        return shape
+
+    def forward(self, x: Array, ctx: nn.Context) -> Array:
+        for layer in self.layers:
+            x = layer.forward(x, ctx)
+        return x
+
+    def backward(self, dy: Array) -> Array:
+        for index, layer in reversed([*enumerate(self.layers)]):
+            dy = layer.backward(dy)
+            if self.after_backward is not None:
+                self.after_backward(index)
+        return dy
+
+
+class Silent(Pair):
+    """The same, without announcing its children."""
+
+    announces_children = False
+
+
+@pytest.mark.parametrize("container", [Pair, Silent])
+def test_a_container_states_whether_it_announces_its_children(container: type[Pair]) -> None:
+    made = Job(
+        model=container(nn.Sequential(nn.Flatten(), nn.Dense(60, 5)), nn.Dense(5, 3)),
+        loss=nn.SoftmaxCrossEntropy(),
+        optimizer=optim.sgd(0.1),
+        train=split(),
+    )
+    plan = plan_of(made)
+    params, grads = np.zeros(plan.layout.size), np.zeros(plan.layout.size)
+    nn.initialize(made.model, plan.layout, params, 1)
+    model = make_model(made, plan, [Cpu()], TrainingState(plan.layout))
+    model.bind(params, grads)
+    accumulation, announced = GradientAccumulation(model, grads, 1, TrainingState(plan.layout)), []
+    accumulation.forward(batch())
+    accumulation.backward(announced.append)
+    assert announced == ([plan.layer_starts[1], 0] if container is Pair else [0])
+
+
 # BATCH parts need one device: a micro-batch must have an example for each device.
 @pytest.mark.parametrize(("devices", "parts"), [(1, 2), (1, 3), (1, BATCH), (2, 2), (2, 3)])
 def test_accumulation_gives_the_gradient_of_the_batch(parts: int, devices: int) -> None:
