@@ -27,7 +27,7 @@ from .container import Compression, write_container
 from .directory import path_for, shard_paths
 from .reader import Checkpoint
 from .snapshot import Snapshot
-from .state import contents, is_buffer
+from .state import contents, is_extra_state
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,9 @@ class ShardedWriter:
         self._path, self._attributes = path_for(self._folder, snapshot.step), attributes
         # Arrays without rows, and those that only the chief has, are stored in the index.
         self._small = {
-            name: array.copy() for name, array in arrays.items() if not array.shape or not array.size or is_buffer(name)
+            name: array.copy()
+            for name, array in arrays.items()
+            if not array.shape or not array.size or is_extra_state(name)
         }
         cut = {name: array for name, array in arrays.items() if name not in self._small}
         self._shapes = {name: (array.shape, array.dtype) for name, array in cut.items()}

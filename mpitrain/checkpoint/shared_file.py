@@ -35,7 +35,7 @@ from .disk import flush_folder, make_folder
 from .manifest import Manifest, Range
 from .sharded import ShardSpec, rows_of_shard
 from .snapshot import Snapshot
-from .state import contents, is_buffer
+from .state import contents, is_extra_state
 
 _BLOCK_BYTES = 1 << 20  # per write: stays in the cache after its digest; longer writes block other nodes
 
@@ -167,7 +167,7 @@ class SharedFileWriter:
 
     def _share(self, node: int) -> dict[str, tuple[int, int]]:
         """Return the rows of each array that a node writes: first and last (exclusive). A scalar counts as one row."""
-        of_chief = {name: (0, _rows(array)) for name, array in self._arrays.items() if is_buffer(name)}
+        of_chief = {name: (0, _rows(array)) for name, array in self._arrays.items() if is_extra_state(name)}
         sizes = {
             name: (_rows(array), array.nbytes // _rows(array))
             for name, array in self._arrays.items()

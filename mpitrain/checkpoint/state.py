@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.extra_state import ExtraState, Versioned
+from ..core.extra_state import ExtraState, Value, Versioned
 from ..core.layout import ARRAY_GROUPS, Array, Layout, Shape
 from ..errors import CheckpointError
 from ..plan.progress import Progress
@@ -20,7 +20,7 @@ from .reader import Checkpoint
 from .snapshot import Snapshot
 from .structure import FORMAT
 
-_STATE = "run/state"  # group of the extra state: a group of attributes for each namespace without arrays
+_STATE = "run/state"  # group of the extra state, with a group for each namespace; those of ARRAY_GROUPS are at the top
 _VERSION = "version"  # attribute of the group of a namespace
 
 
@@ -76,11 +76,13 @@ def contents(
         else:
             attributes["/"][name] = _attribute(value)
     for namespace, (version, values) in snapshot.extra_state.items():
-        if namespace in ARRAY_GROUPS:
-            attributes[namespace] = {_VERSION: version}
-            arrays |= {f"{namespace}/{name}": np.asarray(value) for name, value in values.items()}
-        else:
-            attributes[f"{_STATE}/{namespace}"] = {_VERSION: version, **values}
+        group = _group_of(namespace)
+        attributes[group] = {_VERSION: version}
+        for name, value in values.items():
+            if isinstance(value, (bool, int, float, str)):
+                attributes[group][name] = value
+            else:
+                arrays[f"{group}/{name}"] = np.asarray(value)
     if layout.aliases:
         attributes["params"]["aliases"] = json.dumps(layout.aliases)
     if "params" not in snapshot.vectors:
@@ -122,8 +124,7 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
                 "with the same order of examples, or --resume never"
             )
         checkpoint.read_into(wanted)
-        extra_state = {**_state_without_arrays(checkpoint), **_arrays(checkpoint)}
-        return Restored(Progress(int(root["step"]), int(root["position"])), extra_state)
+        return Restored(Progress(int(root["step"]), int(root["position"])), _extra_state(checkpoint))
 
 
 def read_model(checkpoint: Checkpoint, layout: Layout, averages: bool = False) -> tuple[Array, ExtraState]:
@@ -144,32 +145,32 @@ def read_model(checkpoint: Checkpoint, layout: Layout, averages: bool = False) -
     dtype = checkpoint.datasets[fit.fitting[0]].dtype
     params = np.zeros(layout.size, dtype)
     checkpoint.read_into({f"{group}/{name}": view for name, view in layout.views(params).items()})
-    return params, _arrays(checkpoint)
+    return params, {name: part for name, part in _extra_state(checkpoint).items() if name in ARRAY_GROUPS}
 
 
-def is_buffer(name: str) -> bool:
-    """Return whether a dataset holds a buffer of a PyTorch module: workers have different values, files the chief's."""
-    return name.partition("/")[0] in ARRAY_GROUPS
+def is_extra_state(name: str) -> bool:
+    """Return whether a dataset holds extra state, such as a module's buffer; files have that of the chief."""
+    return name.startswith(f"{_STATE}/") or name.partition("/")[0] in ARRAY_GROUPS
 
 
-def _arrays(checkpoint: Checkpoint) -> ExtraState:
-    """Return the namespaces with arrays."""
-    values: dict[str, dict[str, Array]] = {}
-    for path in filter(is_buffer, checkpoint.datasets):
-        namespace, _, name = path.partition("/")
-        values.setdefault(namespace, {})[name] = checkpoint.read(path)
-    versions = {namespace: _version(checkpoint.attributes.get(namespace, {})) for namespace in values}
-    return {namespace: Versioned(versions[namespace], arrays) for namespace, arrays in values.items()}
+def _group_of(namespace: str) -> str:
+    return namespace if namespace in ARRAY_GROUPS else f"{_STATE}/{namespace}"
 
 
-def _state_without_arrays(checkpoint: Checkpoint) -> ExtraState:
-    """Return the namespaces whose values are attributes."""
-    found = _former_state(checkpoint.attributes.get(_STATE, {}))
+def _extra_state(checkpoint: Checkpoint) -> ExtraState:
+    """Read the extra state."""
+    state = _former_state(checkpoint.attributes.get(_STATE, {}))
+    arrays = {name for name in checkpoint.datasets if is_extra_state(name)}
     for group, attributes in checkpoint.attributes.items():
-        if group.startswith(f"{_STATE}/"):
-            values = {name: value for name, value in attributes.items() if name != _VERSION}
-            found[group.removeprefix(f"{_STATE}/")] = Versioned(_version(attributes), values)
-    return found
+        namespace = group.removeprefix(f"{_STATE}/")
+        if group == _STATE or group != _group_of(namespace) or group in arrays:
+            continue
+        values: dict[str, Value] = {name: value for name, value in attributes.items() if name != _VERSION}
+        for name in arrays:
+            if name.startswith(f"{group}/"):
+                values[name.removeprefix(f"{group}/")] = checkpoint.read(name)
+        state[namespace] = Versioned(_version(attributes), values)
+    return state
 
 
 def _version(attributes: Mapping[str, Any]) -> int:

@@ -17,14 +17,14 @@ class Versioned(NamedTuple):
 
     Attributes:
         version: The version of the meaning of the values, from 1.
-        values: Numbers, strings and arrays by name. A part has either arrays only, or none.
+        values: Numbers, strings and arrays by name.
     """
 
     version: int
     values: Mapping[str, Value]
 
 
-# By namespace: the name of the part that the state belongs to. Parts with arrays: ``core.layout.ARRAY_GROUPS``.
+# By namespace: the name of the part that the state belongs to.
 ExtraState = Mapping[str, Versioned]
 
 

@@ -58,10 +58,11 @@ def _digest_sources() -> str:
 
 
 def _identity(function: Callable[..., Any]) -> tuple[object, ...]:
-    """Return what distinguishes a function from others of the sources: its code, and the kernels in its closure."""
+    """Return what distinguishes a function from others of the sources: its code and its closure, such as kernels."""
     code = function.__code__
     constants = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
-    closure = [_identity(cell.cell_contents.py_func) for cell in function.__closure__ or ()]
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    closure = [_identity(value.py_func) if hasattr(value, "py_func") else value for value in cells]
     return function.__qualname__, code.co_code, code.co_names, constants, closure
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..core.extra_state import ExtraState
 from ..core.layout import Array
-from ..core.ranges import OnReady
+from ..core.ranges import OnReady, announce_nothing
 from ..data.batch import Batch
 from ..gpu.device import Gpu
 from ..gpu.stream import Stream, pinned
@@ -36,15 +36,16 @@ class HostCopies(Model):
     """Lets a model on a GPU compute with vectors in host memory.
 
     Parameters are copied to the GPU when they have changed. Ranges of the gradient are copied to the host when they are
-    final, while the GPU computes the others. It is also a ``SteppedModel`` if the model is one.
+    final, while the GPU computes the others. The object is also a ``SteppedModel`` if the model is one.
 
     Args:
         model: Computes with vectors on ``gpu``.
         size, dtype: Of the vectors.
+        overlaps: Whether to copy ranges during the backward pass; else the whole gradient afterwards.
     """
 
-    def __init__(self, model: Any, gpu: Gpu, size: int, dtype: np.dtype[Any]) -> None:
-        self._model, self._gpu, self._size = model, gpu, size
+    def __init__(self, model: Any, gpu: Gpu, size: int, dtype: np.dtype[Any], overlaps: bool) -> None:
+        self._model, self._gpu, self._size, self._overlaps = model, gpu, size, overlaps
         self.accepts_raw: bool = model.accepts_raw
         with gpu.activate():
             self._params_on_gpu, self._grads_on_gpu = gpu.zeros((size,), dtype), gpu.zeros((size,), dtype)
@@ -72,7 +73,8 @@ class HostCopies(Model):
 
     def compute_grads(self, on_ready: OnReady) -> None:
         self._complete_from = self._size
-        self._model.compute_grads(self._copy_from)
+        copies = self._overlaps and on_ready is not announce_nothing
+        self._model.compute_grads(self._copy_from if copies else announce_nothing)
         with self._gpu.activate():
             self._copy_range(0)
             self._announce(on_ready)
@@ -107,7 +109,8 @@ class HostCopies(Model):
         self._model.cache_dataset(examples, labels)
 
     def memory_use(self) -> dict[str, int]:
-        return self._model.memory_use()  # type: ignore[no-any-return]
+        copies = self._params_on_gpu.nbytes + self._grads_on_gpu.nbytes
+        return {"parameters, gradient": copies, **self._model.memory_use()}
 
     def activate(self) -> AbstractContextManager[object]:
         return self._gpu.activate()

@@ -91,7 +91,10 @@ def _with_host_copies(make: MakeModel, plan: Plan) -> MakeModel:
     def make_with_copies(
         network: Network, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None
     ) -> Model:
-        return HostCopies(make(network, device, state, sum_over_workers), device, plan.layout.size, plan.dtype)
+        # The gradient of a module's parameter may arrive in parts, which is refused if ranges are announced early.
+        overlaps = isinstance(network, LayerNetwork)
+        model = make(network, device, state, sum_over_workers)
+        return HostCopies(model, device, plan.layout.size, plan.dtype, overlaps)
 
     return make_with_copies
 

@@ -13,7 +13,7 @@ from torch.utils.dlpack import from_dlpack
 
 from ..core.extra_state import ExtraState
 from ..core.layout import Array
-from ..core.ranges import OnReady
+from ..core.ranges import OnReady, announce_nothing
 from ..data.batch import Batch, IndexBatch
 from ..data.split import Split
 from ..errors import JobError
@@ -195,7 +195,8 @@ class TorchModel(Model):
                 on_ready(start)
 
         loss, self._loss = self._loss, None
-        with self._device.exclusive(), self._gradients.collecting(announce):
+        announced = on_ready if on_ready is announce_nothing else announce
+        with self._device.exclusive(), self._gradients.collecting(announced):
             if not loss.requires_grad:  # all parameters are frozen, or none was used
                 return
             loss.register_hook(self._gradients.set_task)

@@ -82,8 +82,8 @@ def _update_with(block: Any) -> Callable[..., None]:
 
         Args:
             constants: Arguments of the rule.
-            segments: Shape (k, 3), int64: start, stop, and 1 for parameters or 0 for state.
-            scales: Shape (k,), float64: factor of the sum of rows, which gives the gradient.
+            segments: Shape (k, 3), int64: start, stop, and 1 for trained parameters, else 0.
+            scales: Shape (k,), float64: factor of the sum of rows, which gives the gradient; 0 for frozen parameters.
             l2: Shape (k,), float64: this times params is added to the gradient.
             decay: Shape (k,), float64: ``rate`` times this times params is subtracted from params before the update.
             rows: Shape (n, >= size), C-contiguous: gradients.
@@ -101,7 +101,8 @@ def _update_with(block: Any) -> Callable[..., None]:
                 p, a, g = params[start:stop], average[start:stop], scratch[: stop - start]
                 sum_rows(rows, order, start - origin, stop - origin, scales[s], g)
                 if segments[s, 2] == 0:
-                    add_scaled(p, 1.0, g)
+                    if scales[s] != 0:
+                        add_scaled(p, 1.0, g)
                     a[:] = p[: a.size]
                     continue
                 if l2[s] != 0:

@@ -22,7 +22,8 @@ class Segment(NamedTuple):
 
     Attributes:
         start, stop: Its elements.
-        trained: Whether it is updated by the rule; the gradient of other segments is added.
+        trained: Whether it is updated by the rule.
+        added: Whether its gradient is added, as for state. Frozen parameters are neither trained nor added.
         entry: Index of its (first) entry in the layout.
         factor: Factor of the learning rate.
         decayed: Whether ``decay_names`` matches.
@@ -31,13 +32,14 @@ class Segment(NamedTuple):
     start: int
     stop: int
     trained: bool
+    added: bool
     entry: int
     factor: float
     decayed: bool
 
     def continues(self, other: Segment) -> bool:
         """Whether this segment of a group can be joined to the one before it, across the gap, which stays zero."""
-        return (self.trained, self.decayed) == (other.trained, other.decayed)
+        return self[2:4] == other[2:4] and self.decayed == other.decayed
 
 
 class Group:
@@ -55,7 +57,8 @@ class Group:
         trained, decayed: Shape (k,), bool: as in ``Segment``.
         factors: Shape (k,), float64: factors of the learning rate.
         decay: Shape (k,), float64: weight decay where ``decay_names`` matches, else 0.
-        scales, l2: Shape (k,), float64: arguments of ``update_segments``, which may be set at every step.
+        scales, l2: Shape (k,), float64: arguments of ``update_segments``, which may be set at every step for trained
+            segments; those of frozen parameters are 0.
         sums: Shape (k, 2), float64: results of ``measure_segments``; a part of those of the range.
     """
 
@@ -72,7 +75,8 @@ class Group:
         self.trained = copy_of(np.array([segment.trained for segment in segments]))
         self.factors = copy_of(np.array([segment.factor for segment in segments]))
         self.decayed, self.decay = copy_of(decayed), copy_of(options.weight_decay * decayed)
-        self.scales, self.l2 = copy_of(np.ones(len(segments))), copy_of(options.l2 * decayed)
+        scales = [float(segment.trained or segment.added) for segment in segments]
+        self.scales, self.l2 = copy_of(np.array(scales)), copy_of(options.l2 * decayed)
 
 
 class Range:
@@ -101,7 +105,7 @@ def groups_of(
     """Return the segments of [lo, hi) in groups of equal options; for a layerwise optimizer each entry is a segment.
 
     Args:
-        frozen: For each entry whether it is not trained, although it is a parameter. Its gradient is zero.
+        frozen: For each entry whether it is not trained, although it is a parameter.
     """
     variants: list[Optimizer] = []
     groups: dict[tuple[float, int], list[Segment]] = {}
@@ -114,7 +118,7 @@ def groups_of(
         if options not in variants:
             variants.append(options)
         trained = entry.kind == "param" and not (frozen and frozen[index])
-        segment = Segment(start, stop, trained, index, factor, options.decays(entry.name))
+        segment = Segment(start, stop, trained, entry.kind == "state", index, factor, options.decays(entry.name))
         group = groups.setdefault((0.0 if optimizer.layerwise else factor, variants.index(options)), [])
         if group and group is last and not optimizer.layerwise and segment.continues(group[-1]):
             group[-1] = group[-1]._replace(stop=stop)

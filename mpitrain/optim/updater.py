@@ -211,7 +211,8 @@ class Updater:
                 grads = backend.sum_rows(gradient, start, stop, scale, segment.trained)
                 part = params, average, slots = backend.load(start, stop)
                 if not segment.trained:
-                    params += grads
+                    if segment.added:
+                        params += grads
                     average[...] = params[: average.size]
                 else:
                     if segment.decayed and group.adds_l2:

@@ -54,7 +54,8 @@ class Run:
         self.params = draw(0).astype(dtype)
         self.slots = {name: np.zeros(SIZE, dtype) for name in optimizer.slots}
         self.average = None if moving is None else self.params.copy()
-        self.updater = optim.Updater(optimizer, LAYOUT, self.params, self.slots, self.average, moving)
+        self.frozen = np.zeros(len(LAYOUT.entries), np.uint8)
+        self.updater = optim.Updater(optimizer, LAYOUT, self.params, self.slots, self.average, moving, self.frozen)
 
     def step(self, rows, step, bounds=(0, SIZE), order=None):
         """One step by ranges between ``bounds``, as that many ranks would take it together."""

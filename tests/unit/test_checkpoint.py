@@ -324,12 +324,17 @@ def test_state_of_a_later_version_is_refused_by_the_part_that_reads_it() -> None
         values_of(state, "hooks", 1)
 
 
-def test_arrays_of_a_module_have_a_version(tmp_path: Path) -> None:
-    buffers = {"buffers": Versioned(3, {"norm.seen": np.arange(4)}), "transient": Versioned(1, {"mask": np.ones(2)})}
+def test_arrays_are_extra_state_like_numbers(tmp_path: Path) -> None:
+    state = {
+        "buffers": Versioned(3, {"norm.seen": np.arange(4)}),
+        "transient": Versioned(1, {"mask": np.ones(2)}),
+        "compression": Versioned(2, {"residual": np.arange(30_000.0), "step": 7, "kind": "a", "empty": np.zeros(0)}),
+    }
     path, written = tmp_path / "a.h5", vectors()
-    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(written, 1, 2, buffers), 0, {})
-    _, found = checkpoint.read(path, LAYOUT, written, 0)
-    assert found.keys() == buffers.keys()
-    for group, part in buffers.items():
-        assert found[group].version == part.version and found[group].values.keys() == part.values.keys()
-        assert all(np.array_equal(found[group].values[name], value) for name, value in part.values.items())
+    checkpoint.write(path, LAYOUT, checkpoint.Snapshot(written, 1, 2, state), 0, {})
+    _, restored = checkpoint.read(path, LAYOUT, written, 0)
+    assert restored.keys() == state.keys()
+    for namespace, part in state.items():
+        assert restored[namespace].version == part.version and restored[namespace].values.keys() == part.values.keys()
+        for name, value in part.values.items():
+            assert np.array_equal(restored[namespace].values[name], value)

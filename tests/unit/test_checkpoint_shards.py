@@ -19,6 +19,7 @@ from mpitrain.errors import CheckpointError, DamagedCheckpoint
 SHAPES = {"scalar": (), "one": (1,), "matrix": (23, 7), "cube": (2, 3, 5), "long": (1001,)}
 LAYOUT = Layout.pack([(name, shape, "param") for name, shape in SHAPES.items()])
 STATE = {"loss_scale": Versioned(1, {"scale": 4096.0, "steps": 3.0})}
+RESIDUAL = np.arange(4000.0)
 
 
 def state(seed: int = 0) -> dict[str, Array]:
@@ -39,14 +40,19 @@ def write(
         for index in range(count)
     ]
     for writer in writers:
-        writer.write(checkpoint.Snapshot(vectors, step, 2 * step, STATE))
+        writer.write(
+            checkpoint.Snapshot(vectors, step, 2 * step, STATE | {"compression": Versioned(1, {"residual": RESIDUAL})})
+        )
     writers[0].write_index()
     return checkpoint.path_for(folder, step)
 
 
 def load(path: Path) -> dict[str, Array]:
     found = {name: np.zeros(LAYOUT.size, np.float32) for name in ("params", "momentum")}
-    assert checkpoint.read(path, LAYOUT, found, 0) == ((5, 10), STATE)
+    progress, extra_state = checkpoint.read(path, LAYOUT, found, 0)
+    compression = extra_state.pop("compression")  # type: ignore[attr-defined]
+    assert (progress, extra_state) == ((5, 10), STATE)
+    assert np.array_equal(compression.values["residual"], RESIDUAL)
     return found
 
 

@@ -222,6 +222,24 @@ def test_state_is_added_to_and_nothing_else(optimizer):
     assert not any(slot[TRAINED:].any() for slot in run.slots.values())
 
 
+@pytest.mark.parametrize("optimizer", [*ALL, amsgrad(0.1, weight_decay=0.1, decay_names="*")], ids=str)
+def test_the_gradient_of_a_frozen_parameter_does_not_count(optimizer):
+    """As a worker may compute it that has not frozen the parameter yet; other parameters and state change."""
+    run, before = Run(optimizer, np.float64, optim.moving_average(0.9)), draw(0)
+    run.frozen[0] = 1
+    rows = draw(1, 2)
+    rows[:, : LAYOUT.entries[0].stop] = np.nan
+    run.step(rows, 0)
+    frozen = LAYOUT.entries[0].name
+    assert np.array_equal(LAYOUT.views(run.params)[frozen], LAYOUT.views(before)[frozen])
+    assert np.array_equal(LAYOUT.views(run.average)[frozen], LAYOUT.views(before)[frozen])
+    assert not any(LAYOUT.views(slot)[frozen].any() for slot in run.slots.values())
+    others = np.arange(LAYOUT.entries[0].stop, SIZE)
+    changed = Run(optimizer, np.float64, optim.moving_average(0.9))
+    changed.step(np.where(np.isin(np.arange(SIZE), others), rows, 0.0), 0)
+    assert np.array_equal(run.params[TRAINED:], changed.params[TRAINED:]) and np.isfinite(run.params).all()
+
+
 @pytest.mark.parametrize("moving", [optim.moving_average(0.9), optim.moving_average(0.5, warm_up=False)], ids=str)
 @pytest.mark.parametrize("optimizer", [optim.adam(0.05), optim.lars(0.1), optim.sgd(0.1, clip_norm=1.0)], ids=str)
 def test_the_moving_average_follows_the_parameters(moving, optimizer):

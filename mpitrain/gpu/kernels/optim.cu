@@ -122,10 +122,11 @@ __device__ __forceinline__ void train(const Rule& rule, const Factors& factors, 
     if (to.average != nullptr) store(to.average + i, average);
 }
 
-// State is incremented, and its average is a copy.
+// State is incremented, and its average is a copy. Frozen parameters have scale 0 and do not change.
 template <int N>
 __device__ __forceinline__ void add(T scale, const Rows& rows, const Vectors& to, long long i) {
-    const Pack<T, N> params = map_pack(Sum::of<T>, load<N>(to.params + i), rows.sum<N>(i, scale));
+    Pack<T, N> params = load<N>(to.params + i);
+    if (scale != T(0)) params = map_pack(Sum::of<T>, params, rows.sum<N>(i, scale));
     store(to.params + i, params);
     if (to.average != nullptr) store(to.average + i, params);
 }
