@@ -36,7 +36,7 @@ def write(
     layout: Layout,
     snapshot: Snapshot,
     seed: int,
-    about: Mapping[str, Any],
+    record: Mapping[str, Any],
     compression: Compression = "none",
 ) -> None:
     """Write a checkpoint durably; ``path`` is replaced atomically, or does not change.
@@ -49,17 +49,17 @@ def write(
         snapshot: The state; its vectors must not change during the call.
         seed: The run's seed. With the data cursor it determines all randomness: the order of examples and dropout are
             functions of the two.
-        about: Numbers, texts, and tables of these, to store: the options, the job's arguments, versions.
+        record: Numbers, texts, and tables of these, to store: the options, the job's arguments, versions.
         compression: How to compress the values.
 
     Raises:
         OSError: The disk is full, or the directory cannot be written.
     """
-    write_container(path, *contents(layout, snapshot, seed, about), compression)
+    write_container(path, *contents(layout, snapshot, seed, record), compression)
 
 
 def contents(
-    layout: Layout, snapshot: Snapshot, seed: int, about: Mapping[str, Any]
+    layout: Layout, snapshot: Snapshot, seed: int, record: Mapping[str, Any]
 ) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
     """Return what ``write`` writes: arrays and attributes by path; the arrays are views of the vectors."""
     arrays: dict[str, Array] = {}
@@ -70,7 +70,7 @@ def contents(
         arrays |= {f"{group}/{entry}": view for entry, view in _kept(name, layout, vector).items()}
     for entry in layout.entries:
         attributes[f"params/{entry.name}"] = {"kind": entry.kind, "start": entry.start}
-    for name, value in about.items():
+    for name, value in record.items():
         if isinstance(value, Mapping):
             attributes[f"run/{name}"] = {key: _attribute(item) for key, item in value.items()}
         else:
@@ -113,7 +113,9 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
             for entry, view in _kept(name, layout, vector).items()
         }
         groups = {_group(name) for name in vectors}
-        stored = {name: each.shape for name, each in checkpoint.datasets.items() if name.rpartition("/")[0] in groups}
+        stored = {
+            name: dataset.shape for name, dataset in checkpoint.datasets.items() if name.rpartition("/")[0] in groups
+        }
         fit = compare(stored, {name: view.shape for name, view in wanted.items()})
         if fit.wrong:
             raise CheckpointError(f"{path} does not match the model: {fit}; --init-from {path} loads what matches")
@@ -137,7 +139,7 @@ def read_model(checkpoint: Checkpoint, layout: Layout, averages: bool = False) -
     group = _group("average" if averages else "params")
     if group not in checkpoint.attributes:
         raise CheckpointError(f"{checkpoint.path} contains no {group}")
-    stored = {name: each.shape for name, each in checkpoint.datasets.items() if name.startswith(f"{group}/")}
+    stored = {name: dataset.shape for name, dataset in checkpoint.datasets.items() if name.startswith(f"{group}/")}
     entries = {entry.name: entry for entry in layout.entries}
     fit = compare(stored, {f"{group}/{name}": entry.shape for name, entry in entries.items()})
     if fit.wrong:
@@ -182,16 +184,16 @@ def _version(attributes: Mapping[str, Any]) -> int:
 
 def _former_state(values: Mapping[str, Any]) -> dict[str, Versioned]:
     """Return the state that version 0.1 stored without namespaces."""
-    found = {}
+    state = {}
     if "loss_scale" in values:
         scaler = {"scale": values["loss_scale"], "steps": values.get("loss_scale_steps", 0.0)}
-        found["loss_scale"] = Versioned(1, scaler)
+        state["loss_scale"] = Versioned(1, scaler)
     for former in values:
         if former.startswith("transport_"):
-            found["gpu_transport"] = Versioned(1, {"name": former.removeprefix("transport_")})
+            state["gpu_transport"] = Versioned(1, {"name": former.removeprefix("transport_")})
     if "hooks" in values:
-        found["hooks"] = Versioned(1, {"states": values["hooks"]})
-    return found
+        state["hooks"] = Versioned(1, {"states": values["hooks"]})
+    return state
 
 
 @dataclass(frozen=True)

@@ -67,11 +67,8 @@ class Streaming:
 
     def __init__(self, split: Split, check: Check | None = None) -> None:
         assert split.block is not None
-        self._split, self._rows, self._check = (
-            split,
-            split.block,
-            check or partial(check_examples, "", split, None, None),
-        )
+        self._split, self._rows = split, split.block
+        self._check = check or partial(check_examples, "", split, None, None)
         self._blocks: OrderedDict[int, Future[tuple[Array, Array]]] = OrderedDict()
         self._reader = ThreadPoolExecutor(1, "read ahead")
 

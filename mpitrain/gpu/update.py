@@ -24,7 +24,7 @@ class GpuUpdate:
     Args:
         vectors: ``params``, the optimizer's slots, and ``average`` if there is one; shape (layout.size,) each.
         moving: Moving average of the parameters, or None.
-        state: The state that controls the step; see ``updates.decide_update``.
+        scaler_state: The state of the ``GradScaler``, which controls the step.
         frozen: See ``optim.updater.Updater``.
     """
 
@@ -35,12 +35,12 @@ class GpuUpdate:
         layout: Layout,
         vectors: Mapping[str, Array],
         moving: moving_average | None,
-        state: Array,
+        scaler_state: Array,
         frozen: Array,
     ) -> None:
         slots = {name: vectors[name] for name in optimizer.slots}
-        given = optimizer, layout, vectors["params"], slots, vectors.get("average"), moving, frozen
-        self._updater = Updater(*given, lambda vectors: GpuBackend(gpu, state, vectors))
+        arguments = optimizer, layout, vectors["params"], slots, vectors.get("average"), moving, frozen
+        self._updater = Updater(*arguments, lambda vectors: GpuBackend(gpu, scaler_state, vectors))
 
     def __call__(self, grads: Array, step: int) -> None:
         """Apply ``grads``, shape (layout.size,), which is overwritten if the optimizer needs norms.
@@ -52,11 +52,12 @@ class GpuUpdate:
 
 
 class GpuBackend:
-    """``optim.backend.Backend`` of a GPU. The state decides whether a step changes the vectors."""
+    """``optim.backend.Backend`` of a GPU. ``scaler_state`` decides whether a step changes the vectors."""
 
-    def __init__(self, gpu: Gpu, state: Array, vectors: Vectors) -> None:
+    def __init__(self, gpu: Gpu, scaler_state: Array, vectors: Vectors) -> None:
         self._gpu, self._vectors, self._of_compiled_rules = gpu, vectors, vectors.of_compiled_rules()
-        self._go, self._factor = state[updates.GO : updates.GO + 1], state[updates.FACTOR : updates.FACTOR + 1]
+        self._go = scaler_state[updates.GO : updates.GO + 1]
+        self._factor = scaler_state[updates.FACTOR : updates.FACTOR + 1]
         self.xp, self.part = gpu.xp, max(1, vectors.params.size)
         self.copy_of, self.zeros = gpu.copy_of, gpu.zeros
 

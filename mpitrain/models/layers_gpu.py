@@ -202,14 +202,14 @@ class LayerGpuModel(Model):
     def _replay_of(self, staged: StagingBuffer, count: int) -> StepGraphs | None:
         kind = count, len(staged.arrays)  # examples and labels, or indices
         key = staged.index, *kind
-        found = self._replays.get(key)
-        if found is None and self._recordable:
+        replay = self._replays.get(key)
+        if replay is None and self._recordable:
             self._ran[kind] += 1
             if self._ran[kind] > _WARM_UPS:
-                found = self._record(staged)
-                if found is not None:
-                    self._replays[key] = found
-        return found
+                replay = self._record(staged)
+                if replay is not None:
+                    self._replays[key] = replay
+        return replay
 
     def _record(self, staged: StagingBuffer) -> StepGraphs | None:
         def step(reached: Callable[[int], None]) -> Array:

@@ -33,7 +33,7 @@ class Exchange(Protocol):
         """Bind each replica to memory for its parameters and gradient; ``sum_grads`` writes to ``grads``."""
 
     def send_params(self) -> None:
-        """Copy what has changed since the last step to the other devices."""
+        """Copy what has changed since the last step to where the replicas compute."""
 
     def sum_losses(self, losses: list[Any]) -> Any:
         """Return the sum of the replicas' losses, as ``Model.compute_loss``."""
@@ -87,7 +87,8 @@ class Replicas(Model):
             for model in others:
                 model.freeze(frozen)
         self._exchange.send_params()
-        self._on_all(lambda index: self._models[index].load_params())
+        for model in self._models:
+            model.load_params()
 
     def compute_loss(self, batch: Batch) -> Any:
         parts = split_batch(batch.count, len(self._models))
@@ -158,7 +159,7 @@ class Replicas(Model):
         except BaseException as error:
             done[0].set_exception(error)
         errors = [failed for future in done if (failed := future.exception()) is not None]
-        for failed in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
+        for failed in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
             raise failed
         return [future.result() for future in done]
 

@@ -146,12 +146,12 @@ class TorchModel(Model):
         if device.torch_device.type != "cpu":
             network.model.to(device.torch_device)
         self._names = [name for name, _ in parameters_of(network.model)]
-        self._params = [each for _, each in parameters_of(network.model)]
+        self._params = [param for _, param in parameters_of(network.model)]
         self._frozen = np.zeros(len(plan.layout.entries), np.uint8)
         self._buffers = buffers_of(network.model)
         self._averaged = owners_of(network.model, self._buffers.averaged)
         self._kept = owners_of(network.model, self._buffers.kept)
-        self._initial = {name: (id(each), each._version) for name, each in self._buffers.kept.items()}
+        self._initial = {name: (id(buffer), buffer._version) for name, buffer in self._buffers.kept.items()}
         self._seed, self._dtype = plan.config.training.seed, plan.dtype
         self._bfloat16 = plan.config.device.precision == "bfloat16"
         self._gradients = Gradients(self._names, self._params, plan.layout, plan.buckets)
@@ -165,21 +165,21 @@ class TorchModel(Model):
     def bind(self, params: Array, grads: Array) -> None:
         with self._device.activate():
             values, gradients = self._tensors(params), self._tensors(grads)
-            for name, each in zip(self._names, self._params, strict=True):
-                each.data = values[name]
+            for name, param in zip(self._names, self._params, strict=True):
+                param.data = values[name]
             self._gradients.bind([gradients[name] for name in self._names])
             self._state = [values[name] for name in self._buffers.averaged]
             self._increments = [gradients[name] for name in self._buffers.averaged]
 
     @property
     def frozen(self) -> Array | None:
-        for index, each in enumerate(self._params):  # the first entries of the layout
-            self._frozen[index] = not each.requires_grad
+        for index, param in enumerate(self._params):  # the first entries of the layout
+            self._frozen[index] = not param.requires_grad
         return self._frozen
 
     def freeze(self, flags: Array) -> None:
-        for each, flag in zip(self._params, flags, strict=False):
-            each.requires_grad = not flag
+        for param, flag in zip(self._params, flags, strict=False):
+            param.requires_grad = not flag
 
     def compute_loss(self, batch: Batch) -> Any:
         with self._device.exclusive():
@@ -226,7 +226,7 @@ class TorchModel(Model):
     @property
     def gradient_version(self) -> int:
         """A number that grows when code other than this package changes gradients in place."""
-        return sum(each.grad._version for each in self._params if each.grad is not None)
+        return sum(param.grad._version for param in self._params if param.grad is not None)
 
     # Inference.
 
@@ -260,25 +260,24 @@ class TorchModel(Model):
         """This worker's buffers that are not part of the vectors; transient ones only if they have changed."""
         kept = {name: owner.get(key) for name, (owner, key) in zip(self._buffers.kept, self._kept, strict=True)}
         changed = {
-            name: each
-            for name, each in kept.items()
-            if each is not None
-            and (name not in self._buffers.transient or self._initial[name] != (id(each), each._version))
+            name: buffer
+            for name, buffer in kept.items()
+            if buffer is not None
+            and (name not in self._buffers.transient or self._initial[name] != (id(buffer), buffer._version))
         }
-        return self._buffers.state({name: _array(each) for name, each in changed.items() if each.numel()})
+        return self._buffers.state({name: _array(buffer) for name, buffer in changed.items() if buffer.numel()})
 
     def load_extra_state(self, state: ExtraState) -> None:
         load_buffers(self._module, self._buffers, state)
 
     def has_room(self, examples: Array, labels: Array) -> bool:
-        return all(each.dtype.name in _INDEXABLE for each in (examples, labels)) and self._device.has_room(
-            examples, labels
-        )
+        indexable = all(array.dtype.name in _INDEXABLE for array in (examples, labels))
+        return indexable and self._device.has_room(examples, labels)
 
     def cache_dataset(self, examples: Array, labels: Array) -> None:
         with self._device.activate():
             self._cached = [
-                torch.from_numpy(each).to(self._device.torch_device, copy=True) for each in (examples, labels)
+                torch.from_numpy(array).to(self._device.torch_device, copy=True) for array in (examples, labels)
             ]
 
     def memory_use(self) -> dict[str, int]:
@@ -294,8 +293,8 @@ class TorchModel(Model):
         """Let the module keep its values in memory of its own: that of the vectors is freed after training."""
         with self._device.activate():
             self._load_buffers()
-            for each in self._params:
-                each.data, each.grad = each.data.clone(), None
+            for param in self._params:
+                param.data, param.grad = param.data.clone(), None
         self._device.synchronize()
 
     # A pass.
@@ -305,7 +304,7 @@ class TorchModel(Model):
         if not isinstance(batch, IndexBatch):
             return inputs_of(batch, self._dtype, self._device.torch_device)
         indices = torch.from_numpy(batch.examples).to(self._device.torch_device)
-        examples, labels = (each.index_select(0, indices) for each in self._cached)
+        examples, labels = (tensor.index_select(0, indices) for tensor in self._cached)
         if self._scale is None:
             return Inputs((self._converted(examples),), {}, self._converted(labels))
         scaled = examples.to(TORCH_DTYPES[self._dtype.char]).mul_(self._scale)
@@ -319,10 +318,10 @@ class TorchModel(Model):
         seed_torch(self._seed, position, self._device.torch_device)
         self._load_buffers()
         self._gradients.begin()
-        self._versions = [each._version for each in self._params]
+        self._versions = [param._version for param in self._params]
 
     def _end_forward(self, loss: Tensor, count: int) -> Any:
-        if self._versions != [each._version for each in self._params]:
+        if self._versions != [param._version for param in self._params]:
             raise self._changed(self._versions)
         self._loss, self._share = loss, count * self._plan.weight
         self._store_increments()

@@ -81,8 +81,8 @@ class Strategy(Protocol):
         params: Shape (layout.size,): the parameters that the model computes with; read-only. On the worker's device or
             in host memory.
         grads: Shape (layout.size,): written by the model's backward pass; where ``params`` is.
-        initial_vectors: ``plan.vectors`` by name, shape (layout.size,) each, in host memory; None on a rank that uses
-            the vectors of another one.
+        initial_vectors: ``plan.vectors`` by name, shape (layout.size,) each, in host memory; None on ranks
+            that share another rank's vectors.
     """
 
     synchronous: bool

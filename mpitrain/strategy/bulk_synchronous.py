@@ -112,6 +112,13 @@ class BulkSynchronous:
             self._snapshot.wait()
             self._snapshot = None
 
+    def tally_totals(self, step: int, loss: float, updated: int, skipped: int) -> None:
+        """Count the results of several steps up to ``step``: the sum of losses, and the numbers of steps."""
+        self._counted_to = step
+        self._loss_sum += loss
+        self._updated += updated
+        self._skipped += skipped
+
     def accept(self, losses: Array) -> bool:
         """Return whether to update with a step's gradient, as ``--nan`` requests for a loss that is not finite.
 

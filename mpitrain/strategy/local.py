@@ -120,9 +120,6 @@ class Local(BulkSynchronous):
         all_workers = np.empty((comm.size, len(self._since)))
         comm.Allgather(self._since, all_workers)
         loss, counted, skipped = all_workers[:, :_FLAGS].sum(axis=0).tolist()
-        self._counted_to = self.progress.step
-        self._loss_sum += loss
-        self._updated += int(counted)
-        self._skipped += int(skipped)
+        self.tally_totals(self.progress.step, loss, int(counted), int(skipped))
         self._since[:] = 0
         return int(np.bitwise_or.reduce(all_workers[:, _FLAGS].astype(np.int64)))

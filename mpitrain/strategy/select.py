@@ -18,6 +18,7 @@ from .base import Strategy
 from .bulk_synchronous import BulkSynchronous
 from .ps.asynchronous import Async
 from .ps.backup import BackupOnOneNode, BackupWithServers
+from .ps.server import Server
 from .ps.store import Store
 from .sync import Sync
 from .sync_gpu import SyncGpu
@@ -40,7 +41,17 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
     mode = plan.config.mode
     with cluster.training.agree("importing the strategy"):
         make = _load(mode.strategy) if mode.name in MODES else _load_class(mode.strategy)
-    return make(cluster, plan, devices, state)
+    strategy = make(cluster, plan, devices, state)
+    with cluster.training.agree("making the strategy"):
+        missing = [name for name in _SET_BY_INSTANCES if not hasattr(strategy, name)]
+        if missing:
+            raise ConfigError(f"--mode {mode.name}: the constructor must set {', '.join(missing)}")
+    return strategy
+
+
+def make_server(cluster: Cluster, plan: Plan, state: TrainingState) -> Server:
+    """Return this parameter server. Collective over all ranks."""
+    return Server(Store(cluster, plan, state))
 
 
 def sync_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> Strategy:

@@ -195,9 +195,9 @@ class SyncGpu(BulkSynchronous):
 
     def extra_state(self) -> ExtraState:
         transport = self._transport
-        found = {} if transport is None else {_TRANSPORT: Versioned(_VERSION, {"name": transport.name})}
+        state = {} if transport is None else {_TRANSPORT: Versioned(_VERSION, {"name": transport.name})}
         with self._device.activate():
-            return {**found, **self._scaler.extra_state()}
+            return {**state, **self._scaler.extra_state()}
 
     def _exchange_flags(self) -> int:
         """Return the union of all workers' flags. Collective over the workers."""

@@ -53,7 +53,7 @@ class EveryNSteps:
         return True
 
 
-class Schedule:
+class Trigger:
     """Decides at which consistent points an action is due: every N steps, every S seconds, on request, and at the end.
 
     Args:
@@ -176,23 +176,23 @@ class Validate(Hook):
     """Measures loss and accuracy on the validation examples every N steps, every S seconds, and at the end."""
 
     def __init__(self, every: int, every_s: float, evaluator: Evaluator) -> None:
-        self._schedule, self._evaluator = Schedule(every, every_s, VALIDATE), evaluator
+        self._trigger, self._evaluator = Trigger(every, every_s, VALIDATE), evaluator
         self._done_at = -1
 
     def begin(self, loop: Any) -> None:
-        self._schedule.begin(loop.step)
+        self._trigger.begin(loop.step)
 
     def after_step(self, loop: Any) -> None:
-        self._schedule.request_if_due(loop)
+        self._trigger.request_if_due(loop)
 
     def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
-        due = self._schedule.due(point)
+        due = self._trigger.due(point)
         if due and self._done_at != point.step:
             self._done_at = point.step
             loop.validation = self._evaluator.evaluate()
             loop.report(point.step, loop.validation)
         if due:
-            self._schedule.restart()
+            self._trigger.restart()
 
 
 class Save(Hook):
@@ -213,19 +213,19 @@ class Save(Hook):
         checkpoints: Checkpoints,
         saved: bool,
     ) -> None:
-        self._schedule, self._checkpoints = Schedule(every, every_s, SAVE), checkpoints
+        self._trigger, self._checkpoints = Trigger(every, every_s, SAVE), checkpoints
         self._strategy, self._extra_state = strategy, extra_state
         self._done_at = strategy.progress.step if saved else -1
 
     def begin(self, loop: Any) -> None:
-        self._schedule.begin(loop.step)
+        self._trigger.begin(loop.step)
 
     def after_step(self, loop: Any) -> None:
         self._checkpoints.progress()
-        self._schedule.request_if_due(loop)
+        self._trigger.request_if_due(loop)
 
     def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
-        due = self._schedule.due(point)
+        due = self._trigger.due(point)
         if due and self._done_at != point.step:
             with span("save"):
                 snapshot = self._strategy.snapshot()
@@ -233,7 +233,7 @@ class Save(Hook):
                 self._checkpoints.save(snapshot)
             self._done_at = point.step
         if due:
-            self._schedule.restart()
+            self._trigger.restart()
 
     def end(self, loop: Any) -> None:
         finish_saving(self._checkpoints, loop.cluster.training)

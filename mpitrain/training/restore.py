@@ -61,6 +61,8 @@ def restore(
         _initialize(cluster, plan, network, resume_plan.init_from, vectors)
         beginning = Beginning(Progress(0, 0))
     root = cluster.comm.allreduce(cluster.size if vectors is None else cluster.rank, op=MPI.MIN)
+    if root == cluster.size:
+        raise RuntimeError("no rank has initial_vectors; a strategy must set them on at least one rank")
     return cluster.comm.bcast(beginning, root=root)  # type: ignore[no-any-return]
 
 

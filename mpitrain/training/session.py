@@ -32,9 +32,7 @@ from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.run_directory import cannot_write, check_files, new_run_dir
 from ..process.signals import Signals, TimeLimit, ask_slurm, end_of_time
-from ..strategy.ps.server import Server
-from ..strategy.ps.store import Store
-from ..strategy.select import trains_on_gpus
+from ..strategy.select import make_server, trains_on_gpus
 from .loop import Loop, RunFiles
 from .messages import headline, notes_on_data
 from .placement_report import placement_report
@@ -166,16 +164,16 @@ def training_session(cluster: Cluster, request: TrainRequest, rank_status: RankS
 
 def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, telemetry: Telemetry) -> None:
     """Run a parameter server."""
-    store = Store(cluster, plan, TrainingState(plan.layout, job.network.frozen))
-    beginning = restore(cluster, plan, job.network, resume_plan, store.initial_vectors)
-    store.start(beginning.progress)
+    server = make_server(cluster, plan, TrainingState(plan.layout, job.network.frozen))
+    beginning = restore(cluster, plan, job.network, resume_plan, server.initial_vectors)
+    server.start(beginning.progress)
     if not beginning.is_complete(plan):
         telemetry.open(None, 0)
     activity.become("wait")  # between requests
-    Server(store).serve()  # ends when the workers report that they have saved, also after a signal
+    server.serve()  # ends when the workers report that they have saved, also after a signal
     activity.become("end")
     with _WAIT:
-        store.free()
+        server.close()
 
 
 def given_run_dir(config: RunConfig) -> Path | None:

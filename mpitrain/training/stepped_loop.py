@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -28,8 +28,7 @@ class SteppedLoop(Loop):
 
     @property
     def _stepped_model(self) -> SteppedModel:
-        model: Any = self._model  # a model of a PyTorch module on one device
-        return model  # type: ignore[no-any-return]
+        return cast(SteppedModel, self._model)  # a Trainer has a PyTorch module on one device
 
     def open(self) -> None:
         """Begin to train. Collective over the workers."""

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
 from mpitrain import Job, data, optim
+from mpitrain.core.ranges import announce_nothing
 from mpitrain.errors import JobError
 from mpitrain.pytorch import linear
 
@@ -349,6 +350,18 @@ def test_a_parameter_that_may_have_been_updated_is_not_read() -> None:
     ours.step(0)
     with pytest.raises(JobError, match="--bucket-bytes"):
         ours.step(1)
+
+
+@pytest.mark.parametrize("options", [{"devices_per_rank": 2}, {"accumulate_steps": 2}], ids=str)
+def test_gradients_that_nobody_uses_early_are_not_announced(options: dict[str, int]) -> None:
+    """Replicas announce nothing, and the first micro-batches neither: a module may then read parameters late."""
+    ours = Local(making(DetachedFirst), bucket_bytes=0, **options)
+    batch = ours.loader.batch(0, 4)
+    parts = ours.accumulation.begin(batch)
+    for part in parts[:-1] or parts:
+        for _ in range(3):  # the first backward pass only counts the parts of each gradient
+            ours.model.compute_loss(part)
+            ours.model.compute_grads(announce_nothing)
 
 
 def test_seeds_differ_by_run() -> None:

@@ -148,11 +148,11 @@ class PsStrategy:
         """Return one of the vectors; ``params`` were read by ``next``."""
         if name == "params":
             return self.params
-        found, params = np.zeros_like(self.params), self.params.copy()  # replies from other nodes overwrite them
+        vector, params = np.zeros_like(self.params), self.params.copy()  # replies from other nodes overwrite them
         for shard in self._shards:
-            shard.read_vector(name, found)
+            shard.read_vector(name, vector)
         self.params[:] = params
-        return found
+        return vector
 
     def snapshot(self) -> Snapshot:
         names = self._plan.vectors if self._chief else []

@@ -387,11 +387,11 @@ class LocalCoordinator:
         self.state = memory.state
 
     def next(self) -> Assignment:
-        found = self._memory.next(self._worker)
-        if found.item == WAIT:
+        assignment = self._memory.next(self._worker)
+        if assignment.item == WAIT:
             self._waiting.until(self._poll)
-            found = self._polled
-        return found
+            assignment = self._polled
+        return assignment
 
     def finish(self, loss: float, staleness: int, reads: int, skipped: bool) -> int:
         return self._memory.finish(self._worker, loss, staleness, reads, skipped)

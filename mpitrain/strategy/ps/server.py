@@ -19,6 +19,7 @@ from ...comm.rpc import EMPTY, unpack
 from ...core import activity
 from ...core.layout import Array
 from ...monitor.trace import span
+from ...plan.progress import Progress
 from ..non_finite import NonFinitePolicy
 from .coordinator import WAIT, CoordinatorMemory
 from .messages import REQUEST, Kind, reply
@@ -29,15 +30,19 @@ _LONGEST_WAIT_S = 60.0  # then an idle server marks progress, because it must no
 
 
 class Server:
-    """Serves one shard; the first server also serves the step coordinator.
+    """Serves one shard; the first server also serves the step coordinator. Used in steps like a ``Strategy``.
 
     Args:
         store: The store of this rank.
+
+    Attributes:
+        initial_vectors: See ``Strategy``.
     """
 
     def __init__(self, store: Store) -> None:
         cluster = store.cluster
         self._store, self._comm = store, cluster.comm
+        self.initial_vectors = store.initial_vectors
         self._number = cluster.task_index
         self._shard = store.shards[self._number]
         self._worker_of = {rank: index for index, rank in enumerate(cluster.worker_ranks)}
@@ -52,6 +57,14 @@ class Server:
         self._collector = None
         if store.plan.config.parallel.mode == "backup" and not store.on_one_node:
             self._collector = Collector(store, self._number, cluster.training.comm)
+
+    def start(self, progress: Progress) -> None:
+        """Begin to serve ``initial_vectors``, which have been filled. Collective over all ranks."""
+        self._store.start(progress)
+
+    def close(self) -> None:
+        """Free memory. Collective over all ranks."""
+        self._store.free()
 
     def serve(self) -> None:
         """Answer requests until all ranks have entered the barrier ``Comm.Ibarrier``. Collective over all ranks."""
