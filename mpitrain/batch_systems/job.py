@@ -7,13 +7,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import ConfigError
 from ..plan.option import flag
 from .resources import Resources
-
-Starter = Literal["mpirun", "srun"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -45,10 +43,10 @@ class Batch:
         run_dir: The run directory; for an array, the parent of its tasks' run directories.
         python: The Python interpreter that has mpitrain installed.
         arguments: The job file and its flags, without ``--run-dir``.
+        starter: The program that starts the ranks: one of the batch system's ``starters``.
         points: The points of a sweep; each array task trains one.
         seeds: Whether each task of an array without a sweep uses its index as its seed.
-        starter: The program that starts the ranks.
-        mpi: The MPI plugin that ``srun`` uses.
+        mpi: The MPI plugin that the starter uses; empty if it needs none.
         extra: The user's extra arguments for the scheduler.
         setup: Shell lines to run first, such as ``module load openmpi``.
     """
@@ -59,10 +57,10 @@ class Batch:
     run_dir: Path
     python: str
     arguments: Sequence[str]
+    starter: str
     points: Sequence[Point] = ()
     seeds: bool = True
-    starter: Starter = "mpirun"
-    mpi: str = "pmix"
+    mpi: str = ""
     extra: Sequence[str] = ()
     setup: Sequence[str] = ()
 

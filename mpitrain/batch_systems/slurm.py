@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import ConfigError
 from .base import BatchSystem, Directives, JobState, query
 from .job import Batch, plain, shell
+from .resources import Resources
 
 _PREFIX = "#SBATCH"
 _DIRECT = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*!-]+")
@@ -81,6 +82,20 @@ class Slurm(BatchSystem):
         # The signal is for the batch script, which lets the run save.
         return ["scancel", *(["--batch", "--signal=TERM"] if running else []), job_id]
 
+    def choose_starter(self, requested: str | None, resources: Resources) -> str:
+        if not resources.ps_nodes:
+            return super().choose_starter(requested, resources)
+        if requested == "mpirun":
+            raise ConfigError(
+                "--launcher mpirun does not support --ps-nodes (a heterogeneous job); remove it to use srun"
+            )
+        return super().choose_starter(requested or "srun", resources)
+
+    def mpi_plugin(self, starter: str, flavor: Callable[[], str]) -> str:
+        if starter != "srun":
+            return ""
+        return "pmix" if flavor() == "openmpi" else "pmi2"
+
     def requeue_command(self, batch: Batch) -> str:
         return 'scontrol requeue "$SLURM_JOB_ID"'  # also correct in an array: each task has its own SLURM_JOB_ID
 
@@ -111,7 +126,7 @@ class Slurm(BatchSystem):
                 "sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={numbers}", "--format=JobID,State"
             )
             names |= {job: _state_in(past or "", job) for job in missing}
-        return {job: JobState(name, name in _ENDED) if name else _FORGOTTEN for job, name in names.items()}
+        return {job: _state(name) if name else _FORGOTTEN for job, name in names.items()}
 
     def current_ids(self, environ: Mapping[str, str]) -> set[str]:
         task = [environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
@@ -186,11 +201,11 @@ def _gpus(batch: Batch) -> str:
 
 def _extra(batch: Batch) -> list[str]:
     words = []
-    for given in batch.extra:
+    for line in batch.extra:
         try:
-            words += shlex.split(given)
+            words += shlex.split(line)
         except ValueError as error:
-            raise ConfigError(f"--sbatch {given!r}: {error}; quote it as for the sbatch command") from error
+            raise ConfigError(f"--sbatch {line!r}: {error}; quote it as for the sbatch command") from error
     for word in words:
         if not word.startswith("-") or (not word.startswith("--") and len(word) == 2):
             raise ConfigError(f"--sbatch {word!r}: give sbatch flags in their long form, such as --licenses=matlab")
@@ -219,6 +234,10 @@ def _tasks(per_node: str) -> int | None:
             return None
         total += int(tasks) * int(times or 1)
     return total
+
+
+def _state(name: str) -> JobState:
+    return JobState(name, name in _ENDED, succeeded=name == "COMPLETED", is_cleaning_up=name == "COMPLETING")
 
 
 def _state_in(output: str, job: str) -> str:
