@@ -84,18 +84,18 @@ class Batch:
         Raises:
             ConfigError: An index has no point in the sweep, or only ``%N`` was given without a sweep.
         """
-        given = self.resources.array
+        indexes = self.resources.array
         if not self.points:
-            if given is not None and given.startswith("%"):
-                raise ConfigError(f"--array {given} has no indexes; give them too, such as 0-9{given}")
-            return given
+            if indexes is not None and indexes.startswith("%"):
+                raise ConfigError(f"--array {indexes} has no indexes; give them too, such as 0-9{indexes}")
+            return indexes
         everything = f"0-{len(self.points) - 1}"
-        if given is None or given.startswith("%"):
-            return everything + (given or "")
-        highest = max(int(number) for number in re.findall(r"\d+", re.sub(r"%.*|:\d+", "", given)))
+        if indexes is None or indexes.startswith("%"):
+            return everything + (indexes or "")
+        highest = max(int(number) for number in re.findall(r"\d+", re.sub(r"%.*|:\d+", "", indexes)))
         if highest >= len(self.points):
-            raise ConfigError(f"--array {given}: the sweep has {len(self.points)} runs; give indexes in {everything}")
-        return given
+            raise ConfigError(f"--array {indexes}: the sweep has {len(self.points)} runs; give indexes in {everything}")
+        return indexes
 
     def run_dirs(self, first_index: int) -> list[tuple[int | None, Path]]:
         """Return each run directory with the index of its array task, or None without an array.
@@ -105,14 +105,14 @@ class Batch:
         """
         if not self.in_tasks:
             return [(None, self.run_dir)]
-        found: list[tuple[int | None, Path]] = []
+        run_dirs: list[tuple[int | None, Path]] = []
         for part in (self.array or "").partition("%")[0].split(","):
             start, _, rest = part.partition("-")
             last, _, stride = rest.partition(":")
             for at in range(int(start), int(last or start) + 1, int(stride or 1)):
                 name = self.points[at].name if self.points else f"task-{at + first_index}"
-                found.append((at + first_index, self.run_dir / name))
-        return found
+                run_dirs.append((at + first_index, self.run_dir / name))
+        return run_dirs
 
 
 def plain(value: str, prefix: str) -> str:

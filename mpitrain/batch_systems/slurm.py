@@ -160,14 +160,14 @@ def _options(batch: Batch) -> list[str]:
     if resources.warning_s:
         options.append(f"--signal=B:USR1@{resources.warning_s}")
     for name in ("dependency", "mail_type", "mail_user"):
-        options += _given(name, getattr(resources, name))
+        options += _flag(name, getattr(resources, name))
     if batch.in_tasks:
         options.append(f"--array={batch.array}")
     if resources.ps_nodes:
         options += [*_servers(batch), *_shared(batch, resources.ps_partition or resources.partition), "hetjob"]
     options += [f"--nodes={resources.nodes}", f"--ntasks-per-node={resources.ranks_per_node}"]
     for name in ("cpus_per_task", "mem", "mem_per_cpu", "gpus", "gpus_per_node", "gres", "constraint"):
-        options += _given(name, getattr(resources, name))
+        options += _flag(name, getattr(resources, name))
     if resources.gpus_per_task is not None:
         options.append(_gpus(batch))
     return [*options, *_shared(batch, resources.partition), *_extra(batch)]
@@ -177,16 +177,16 @@ def _servers(batch: Batch) -> list[str]:
     """Return the options of a heterogeneous job's first component, the servers."""
     resources = batch.resources
     options = [f"--nodes={resources.ps_nodes}", f"--ntasks-per-node={resources.ps_tasks_per_node}"]
-    options += _given("cpus_per_task", resources.ps_cpus_per_task)
-    return options + _given("mem", resources.ps_mem) + _given("constraint", resources.ps_constraint)
+    options += _flag("cpus_per_task", resources.ps_cpus_per_task)
+    return options + _flag("mem", resources.ps_mem) + _flag("constraint", resources.ps_constraint)
 
 
 def _shared(batch: Batch, partition: str | None) -> list[str]:
     """Return the options that both components of a heterogeneous job need."""
     resources = batch.resources
-    options = _given("partition", partition)
+    options = _flag("partition", partition)
     for name in ("account", "qos", "time", "reservation"):
-        options += _given(name, getattr(resources, name))
+        options += _flag(name, getattr(resources, name))
     return options + (["--exclusive"] if resources.exclusive else [])
 
 
@@ -212,7 +212,7 @@ def _extra(batch: Batch) -> list[str]:
     return words
 
 
-def _given(name: str, value: object) -> list[str]:
+def _flag(name: str, value: object) -> list[str]:
     return [] if value is None else [f"--{name.replace('_', '-')}={value}"]
 
 
