@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..core.activity import LONG_LIMIT_S
 from ..errors import ConfigError
 from .modes import MODES, Mode, find_mode, modes_with
 from .option import OptionGroup, flag as flag, option
@@ -194,7 +195,7 @@ class RunDirConfig(OptionGroup):
         default_text="10 times the longest activity so far, at least 60",
     )
     long_timeout: float = option(
-        1800.0, "The same for starting, compiling, validating, saving and ending.", "S", minimum=1
+        LONG_LIMIT_S, "The same for starting, compiling, validating, saving and ending.", "S", minimum=1
     )
 
 
