@@ -44,7 +44,7 @@ def job_file_text(given: Job | Callable[..., Job]) -> tuple[str, str]:
     import cloudpickle
 
     if isinstance(given, Job):
-        name, function = "job", _with_evaluated_annotations(_returning(given))
+        name, function = "job", _with_evaluated_annotations(job_function(given))
     elif inspect.isfunction(given):
         name = given.__name__ if given.__name__.isidentifier() else "job"  # such as <lambda>
         function = _with_evaluated_annotations(given)
@@ -68,9 +68,11 @@ def job_file_text(given: Job | Callable[..., Job]) -> tuple[str, str]:
     return name, text
 
 
-def _returning(given: Job) -> Callable[[], Job]:
+def job_function(made: Job) -> Callable[[], Job]:
+    """Return a job function, without parameters, that returns this job."""
+
     def job() -> Job:
-        return given
+        return made
 
     return job
 

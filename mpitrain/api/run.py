@@ -207,7 +207,11 @@ class Run:
         return ended
 
     def _has_ended(self) -> bool:
-        """Return whether a run that no process on this host supervises has ended and will not be requeued."""
+        """Return whether a run that no process on this host supervises has ended.
+
+        A run that Slurm requeues has not ended. On Flux and PBS it has, because the new job has another id; on LSF it
+        has, because the state of its jobs is not queried.
+        """
         state, recorded = self.status.state, heartbeat.read(self.path)
         job = None if recorded is None else recorded.job
         if state in ("stopped", "died") and job is not None and job.scheduler in SYSTEMS:

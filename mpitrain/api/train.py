@@ -17,7 +17,7 @@ from ..plan.request import unknown_name
 from ..process.signals import STOPPED_EARLY
 from ..training.rank import Rank
 from ..training.session import TrainRequest, training_session
-from .job_source import JobSource
+from .job_source import JobSource, job_function
 from .run import Run
 
 
@@ -67,7 +67,7 @@ def _request(job: JobSource, options: dict[str, Any], given: dict[str, Any]) -> 
         path = Path(job)
         function = load_job_file(path)
     elif isinstance(job, Job):
-        function = _returning(job)
+        function = job_function(job)
     elif inspect.isfunction(job):
         function = job
     else:
@@ -93,10 +93,3 @@ def _bound(function: Callable[..., Job], arguments: dict[str, Any]) -> dict[str,
         raise unknown_name(unknown[0], [*FIELDS, *signature.parameters]) from error
     bound.apply_defaults()
     return dict(bound.arguments)
-
-
-def _returning(given: Job) -> Callable[[], Job]:
-    def job() -> Job:
-        return given
-
-    return job

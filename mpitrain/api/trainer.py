@@ -41,6 +41,7 @@ _ELSEWHERE = {  # options of a run that a Trainer gets in another way
     "devices_per_rank": "start one rank for each device",
     "init_from": "load the values into the model before making the Trainer",
     "validate_steps": "validate in the loop",
+    "validate_secs": "validate in the loop",
 }
 _POLL_S = 0.001
 
@@ -211,9 +212,9 @@ class Trainer:
 
     def _show_rates(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
         """Set the rates of the last step in torch's optimizer and scheduler, where scripts read them."""
-        shown = [rate * each / self._rates[0] if self._rates[0] else rate for each in self._rates]
-        for group, each in zip(optimizer.param_groups, shown, strict=True):
-            group["lr"] = each
+        shown = [rate * initial / self._rates[0] if self._rates[0] else rate for initial in self._rates]
+        for group, group_rate in zip(optimizer.param_groups, shown, strict=True):
+            group["lr"] = group_rate
         self._scheduler._last_lr = shown
 
     def save(self) -> None:
@@ -253,12 +254,12 @@ class Trainer:
             batch = loader.batch_size * accumulate
             self._examples, self._last = len(loader.split), count - 1
             step_examples = batch * self._config.gradients_per_step(workers)
-            split, about = loader.split, None
+            split, training_data = loader.split, None
             if self.chief:
                 step, cursor = _resumes_at(self._config)  # an earlier start may have had another number of workers
                 steps = step + math.ceil(max(0, count * self._examples - cursor) / step_examples)
-                about = (len(split), split.shape, split.sample_digest(), batch, steps)
-            *_, steps = _share(rank, about)
+                training_data = (len(split), split.shape, split.sample_digest(), batch, steps)
+            *_, steps = _share(rank, training_data)
             rank.claim_run_dir(self._config)
             request = self._request(split, batch, steps)
             stack = contextlib.ExitStack()
@@ -369,26 +370,26 @@ def _resumes_at(config: RunConfig) -> tuple[int, int]:
         return 0, 0
 
 
-def _share(rank: Rank, about: Any) -> Any:
-    """Return what the chief passes. Collective over all ranks; servers wait for it without using a core."""
+def _share(rank: Rank, of_chief: Any) -> Any:
+    """Return the chief's value. Collective over all ranks; servers wait for it without using a core."""
     with _WAIT:
         barrier = rank.cluster.comm.Ibarrier()
         while not barrier.Test():
             time.sleep(_POLL_S)
-        return rank.cluster.comm.bcast(about, root=rank.cluster.chief_rank)
+        return rank.cluster.comm.bcast(of_chief, root=rank.cluster.chief_rank)
 
 
 def _use_values_of_chief(model: nn.Module, rank: Rank) -> None:
     """Set a module's parameters and buffers to those of the chief. Collective over all ranks."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    found = {name: each.detach() for name, each in tensors.items() if not is_lazy(each)}
-    shapes = [(name, tuple(each.shape), each.dtype) for name, each in found.items()]
+    initialized = {name: tensor.detach() for name, tensor in tensors.items() if not is_lazy(tensor)}
+    shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in initialized.items()]
     rank.cluster.check_same({"the parameters and buffers of the model": shapes})
     with _WAIT, torch.no_grad():
-        for each in found.values():
-            values = each.cpu().contiguous()
+        for tensor in initialized.values():
+            values = tensor.cpu().contiguous()
             rank.cluster.comm.Bcast(values.reshape(-1).view(torch.uint8).numpy(), root=rank.cluster.chief_rank)
-            each.copy_(values)
+            tensor.copy_(values)
 
 
 def _refuse_step(*_: Any) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from .job import Batch, Starter
+from ..errors import ConfigError
+from .job import Batch
+from .resources import Resources
 
 _QUERY_TIMEOUT_S = 10.0
 
@@ -31,11 +33,15 @@ class JobState(NamedTuple):
     Attributes:
         name: The batch system's name of the state, such as ``OUT_OF_MEMORY``.
         has_ended: Whether the job neither waits nor runs.
+        succeeded: Whether the job has ended without a failure.
+        is_cleaning_up: Whether the job's processes have ended, but not the job.
         is_known: Whether the batch system still knows the job; if not, ``name`` says so.
     """
 
     name: str
     has_ended: bool
+    succeeded: bool = False
+    is_cleaning_up: bool = False
     is_known: bool = True
 
 
@@ -55,7 +61,7 @@ class BatchSystem(ABC):
         first_index: The index of the first task of an array whose indexes start at 0 in ``--array``.
         id_variables: The variables that contain the job's id in a job.
         allocation_variable: The variable by which ``mpirun`` recognizes an allocation; empty if it does not.
-        starters: The programs that can start the ranks.
+        starters: The programs that can start the ranks; the first is the default.
         cancel_signals: The signals by which a script is told that its job is cancelled.
         sets_end_time: Whether a rank can find out by itself when its job reaches the time limit.
         requeue_status: The exit status with which the batch system requeues a job; 0 if it does not.
@@ -75,7 +81,7 @@ class BatchSystem(ABC):
     first_index: ClassVar[int] = 0
     id_variables: ClassVar[tuple[str, ...]]
     allocation_variable: ClassVar[str] = ""
-    starters: ClassVar[tuple[Starter, ...]] = ("mpirun",)
+    starters: ClassVar[tuple[str, ...]] = ("mpirun",)
     cancel_signals: ClassVar[tuple[str, ...]] = ("TERM",)
     sets_end_time: ClassVar[bool] = False
     requeue_status: ClassVar[int] = 0
@@ -99,6 +105,28 @@ class BatchSystem(ABC):
     @abstractmethod
     def cancel_command(self, job_id: str, running: bool) -> list[str]:
         """Return the command that asks the script of a running job to save and end, or that removes a waiting job."""
+
+    def choose_starter(self, requested: str | None, resources: Resources) -> str:
+        """Return the program that starts the ranks.
+
+        Args:
+            requested: The value of ``--launcher``; None if the batch system chooses.
+
+        Raises:
+            ConfigError: The requested program is not available.
+        """
+        if requested is not None and requested not in self.starters:
+            raise ConfigError(f"--launcher {requested} is not available with --scheduler {self.name}; remove it")
+        return requested or self.starters[0]
+
+    def mpi_plugin(self, starter: str, flavor: Callable[[], str]) -> str:
+        """Return the MPI plugin that a starter needs; empty if it needs none.
+
+        Args:
+            flavor: Returns the flavor of the MPI library, such as ``openmpi``. Loads the library, so it is called only
+                if the answer depends on it.
+        """
+        return ""
 
     def requeue_command(self, batch: Batch) -> str:
         """Return the shell command by which a job requeues itself; empty if there is none."""

@@ -79,13 +79,17 @@ class Flux(BatchSystem):
         if done is None:
             return {}
         rows = [line.split() for line in done.stdout.splitlines()]
-        states = {_ascii(row[0]): JobState(row[1], row[1] in _ENDED) for row in rows if len(row) == 2}
+        states = {_ascii(row[0]): _state(row[1]) for row in rows if len(row) == 2}
         states |= {_ascii(job): _FORGOTTEN for job in ids if f" {job} unknown" in done.stderr}
         return {job: states[_ascii(job)] for job in ids if _ascii(job) in states}
 
     def current_ids(self, environ: Mapping[str, str]) -> set[str]:
         ids = super().current_ids(environ)
         return ids | {_ascii(job) for job in ids} | {"ƒ" + _ascii(job)[1:] for job in ids}
+
+
+def _state(name: str) -> JobState:
+    return JobState(name, name in _ENDED, succeeded=name == "COMPLETED", is_cleaning_up=name == "CLEANUP")
 
 
 def _slots(resources: Resources) -> list[tuple[str, str]]:

@@ -7,13 +7,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import ConfigError
 from ..plan.option import flag
 from .resources import Resources
-
-Starter = Literal["mpirun", "srun"]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -45,10 +43,10 @@ class Batch:
         run_dir: The run directory; for an array, the parent of its tasks' run directories.
         python: The Python interpreter that has mpitrain installed.
         arguments: The job file and its flags, without ``--run-dir``.
+        starter: The program that starts the ranks: one of the batch system's ``starters``.
         points: The points of a sweep; each array task trains one.
         seeds: Whether each task of an array without a sweep uses its index as its seed.
-        starter: The program that starts the ranks.
-        mpi: The MPI plugin that ``srun`` uses.
+        mpi: The MPI plugin that the starter uses; empty if it needs none.
         extra: The user's extra arguments for the scheduler.
         setup: Shell lines to run first, such as ``module load openmpi``.
     """
@@ -59,10 +57,10 @@ class Batch:
     run_dir: Path
     python: str
     arguments: Sequence[str]
+    starter: str
     points: Sequence[Point] = ()
     seeds: bool = True
-    starter: Starter = "mpirun"
-    mpi: str = "pmix"
+    mpi: str = ""
     extra: Sequence[str] = ()
     setup: Sequence[str] = ()
 
@@ -86,18 +84,18 @@ class Batch:
         Raises:
             ConfigError: An index has no point in the sweep, or only ``%N`` was given without a sweep.
         """
-        given = self.resources.array
+        indexes = self.resources.array
         if not self.points:
-            if given is not None and given.startswith("%"):
-                raise ConfigError(f"--array {given} has no indexes; give them too, such as 0-9{given}")
-            return given
+            if indexes is not None and indexes.startswith("%"):
+                raise ConfigError(f"--array {indexes} has no indexes; give them too, such as 0-9{indexes}")
+            return indexes
         everything = f"0-{len(self.points) - 1}"
-        if given is None or given.startswith("%"):
-            return everything + (given or "")
-        highest = max(int(number) for number in re.findall(r"\d+", re.sub(r"%.*|:\d+", "", given)))
+        if indexes is None or indexes.startswith("%"):
+            return everything + (indexes or "")
+        highest = max(int(number) for number in re.findall(r"\d+", re.sub(r"%.*|:\d+", "", indexes)))
         if highest >= len(self.points):
-            raise ConfigError(f"--array {given}: the sweep has {len(self.points)} runs; give indexes in {everything}")
-        return given
+            raise ConfigError(f"--array {indexes}: the sweep has {len(self.points)} runs; give indexes in {everything}")
+        return indexes
 
     def run_dirs(self, first_index: int) -> list[tuple[int | None, Path]]:
         """Return each run directory with the index of its array task, or None without an array.
@@ -107,14 +105,14 @@ class Batch:
         """
         if not self.in_tasks:
             return [(None, self.run_dir)]
-        found: list[tuple[int | None, Path]] = []
+        run_dirs: list[tuple[int | None, Path]] = []
         for part in (self.array or "").partition("%")[0].split(","):
             start, _, rest = part.partition("-")
             last, _, stride = rest.partition(":")
             for at in range(int(start), int(last or start) + 1, int(stride or 1)):
                 name = self.points[at].name if self.points else f"task-{at + first_index}"
-                found.append((at + first_index, self.run_dir / name))
-        return found
+                run_dirs.append((at + first_index, self.run_dir / name))
+        return run_dirs
 
 
 def plain(value: str, prefix: str) -> str:

@@ -140,8 +140,8 @@ def seconds_of(duration: str) -> int:
     Raises:
         ConfigError: It is not a duration, or zero.
     """
-    found = _DURATION.fullmatch(duration)
-    seconds = sum(int(n) * _SECONDS[unit] for unit, n in found.groupdict().items() if n) if found else 0
+    match = _DURATION.fullmatch(duration)
+    seconds = sum(int(n) * _SECONDS[unit] for unit, n in match.groupdict().items() if n) if match else 0
     if not seconds:
         raise ConfigError(f"--time is {duration!r}: must be minutes, HH:MM:SS or D-HH:MM:SS, such as 02:30:00")
     return seconds

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import ConfigError
 from .base import BatchSystem, Directives, JobState, query
 from .job import Batch, plain, shell
+from .resources import Resources
 
 _PREFIX = "#SBATCH"
 _DIRECT = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*!-]+")
@@ -81,6 +82,20 @@ class Slurm(BatchSystem):
         # The signal is for the batch script, which lets the run save.
         return ["scancel", *(["--batch", "--signal=TERM"] if running else []), job_id]
 
+    def choose_starter(self, requested: str | None, resources: Resources) -> str:
+        if not resources.ps_nodes:
+            return super().choose_starter(requested, resources)
+        if requested == "mpirun":
+            raise ConfigError(
+                "--launcher mpirun does not support --ps-nodes (a heterogeneous job); remove it to use srun"
+            )
+        return super().choose_starter(requested or "srun", resources)
+
+    def mpi_plugin(self, starter: str, flavor: Callable[[], str]) -> str:
+        if starter != "srun":
+            return ""
+        return "pmix" if flavor() == "openmpi" else "pmi2"
+
     def requeue_command(self, batch: Batch) -> str:
         return 'scontrol requeue "$SLURM_JOB_ID"'  # also correct in an array: each task has its own SLURM_JOB_ID
 
@@ -111,7 +126,7 @@ class Slurm(BatchSystem):
                 "sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={numbers}", "--format=JobID,State"
             )
             names |= {job: _state_in(past or "", job) for job in missing}
-        return {job: JobState(name, name in _ENDED) if name else _FORGOTTEN for job, name in names.items()}
+        return {job: _state(name) if name else _FORGOTTEN for job, name in names.items()}
 
     def current_ids(self, environ: Mapping[str, str]) -> set[str]:
         task = [environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
@@ -145,14 +160,14 @@ def _options(batch: Batch) -> list[str]:
     if resources.warning_s:
         options.append(f"--signal=B:USR1@{resources.warning_s}")
     for name in ("dependency", "mail_type", "mail_user"):
-        options += _given(name, getattr(resources, name))
+        options += _flag(name, getattr(resources, name))
     if batch.in_tasks:
         options.append(f"--array={batch.array}")
     if resources.ps_nodes:
         options += [*_servers(batch), *_shared(batch, resources.ps_partition or resources.partition), "hetjob"]
     options += [f"--nodes={resources.nodes}", f"--ntasks-per-node={resources.ranks_per_node}"]
     for name in ("cpus_per_task", "mem", "mem_per_cpu", "gpus", "gpus_per_node", "gres", "constraint"):
-        options += _given(name, getattr(resources, name))
+        options += _flag(name, getattr(resources, name))
     if resources.gpus_per_task is not None:
         options.append(_gpus(batch))
     return [*options, *_shared(batch, resources.partition), *_extra(batch)]
@@ -162,16 +177,16 @@ def _servers(batch: Batch) -> list[str]:
     """Return the options of a heterogeneous job's first component, the servers."""
     resources = batch.resources
     options = [f"--nodes={resources.ps_nodes}", f"--ntasks-per-node={resources.ps_tasks_per_node}"]
-    options += _given("cpus_per_task", resources.ps_cpus_per_task)
-    return options + _given("mem", resources.ps_mem) + _given("constraint", resources.ps_constraint)
+    options += _flag("cpus_per_task", resources.ps_cpus_per_task)
+    return options + _flag("mem", resources.ps_mem) + _flag("constraint", resources.ps_constraint)
 
 
 def _shared(batch: Batch, partition: str | None) -> list[str]:
     """Return the options that both components of a heterogeneous job need."""
     resources = batch.resources
-    options = _given("partition", partition)
+    options = _flag("partition", partition)
     for name in ("account", "qos", "time", "reservation"):
-        options += _given(name, getattr(resources, name))
+        options += _flag(name, getattr(resources, name))
     return options + (["--exclusive"] if resources.exclusive else [])
 
 
@@ -186,18 +201,18 @@ def _gpus(batch: Batch) -> str:
 
 def _extra(batch: Batch) -> list[str]:
     words = []
-    for given in batch.extra:
+    for line in batch.extra:
         try:
-            words += shlex.split(given)
+            words += shlex.split(line)
         except ValueError as error:
-            raise ConfigError(f"--sbatch {given!r}: {error}; quote it as for the sbatch command") from error
+            raise ConfigError(f"--sbatch {line!r}: {error}; quote it as for the sbatch command") from error
     for word in words:
         if not word.startswith("-") or (not word.startswith("--") and len(word) == 2):
             raise ConfigError(f"--sbatch {word!r}: give sbatch flags in their long form, such as --licenses=matlab")
     return words
 
 
-def _given(name: str, value: object) -> list[str]:
+def _flag(name: str, value: object) -> list[str]:
     return [] if value is None else [f"--{name.replace('_', '-')}={value}"]
 
 
@@ -219,6 +234,10 @@ def _tasks(per_node: str) -> int | None:
             return None
         total += int(tasks) * int(times or 1)
     return total
+
+
+def _state(name: str) -> JobState:
+    return JobState(name, name in _ENDED, succeeded=name == "COMPLETED", is_cleaning_up=name == "COMPLETING")
 
 
 def _state_in(output: str, job: str) -> str:

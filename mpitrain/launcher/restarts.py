@@ -21,7 +21,7 @@ from .exit_report import (
     recorded_exits,
 )
 
-Kind = Literal["finished", "stopped", "mistake", "failed", "not begun"]
+Kind = Literal["finished", "stopped", "user error", "failed", "not begun"]
 _LONGEST_PAUSE_S = 60.0
 
 
@@ -56,7 +56,9 @@ def classify_exit(status: int, output: str, statuses: Sequence[RankStatus], rank
     # a host, and with an error if a library crashes after training has finished.
     ended_well = status in (0, os.EX_TEMPFAIL)
     # A script may raise an exception after it has trained.
-    done = all(each.done and (not each.error or is_secondary_error(each)) for each in statuses)
+    done = all(
+        rank_status.done and (not rank_status.error or is_secondary_error(rank_status)) for rank_status in statuses
+    )
     if statuses and done and (ended_well or len(statuses) >= ranks):
         # When one rank exits with an error, a launcher kills the others after a short time.
         exits = [
@@ -68,8 +70,8 @@ def classify_exit(status: int, output: str, statuses: Sequence[RankStatus], rank
         return Outcome("stopped" if any(rank_status.stopped for rank_status in statuses) else "finished", reason)
     if not statuses and ended_well and not parse_lost_hosts(output):
         return Outcome("stopped" if status else "finished")
-    if any(rank_status.mistake for rank_status in statuses):
-        return Outcome("mistake")
+    if any(rank_status.is_user_error for rank_status in statuses):
+        return Outcome("user error")
     step = (
         max((rank_status.step for rank_status in statuses), default=0)
         if any(rank_status.ready for rank_status in statuses)

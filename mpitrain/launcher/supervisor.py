@@ -110,16 +110,17 @@ def make_launch_spec(options: LaunchOptions, launcher: Launcher, machine: LocalM
     return LaunchSpec(ranks, hosts, agent, network, _environment(options.env, machine), words)
 
 
-def _environment(given: Sequence[str], machine: LocalMachine) -> dict[str, str]:
-    found = {}
-    for setting in given:
+def _environment(settings: Sequence[str], machine: LocalMachine) -> dict[str, str]:
+    """Return the variables that the values of ``--env`` set on the ranks."""
+    variables = {}
+    for setting in settings:
         name, equals, value = setting.partition("=")
         if not name.isidentifier() or not name.isascii():
             raise LaunchError(f"--env {setting}: {name!r} is not a valid variable name; give NAME or NAME=VALUE")
         if not equals and name not in machine.environ:
             raise LaunchError(f"--env {name}: {name} is not set in this environment; give --env {name}=VALUE")
-        found[name] = value if equals else machine.environ[name]
-    return found
+        variables[name] = value if equals else machine.environ[name]
+    return variables
 
 
 def check_restarts(options: LaunchOptions, spec: LaunchSpec, config: RunConfig) -> None:
@@ -140,9 +141,9 @@ def check_restarts(options: LaunchOptions, spec: LaunchSpec, config: RunConfig) 
 
 
 @contextlib.contextmanager
-def _run_dir(name: str, given: Path | None) -> Iterator[Path]:
+def _run_dir(name: str, requested: Path | None) -> Iterator[Path]:
     """Yield the absolute run directory; remove it afterwards if it was created here and is still empty."""
-    folder, made = make_run_dir(name, given)
+    folder, made = make_run_dir(name, requested)
     _wait_for_others(folder)
     if (age_s := rank_status.age_s(folder)) is not None:  # of a run whose supervisor was killed
         host_watcher.remove_leftovers(str(folder.absolute()), age_s)
@@ -186,7 +187,9 @@ class _Supervisor:
         self._began = time.monotonic()
         self._restarts = 0
         self._traceback = ""  # of the rank that ended the last attempt
-        self._found = set(_stamps(launch.run_dir)) if launch.request.job.config.run.resume != "auto" else set()
+        self._earlier_checkpoints = (
+            set(_stamps(launch.run_dir)) if launch.request.job.config.run.resume != "auto" else set()
+        )
 
     def run(self) -> int:
         """Train; return the exit status."""
@@ -200,11 +203,11 @@ class _Supervisor:
                 return self._interrupted()
             if outcome.reason:
                 _say(outcome.reason)
-            if outcome.kind in ("finished", "stopped", "mistake"):
-                if outcome.kind != "mistake":  # which has changed nothing
+            if outcome.kind in ("finished", "stopped", "user error"):
+                if outcome.kind != "user error":  # it has changed nothing
                     record_failure(self._launch.run_dir, None)
                 return {"finished": 0, "stopped": STOPPED_EARLY}.get(outcome.kind, 2)
-            if not self._again(outcome, before):
+            if not self._prepare_restart(outcome, before):
                 record_failure(self._launch.run_dir, Failure(outcome.reason, outcome.rank, self._traceback))
                 return 1
             before = outcome
@@ -224,7 +227,7 @@ class _Supervisor:
             if attempt.reported and outcome.kind in ("stopped", "failed"):  # stopped: the launcher continued the ranks
                 outcome = Outcome("failed", step=outcome.step)
             for host, error in attempt.unreachable.items():
-                if outcome.kind == "mistake" or self._interrupts.received:
+                if outcome.kind == "user error" or self._interrupts.received:
                     _say(f"host {host} does not answer ({error}); check it for leftover processes")
             passes = _PASSES in attempt.output or attempt.status < 0
             if outcome.kind != "not begun" or last or not passes or self._interrupts.received:
@@ -262,9 +265,9 @@ class _Supervisor:
         newest, limit = self._newest(), job.config.run.time_limit
         if job.config.run.resume != "auto" and newest is not None:
             job = job.with_options(resume=str(newest))
-        return job if limit is None else job.with_options(time_limit=max(1.0, round(limit - self._took())))
+        return job if limit is None else job.with_options(time_limit=max(1.0, round(limit - self._elapsed_s())))
 
-    def _again(self, outcome: Outcome, before: Outcome | None) -> bool:
+    def _prepare_restart(self, outcome: Outcome, before: Outcome | None) -> bool:
         """Prepare another attempt and wait for the restart delay; return False if there is none."""
         options, limit = self._launch.request.options, self._launch.request.job.config.run.time_limit
         if self._restarts >= options.max_restarts:
@@ -272,10 +275,10 @@ class _Supervisor:
                 _say(f"not restarting: --max-restarts {options.max_restarts} reached")
             return False
         why = reason_to_give_up(outcome, before, self._spec.ranks or 1)
-        if not why and limit is not None and self._took() + 1 > limit:
+        if not why and limit is not None and self._elapsed_s() + 1 > limit:
             why = f"--time-limit {limit:g} is used up"
         if not why and outcome.gone:
-            why = self._leave_out(outcome.gone)
+            why = self._exclude_hosts(outcome.gone)
         if why:
             _say(f"not restarting: {why}")
             return False
@@ -291,7 +294,7 @@ class _Supervisor:
             time.sleep(0.05)
         return True
 
-    def _leave_out(self, gone: list[str]) -> str:
+    def _exclude_hosts(self, gone: list[str]) -> str:
         """Remove lost hosts from the launch if ``--min-ranks`` allows it; return why not, or an empty string."""
         least = self._launch.request.options.min_ranks
         assert self._spec.hosts is not None
@@ -320,10 +323,10 @@ class _Supervisor:
 
     def _newest(self) -> Path | None:
         """Return this run's newest checkpoint; ignores those that existed before it, unless ``--resume auto``."""
-        own = [stamp for stamp in _stamps(self._launch.run_dir) if stamp not in self._found]
+        own = [stamp for stamp in _stamps(self._launch.run_dir) if stamp not in self._earlier_checkpoints]
         return own[0][0] if own else None
 
-    def _took(self) -> float:
+    def _elapsed_s(self) -> float:
         return time.monotonic() - self._began
 
     def _describe(self) -> str:
@@ -334,11 +337,11 @@ class _Supervisor:
 
 def _stamps(run_dir: Path) -> list[tuple[Path, int]]:
     """Return the checkpoints of a run directory with their modification times, the highest step first."""
-    found = []
+    stamps = []
     for path in checkpoint.steps(run_dir / "checkpoints").values():
         with contextlib.suppress(OSError):  # it is being removed
-            found.append((path, path.stat().st_mtime_ns))
-    return found
+            stamps.append((path, path.stat().st_mtime_ns))
+    return stamps
 
 
 def _agent_in(machine: LocalMachine) -> str | None:
@@ -358,6 +361,6 @@ def _stopped_early(run_dir: Path, earlier: status.Status | None) -> bool:
     Args:
         earlier: The record before this attempt, which changes nothing if there is nothing to train.
     """
-    found = status.read(run_dir)
-    is_new = found is not None and (earlier is None or found.started_at != earlier.started_at)
-    return found is not None and is_new and found.state == "stopped"
+    recorded = status.read(run_dir)
+    is_new = recorded is not None and (earlier is None or recorded.started_at != earlier.started_at)
+    return recorded is not None and is_new and recorded.state == "stopped"

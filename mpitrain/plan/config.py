@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..core.activity import LONG_LIMIT_S
 from ..errors import ConfigError
 from .modes import MODES, Mode, find_mode, modes_with
-from .option import OptionGroup, flag as flag, info_of, option
+from .option import OptionGroup, flag as flag, option
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
-# The defaults of options that are None unless given, so that one that is given in another mode can be refused.
+# The defaults of options that are None unless given, so that one that is given in another mode can be refused. Only the
+# members of ParallelConfig below apply them.
 STALENESS = 3
 BACKUP_WORKERS = 1
 LOCAL_STEPS = 8
@@ -35,27 +37,18 @@ class ParallelConfig(OptionGroup):
         "Maximum number of steps a worker may be ahead of the slowest one.",
         "S",
         minimum=0,
-        modes=modes_with("staleness"),
         default_text=STALENESS,
     )
-    staleness_scaling: bool = option(
-        False, "Divide the learning rate by the gradient's staleness.", modes=modes_with("staleness_scaling")
-    )
+    staleness_scaling: bool = option(False, "Divide the learning rate by the gradient's staleness.")
     backup_workers: int | None = option(
         None,
         "Number of spare workers B; a step uses the first N-B gradients.",
         "B",
         minimum=0,
-        modes=modes_with("backup_workers"),
         default_text=BACKUP_WORKERS,
     )
     local_steps: int | None = option(
-        None,
-        "Steps between two parameter averages.",
-        "H",
-        minimum=1,
-        modes=modes_with("local_steps"),
-        default_text=LOCAL_STEPS,
+        None, "Steps between two parameter averages.", "H", minimum=1, default_text=LOCAL_STEPS
     )
     elastic_rho: float | None = option(
         None,
@@ -63,10 +56,23 @@ class ParallelConfig(OptionGroup):
         "RHO",
         above=0,
         below=1,
-        modes=modes_with("elastic_rho"),
     )
     shared_memory: bool = option(True, "Average gradients in memory shared by the ranks of a node.")
     bucket_bytes: int = option(1 << 20, "Minimum size of a gradient bucket in bytes.", "BYTES", minimum=0)
+
+    @property
+    def max_staleness(self) -> int:
+        """``staleness``, or its default."""
+        return STALENESS if self.staleness is None else self.staleness
+
+    @property
+    def steps_per_average(self) -> int:
+        """``local_steps``, or its default."""
+        return LOCAL_STEPS if self.local_steps is None else self.local_steps
+
+    def spare_workers(self, workers: int) -> int:
+        """Return ``backup_workers``, or its default, which leaves at least one of ``workers``."""
+        return min(BACKUP_WORKERS, workers - 1) if self.backup_workers is None else self.backup_workers
 
 
 @dataclass(frozen=True)
@@ -74,33 +80,20 @@ class ServerConfig(OptionGroup):
     """Parameter servers, and the gradients sent to them."""
 
     ps: int = option(
-        0,
-        "Number of parameter servers; 0 keeps the parameters in the node's shared memory.",
-        "K",
-        minimum=0,
-        modes=modes_with("ps"),
+        0, "Number of parameter servers; 0 keeps the parameters in the node's shared memory.", "K", minimum=0
     )
     ps_placement: Literal["spread", "pack", "first"] = option(
-        "spread",
-        "Ranks that become servers: spread over nodes, packed on few nodes, or the first ranks.",
-        modes=modes_with("ps_placement"),
+        "spread", "Ranks that become servers: spread over nodes, packed on few nodes, or the first ranks."
     )
-    ps_hosts: list[str] | None = option(
-        None, "Hosts whose ranks become servers.", "HOST,...", modes=modes_with("ps_hosts")
-    )
+    ps_hosts: list[str] | None = option(None, "Hosts whose ranks become servers.", "HOST,...")
     placement: Literal["round_robin", "greedy", "partitioned"] = option(
-        "partitioned", "How variables are distributed over the servers.", modes=modes_with("placement")
+        "partitioned", "How variables are distributed over the servers."
     )
     push_precision: Precision | None = option(
-        None,
-        "Data type of gradients sent to servers on other nodes.",
-        modes=modes_with("push_precision"),
-        default_text="that of --dtype",
+        None, "Data type of gradients sent to servers on other nodes.", default_text="that of --dtype"
     )
     one_sided: bool = option(
-        True,
-        "Use RMA windows to reach servers on other nodes; --no-one-sided uses point-to-point messages.",
-        modes=modes_with("one_sided"),
+        True, "Use RMA windows to reach servers on other nodes; --no-one-sided uses point-to-point messages."
     )
 
 
@@ -153,9 +146,7 @@ class DeviceConfig(OptionGroup):
         True, "Allocate GPU memory as needed; --no-gpu-memory-growth allocates the worker's share at startup."
     )
     gpu_transport: Literal["auto", "nccl", "ipc", "cuda-aware", "host"] = option(
-        "auto",
-        "How workers exchange GPU gradients; auto: the fastest transport, measured at startup.",
-        modes=modes_with("gpu_transport"),
+        "auto", "How workers exchange GPU gradients; auto: the fastest transport, measured at startup."
     )
 
 
@@ -172,16 +163,10 @@ class SavingConfig(OptionGroup):
     save_compression: Literal["none", "gzip"] = option("none", "Compression of checkpoints.")
     save_background: bool = option(True, "Write checkpoints in the background, from a copy of the state.")
     save_per_node: bool | None = option(
-        None,
-        "Each node writes a shard of the checkpoint.",
-        modes=modes_with("save_per_node"),
-        default_text="on several nodes, from 1 GiB of state",
+        None, "Each node writes a shard of the checkpoint.", default_text="on several nodes, from 1 GiB of state"
     )
     save_one_file: bool | None = option(
-        None,
-        "All nodes write their shards into one shared file.",
-        modes=modes_with("save_one_file"),
-        default_text="if HDF5 is parallel",
+        None, "All nodes write their shards into one shared file.", default_text="if HDF5 is parallel"
     )
 
 
@@ -210,7 +195,7 @@ class RunDirConfig(OptionGroup):
         default_text="10 times the longest activity so far, at least 60",
     )
     long_timeout: float = option(
-        1800.0, "The same for starting, compiling, validating, saving and ending.", "S", minimum=1
+        LONG_LIMIT_S, "The same for starting, compiling, validating, saving and ending.", "S", minimum=1
     )
 
 
@@ -256,8 +241,8 @@ class RunConfig:
         """Return the configuration with these options, by their flat names; all others have their defaults."""
         groups = {}
         for name, group in typing.get_type_hints(cls).items():
-            given = {field.name for field in dataclasses.fields(group)} & set(options)
-            groups[name] = group(**{option: options.pop(option) for option in given})
+            names = {field.name for field in dataclasses.fields(group)} & set(options)
+            groups[name] = group(**{option: options.pop(option) for option in names})
         if options:
             raise TypeError(f"unknown options: {', '.join(sorted(options))}")
         return cls(**groups)
@@ -310,12 +295,12 @@ class RunConfig:
         mode, hosts, ps = self.mode, self.servers.ps_hosts, self.servers.ps
         options = self.options()
         for name, field in FIELDS.items():
-            modes, value = info_of(field).modes, options[name]
-            given = flag("no_" + name if value is False else name)
+            modes, value = modes_with(name), options[name]
             if modes and name not in mode.options and value != field.default:
+                flag_name = flag("no_" + name if value is False else name)
                 raise ConfigError(
-                    f"{given} requires --mode {', '.join(modes)}, but the mode is {mode.name}; "
-                    f"remove {given} or change --mode"
+                    f"{flag_name} requires --mode {', '.join(modes)}, but the mode is {mode.name}; "
+                    f"remove {flag_name} or change --mode"
                 )
         if hosts is not None and len(hosts) > ps:
             raise ConfigError(
@@ -353,8 +338,7 @@ class RunConfig:
             return 1
         if "backup_workers" not in self.mode.options:
             return workers
-        spare = self.parallel.backup_workers
-        return workers - (min(BACKUP_WORKERS, workers - 1) if spare is None else spare)
+        return workers - self.parallel.spare_workers(workers)
 
     @property
     def mode(self) -> Mode:
@@ -378,7 +362,7 @@ class RunConfig:
 
 GROUPS: list[type] = list(typing.get_type_hints(RunConfig).values())
 # The fields of all groups, by the flat names of the options.
-FIELDS = {each.name: each for group in GROUPS for each in dataclasses.fields(group)}
+FIELDS = {field.name: field for group in GROUPS for field in dataclasses.fields(group)}
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Options as fields of dataclasses: what a field's metadata says of it. Flags, help and checks follow from these."""
+"""Options as dataclass fields. Their metadata gives flags, help and checks."""
 
 from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,12 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """What is known of an option besides its name, its type and its default.
+    """Metadata of an option: help text, limits and choices.
 
     Attributes:
         help: What it does, without what follows from the other attributes.
         metavar: What help shows in place of a value; None for the type's name.
         minimum, above, maximum, below: The valid numbers: at least, more than, at most, less than.
-        modes: The modes in which it is valid; empty for all.
         default_text: For an option that is None unless given: its default, or what determines it.
         also: A second spelling of its flag.
         choices: The valid words; empty if the type determines what is valid.
@@ -40,7 +40,6 @@ class OptionInfo:
     above: float | None = None
     maximum: float | None = None
     below: float | None = None
-    modes: tuple[str, ...] = ()
     default_text: object = ""
     also: str = ""
     choices: tuple[str, ...] = ()
@@ -58,12 +57,15 @@ class OptionInfo:
         limits = {name: getattr(self, name) for name in _LIMITS}
         return all(_LIMITS[name][1](number, limit) for name, limit in limits.items() if limit is not None)
 
-    @property
-    def help_text(self) -> str:
-        """The help of its flag, with the modes, the limits that are not obvious, and the default if it is None."""
+    def help_text(self, modes: Sequence[str] = ()) -> str:
+        """Return the help of its flag, with the limits that are not obvious, and the default if it is None.
+
+        Args:
+            modes: The modes in which it is valid, which the text begins with; empty for all.
+        """
         text = self.help
-        if self.modes:
-            text = f"{', '.join(self.modes)}: {text[0].lower()}{text[1:]}"
+        if modes:
+            text = f"{', '.join(modes)}: {text[0].lower()}{text[1:]}"
         if self.limits not in ("", ">= 0", ">= 1"):
             text += f"  [{self.limits}]"
         return text + (f"  [default: {self.default_text}]" if self.default_text else "")
@@ -75,7 +77,7 @@ def option(default: Any, help: str, metavar: str | None = None, **attributes: An
 
 
 def info_of(field: dataclasses.Field[Any]) -> OptionInfo:
-    """Return what is known of the option that a field defines."""
+    """Return the metadata of the option that a field defines."""
     info: OptionInfo = field.metadata[_KEY]
     return info
 

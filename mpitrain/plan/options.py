@@ -20,6 +20,7 @@ from ..core.toml import read_toml
 from ..errors import ConfigError, JobError
 from .config import FIELDS, GROUPS, RunConfig
 from .launch_options import LaunchOptions
+from .modes import modes_with
 from .option import OptionGroup, OptionInfo, flag, info_of
 
 if typing.TYPE_CHECKING:
@@ -270,7 +271,11 @@ def _option(name: str, hint: Any, default: Any, info: OptionInfo, required: bool
         attributes["type"] = NearestChoice(info.choices)
     else:
         attributes["type"] = _type_of(hint)
-    attributes |= {"help": info.help_text, "metavar": info.metavar, "show_default": default is not None}
+    attributes |= {
+        "help": info.help_text(modes_with(name)),
+        "metavar": info.metavar,
+        "show_default": default is not None,
+    }
     return click.Option(names, required=required, **attributes)
 
 

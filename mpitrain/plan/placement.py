@@ -77,14 +77,14 @@ def _pinned(layout: Layout, servers: int, itemsize: int, pins: Pins | None) -> d
     names = [entry.name for entry in layout.entries]
     if callable(pins):
         answers = {e.name: _ask(pins, e, itemsize) for e in layout.entries}
-        found = {name: server for name, server in answers.items() if server is not None}
+        pinned = {name: server for name, server in answers.items() if server is not None}
     elif isinstance(pins, Mapping):
-        found = dict(pins)
+        pinned = dict(pins)
     else:
         raise JobError(
             f"Job(pins=...) got {pins!r}: must map names to servers, or be a function of name, shape and bytes"
         )
-    for name, server in found.items():
+    for name, server in pinned.items():
         if name not in names:
             raise JobError(
                 f"Job(pins=...) pins {name!r}, which is not a variable of the model: {', '.join(names[:12])}"
@@ -93,7 +93,7 @@ def _pinned(layout: Layout, servers: int, itemsize: int, pins: Pins | None) -> d
             raise JobError(
                 f"Job(pins=...) pins {name!r} to server {server!r}: must be an integer from 0 to {servers - 1}"
             )
-    return found
+    return pinned
 
 
 def _ask(pins: Callable[[str, Shape, int], int | None], entry: Entry, itemsize: int) -> int | None:

@@ -1,4 +1,4 @@
-"""What is to be trained, and how it is started: values that the command line and the Python API both make."""
+"""Requests to train, made by the command line and the Python API."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class JobRequest:
     def __post_init__(self) -> None:
         for name in ("options", "arguments"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-        _ = self.config
+        _ = self.config  # check the options now
 
     @cached_property
     def config(self) -> RunConfig:

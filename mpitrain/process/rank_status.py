@@ -41,7 +41,7 @@ class RankStatus:
         reaper: Process id of the reaper: the launcher's child and the rank's parent.
         ready: Whether a signal makes it save and exit, instead of killing it.
         error: The unexpected exception that it ended with.
-        mistake: Whether it ended with a user's error, which has been printed.
+        is_user_error: Whether it ended with a user's error, which has been printed.
         hang: What it did when its reaper ended it because it made no progress.
         done: Whether it has finished training and written everything.
         stopped: Whether it finished before the last step.
@@ -59,7 +59,7 @@ class RankStatus:
     task: int = 0
     ready: bool = False
     error: str = ""
-    mistake: bool = False
+    is_user_error: bool = False
     hang: str = ""
     done: bool = False
     stopped: bool = False
@@ -121,11 +121,11 @@ class RankStatusFile:
         activity.become("done")
         self._update(done=True, stopped=stopped)
 
-    def set_failed(self, error: BaseException, mistake: bool, traceback: str = "") -> None:
-        """Record the error that ended this rank; ``mistake`` for a user's error."""
+    def set_failed(self, error: BaseException, is_user_error: bool, traceback: str = "") -> None:
+        """Record the error that ended this rank; ``is_user_error``: a ``UserError``, which has been printed."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        self._update(error=f"{name}: {error}".removesuffix(": ")[:_LONGEST_ERROR], mistake=mistake)
+        self._update(error=f"{name}: {error}".removesuffix(": ")[:_LONGEST_ERROR], is_user_error=is_user_error)
         if self._path is not None and traceback:
             with contextlib.suppress(OSError):
                 self._path.with_name(f"{_TRACEBACK}{self._path.name}").write_text(traceback, encoding="utf-8")

@@ -21,13 +21,13 @@ _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age
 @click.argument("folder", required=False, default=Path("runs"), type=click.Path(path_type=Path), metavar="[FOLDER]")
 def runs_command(folder: Path) -> None:
     """List the runs in FOLDER (default: runs), newest first."""
-    found = list(find(folder))
-    if not found:
+    run_dirs = list(find(folder))
+    if not run_dirs:
         print(f"no runs in {folder}")
         return
-    state = described_states(found)
-    ages = {path: age_s(path) for path in found}
-    rows = [_row(path, folder, *state[path], ages[path]) for path in sorted(found, key=lambda path: ages[path])]
+    state = described_states(run_dirs)
+    ages = {path: age_s(path) for path in run_dirs}
+    rows = [_row(path, folder, *state[path], ages[path]) for path in sorted(run_dirs, key=lambda path: ages[path])]
     print(format_table(_HEAD, rows))
 
 
@@ -55,10 +55,10 @@ def described_states(folders: Sequence[Path]) -> dict[Path, tuple[State, str]]:
 
     Such a run could not record how it ended. Each batch system is asked once for the jobs of all of them.
     """
-    found = states(folders)
-    jobs = {folder: job for folder, state in found.items() if (job := _job_without_step(folder, state)) is not None}
+    state_of = states(folders)
+    jobs = {folder: job for folder, state in state_of.items() if (job := _job_without_step(folder, state)) is not None}
     ends = _ends(jobs.values())
-    return {folder: _describe(state, jobs.get(folder), ends) for folder, state in found.items()}
+    return {folder: _describe(state, jobs.get(folder), ends) for folder, state in state_of.items()}
 
 
 def _ends(jobs: Collection[BatchJob]) -> dict[tuple[str, str], JobState]:

@@ -22,7 +22,6 @@ from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..core.training_state import TrainingState
 from ..monitor.trace import span
-from ..plan.config import LOCAL_STEPS
 from ..plan.plan import Plan
 from ..plan.progress import Progress
 from .base import StepResult
@@ -43,7 +42,7 @@ class Local(BulkSynchronous):
         super().__init__(cluster, plan)
         size, nbytes = plan.layout.size, (2 + cluster.training.node.size) * plan.nbytes
         self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, plan.config.parallel.shared_memory)
-        self._every = plan.config.parallel.local_steps or LOCAL_STEPS
+        self._every = plan.config.parallel.steps_per_average
         self._rho = plan.config.parallel.elastic_rho
         self._own: dict[str, Array] = {name: np.zeros(size, plan.dtype) for name in plan.vectors}
         self.params, self.grads = self._own["params"], np.zeros(size, plan.dtype)

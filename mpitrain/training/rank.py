@@ -101,13 +101,13 @@ class Rank:
             except BaseException as located:
                 error = located
         if isinstance(error, UserError):
-            self.status.set_failed(error, mistake=True)
+            self.status.set_failed(error, is_user_error=True)
             self._end(error)
         if isinstance(error, OtherRankFailed):
             time.sleep(5)  # the other rank prints its traceback, then ends this one
             sys.exit(1)
         report = report_crash(self._cluster, error)
-        self.status.set_failed(error, mistake=False, traceback=report)
+        self.status.set_failed(error, is_user_error=False, traceback=report)
         self._let_lower_ranks_report()
         print(report, file=sys.__stderr__, flush=True)
         if self._cluster is not None and self._cluster.size > 1:
@@ -220,7 +220,7 @@ def run_script(parse: Callable[[], ScriptRequest]) -> NoReturn:
     except SystemExit as error:
         if error.code not in (None, 0, STOPPED_EARLY) and not rank._failed:  # the script's own status
             rank._failed = True
-            rank.status.set_failed(error, mistake=False)
+            rank.status.set_failed(error, is_user_error=False)
         raise
     except BaseException as error:
         rank.fail(error)

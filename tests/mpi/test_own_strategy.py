@@ -43,7 +43,8 @@ class EverySecondStep(BulkSynchronous):
             self.await_release()
             self.updater.update_all(self.total / 2, (step - 1) // 2)
             self.total[:] = 0
-            self.enter_consistent_point(self.comm.allreduce(self.flags, op=MPI.BOR))
+            flags = self.comm.allreduce(self.flags, op=MPI.BOR)
+            self.enter_consistent_point(flags)  # all workers hold the same parameters
 
     def vector(self, name):
         return self.vectors[name]

@@ -11,5 +11,5 @@ from mpitrain.batch_systems.resources import Resources
 
 def batch(folder: Path = Path("/work dir"), **changes: object) -> Batch:
     resources = {f.name: changes.pop(f.name) for f in dataclasses.fields(Resources) if f.name in changes}
-    made = Batch("a job", Resources(**resources), folder, folder / "run", "/opt/python", ["job.py"])  # type: ignore[arg-type]
+    made = Batch("a job", Resources(**resources), folder, folder / "run", "/opt/python", ["job.py"], "mpirun")  # type: ignore[arg-type]
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]

@@ -11,13 +11,13 @@ from ..support.launch import Mpi
 from . import support
 from .four_kinds import JOB, KINDS, FourKinds, examples, losses
 
-SERVED = ("--ps", "1", "--no-shared-memory")  # the server is reached by messages
+SERVER_FLAGS = ("--ps", "1", "--no-shared-memory")  # the server is reached by messages
 MODES = {
     "sync": (2, ()),
     "local": (2, ("--local-steps", "4")),
     "async": (2, ()),
-    "ssp": (3, ("--staleness", "1", *SERVED)),
-    "backup": (3, ("--backup-workers", "1", *SERVED)),
+    "ssp": (3, ("--staleness", "1", *SERVER_FLAGS)),
+    "backup": (3, ("--backup-workers", "1", *SERVER_FLAGS)),
 }
 
 

@@ -32,8 +32,8 @@ def test_ranks_train_as_a_plain_loop_does(mpich_with_torch: Mpi, tmp_path: Path)
 
 
 def test_async_trains_with_a_server(mpich_with_torch: Mpi, tmp_path: Path) -> None:
-    served = ("--mode", "async", "--ps", "1", "--no-shared-memory")
-    support.train(mpich_with_torch, 3, tmp_path, *served, "--kind", "gpt", "--train-steps", "60", "--log-steps", "10")
+    servers = ("--mode", "async", "--ps", "1", "--no-shared-memory")
+    support.train(mpich_with_torch, 3, tmp_path, *servers, "--kind", "gpt", "--train-steps", "60", "--log-steps", "10")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[-1] < losses[0]

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import mpitrain
+from mpitrain.api.trainer import _ELSEWHERE
 from mpitrain.data.permutation import order
 from mpitrain.errors import CheckpointError, JobError
 from mpitrain.pytorch.translation import translated
@@ -232,6 +233,14 @@ def test_a_mistake_in_the_arguments(openmpi: Mpi, tmp_path: Path) -> None:
     done = start(openmpi, 2, tmp_path, "--optimizer", "rmsprop")
     assert done.returncode == 2
     one_line(done.stderr)
+
+
+@pytest.mark.parametrize("flag", ["--train-steps", "--validate-steps", "--validate-secs"])
+def test_options_that_a_trainer_gets_in_another_way(openmpi: Mpi, flag: str, tmp_path: Path) -> None:
+    done = start(openmpi, 1, tmp_path, launch=(flag, "5"))
+    name = flag.removeprefix("--").replace("-", "_")
+    assert done.returncode == 2
+    assert f"{name} is no option of a Trainer: {_ELSEWHERE[name]}" in one_line(done.stderr)
 
 
 def test_load_needs_the_model(openmpi: Mpi, tmp_path: Path) -> None:

@@ -41,24 +41,24 @@ def test_ranks_train_as_a_plain_loop_does(
     support.assert_close(stored, support.plain_loop(kind, 4 * n, 20, found, optimizer), TIGHT[found])
 
 
-SERVED = ("--ps", "1", "--no-shared-memory")  # the server is reached by messages
+SERVER_FLAGS = ("--ps", "1", "--no-shared-memory")  # the server is reached by messages
 MODES = {
     "local": ("--mode", "local", "--local-steps", "4"),
-    "async with servers": ("--mode", "async", *SERVED),
+    "async with servers": ("--mode", "async", *SERVER_FLAGS),
     "ssp": ("--mode", "ssp", "--staleness", "1"),
-    "backup": ("--mode", "backup", "--backup-workers", "1", *SERVED),
+    "backup": ("--mode", "backup", "--backup-workers", "1", *SERVER_FLAGS),
 }
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_trains_modules_except_frozen_parameters(openmpi: Mpi, mode: str, tmp_path: Path) -> None:
-    n = 3 if SERVED[0] in MODES[mode] else 2
+    n = 3 if SERVER_FLAGS[0] in MODES[mode] else 2
     flags = ("--kind", "all", "--normalize", "own", "--optimizer", "adamw", "--freeze")
     stored = support.train(openmpi, n, tmp_path, *MODES[mode], *flags, "--train-steps", "60")
     torch.manual_seed(support.SEED)
     model = models.make("all", "own").eval()
     initial = model.state_dict()
-    # On all examples: the loss of one batch is noise, and in the served modes it depends on which worker is faster.
+    # On all examples: the loss of one batch is noise, and with servers it depends on which worker is faster.
     x, y = map(torch.from_numpy, models.arrays("all"))
     losses = [line["validation_loss"] for line in metrics(tmp_path) if "validation_loss" in line]
     assert losses[-1] < models.all_losses(model(x.float()), y).item()

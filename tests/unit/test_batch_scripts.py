@@ -59,7 +59,7 @@ def run_script(made: Batch, scheduler: str, folder: Path, **variables: str) -> l
 @pytest.mark.parametrize("word", HOSTILE)
 def test_a_shell_reads_every_word_back(scheduler: str, word: str, tmp_path: Path) -> None:
     resources = Resources(nodes=1)
-    made = Batch("n", resources, tmp_path, Path("/r"), "", ["job.py", "--x", word])
+    made = Batch("n", resources, tmp_path, Path("/r"), "", ["job.py", "--x", word], "mpirun")
     words = run_script(made, scheduler, tmp_path)
     assert words[-5:] == ["job.py", "--x", word, "--run-dir", "/r"]
 
@@ -80,7 +80,7 @@ def test_no_line_break_adds_a_line_for_the_scheduler(scheduler: str, prefix: str
 
 @pytest.mark.parametrize("word", [word for word in HOSTILE if "\\" not in word])
 def test_a_hostile_run_directory_is_a_run_directory(word: str, tmp_path: Path) -> None:
-    made = Batch("n", Resources(), tmp_path, tmp_path / word, "", ["job.py"])
+    made = Batch("n", Resources(), tmp_path, tmp_path / word, "", ["job.py"], "mpirun")
     assert run_script(made, "slurm", tmp_path)[-2:] == ["--run-dir", str(tmp_path / word)]
 
 
@@ -164,7 +164,9 @@ def test_one_rank_a_gpu() -> None:
 
 
 def test_servers_are_the_first_part_of_a_heterogeneous_job() -> None:
-    made = batch(starter="srun", nodes=2, gpus_per_node="2", ps_nodes=1, ps_tasks_per_node=3, ps_partition="cpu")
+    made = batch(
+        starter="srun", mpi="pmix", nodes=2, gpus_per_node="2", ps_nodes=1, ps_tasks_per_node=3, ps_partition="cpu"
+    )
     text = render("slurm", made).text
     first, second = text.split("#SBATCH hetjob")
     assert "--ntasks-per-node=3" in first and "--partition=cpu" in first and "gpus" not in first
@@ -264,14 +266,14 @@ def test_flux_reads_every_job_name_unchanged(word: str) -> None:
 )
 def test_a_task_trains_its_point(scheduler: str, variable: str, first: int, tmp_path: Path) -> None:
     points = [Point("x=1", ("--x=1",)), Point("x=2", ("--x=2", "--y=$(touch pwned)"))]
-    made = Batch("n", Resources(), tmp_path, Path("/r"), "", ["job.py"], points)
+    made = Batch("n", Resources(), tmp_path, Path("/r"), "", ["job.py"], "mpirun", points)
     words = run_script(made, scheduler, tmp_path, **{variable: str(first + 1)})
     assert words[-5:] == ["job.py", "--x=2", "--y=$(touch pwned)", "--run-dir", "/r/x=2"]
 
 
 @pytest.mark.parametrize(("seeds", "given"), [(True, ["--seed", "7"]), (False, [])])
 def test_a_plain_array_counts_seeds(seeds: bool, given: list[str], tmp_path: Path) -> None:
-    made = Batch("n", Resources(array="0-9"), tmp_path, Path("/r"), "", ["job.py"], seeds=seeds)
+    made = Batch("n", Resources(array="0-9"), tmp_path, Path("/r"), "", ["job.py"], "mpirun", seeds=seeds)
     words = run_script(made, "slurm", tmp_path, SLURM_ARRAY_TASK_ID="7")
     assert words[words.index("job.py") + 1 :] == [*given, "--run-dir", "/r/task-7"]
 
@@ -300,7 +302,7 @@ def test_what_brings_a_job_back(status: int, signal: str, comes_back: bool, tmp_
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\nexit {status if name == 'python' else 0}\n")
         (tmp_path / name).chmod(0o755)
-    made = Batch("n", Resources(), tmp_path, tmp_path / "r", str(tmp_path / "python"), ["job.py"])
+    made = Batch("n", Resources(), tmp_path, tmp_path / "r", str(tmp_path / "python"), ["job.py"], "mpirun")
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
     environment["SLURM_RESTART_COUNT"] = "5" if "again" in signal else "1"
     text = render("slurm", made).text
@@ -315,7 +317,7 @@ def test_a_cancelled_job_is_not_resubmitted(scheduler: str, signal: str, resubmi
     for name, text in (("python", run), ("flux", f"echo >>{tmp_path}/again")):
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    made = Batch("n", Resources(), tmp_path, tmp_path / "r", str(tmp_path / "python"), ["job.py"])
+    made = Batch("n", Resources(), tmp_path, tmp_path / "r", str(tmp_path / "python"), ["job.py"], "mpirun")
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = ["bash", "-c", render(scheduler, made).text]
     done = subprocess.run(command, env=environment, timeout=30, check=False, capture_output=True)
@@ -329,7 +331,7 @@ def test_a_run_that_ends_before_the_script_waits_again(scheduler: str, tmp_path:
     for name, text in (("python", run), ("mpitrain", run), ("scontrol", f"echo >>{tmp_path}/again")):
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    made = Batch("n", Resources(), tmp_path, tmp_path / "r", str(tmp_path / "python"), ["job.py"])
+    made = Batch("n", Resources(), tmp_path, tmp_path / "r", str(tmp_path / "python"), ["job.py"], "mpirun")
     shipped = Path("slurm/preemptible.sbatch").resolve()
     text = shipped.read_text() if scheduler == shipped.name else render(scheduler, made).text
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
@@ -357,7 +359,8 @@ def test_requeues_stop_after_three_without_a_newer_checkpoint(scheduler: str, tm
     if script.exists():
         text = script.read_text()
     else:
-        text = render(scheduler, Batch("n", Resources(), tmp_path, run_dir, str(tmp_path / "python"), ["job.py"])).text  # type: ignore[arg-type]
+        made = Batch("n", Resources(), tmp_path, run_dir, str(tmp_path / "python"), ["job.py"], "mpirun")  # type: ignore[arg-type]
+        text = render(scheduler, made).text
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
     statuses, logged = [], []
     for saved in ("", "", "step-0000000010.h5", "", "", "", "", ""):

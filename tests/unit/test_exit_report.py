@@ -160,8 +160,8 @@ def test_the_rank_that_died_is_named(entries: list[RankStatus], who: str, how: s
     assert (f"in step {step + 1}" in outcome.reason) if step is not None else ("in step" not in outcome.reason)
 
 
-def test_a_users_mistake_is_reported_already() -> None:
-    assert judged(2, rank(0, mistake=True)) == Outcome("mistake")
+def test_a_user_error_is_reported_already() -> None:
+    assert judged(2, rank(0, is_user_error=True)) == Outcome("user error")
 
 
 def test_another_attempt() -> None:
@@ -182,11 +182,11 @@ def test_what_a_rank_has_printed_is_read(tmp_path: Path) -> None:
     one = RankStatusFile(tmp_path, 3)
     one.set_role("ps", 1)
     one.set_step(1234567)
-    one.set_failed(ValueError("é" * 5000), mistake=False)
+    one.set_failed(ValueError("é" * 5000), is_user_error=False)
     (found,) = rank_status.read(tmp_path)
     assert (found.rank, found.role, found.task, found.step, found.ready) == (3, "ps", 1, 1234567, False)
-    assert found.error.startswith("ValueError: éé") and not found.mistake
-    one.set_failed(AssertionError(), mistake=False)
+    assert found.error.startswith("ValueError: éé") and not found.is_user_error
+    one.set_failed(AssertionError(), is_user_error=False)
     assert rank_status.read(tmp_path)[0].error == "AssertionError"
     one.set_ready()
     one.set_done(stopped=True)

@@ -10,7 +10,7 @@ import pytest
 from mpitrain.batch_systems.resources import Resources
 from mpitrain.errors import ConfigError
 from mpitrain.launcher.batch.request import SubmitOptions
-from mpitrain.plan.config import BACKUP_WORKERS, FIELDS, GROUPS, LOCAL_STEPS, STALENESS, RunConfig
+from mpitrain.plan.config import BACKUP_WORKERS, FIELDS, GROUPS, LOCAL_STEPS, STALENESS, ParallelConfig, RunConfig
 from mpitrain.plan.launch_options import LaunchOptions
 from mpitrain.plan.modes import MODES, find_mode, modes_with
 from mpitrain.plan.option import OptionGroup, OptionInfo, info_of, option
@@ -20,7 +20,7 @@ from mpitrain.plan.options import options_of, run_options
 @dataclass(frozen=True)
 class Options(OptionGroup):
     count: int = option(3, "How many.", "N", minimum=1, also="-c")
-    rate: float | None = option(None, "Use a rate.", above=0, below=1, modes=("ssp", "local"), default_text="the best")
+    rate: float | None = option(None, "Use a rate.", above=0, below=1, default_text="the best")
     names: tuple[str, ...] = option((), "Names.", is_repeated=True)
     quiet: bool = option(False, "Print nothing.", has_negative=False)
     fast: bool = option(True, "Be fast.")
@@ -53,7 +53,7 @@ def test_a_number_outside_of_its_limits_is_refused(values: dict[str, float], exp
 def test_flags_and_help_follow_from_the_fields() -> None:
     flags = {str(flag.name): flag for flag in options_of(Options)}
     assert flags["count"].opts == ["--count", "-c"]
-    assert flags["rate"].help == "ssp, local: use a rate.  [> 0 and < 1]  [default: the best]"
+    assert flags["rate"].help == "Use a rate.  [> 0 and < 1]  [default: the best]"
     assert flags["names"].multiple
     assert (flags["quiet"].secondary_opts, flags["fast"].secondary_opts) == ([], ["--no-fast"])
     command = click.Command("test", params=list(flags.values()), callback=lambda **values: values)
@@ -69,13 +69,15 @@ def test_every_option_has_help_and_its_default_is_valid(group: type[OptionGroup]
 
 def test_each_option_of_a_mode_exists_and_is_refused_in_the_others() -> None:
     assert {name for mode in MODES.values() for name in mode.options} <= set(FIELDS)
+    text = {str(flag.name): flag.help or "" for flag in run_options()}
     for name, field in FIELDS.items():
-        assert info_of(field).modes == modes_with(name)
+        modes = modes_with(name)
+        assert text[name].startswith(f"{', '.join(modes)}: ") == bool(modes)
         for mode in MODES:
             valid = {"local_steps": 2, "elastic_rho": 0.5, "push_precision": "float16", "gpu_transport": "nccl"}
             value = valid.get(name, field.default if field.default not in (None, 0, False) else 1)
-            if info_of(field).modes and mode not in info_of(field).modes and value != field.default:
-                with pytest.raises(ConfigError, match=f"--mode {', '.join(modes_with(name))}"):
+            if modes and mode not in modes and value != field.default:
+                with pytest.raises(ConfigError, match=f"--mode {', '.join(modes)}"):
                     RunConfig.of(mode=mode, **{name: value})
 
 
@@ -85,6 +87,10 @@ def test_defaults_in_help_are_those_in_use() -> None:
     assert text["local_steps"].endswith(f"[default: {LOCAL_STEPS}]")
     assert text["backup_workers"].endswith(f"[default: {BACKUP_WORKERS}]")
     assert RunConfig.of(mode="backup").gradients_per_step(9) == 9 - BACKUP_WORKERS
+    default, given = ParallelConfig(), ParallelConfig(staleness=0, local_steps=1, backup_workers=0)
+    assert (default.max_staleness, default.steps_per_average) == (STALENESS, LOCAL_STEPS)
+    assert (default.spare_workers(9), default.spare_workers(1)) == (BACKUP_WORKERS, 0)
+    assert (given.max_staleness, given.steps_per_average, given.spare_workers(9)) == (0, 1, 0)
 
 
 def test_modes_that_use_servers() -> None:

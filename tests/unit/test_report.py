@@ -25,7 +25,7 @@ from ..support.launch import missing
 from ..support.run_directories import make_run
 
 SYNC = ["loss", "accuracy", "loss-by-time", "learning-rate", "throughput", "time-shares"]
-SERVED = ["staleness", "staleness-histogram", "workers", "workers-staleness"]
+WITH_SERVERS = ["staleness", "staleness-histogram", "workers", "workers-staleness"]
 
 
 def names(shown: list[PlottedRun]) -> list[str]:
@@ -35,7 +35,7 @@ def names(shown: list[PlottedRun]) -> list[str]:
 def test_there_is_a_plot_for_what_was_measured_and_for_nothing_else(tmp_path: Path) -> None:
     both = collect([make_run(tmp_path / "a"), make_run(tmp_path / "b", mode="async", traced=False)])
     assert sorted(names(both[:1])) == sorted(SYNC)
-    assert sorted(names(both)) == sorted(SYNC + SERVED)
+    assert sorted(names(both)) == sorted(SYNC + WITH_SERVERS)
     with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 1001, "dropped": 3}) + "\n")
     assert "dropped" in names(collect([tmp_path / "b"]))

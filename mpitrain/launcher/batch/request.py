@@ -1,4 +1,4 @@
-"""What ``mpitrain submit`` is asked to submit."""
+"""Requests to submit a batch job, made by ``mpitrain submit`` and the Python API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ...batch_systems.job import Point, Starter
+from ...batch_systems.job import Point
 from ...batch_systems.registry import SYSTEMS
 from ...batch_systems.resources import Resources
 from ...errors import ConfigError
@@ -35,7 +35,7 @@ class SubmitOptions(OptionGroup):
         "FLAG=V,V,...",
         is_repeated=True,
     )
-    launcher: Starter | None = option(
+    launcher: str | None = option(
         None, "Program that starts the ranks.", default_text="mpirun; srun for a heterogeneous job", choices=_STARTERS
     )
     mpi: str | None = option(None, "MPI plugin for srun.", "PLUGIN", default_text="pmix or pmi2, to match mpi4py's MPI")

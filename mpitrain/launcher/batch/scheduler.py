@@ -70,10 +70,11 @@ def follow(system: BatchSystem, job_id: str, log: Path) -> bool:
 
     Ctrl-C stops following; the job continues.
     """
-    at, asked_at, state = 0, 0.0, JobState("PENDING", has_ended=False)
+    at, asked_at = 0, 0.0
+    state: JobState | None = None  # not known yet
     try:
         while True:
-            is_over = state.has_ended
+            is_over = state is not None and state.has_ended
             at = _print_from(log, at)
             if is_over:
                 break
@@ -81,13 +82,13 @@ def follow(system: BatchSystem, job_id: str, log: Path) -> bool:
             if time.monotonic() - asked_at > _ASK_S or not at:
                 before, asked_at = state, time.monotonic()
                 state = system.states([job_id]).get(job_id, before)
-                if state != before and state.name != "COMPLETING":
+                if state is not None and state != before and not state.is_cleaning_up:
                     print(f"mpitrain: job {job_id} is {state.name.lower()}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         command = shlex.join(system.cancel_command(job_id, running=False))
         print(f"\nmpitrain: job {job_id} continues; cancel it with {command}", file=sys.stderr)
         return True
-    return state.name == "COMPLETED"
+    return state is not None and state.succeeded
 
 
 def _print_from(log: Path, at: int) -> int:

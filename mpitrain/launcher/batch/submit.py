@@ -55,12 +55,9 @@ def make_batch(request: SubmitRequest, folder: Path, python: str) -> Batch:
         ConfigError: Options contradict each other.
     """
     resources, options, job = request.resources, request.options, request.job
-    _check_roles(resources, job.config, options.launcher)
-    starters = SYSTEMS[options.scheduler].starters
-    # The last one starts the ranks of a heterogeneous job.
-    starter = options.launcher or starters[-1 if resources.ps_nodes else 0]
-    if starter not in starters:
-        raise ConfigError(f"--launcher {starter} is not available with --scheduler {options.scheduler}; remove it")
+    _check_roles(resources, job.config)
+    system = SYSTEMS[options.scheduler]
+    starter = system.choose_starter(options.launcher, resources)
     if request.points and resources.ps_nodes:
         raise ConfigError("--sweep makes an array, and a heterogeneous job cannot be an array; remove --ps-nodes")
     return Batch(
@@ -70,16 +67,16 @@ def make_batch(request: SubmitRequest, folder: Path, python: str) -> Batch:
         folder / (job.config.run.run_dir or _new_run_dir(folder, job.name)),
         python,
         job.with_options(run_dir=None).words,
+        starter,
         request.points,
         seeds="seed" not in job.options,
-        starter=starter,
-        mpi=options.mpi or (_mpi_of_library() if starter == "srun" else ""),
+        mpi=options.mpi or system.mpi_plugin(starter, lambda: library_flavor()[0]),
         extra=options.sbatch,
         setup=options.setup,
     )
 
 
-def _check_roles(resources: Resources, config: RunConfig, launcher: str | None) -> None:
+def _check_roles(resources: Resources, config: RunConfig) -> None:
     if not resources.ps_nodes:
         config.check_ranks(resources.ranks)
         return
@@ -91,13 +88,6 @@ def _check_roles(resources: Resources, config: RunConfig, launcher: str | None) 
         raise ConfigError(
             f"--ps {ps} differs from the {resources.servers} servers of --ps-nodes and --ps-tasks-per-node; remove --ps"
         )
-    if launcher == "mpirun":
-        raise ConfigError("--launcher mpirun does not support --ps-nodes (a heterogeneous job); remove it to use srun")
-
-
-def _mpi_of_library() -> str:
-    """Return the ``srun`` MPI plugin that this environment's MPI library supports."""
-    return "pmix" if library_flavor()[0] == "openmpi" else "pmi2"
 
 
 def _new_run_dir(folder: Path, name: str) -> Path:

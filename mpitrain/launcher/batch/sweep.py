@@ -46,8 +46,8 @@ def _combined(points: Sequence[Point]) -> Point:
 
 
 def _parse(sweep: str, known: dict[str, click.Option]) -> tuple[str, list[str]]:
-    given, equals, text = sweep.partition("=")
-    name = given.strip().lstrip("-").replace("-", "_")
+    flag_text, equals, text = sweep.partition("=")
+    name = flag_text.strip().lstrip("-").replace("-", "_")
     if not equals or not name or not text:
         raise ConfigError(f"--sweep {sweep}: give a flag's name and values, such as learning_rate=0.1,0.01")
     if name not in known or name in ("run_dir", "resume", "config"):

@@ -19,7 +19,6 @@ from ...comm.shared_memory import SharedArrays, sharing_problem
 from ...core.layout import Array, row_stride
 from ...core.training_state import TrainingState
 from ...errors import ConfigError
-from ...plan.config import STALENESS
 from ...plan.placement import ranges_of
 from ...plan.plan import Plan
 from ...plan.progress import Progress
@@ -157,7 +156,7 @@ class Store:
                 workers, gradients_per_step=self.plan.gradients_per_step, on_one_node=self.on_one_node
             )
         if options.mode == "ssp":
-            return CoordinatorRules(workers, bound=STALENESS if options.staleness is None else options.staleness)
+            return CoordinatorRules(workers, bound=options.max_staleness)
         return CoordinatorRules(workers)
 
     def _open_transport(self) -> RpcTransport | None:

@@ -11,7 +11,7 @@ import pytest
 from ..support.launch import JOBS, PROGRAMS, Mpi
 from ..support.results import SMALL, assert_close, assert_same_bits, final
 
-PROGRAM = PROGRAMS / "served.py"
+PROGRAM = PROGRAMS / "servers.py"
 PLAIN = ["--no-normalize"]  # statistics over all workers are sync's
 
 

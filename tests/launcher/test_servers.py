@@ -17,7 +17,7 @@ from ..support.kills import ranks_of
 from ..support.launch import JOBS, ROOT, Mpi, one_line
 
 MLP = ROOT / "jobs" / "mnist_mlp.py"
-SERVED = [
+SERVER_FLAGS = [
     ("--mode", "async", "--ps", "1"),
     ("--mode", "ssp", "--ps", "1", "--no-shared-memory"),
     ("--mode", "backup", "--ps", "1"),
@@ -40,7 +40,13 @@ def trains(run_dir: Path) -> bool:
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("where", "flags"),
-    [("forward", SERVED[0]), ("hook", SERVED[1]), ("end", SERVED[1]), ("hook", SERVED[2]), ("forward", SERVED[3])],
+    [
+        ("forward", SERVER_FLAGS[0]),
+        ("hook", SERVER_FLAGS[1]),
+        ("end", SERVER_FLAGS[1]),
+        ("hook", SERVER_FLAGS[2]),
+        ("forward", SERVER_FLAGS[3]),
+    ],
     ids=str,
 )
 def test_a_worker_that_raises_ends_all(openmpi: Mpi, where: str, flags: tuple[str, ...], tmp_path: Path) -> None:
@@ -52,7 +58,7 @@ def test_a_worker_that_raises_ends_all(openmpi: Mpi, where: str, flags: tuple[st
     assert not ranks_of(tmp_path)
 
 
-@pytest.mark.parametrize("flags", SERVED, ids=" ".join)
+@pytest.mark.parametrize("flags", SERVER_FLAGS, ids=" ".join)
 def test_nan_ends_all_with_one_line(openmpi: Mpi, flags: tuple[str, ...], tmp_path: Path) -> None:
     words = ["-m", "mpitrain", "train", JOBS / "diverging.py", "--run-dir", tmp_path, "--log-steps", "0", *flags]
     words += ["--train-steps", "1000000"]  # until worker 0 has come to its eighth
@@ -61,7 +67,7 @@ def test_nan_ends_all_with_one_line(openmpi: Mpi, flags: tuple[str, ...], tmp_pa
     assert "the loss is nan" in one_line(done.stderr)
 
 
-@pytest.mark.parametrize("flags", SERVED, ids=" ".join)
+@pytest.mark.parametrize("flags", SERVER_FLAGS, ids=" ".join)
 def test_nan_may_be_skipped(openmpi: Mpi, flags: tuple[str, ...], tmp_path: Path) -> None:
     words = ["--nan", "skip", "--train-steps", "2000", "--log-steps", "2000", "--validate-steps", "0", *flags]
     done = openmpi.train(3, JOBS / "diverging.py", *words, "--run-dir", tmp_path)
@@ -70,7 +76,8 @@ def test_nan_may_be_skipped(openmpi: Mpi, flags: tuple[str, ...], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "flags"), [*(("openmpi", flags) for flags in (*SERVED, ("--mode", "local"))), ("mpich", SERVED[-1])]
+    ("name", "flags"),
+    [*(("openmpi", flags) for flags in (*SERVER_FLAGS, ("--mode", "local"))), ("mpich", SERVER_FLAGS[-1])],
 )
 def test_an_interrupt_leaves_no_process(
     request: pytest.FixtureRequest, name: str, flags: tuple[str, ...], tmp_path: Path

@@ -1,6 +1,6 @@
 """Run on every rank: shards, step coordinator and requests, without a model. Prints ``ok`` on the first worker.
 
-    served.py WHAT MODE SERVERS STEPS SHARE ONE_SIDED
+    servers.py WHAT MODE SERVERS STEPS SHARE ONE_SIDED
 
 WHAT is ``pushes`` (constant gradients of 1 by plain SGD: at the end the parameters are the number of pushes) or
 ``torn`` (one worker reads while the others push such gradients: a server's range must be one number).
