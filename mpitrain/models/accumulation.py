@@ -33,10 +33,12 @@ class GradientAccumulation:
 
     def forward(self, batch: Batch) -> SupportsFloat:
         """Return the loss of a batch; see ``Model.compute_loss``."""
-        loss: Any = None
-        for part in self.begin(batch):
+        parts, loss = self.begin(batch), None
+        if len(parts) == 1:
+            return self._model.compute_loss(batch)  # type: ignore[no-any-return]
+        for part in parts:
             loss = self.add(self._model.compute_loss(part))
-        return loss  # type: ignore[no-any-return]
+        return loss  # type: ignore[return-value]
 
     def begin(self, batch: Batch) -> list[Batch]:
         """Prepare a step, whose parameters may have changed; return the micro-batches."""

@@ -19,6 +19,7 @@ _WAIT = span("wait")
 
 STOP = 1  # flag: a worker was asked to stop
 PAUSE = 2  # flag: the chief has requested a consistent point
+_NO_REASONS: frozenset[str] = frozenset()
 
 
 class BulkSynchronous:
@@ -159,10 +160,11 @@ class BulkSynchronous:
         Args:
             flags: The union of all workers' ``flags``, the same on all workers.
         """
-        self._ended = bool(flags & STOP) or self.progress.step >= self._train_steps
-        reasons: frozenset[str] = frozenset()
+        step, data_cursor = self.progress
+        self._ended = bool(flags & STOP) or step >= self._train_steps
+        reasons = _NO_REASONS
         if flags & PAUSE:
             with _WAIT:
                 reasons = self._pauses.take()
             self.flags &= ~PAUSE
-        self._point = ConsistentPoint(*self.progress, reasons, self._ended)
+        self._point = ConsistentPoint(step, data_cursor, reasons, self._ended)

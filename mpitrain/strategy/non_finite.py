@@ -40,7 +40,9 @@ class NonFinitePolicy:
         Raises:
             NonFiniteLoss: The sum is not finite and the run ends; on all workers.
         """
-        if self.stops and not math.isfinite(loss):
+        if math.isfinite(loss):
+            return True
+        if self.stops:
             raise self.error(losses, step, on_all_ranks=True)
         return self.applies(loss)
 
@@ -50,7 +52,9 @@ class NonFinitePolicy:
         Raises:
             NonFiniteLoss: Its loss is not finite and the run ends; on this worker.
         """
-        if self.stops and not math.isfinite(loss):
+        if math.isfinite(loss):
+            return True
+        if self.stops:
             losses = np.zeros(self._workers)
             losses[worker] = loss
             raise self.error(losses, step)
