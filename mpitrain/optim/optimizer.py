@@ -112,10 +112,10 @@ class Optimizer(ABC):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "learning_rate", as_schedule(self.learning_rate))
-        for each in fields(self):
-            value, below = getattr(self, each.name), each.metadata.get("below")
+        for option in fields(self):
+            value, below = getattr(self, option.name), option.metadata.get("below")
             if below is not None and not (isinstance(value, (int, float)) and 0 <= value < below):
-                raise JobError(f"{self.name}: {each.name} is {value!r}, must be a number in [0, {below})")
+                raise JobError(f"{self.name}: {option.name} is {value!r}, must be a number in [0, {below})")
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             raise JobError(f"{self.name}: clip_norm is {self.clip_norm!r}, must be a number > 0 or None")
         for pattern, factor in self.rate_factors.items():
@@ -196,15 +196,15 @@ class Optimizer(ABC):
         split, params_before = whole.copy(), whole[0].copy()
         run: Callable[..., object] = self.update
         for params, grads, *slots in (whole, split[:, :3], split[:, 3:]):
-            given = dict(zip(names, slots, strict=True))
+            slots_by_name = dict(zip(names, slots, strict=True))
             try:
                 with np.errstate(all="ignore"):
                     for step in (0, 1, 100):
-                        returned = run(params, grads, given, 0.1, step)
+                        returned = run(params, grads, slots_by_name, 0.1, step)
             except Exception as error:
                 text = " ".join(str(error).split())
                 raise JobError(f"{update} failed: {type(error).__name__}: {text}") from error
-            if returned is not None or [*map(id, given.values())] != [*map(id, slots)]:
+            if returned is not None or [*map(id, slots_by_name.values())] != [*map(id, slots)]:
                 raise JobError(f"{update} must change params and the arrays of slots in place, and return nothing")
         if np.array_equal(whole[0], params_before):
             raise JobError(f"{update} does not change params; change it in place: 'p -= x', not 'p = p - x'")
@@ -263,6 +263,17 @@ class Optimizer(ABC):
                 self._of_group(pattern)
             except JobError as error:
                 raise JobError(f"{where}: {error}") from None
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Check that every group has a parameter; ``names`` are those of all parameters. Local.
+
+        Raises:
+            JobError: A pattern matches none of them.
+        """
+        for pattern in self.groups:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                shown = ", ".join(names[:8]) + " ..." * (len(names) > 8)
+                raise JobError(f"{self.name}: the group {pattern!r} matches no parameter; their names are {shown}")
 
     def decays(self, name: str) -> bool:
         """Whether ``decay_names`` matches the parameter ``name``."""

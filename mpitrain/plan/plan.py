@@ -136,6 +136,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     if layout.n_params == 0:
         raise JobError("the model has no parameters; add a layer that has some")
     job.optimizer.check()
+    job.optimizer.check_names([entry.name for entry in layout.entries if entry.kind == "param"])
     _check_mode(job, config, workers)
     return Plan(
         config=config,

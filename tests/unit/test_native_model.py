@@ -11,6 +11,7 @@ from mpitrain.core.layout import Array
 from mpitrain.core.training_state import TrainingState
 from mpitrain.data import Split
 from mpitrain.data.batch import Batch
+from mpitrain.errors import JobError
 from mpitrain.models.accumulation import GradientAccumulation
 from mpitrain.models.select import make_model
 from mpitrain.nn.layer import Layer
@@ -244,3 +245,10 @@ def test_a_device_that_fails_is_reported_and_keeps_none_waiting(bad: int) -> Non
     """It fails before BatchNorm, where the others wait for its sums."""
     with pytest.raises(ArithmeticError, match="a replica of this layer"):
         gradient(3, Counting(bad))
+
+
+def test_a_group_of_the_optimizer_without_parameters_is_refused() -> None:
+    made = job()
+    made.optimizer = optim.adam(0.1, groups={"*.weight": {"eps": 1e-6}, "dens1.*": {"learning_rate": 0.2}})
+    with pytest.raises(JobError, match=r"dens1\.\*.*dense1\.weight"):
+        plan_of(made)
