@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.extra_state import ExtraState, Value, Versioned
 from ..core.layout import ARRAY_GROUPS, Array, Layout, Shape
-from ..errors import CheckpointError
+from ..errors import CheckpointError, JobError
 from ..plan.progress import Progress
 from .container import Compression, write_container
 from .reader import Checkpoint
@@ -77,6 +77,11 @@ def contents(
             attributes["/"][name] = _attribute(value)
     for namespace, (version, values) in snapshot.extra_state.items():
         group = _group_of(namespace)
+        if type(version) is not int or _VERSION in values:
+            raise JobError(
+                f"the state {namespace} has version {version!r} and the values {', '.join(values)}: the version must "
+                f"be an int, and no value may be named {_VERSION}"
+            )
         attributes[group] = {_VERSION: version}
         for name, value in values.items():
             if isinstance(value, (bool, int, float, str)):

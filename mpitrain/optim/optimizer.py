@@ -260,9 +260,11 @@ class Optimizer(ABC):
             for name in set(options) - valid:
                 raise JobError(f"{where} has the option {name!r}, must be one of {', '.join(sorted(valid))}")
             try:
-                self._of_group(pattern)
+                of_group = self._of_group(pattern)
             except JobError as error:
                 raise JobError(f"{where}: {error}") from None
+            if of_group.layerwise != self.layerwise:
+                raise JobError(f"{where} turns the trust ratio on or off, which must be the same in all groups")
 
     def check_names(self, names: Sequence[str]) -> None:
         """Check that every group has a parameter; ``names`` are those of all parameters. Local.

@@ -46,6 +46,12 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
         missing = [name for name in _SET_BY_INSTANCES if not hasattr(strategy, name)]
         if missing:
             raise ConfigError(f"--mode {mode.name}: the constructor must set {', '.join(missing)}")
+        vectors = strategy.initial_vectors
+        if vectors is not None and set(vectors) != set(plan.vectors):
+            raise ConfigError(
+                f"--mode {mode.name}: initial_vectors has {', '.join(vectors)}; must be those of plan.vectors, "
+                f"{', '.join(plan.vectors)}"
+            )
     return strategy
 
 

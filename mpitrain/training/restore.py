@@ -13,7 +13,7 @@ from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
 from ..core.extra_state import ExtraState
 from ..core.layout import Array
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigError
 from ..plan.network import Network
 from ..plan.plan import Plan
 from ..plan.progress import Progress
@@ -62,7 +62,9 @@ def restore(
         beginning = Beginning(Progress(0, 0))
     root = cluster.comm.allreduce(cluster.size if vectors is None else cluster.rank, op=MPI.MIN)
     if root == cluster.size:
-        raise RuntimeError("no rank has initial_vectors; a strategy must set them on at least one rank")
+        nowhere = ConfigError("no rank has initial_vectors: the strategy must set them on the first rank of each node")
+        nowhere.on_all_ranks = True
+        raise nowhere
     return cluster.comm.bcast(beginning, root=root)  # type: ignore[no-any-return]
 
 

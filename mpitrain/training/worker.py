@@ -23,7 +23,7 @@ from ..core.training_state import TrainingState
 from ..data import BatchSource, InMemory, Loader, Split
 from ..data.loader import IndexLoader, own_buffers
 from ..data.split import check_examples
-from ..errors import CheckpointError, NonFiniteLoss
+from ..errors import CheckpointError, NonFiniteLoss, UserError
 from ..gpu.compilation import compile_kernels
 from ..models.accumulation import GradientAccumulation
 from ..models.base import Model
@@ -85,14 +85,16 @@ class Worker:
         state = TrainingState(plan.layout, job.network.frozen)
         strategy = make_strategy(cluster, plan, devices, state)
         beginning = restore(cluster, plan, job.network, self.resume_plan, strategy.initial_vectors)
-        strategy.start(beginning.progress, beginning.extra_state)
+        with self._errors_of_workers():
+            strategy.start(beginning.progress, beginning.extra_state)
         for why in beginning.skipped:
             _log.info("skipped checkpoint: %s", why)
         with cluster.training.agree("copying the model to its devices"):
             resident = devices[0].is_gpu and devices[0].owns(strategy.params)
             model = make_model(job, plan, devices, state, _sum_over(cluster.workers), resident)
-        model.load_extra_state(beginning.extra_state)
-        load_hooks(job.hooks, beginning.extra_state)
+        with self._errors_of_workers():
+            model.load_extra_state(beginning.extra_state)
+            load_hooks(job.hooks, beginning.extra_state)
         threads = plan.config.device.threads or cluster.threads
         dataset = SharedDataset(cluster.training, plan.config.parallel.shared_memory, threads)
         loader = self._loader(dataset, "training", job.train_split, model)
@@ -151,6 +153,15 @@ class Worker:
         with _WAIT:
             strategy.close()
             dataset.free()
+
+    @contextlib.contextmanager
+    def _errors_of_workers(self) -> Iterator[None]:
+        """Declare that errors in the block, which all workers raise, are not those of servers. Local."""
+        try:
+            yield
+        except UserError as error:
+            error.on_all_ranks = error.on_all_ranks and not self.cluster.servers
+            raise
 
     def _end(self, loop: Loop, stopped: str, finished: str | None) -> RunEnd:
         """Return how training ended. Collective over the workers, because each may have requested the end.

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
+from mpitrain.checkpoint.container import write_container
 from mpitrain.errors import DamagedCheckpoint
 from mpitrain.process.signals import STOPPED_EARLY
 
@@ -345,3 +346,18 @@ def test_a_run_of_version_0_1_resumes(openmpi: Mpi, tmp_path: Path) -> None:
     flags = ("--config", VERSION_0_1 / "run" / "config.toml", "--run-dir", run_dir, "--train-steps", "22")
     openmpi.train(2, JOBS / "small.py", *flags)
     assert [*checkpoint.steps(run_dir / "checkpoints")] == [22, 20]
+
+
+@pytest.mark.parametrize("flags", [(), ("--mode", "async", "--ps", "1")], ids=str)
+def test_state_of_a_later_version_is_refused_in_one_line(openmpi: Mpi, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Also if servers, which have no such state, wait for the workers."""
+    arguments = (SMALL, "--train-steps", "4", "--no-normalize", *flags)
+    openmpi.train(3, *arguments, "--run-dir", tmp_path / "a")
+    path = checkpoint.path_for(tmp_path / "a" / "checkpoints", 4)
+    with checkpoint.Checkpoint(path) as opened:
+        arrays = {name: opened.read(name) for name in opened.datasets}
+        attributes = {name: dict(values) for name, values in opened.attributes.items()}
+    attributes["run/state/hooks"] = {"version": 2, "states": "[]"}
+    write_container(path, arrays, attributes)
+    done = openmpi.run(3, "-m", "mpitrain", "train", *arguments, "--resume", path, "--run-dir", tmp_path / "b")
+    assert done.returncode == 2 and "version 2 of the state hooks" in done.stderr, done.stdout + done.stderr

@@ -111,9 +111,11 @@ def test_the_options_of_a_run_apply_to_a_strategy_of_a_user(
         (STRATEGY.replace("def close", "def clos"), "close"),
         ("EverySecondStep = 3", "class"),
         (STRATEGY.replace("devices, state)", "devices, initial_state)"), "initial_state"),
+        (STRATEGY.replace("self.initial_vectors = self.vectors", "self.initial_vectors = None"), "initial_vectors"),
+        (STRATEGY.replace("self.initial_vectors = self.vectors", "self.initial_vectors = {}"), "initial_vectors"),
         ("class EverySecondStep(", "SyntaxError"),
     ],
-    ids=["finish", "vector", "close", "no class", "former constructor", "syntax"],
+    ids=["finish", "vector", "close", "no class", "former constructor", "no vectors", "other vectors", "syntax"],
 )
 def test_an_incomplete_strategy_is_refused(openmpi: Mpi, tmp_path: Path, source: str, missing: str) -> None:
     (tmp_path / "own_strategy.py").write_text(source)

@@ -22,7 +22,7 @@ from mpitrain.checkpoint.shared_file import mpi_libraries
 from mpitrain.checkpoint.state import contents
 from mpitrain.core.extra_state import ExtraState, Versioned, values_of
 from mpitrain.core.layout import Layout
-from mpitrain.errors import CheckpointError, DamagedCheckpoint
+from mpitrain.errors import CheckpointError, DamagedCheckpoint, JobError
 
 from ..support.launch import missing, run
 
@@ -338,3 +338,9 @@ def test_arrays_are_extra_state_like_numbers(tmp_path: Path) -> None:
         assert restored[namespace].version == part.version and restored[namespace].values.keys() == part.values.keys()
         for name, value in part.values.items():
             assert np.array_equal(restored[namespace].values[name], value)
+
+
+@pytest.mark.parametrize("part", [Versioned(1, {"version": 5.0}), Versioned("1", {"x": 1.0})], ids=str)  # type: ignore[arg-type]
+def test_state_that_could_not_be_read_is_not_written(tmp_path: Path, part: Versioned) -> None:
+    with pytest.raises(JobError, match="the state mine"):
+        checkpoint.write(tmp_path / "a.h5", LAYOUT, checkpoint.Snapshot(vectors(), 1, 2, {"mine": part}), 0, {})

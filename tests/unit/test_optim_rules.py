@@ -1,7 +1,7 @@
 """Definitions of the package's rules against their kernels, users' rules, and refused arguments."""
 
 import math
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 import pytest
@@ -148,3 +148,18 @@ def test_a_subclass_with_an_update_of_its_own_does_not_use_the_kernel_of_its_bas
     assert set(run.params[:TRAINED].tolist()) == {0, 7}  # 0: between two entries of the layout
     for optimizer in ALL:
         optimizer.check()
+
+
+@dataclass(frozen=True)
+class layered_sgd(optim.sgd):
+    layered: bool = False
+
+    @property
+    def trust_ratio(self):
+        return optim.TrustRatio() if self.layered else None
+
+
+@pytest.mark.parametrize("layered", [True, False])
+def test_a_group_cannot_turn_the_trust_ratio_on_or_off(layered):
+    with pytest.raises(JobError, match="trust ratio"):
+        layered_sgd(0.1, layered, groups={"dense2.*": {"layered": not layered}})
