@@ -35,7 +35,7 @@ class JobState(NamedTuple):
         has_ended: Whether the job neither waits nor runs.
         succeeded: Whether the job has ended without a failure.
         is_cleaning_up: Whether the job's processes have ended, but not the job.
-        is_known: Whether the batch system still knows the job; if not, ``name`` says so.
+        is_known: Whether the batch system still knows the job; if not, ``name`` is a text for the user.
     """
 
     name: str
@@ -62,7 +62,7 @@ class BatchSystem(ABC):
         id_variables: The variables that contain the job's id in a job.
         allocation_variable: The variable by which ``mpirun`` recognizes an allocation; empty if it does not.
         starters: The programs that can start the ranks; the first is the default.
-        cancel_signals: The signals by which a script is told that its job is cancelled.
+        cancel_signals: The signals that a script receives when its job is cancelled.
         sets_end_time: Whether a rank can find out by itself when its job reaches the time limit.
         requeue_status: The exit status with which the batch system requeues a job; 0 if it does not.
         node_check: A shell command that fails if a node of the job does not answer; empty if there is none.

@@ -166,7 +166,7 @@ def _rate_factors(
 def _by_name(options: list[dict[str, Any]], patterns: Sequence[list[str]]) -> dict[str, Any]:
     """Return the first group's options, and as ``groups`` the options in which other groups differ from it.
 
-    Groups that differ only in whether they decay are told apart by ``decay_names``: they are updated together.
+    Groups that differ only in whether they decay become one group, in which ``decay_names`` selects what decays.
     """
     decay_names: str | list[str] = "*"
     decays = [{name: group[name] for name in ("l2", "weight_decay") if group.get(name)} for group in options]
