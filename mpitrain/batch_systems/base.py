@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from ..errors import ConfigError
+from ..plan.option import flag
 from .job import Batch
 from .resources import Resources
 
@@ -61,6 +62,7 @@ class BatchSystem(ABC):
         first_index: The index of the first task of an array whose indexes start at 0 in ``--array``.
         id_variables: The variables that contain the job's id in a job.
         allocation_variable: The variable by which ``mpirun`` recognizes an allocation; empty if it does not.
+        unsupported: The names of options in ``Resources`` that cannot be expressed.
         starters: The programs that can start the ranks; the first is the default.
         cancel_signals: The signals that a script receives when its job is cancelled.
         sets_end_time: Whether a rank can find out by itself when its job reaches the time limit.
@@ -81,6 +83,7 @@ class BatchSystem(ABC):
     first_index: ClassVar[int] = 0
     id_variables: ClassVar[tuple[str, ...]]
     allocation_variable: ClassVar[str] = ""
+    unsupported: ClassVar[tuple[str, ...]] = ()
     starters: ClassVar[tuple[str, ...]] = ("mpirun",)
     cancel_signals: ClassVar[tuple[str, ...]] = ("TERM",)
     sets_end_time: ClassVar[bool] = False
@@ -89,6 +92,23 @@ class BatchSystem(ABC):
     restart_count_variable: ClassVar[str] = ""
     can_follow: ClassVar[bool] = False
     advice: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    def check(self, batch: Batch) -> None:
+        """Check that the batch system supports what a job requests.
+
+        Raises:
+            ConfigError: It does not.
+        """
+        if batch.in_tasks and not self.index_variable:
+            raise ConfigError(
+                f"--array and --sweep require job arrays, which {self.title} does not have; submit each run alone"
+            )
+        for name in self.unsupported:
+            if getattr(batch.resources, name):
+                raise ConfigError(
+                    f"{flag(name)} is not supported for {self.title}; pass its own option with --sbatch, or remove "
+                    f"{flag(name)}"
+                )
 
     @abstractmethod
     def directives(self, batch: Batch) -> Directives:
@@ -119,13 +139,19 @@ class BatchSystem(ABC):
             raise ConfigError(f"--launcher {requested} is not available with --scheduler {self.name}; remove it")
         return requested or self.starters[0]
 
-    def mpi_plugin(self, starter: str, flavor: Callable[[], str]) -> str:
+    def mpi_plugin(self, starter: str, requested: str | None, flavor: Callable[[], str]) -> str:
         """Return the MPI plugin that a starter needs; empty if it needs none.
 
         Args:
+            requested: The value of ``--mpi``; None if it is chosen.
             flavor: Returns the flavor of the MPI library, such as ``openmpi``. Loads the library, so it is called only
                 if the answer depends on it.
+
+        Raises:
+            ConfigError: A plugin is requested, and the starter needs none.
         """
+        if requested is not None:
+            raise ConfigError(f"--mpi {requested} has no effect on {starter}, which starts the ranks; remove it")
         return ""
 
     def requeue_command(self, batch: Batch) -> str:

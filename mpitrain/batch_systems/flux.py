@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping
 from ..errors import ConfigError
 from ..plan.option import flag
 from .base import BatchSystem, Directives, JobState, query
-from .job import Batch, one_line, refuse, run_command, shell
+from .job import Batch, one_line, run_command, shell
 from .resources import Resources, seconds_of
 
-_UNSUPPORTED = ("gres", "mem", "mem_per_cpu", "qos", "reservation", "mail_type", "mail_user", "ps_nodes")
 _UNQUOTABLE = re.compile(r"[\x00-\x1f\x7f]|\"\"\"")  # three double quotes begin a value of several lines
 _ENDED = frozenset(["COMPLETED", "FAILED", "CANCELED", "TIMEOUT", "INACTIVE"])
 _FORGOTTEN = JobState("no longer known to Flux", has_ended=True, is_known=False)
@@ -31,6 +30,7 @@ class Flux(BatchSystem):
     submit_command = ("flux", "batch")
     id_pattern = r"^([ƒf]\w+)"
     id_variables = ("FLUX_ENCLOSING_ID",)
+    unsupported = ("gres", "mem", "mem_per_cpu", "qos", "reservation", "mail_type", "mail_user", "ps_nodes")
     # The broker sends SIGHUP to the script when its job receives SIGTERM.
     cancel_signals = ("TERM", "HUP")
     can_follow = True
@@ -43,9 +43,6 @@ class Flux(BatchSystem):
 
     def directives(self, batch: Batch) -> Directives:
         resources = batch.resources
-        if batch.in_tasks:
-            raise ConfigError("--array and --sweep require job arrays, which Flux does not have; submit each run alone")
-        refuse(resources, _UNSUPPORTED, self.title)
         options = [("job-name", batch.name), ("output", _log_pattern(batch)), *_slots(resources)]
         if resources.time is not None:
             options.append(("time-limit", f"{seconds_of(resources.time)}s"))

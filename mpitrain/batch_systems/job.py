@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ..plan.option import flag
 from .resources import Resources
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*-]+")
@@ -124,19 +123,6 @@ def plain(value: str, prefix: str) -> str:
     if not _PLAIN.fullmatch(value):
         raise ConfigError(f"{value!r} is not valid in a {prefix} line; use only letters, digits and . _ - /")
     return value
-
-
-def refuse(resources: Resources, names: Sequence[str], title: str) -> None:
-    """Check that none of the named options, which the batch system does not support, is given.
-
-    Raises:
-        ConfigError: One of these options is given.
-    """
-    for name in names:
-        if getattr(resources, name):
-            raise ConfigError(
-                f"{flag(name)} is not supported for {title}; pass its own option with --sbatch, or remove {flag(name)}"
-            )
 
 
 def one_line(line: str) -> str:

@@ -6,7 +6,7 @@ import re
 
 from ..process.signals import STOPPED_EARLY
 from .base import BatchSystem, Directives
-from .job import Batch, one_line, plain, refuse, run_command
+from .job import Batch, one_line, plain, run_command
 from .resources import Resources, seconds_of
 
 _PREFIX = "#BSUB"
@@ -25,11 +25,11 @@ class Lsf(BatchSystem):
     first_index = 1
     id_variables = ("LSB_JOBID",)
     allocation_variable = "LSB_JOBID"
+    unsupported = ("qos", "gres", "ps_nodes")
     requeue_status = STOPPED_EARLY
 
     def directives(self, batch: Batch) -> Directives:
         resources = batch.resources
-        refuse(resources, ("qos", "gres", "ps_nodes"), self.title)
         number = "%J_%I" if batch.in_tasks else "%J"
         lines = [f'-J "{_name(batch)}"', f"-o {plain(str(batch.log_dir), _PREFIX)}/{number}.log"]
         lines += [f"-n {resources.ranks}", f'-R "span[ptile={resources.ranks_per_node}]"', *_node_options(resources)]

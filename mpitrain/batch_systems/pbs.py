@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from .base import BatchSystem, Directives
-from .job import Batch, one_line, plain, refuse, run_command, shell
+from .job import Batch, one_line, plain, run_command, shell
 from .resources import seconds_of
 
 _PREFIX = "#PBS"
@@ -24,10 +24,10 @@ class Pbs(BatchSystem):
     index_variable = "PBS_ARRAY_INDEX"
     id_variables = ("PBS_JOBID",)
     allocation_variable = "PBS_NODEFILE"
+    unsupported = ("qos", "constraint", "gres", "ps_nodes")
 
     def directives(self, batch: Batch) -> Directives:
         resources = batch.resources
-        refuse(resources, ("qos", "constraint", "gres", "ps_nodes"), self.title)
         lines = [
             f"-N {_name(batch.name)}",
             "-j oe",

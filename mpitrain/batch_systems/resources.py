@@ -69,8 +69,11 @@ class Resources(OptionGroup):
         for name in ("mem", "mem_per_cpu", "ps_mem"):
             self._matches(name, _MEMORY, "a number with an optional K, M, G or T, such as 16G")
         self._matches("array", _ARRAY, "indexes such as 0-9, 1,3,5 or 0-9%2")
-        if self.time is not None:
-            seconds_of(self.time)
+        if self.time is not None and (self.signal_secs or 0) >= seconds_of(self.time):
+            raise ConfigError(
+                f"--signal-secs {self.signal_secs} must be less than the {seconds_of(self.time)} seconds of --time "
+                f"{self.time}; change one"
+            )
         self._check_ntasks()
         if self.mem is not None and self.mem_per_cpu is not None:
             raise ConfigError("--mem and --mem-per-cpu are both given; remove one")

@@ -91,10 +91,12 @@ class Slurm(BatchSystem):
             )
         return super().choose_starter(requested or "srun", resources)
 
-    def mpi_plugin(self, starter: str, flavor: Callable[[], str]) -> str:
-        if starter != "srun":
-            return ""
-        return "pmix" if flavor() == "openmpi" else "pmi2"
+    def mpi_plugin(self, starter: str, requested: str | None, flavor: Callable[[], str]) -> str:
+        if starter == "srun":
+            return requested or ("pmix" if flavor() == "openmpi" else "pmi2")
+        if requested is not None:
+            raise ConfigError(f"--mpi {requested} is for srun; add --launcher srun, or remove --mpi")
+        return ""
 
     def requeue_command(self, batch: Batch) -> str:
         return 'scontrol requeue "$SLURM_JOB_ID"'  # also correct in an array: each task has its own SLURM_JOB_ID

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.extra_state import ExtraState, Value, Versioned
+from ..core.extra_state import ExtraState, StoredState, Value, Versioned
 from ..core.layout import ARRAY_GROUPS, Array, Layout, Shape
 from ..errors import CheckpointError, JobError
 from ..plan.progress import Progress
@@ -28,7 +28,7 @@ class Restored(NamedTuple):
     """What ``read`` returns, in addition to the vectors that it fills."""
 
     progress: Progress
-    extra_state: ExtraState
+    extra_state: StoredState
 
 
 def write(
@@ -131,7 +131,7 @@ def read(path: Path, layout: Layout, vectors: Mapping[str, Array], seed: int) ->
                 "with the same order of examples, or --resume never"
             )
         checkpoint.read_into(wanted)
-        return Restored(Progress(int(root["step"]), int(root["position"])), _extra_state(checkpoint))
+        return Restored(Progress(int(root["step"]), int(root["position"])), StoredState(_extra_state(checkpoint)))
 
 
 def read_model(checkpoint: Checkpoint, layout: Layout, averages: bool = False) -> tuple[Array, ExtraState]:

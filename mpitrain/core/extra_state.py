@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import CheckpointError
 from .layout import Array
@@ -26,6 +26,26 @@ class Versioned(NamedTuple):
 
 # By namespace: the name of the part that the state belongs to.
 ExtraState = Mapping[str, Versioned]
+
+
+class StoredState(dict[str, Versioned]):
+    """The extra state of a checkpoint.
+
+    Attributes:
+        used: The namespaces that were read on this rank.
+    """
+
+    def __init__(self, state: ExtraState = MappingProxyType({})) -> None:
+        super().__init__(state)
+        self.used: set[str] = set()
+
+    def get(self, namespace: str, default: Any = None) -> Any:
+        self.used.add(namespace)
+        return super().get(namespace, default)
+
+    def __getitem__(self, namespace: str) -> Versioned:
+        self.used.add(namespace)
+        return super().__getitem__(namespace)
 
 
 def values_of(state: ExtraState, namespace: str, version: int) -> Mapping[str, Value]:

@@ -63,6 +63,8 @@ class TrainingLoop(Protocol):
     def request_pause(self, reason: str) -> None:
         """Request a ``ConsistentPoint`` as soon as possible. Local; no effect except on the chief.
 
+        The last point includes the requests made after the last step. No point follows a request made at the last one.
+
         Args:
             reason: A name that ``ConsistentPoint.reasons`` includes at that point, on all workers.
         """

@@ -52,7 +52,9 @@ class BulkSynchronous:
         self.flags = 0
         self.loss: Any = math.nan
         self._point: ConsistentPoint | None = None  # reached, and not yet returned by ``next``
-        self._ended = False
+        self._is_requested = self._ended = (
+            False  # of that point: whether the chief requested it, whether it is the last
+        )
         self._snapshot: Snapshot | None = None  # whose vectors must not change
         self._counted_to, self._loss_sum, self._updated, self._skipped = 0, 0.0, 0, 0
 
@@ -68,6 +70,8 @@ class BulkSynchronous:
     def next(self) -> WorkItem | ConsistentPoint | None:
         if self._point is not None:
             point, self._point = self._point, None
+            if self._is_requested or point.last:
+                point = point._replace(reasons=self._reasons())
             return point
         if self._ended:
             return None
@@ -162,9 +166,14 @@ class BulkSynchronous:
         """
         step, data_cursor = self.progress
         self._ended = bool(flags & STOP) or step >= self._train_steps
-        reasons = _NO_REASONS
-        if flags & PAUSE:
-            with _WAIT:
-                reasons = self._pauses.take()
-            self.flags &= ~PAUSE
-        self._point = ConsistentPoint(step, data_cursor, reasons, self._ended)
+        self._is_requested = bool(flags & PAUSE)
+        self._point = ConsistentPoint(step, data_cursor, _NO_REASONS, self._ended)
+
+    def _reasons(self) -> frozenset[str]:
+        """Return the reasons for the point that is reached. Collective over the workers.
+
+        Those of the last point include what was requested after the last step, which no worker has announced.
+        """
+        self.flags &= ~PAUSE
+        with _WAIT:
+            return self._pauses.take()

@@ -11,7 +11,7 @@ from ..checkpoint import Restored
 from ..checkpoint.resume import ResumePlan
 from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
-from ..core.extra_state import ExtraState
+from ..core.extra_state import StoredState
 from ..core.layout import Array
 from ..errors import CheckpointError, ConfigError
 from ..plan.network import Network
@@ -31,7 +31,7 @@ class Beginning:
     """
 
     progress: Progress
-    extra_state: ExtraState = field(default_factory=dict)
+    extra_state: StoredState = field(default_factory=StoredState)
     resumed: Path | None = None
     saved: bool = False
     skipped: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ def _read(cluster: Cluster, plan: Plan, vectors: dict[str, Array] | None, path: 
     Raises:
         DamagedCheckpoint: On every rank: one of them found the checkpoint damaged.
     """
-    restored = Restored(Progress(0, 0), {})
+    restored = Restored(Progress(0, 0), StoredState())
     with cluster.agree("reading a checkpoint"):
         if vectors is not None:
             _clear(vectors)  # also removes values read from a damaged checkpoint

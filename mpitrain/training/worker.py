@@ -95,6 +95,8 @@ class Worker:
         with self._errors_of_workers():
             model.load_extra_state(beginning.extra_state)
             load_hooks(job.hooks, beginning.extra_state)
+        for namespace in sorted(beginning.extra_state.keys() - beginning.extra_state.used):
+            _log.info("the checkpoint has the state %r, which this run does not use: it is dropped", namespace)
         threads = plan.config.device.threads or cluster.threads
         dataset = SharedDataset(cluster.training, plan.config.parallel.shared_memory, threads)
         loader = self._loader(dataset, "training", job.train_split, model)

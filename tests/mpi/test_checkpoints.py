@@ -357,6 +357,10 @@ def test_state_of_a_later_version_is_refused_in_one_line(openmpi: Mpi, tmp_path:
     with checkpoint.Checkpoint(path) as opened:
         arrays = {name: opened.read(name) for name in opened.datasets}
         attributes = {name: dict(values) for name, values in opened.attributes.items()}
+    attributes["run/state/mine"] = {"version": 2, "x": 1.0}  # of a strategy or a version that this run does not have
+    write_container(path, arrays, attributes)
+    resumed = openmpi.train(3, *arguments, "--resume", path, "--run-dir", tmp_path / "c")
+    assert "'mine'" in resumed.stdout + resumed.stderr
     attributes["run/state/hooks"] = {"version": 2, "states": "[]"}
     write_container(path, arrays, attributes)
     done = openmpi.run(3, "-m", "mpitrain", "train", *arguments, "--resume", path, "--run-dir", tmp_path / "b")

@@ -86,10 +86,14 @@ def test_only_srun_has_an_mpi_plugin() -> None:
     def not_asked() -> str:
         raise AssertionError("the library was loaded")
 
-    assert [system.mpi_plugin("mpirun", not_asked) for system in SYSTEMS.values()] == [""] * len(SYSTEMS)
-    assert SYSTEMS["slurm"].mpi_plugin("srun", lambda: "openmpi") == "pmix"
-    assert SYSTEMS["slurm"].mpi_plugin("srun", lambda: "mpich") == "pmi2"
-    assert SYSTEMS["slurm"].mpi_plugin("srun", lambda: "intel") == "pmi2"
+    assert [system.mpi_plugin("mpirun", None, not_asked) for system in SYSTEMS.values()] == [""] * len(SYSTEMS)
+    assert SYSTEMS["slurm"].mpi_plugin("srun", None, lambda: "openmpi") == "pmix"
+    assert SYSTEMS["slurm"].mpi_plugin("srun", None, lambda: "mpich") == "pmi2"
+    assert SYSTEMS["slurm"].mpi_plugin("srun", None, lambda: "intel") == "pmi2"
+    assert SYSTEMS["slurm"].mpi_plugin("srun", "cray", not_asked) == "cray"
+    for system in SYSTEMS.values():
+        with pytest.raises(ConfigError, match="--mpi pmix"):
+            system.mpi_plugin("mpirun", "pmix", not_asked)
 
 
 class Scripted(type(SYSTEMS["slurm"])):  # type: ignore[misc]

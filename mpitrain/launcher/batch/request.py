@@ -14,7 +14,7 @@ from ...batch_systems.registry import SYSTEMS
 from ...batch_systems.resources import Resources
 from ...errors import ConfigError
 from ...plan.config import FIELDS
-from ...plan.option import OptionGroup, option
+from ...plan.option import OptionGroup, flag, option
 from ...plan.options import convert_values, options_of
 from ...plan.request import JobRequest, job_request, split_values
 from .site import find_site, read_site
@@ -101,8 +101,13 @@ def read_submit_options(values: Mapping[str, Any]) -> tuple[Resources, SubmitOpt
     """
     site = find_site(values.get("site"))
     defaults = {} if site is None else read_site(site, submit_flags())
-    resources, others = split_values([field.name for field in fields(Resources)], {**defaults, **values})
-    return Resources(**resources), SubmitOptions(**others)
+    names = [field.name for field in fields(Resources)]
+    resources, others = split_values(names, {**defaults, **values})
+    request = Resources(**resources)
+    unused = [name for name in names if name.startswith("ps_") and name in values and not request.ps_nodes]
+    if unused:
+        raise ConfigError(f"{flag(unused[0])} requires server nodes; add --ps-nodes, or remove {flag(unused[0])}")
+    return request, SubmitOptions(**others)
 
 
 def submit_request(path: Path, values: Mapping[str, Any]) -> SubmitRequest:

@@ -37,6 +37,7 @@ def render(system: BatchSystem, batch: Batch) -> Script:
     Raises:
         ConfigError: The batch system does not support the request.
     """
+    system.check(batch)
     resources = batch.resources
     lines, words = system.directives(batch)
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)

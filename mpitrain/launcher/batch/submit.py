@@ -70,7 +70,7 @@ def make_batch(request: SubmitRequest, folder: Path, python: str) -> Batch:
         starter,
         request.points,
         seeds="seed" not in job.options,
-        mpi=options.mpi or system.mpi_plugin(starter, lambda: library_flavor()[0]),
+        mpi=system.mpi_plugin(starter, options.mpi, lambda: library_flavor()[0]),
         extra=options.sbatch,
         setup=options.setup,
     )
