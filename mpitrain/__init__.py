@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .api.run import Run, RunStatus, launch, submit
     from .api.train import train
     from .api.trainer import Trainer
+    from .core.activity import progress
     from .errors import RunFailed, UserError
     from .inference.model import TrainedModel, load
     from .plan.hook import Hook
@@ -31,6 +32,7 @@ _WHERE = {
     "UserError": "errors",
     "launch": "api.run",
     "load": "inference.model",
+    "progress": "core.activity",
     "submit": "api.run",
     "train": "api.train",
 }
@@ -50,6 +52,7 @@ __all__ = [
     "load",
     "nn",
     "optim",
+    "progress",
     "submit",
     "train",
 ]

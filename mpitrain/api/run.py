@@ -9,10 +9,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from .. import checkpoint
 from ..batch_systems.registry import SYSTEMS
@@ -26,7 +26,7 @@ from ..monitor import heartbeat
 from ..monitor.heartbeat import ENDED
 from ..plan.job import Job
 from ..plan.network import TorchModule
-from ..plan.request import JobRequest, LaunchRequest, launch_request
+from ..plan.request import JobRequest, LaunchRequest, Workload, launch_request
 from ..process.failure import read_failure
 from ..process.launcher_env import is_launched
 from ..process.run_directory import launcher_of, make_run_dir, remove_empty
@@ -36,6 +36,8 @@ from ..report.page import collect, page
 from ..report.runs import described_states
 from .job_source import JobSource, job_file_text
 
+Command: TypeAlias = "list[str] | tuple[str, ...]"  # the words of a command
+Target: TypeAlias = "Path | Sequence[str]"  # a file, or the words of a command
 _OUTPUT = "output.log"
 _NOT_HERE = ("dry_run", "follow", "sweep", "array")  # flags without a meaning in Python
 _POLL_S = 0.1
@@ -270,18 +272,20 @@ class Run:
 
 
 def launch(
-    job: JobSource, *, ranks: int | None = None, run_dir: str | os.PathLike[str] | None = None, **options: Any
+    job: JobSource | Command, *, ranks: int | None = None, run_dir: str | os.PathLike[str] | None = None, **options: Any
 ) -> Run:
-    """Start ranks that train a job, as ``mpitrain run`` does, and return immediately.
+    """Start ranks that train a job or execute a program, as ``mpitrain run`` does, and return immediately.
 
     The run continues if this process ends; ``Run(path)`` finds it again.
 
     Args:
         job: The path of a job file; or a function that returns a ``Job``, such as one defined in a notebook; or a
-            ``Job``, which is copied to every rank with its data.
+            ``Job``, which is copied to every rank with its data. Or the path of any other Python script, or a list: a
+            command, such as ``["python", "train.py"]``.
         ranks: Number of ranks; by default as many as ``hosts`` or the allocation have, else 1.
         run_dir: Where the run writes, and resumes; ``runs/JOB-TIME`` by default.
-        options: The flags of ``mpitrain run``, such as ``mode="async", ps=1``, and the parameters of the job function.
+        options: The flags of ``mpitrain run``, such as ``mode="async", ps=1``, and the parameters of the job function,
+            or the flags of the script.
 
     Raises:
         UserError: An argument is not valid; nothing was started.
@@ -289,16 +293,16 @@ def launch(
     if is_launched(os.environ):
         raise LaunchError("mpitrain.launch was called on a rank of a run: call mpitrain.train there")
 
-    def start(values: Mapping[str, Any], job_file: Path, text: str | None) -> Run:
-        request = launch_request(job_file, values)
+    def start(values: Mapping[str, Any], target: Target, text: str | None) -> Run:
+        request = launch_request(target, values)
         prepare(request)
-        with _run_dir(job_file.stem, run_dir) as folder:
-            return _started(folder, replace(request, job=_in_run_dir(request.job, folder, text)))
+        with _run_dir(request.workload.name, run_dir) as folder:
+            return _started(folder, replace(request, workload=_in_run_dir(request.workload, folder, text)))
 
-    return _with_job_file(job, {"ranks": ranks, **options}, start)
+    return _with_target(job, {"ranks": ranks, **options}, start)
 
 
-def submit(job: JobSource, *, run_dir: str | os.PathLike[str] | None = None, **options: Any) -> Run:
+def submit(job: JobSource | Command, *, run_dir: str | os.PathLike[str] | None = None, **options: Any) -> Run:
     """Submit a batch job that trains, as ``mpitrain submit`` does, and return immediately.
 
     Args:
@@ -311,27 +315,29 @@ def submit(job: JobSource, *, run_dir: str | os.PathLike[str] | None = None, **o
         UserError: An argument is not valid, or the scheduler rejects the job.
     """
 
-    def start(values: Mapping[str, Any], job_file: Path, text: str | None) -> Run:
-        request = submit_request(job_file, values)
-        with _run_dir(job_file.stem, run_dir) as folder:
+    def start(values: Mapping[str, Any], target: Target, text: str | None) -> Run:
+        request = submit_request(target, values)
+        with _run_dir(request.workload.name, run_dir) as folder:
             run = Run(folder)
             run._skip_output()
-            submit_one(replace(request, job=_in_run_dir(request.job, folder, text)))
+            submit_one(replace(request, workload=_in_run_dir(request.workload, folder, text)))
             return run
 
-    return _with_job_file(job, options, start)
+    return _with_target(job, options, start)
 
 
-def _with_job_file(
-    job: JobSource, options: Mapping[str, Any], start: Callable[[Mapping[str, Any], Path, str | None], Run]
+def _with_target(
+    job: JobSource | Command, options: Mapping[str, Any], start: Callable[[Mapping[str, Any], Target, str | None], Run]
 ) -> Run:
-    """Call ``start`` with the options, the job file, and the text of the file if it is not the user's."""
+    """Call ``start`` with the options, the file or command, and the text of the file if it is not the user's."""
     for name in _NOT_HERE:
         if name in options:
             raise ConfigError(f"{name}={options[name]!r} is available on the command line only; remove it")
     if isinstance(job, (str, os.PathLike)):
         with _import_path():
             return start(options, Path(job), None)
+    if isinstance(job, (list, tuple)):
+        return start(options, [os.fspath(word) for word in job], None)
     name, text = job_file_text(job)
     with tempfile.TemporaryDirectory() as folder, _import_path():
         path = Path(folder) / f"{name}.py"
@@ -367,10 +373,10 @@ def _run_dir(name: str, given: str | os.PathLike[str] | None) -> Iterator[Path]:
         raise
 
 
-def _in_run_dir(job: JobRequest, folder: Path, text: str | None) -> JobRequest:
+def _in_run_dir(workload: Workload, folder: Path, text: str | None) -> Workload:
     """Return the request with this run directory; ``text`` is that of a job file to write there, if any."""
-    job = job.with_options(run_dir=folder)
-    if text is None:
+    job = workload.with_run_dir(folder)
+    if text is None or not isinstance(job, JobRequest):
         return job
     path, partial = folder / job.path.name, folder / f".{job.path.name}.partial"
     partial.write_text(text, encoding="utf-8")

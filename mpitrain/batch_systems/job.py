@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import ConfigError
 from .resources import Resources
 
+RUN_DIR = '--run-dir "$run_dir"'  # the flag with the run directory, as shell text; before what the ranks execute
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -41,7 +42,9 @@ class Batch:
         folder: The job's working directory: the directory of submission.
         run_dir: The run directory; for an array, the parent of its tasks' run directories.
         python: The Python interpreter that has mpitrain installed.
-        arguments: The job file and its flags, without ``--run-dir``.
+        arguments: What the ranks execute and its flags, without ``--run-dir``.
+        rank_command: The ``mpitrain`` command that each rank runs, where no ``mpitrain run`` starts the ranks.
+        keeps_checkpoints: Whether checkpoints in the run directory show that a run has made progress.
         starter: The program that starts the ranks: one of the batch system's ``starters``.
         points: The points of a sweep; each array task trains one.
         seeds: Whether each task of an array without a sweep uses its index as its seed.
@@ -62,6 +65,8 @@ class Batch:
     mpi: str = ""
     extra: Sequence[str] = ()
     setup: Sequence[str] = ()
+    rank_command: str = "train"
+    keeps_checkpoints: bool = True
 
     @property
     def log_dir(self) -> Path:
@@ -149,7 +154,7 @@ def run_command(batch: Batch, hosts_flag: str, hosts: str) -> str:
     """
     words = [batch.python, "-m", "mpitrain", "run", "-n", str(batch.resources.ranks)]
     several = f" {hosts_flag} {hosts}" if batch.resources.nodes > 1 else ""
-    return f"{shell(words)}{several} {shell(batch.arguments)}"
+    return f"{shell(words)}{several} {RUN_DIR} {shell(batch.arguments)}"
 
 
 def _word(word: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import ConfigError
 from .base import BatchSystem, Directives, JobState, query
-from .job import Batch, plain, shell
+from .job import RUN_DIR, Batch, plain, shell
 from .resources import Resources
 
 _PREFIX = "#SBATCH"
@@ -67,16 +67,17 @@ class Slurm(BatchSystem):
 
     def command(self, batch: Batch) -> str:
         if batch.starter == "mpirun":
-            return shell([batch.python, "-m", "mpitrain", "run", *batch.arguments])
+            return f"{shell([batch.python, '-m', 'mpitrain', 'run'])} {RUN_DIR} {shell(batch.arguments)}"
         # srun ends all ranks 60 s after the first has exited: long enough for the others to finish writing their logs,
         # and a rank that died does not keep the allocation.
         words = ["srun", f"--mpi={batch.mpi}", f"--wait={_STEP_ENDS_S}"]
-        rank = [batch.python, "-m", "mpitrain", "train", *batch.arguments]
-        if not batch.resources.ps_nodes:
-            cpus = batch.resources.cpus_per_task  # srun does not inherit it from sbatch
-            return shell([*words, *([f"--cpus-per-task={cpus}"] if cpus else []), *rank])
-        rank += ["--ps", str(batch.resources.servers), "--ps-placement", "first"]
-        return shell([*words, "--het-group=0,1", *rank])
+        rank = [batch.python, "-m", "mpitrain", batch.rank_command]
+        if batch.resources.ps_nodes:
+            words.append("--het-group=0,1")
+            rank += ["--ps", str(batch.resources.servers), "--ps-placement", "first"]
+        elif batch.resources.cpus_per_task:
+            words.append(f"--cpus-per-task={batch.resources.cpus_per_task}")  # srun does not inherit it from sbatch
+        return f"{shell([*words, *rank])} {RUN_DIR} {shell(batch.arguments)}"
 
     def cancel_command(self, job_id: str, running: bool) -> list[str]:
         # The signal is for the batch script, which lets the run save.

@@ -38,6 +38,7 @@ class JobCommand(click.Command):
         self._defaults = defaults
         self._run = [*flags.run_options(**defaults), flags.CONFIG]
         self._job: list[click.Option] = []
+        self._program: list[click.Option] = []  # those that only programs have, if the command starts programs
         self.function: JobFunction | None = None
         job = click.Argument(["job_file"], type=flags.PATH, metavar="JOB")
         super().__init__(name, params=[*self._own, *self._run, job], callback=callback, help=help)
@@ -87,7 +88,11 @@ class JobCommand(click.Command):
             _, rest, _ = probe.make_parser(context).parse_args(list(args))
         if rest and rest[0].startswith("-"):
             name = rest[0].split("=")[0]
-            raise click.NoSuchOption(name, f"{name}: no such option before JOB; put a job's options after JOB")
+            near = flags.nearest(
+                name, [word for option in [*self._own, *self._run, *self._program] for word in option.opts]
+            )
+            hint = f", did you mean {near}?" if near else "; put a job's options after JOB"
+            raise click.NoSuchOption(name, f"{name}: no such option before JOB{hint}")
         return len(args) - len(rest) if rest else None
 
     def _config_file(self, ctx: click.Context, args: list[str]) -> dict[str, Any]:
@@ -128,17 +133,19 @@ class JobCommand(click.Command):
         make = functools.partial(make_job, job.path, function, arguments, job.config.training.seed)
         return TrainRequest(job.path, arguments, job.config, make)
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def sections(self) -> list[tuple[str, list[click.Option]]]:
+        """Return the sections of the help text: their titles and options."""
         about = "Options of the job"
         if self.function is not None:
             described = docstring_parser.parse(inspect.getdoc(self.function) or "").short_description
             about = f"Options of the job ({described})" if described else about
+        return [("Options", self._own), (about, self._job), ("Options of the run", self._run)]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         help_option = self.get_help_option(ctx)
-        for title, options in (
-            ("Options", [*self._own, *([help_option] if help_option else [])]),
-            (about, self._job),
-            ("Options of the run", self._run),
-        ):
+        for title, options in self.sections():
+            if title == "Options" and help_option is not None:
+                options = [*options, help_option]
             records = [r for r in (option.get_help_record(ctx) for option in options) if r is not None]
             if records:
                 with formatter.section(title):

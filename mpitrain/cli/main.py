@@ -18,7 +18,8 @@ from .job_command import train_command
 
 # The module and the name of each command or of what makes it, and its line of help.
 _COMMANDS = {
-    "run": ("cli.run", "RunCommand", "Start ranks with the mpirun that mpi4py was built for, and train."),
+    "run": ("cli.run", "RunCommand", "Start ranks that train, or execute any program."),
+    "exec": ("cli.program", "exec_command", "Execute a program on this rank, under mpirun or srun."),
     "train": ("cli.job_command", "train_command", "Train on this rank, under mpirun or srun; or alone."),
     "submit": ("cli.submit", "SubmitCommand", "Train in a batch job: write the script and submit it."),
     "placement": ("cli.placement", "placement_command", "Print which server holds which variable, without training."),
@@ -69,10 +70,24 @@ _HELP = """Train on many MPI ranks.
 \b
   mpitrain run -n 4 jobs/mnist_mlp.py                 start four ranks on this host
   mpitrain run -n 4 jobs/mnist_mlp.py --help          show the job's own options
+  mpitrain run -n 4 train.py --lr 0.1                 start a script that uses torch.distributed
+  mpitrain run -n 4 -- ./program ARGUMENTS            start any command
   mpirun -n 4 mpitrain train jobs/mnist_mlp.py        start the ranks by hand
   mpitrain submit --nodes 2 jobs/mnist_mlp.py         run as a batch job
   mpitrain watch runs/mnist_mlp-20261121-141119       watch a run
 """
+
+
+def _exec(arguments: list[str]) -> int:
+    from ..program.rank import exec_program
+    from .program import exec_command
+
+    try:
+        request = invoke(exec_command, arguments)
+    except UserError as error:
+        print(f"mpitrain: {error}", file=sys.stderr)
+        return error.exit_status
+    exec_program(request)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command.script_in(arguments[1:]) is not None:
             run_script(lambda: invoke(command, arguments[1:]))
         run_rank(lambda: invoke(command, arguments[1:]))
+    if arguments[:1] == ["exec"] and "--help" not in arguments[:2]:
+        return _exec(arguments[1:])
     if arguments[:1] == ["run"]:
         show_warnings(False)  # the ranks show those that the job file causes
     elif signal.getsignal(signal.SIGINT) is signal.SIG_DFL:

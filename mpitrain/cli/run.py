@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
+
+import click
 
 from ..plan import options as flags
 from ..plan.launch_options import LaunchOptions
 from ..plan.request import LaunchRequest
 from .job_command import JOB_HELP, JobCommand
+from .program import MODULE, find_program, own_options, parse_flags, program_options
+
+_PROGRAM = "program"  # key of the program's arguments in the context
 
 
 class RunCommand(JobCommand):
@@ -19,13 +25,31 @@ class RunCommand(JobCommand):
     """
 
     def __init__(self, start: Callable[[LaunchRequest], Any] | None = None) -> None:
-        description = f"Start ranks with the mpirun that mpi4py was built for, and train. {JOB_HELP}"
-        super().__init__("run", flags.options_of(LaunchOptions), self._launch, description)
+        description = (
+            f"Start ranks with the mpirun that mpi4py was built for. {JOB_HELP} Or it is any other Python script; with "
+            "-m a Python module; after -- a command. Programs get the environment that torchrun sets."
+        )
+        super().__init__("run", [*flags.options_of(LaunchOptions), MODULE], self._launch, description)
+        self._program = own_options()
         self._start = start or _supervise
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        program = None if ctx.resilient_parsing else find_program([*self._own, *self._run, *self._program], args)
+        if program is None:
+            return super().parse_args(ctx, args)
+        ctx.meta[_PROGRAM] = program
+        ctx.params = parse_flags([*self._own, *self._program], program.flags)
+        return []
+
     def _launch(self, **values: Any) -> Any:
-        options = LaunchOptions(**{str(option.name): values[str(option.name)] for option in self._own})
-        return self._start(LaunchRequest(options, self.job_request(values)))
+        names = {field.name for field in dataclasses.fields(LaunchOptions)}
+        options = LaunchOptions(**{name: value for name, value in values.items() if name in names})
+        program = click.get_current_context().meta.get(_PROGRAM)
+        workload = self.job_request(values) if program is None else program.request(program_options(values))
+        return self._start(LaunchRequest(options, workload))
+
+    def sections(self) -> list[tuple[str, list[click.Option]]]:
+        return [*super().sections(), ("Options of programs", self._program)]
 
 
 def _supervise(request: LaunchRequest) -> int:

@@ -8,11 +8,13 @@ from typing import Any
 
 import click
 
-from ..launcher.batch.request import SubmitRequest, is_a_script, read_submit_options, submit_flags
+from ..launcher.batch.request import SubmitRequest, read_submit_options, submit_flags
 from ..launcher.batch.submit import submit_job
-from ..launcher.batch.sweep import combinations
+from ..launcher.batch.sweep import combinations, free_options
 from ..plan import options as flags
+from ..plan.request import Workload
 from .job_command import JobCommand
+from .program import MODULE, find_program, own_options, parse_flags, program_options
 
 
 class SubmitCommand(JobCommand):
@@ -23,9 +25,10 @@ class SubmitCommand(JobCommand):
     """
 
     def __init__(self, submit: Callable[[SubmitRequest], Any] = submit_job) -> None:
-        description = "Train in a batch job: write the script and submit it."
-        super().__init__("submit", submit_flags(), self._request, description)
+        description = "Start ranks in a batch job: write the script and submit it. JOB is as for mpitrain run."
+        super().__init__("submit", [*submit_flags(), MODULE], self._request, description)
         self.params = [option for option in self.params if option not in self._own]
+        self._program = own_options()
         self._submit = submit
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -34,11 +37,19 @@ class SubmitCommand(JobCommand):
             return super().parse_args(ctx, args)
         if "--help" in args:
             return super().parse_args(ctx, _split_options(self._own, args)[1])
+        program = find_program([*self._own, *self._run, *self._program], args)
+        if program is not None:
+            own, words = _split_options(self._own, _join_values(self._program, program.flags))
+            ctx.params = parse_flags(self._program, words)
+            ctx.meta.update(own=self._own_values(own), program=program)
+            return []
         at = self._find_job(ctx, list(args))
         if at is None:
             raise click.MissingParameter(ctx=ctx, param=self.params[-1])
-        if self.script_in(args) is not None:
-            raise is_a_script(Path(args[at]))
+        if self.script_in(args) is not None:  # the words after it are the script's
+            own, before = _split_options(self._own, _join_values(self._run, args[:at]))
+            ctx.meta["own"] = self._own_values(own)
+            return super().parse_args(ctx, [*before, *args[at:]])
         job = self._options_of(Path(args[at]))
         names = {option.name for option in job}
         own, before = _split_options(self._own, _join_values(self._run, args[:at]))
@@ -51,10 +62,19 @@ class SubmitCommand(JobCommand):
         return rest
 
     def _request(self, **values: Any) -> Any:
-        resources, options = read_submit_options(click.get_current_context().meta["own"])
-        job = self.job_request(values)
-        points = combinations(options.sweep, [*self._run, *self._job]) if options.sweep else []
-        return self._submit(SubmitRequest(resources, options, job, tuple(points)))
+        meta = click.get_current_context().meta
+        resources, options = read_submit_options(
+            {name: value for name, value in meta["own"].items() if name != "module"}
+        )
+        program = meta.get("program")
+        workload: Workload = self.job_request(values) if program is None else program.request(program_options(values))
+        is_job = program is None and "script_arguments" not in meta
+        swept = [*self._run, *self._job] if is_job else free_options(options.sweep)
+        points = combinations(options.sweep, swept) if options.sweep else []
+        return self._submit(SubmitRequest(resources, options, workload, tuple(points)))
+
+    def sections(self) -> list[tuple[str, list[click.Option]]]:
+        return [*super().sections(), ("Options of programs", self._program)]
 
     def _options_of(self, path: Path) -> list[click.Option]:
         """Return a job's flags."""

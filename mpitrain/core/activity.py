@@ -16,11 +16,14 @@ from threading import get_ident
 from typing import Any
 
 KINDS = tuple(
-    "step load forward backward update average push pull wait serve save validate hooks compile start end done".split()
+    """
+    step load forward backward update average push pull wait serve save validate hooks compile start end done program
+    """.split()
 )
+PAGE_VARIABLE = "MPITRAIN_ACTIVITY"  # the path of a program's page
 LONG_LIMIT_S = 1800.0  # for operations that take long, until ``set_limits`` is called
 _WAIT = KINDS.index("wait")
-_STATE, _STEP, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP = range(6)
+_STATE, _STEP, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP, _STACKS_PID = range(7)
 _STACK, _STACK_WORDS = 8, 32
 # The state is one word, so that a mark is one store: the count times 32, plus the depth of the stack, below 32.
 _CHANGED, _ENTERED, _LEFT = 32, 33, 31
@@ -29,6 +32,7 @@ _BYTES = 4096
 
 _words: memoryview = memoryview(bytearray(_BYTES)).cast("q")  # replaced by ``write_to``
 _thread = 0  # the thread that marks its activities; 0 for none
+_program_words: memoryview | None = None  # of a program's page; empty if there is none, None before the first mark
 _state = 0
 
 
@@ -39,7 +43,7 @@ class Activity:
     Attributes:
         count: Grows with every activity that begins or ends.
         step: Number of completed steps.
-        steps: Number of those in this process, which may have resumed.
+        steps: Number of those in this process, which may have resumed; of a program the number of its marks.
         kinds: The activities, the outermost first.
         waits_for: The rank that it waits for, if it waits for a single known one.
         limit_s: Seconds without progress after which it counts as hanging; 0 for never, None for the default.
@@ -58,13 +62,33 @@ class Activity:
 
 
 class ActivityPage:
-    """A page of memory that is shared with processes forked later. Every method is local."""
+    """A page of memory that is shared with processes forked later, or that open ``path``. Every method is local.
 
-    def __init__(self) -> None:
-        self.memory = mmap.mmap(-1, _BYTES)
+    Args:
+        kind: The outermost activity: ``start``, or ``program`` for a process that marks none but ``progress``.
+    """
+
+    def __init__(self, kind: str = "start") -> None:
+        self._file = os.memfd_create("activity")
+        os.ftruncate(self._file, _BYTES)
+        self.memory = mmap.mmap(self._file, _BYTES)
         self.words = memoryview(self.memory).cast("q")
-        self.words[_STACK] = KINDS.index("start")
+        self.words[_STACK] = KINDS.index(kind)
         self.words[_LIMIT_S], self.words[_LONG_LIMIT_S] = -1, round(1e3 * LONG_LIMIT_S)
+
+    @property
+    def path(self) -> str:
+        """Where other processes of this user can open the page while this process, which has made it, lives."""
+        return f"/proc/{os.getpid()}/fd/{self._file}"
+
+    @property
+    def stacks_pid(self) -> int:
+        """The process that writes its Python stacks when it is asked to; 0 if there is none."""
+        return self.words[_STACKS_PID]
+
+    @stacks_pid.setter
+    def stacks_pid(self, pid: int) -> None:
+        self.words[_STACKS_PID] = pid
 
     def read(self) -> Activity:
         """Return the activity at this moment; may be called by any process that has the page."""
@@ -81,7 +105,7 @@ class ActivityPage:
         return Activity(
             count,
             words[_STEP],
-            words[_STEP] - words[_FIRST_STEP],
+            count if kinds[:1] == ("program",) else words[_STEP] - words[_FIRST_STEP],
             kinds,
             waits_for if waits_for >= 0 else None,
             None if limit_s < 0 else limit_s / 1e3,
@@ -133,6 +157,46 @@ def become(kind: str) -> None:
 def set_step(step: int) -> None:
     """Record the number of completed steps."""
     _words[_STEP] = step
+
+
+def progress(step: int | None = None) -> None:
+    """Report that this rank makes progress, for hang detection; does nothing if no launcher watches this process.
+
+    Call it in the training loop and in other loops of a program that ``mpitrain run`` has started. Local; takes about
+    a microsecond, and any thread may call it.
+
+    Args:
+        step: The number of completed steps, for ``mpitrain runs`` and messages; None: one more than before.
+    """
+    words = mark_progress()
+    if words is not None:
+        words[_STEP] = words[_STEP] + 1 if step is None else step
+
+
+def mark_progress() -> memoryview | None:
+    """Mark that this process makes progress; return the page of a program, or None if there is none."""
+    global _program_words
+    if _thread:  # a rank that marks its activities
+        if get_ident() == _thread:
+            _change()
+        return None
+    if _program_words is None:
+        _program_words = _open_page(os.environ.get(PAGE_VARIABLE))
+    if len(_program_words):
+        _program_words[_STATE] += _CHANGED
+        return _program_words
+    return None
+
+
+def _open_page(path: str | None) -> memoryview:
+    """Return the page that the launcher has made for this program; empty if there is none."""
+    if path is not None:
+        try:
+            with open(path, "r+b") as file:
+                return memoryview(mmap.mmap(file.fileno(), _BYTES)).cast("q")
+        except OSError:  # in another process namespace, or the launcher has ended
+            pass
+    return memoryview(b"").cast("q")
 
 
 def set_limits(limit_s: float | None, long_limit_s: float) -> None:

@@ -19,12 +19,12 @@ from ..core.training_state import TrainingState
 from ..errors import CheckpointError, ConfigError, RecordError
 from ..models.base import Model
 from ..models.select import make_model
+from ..monitor.run_record import RecordedJob, recorded_job
 from ..plan.config import RunConfig
 from ..plan.job import Job, load_job_file, make_job
 from ..plan.options import job_options, run_config
 from ..plan.plan import make_plan
 from ..plan.script import is_script
-from ..training.run_record import RecordedJob, recorded_job
 
 _PASS_IT = "as in mpitrain.load(path, model=my_model)"
 # Options that a model outside of training depends on, too; all others get their defaults.

@@ -30,6 +30,7 @@ _FLUSH_S = 0.05  # for the launcher to forward the output that ranks have writte
 _LOOK_S = 5.0  # between two checks of the ranks' progress
 _STOP_S = 4.0  # without a rank that is busy, after ranks were asked to save and exit
 _OUTSTAYS_S = 30.0  # time for the launcher to exit after all ranks have ended
+_EARLY_S = 60.0  # after the exit of the first rank
 _ONCE_S = 0.1  # a scheduler may signal each process of a job and also the whole process group
 _LISTED = 8  # ranks in a message
 _KEPT_BYTES = 200_000  # of the latest output
@@ -81,6 +82,7 @@ class Attempt:
         ranks: Number of ranks to start; None if the launcher determines it.
         hosts: The hosts that the user named.
         link_timeout_s: Seconds without an answer after which a host is lost.
+        stopping: What the ranks do when they are asked to stop, for a message.
 
     Attributes:
         pid: The launcher's process id. This and the attributes below are valid after ``run``.
@@ -103,10 +105,12 @@ class Attempt:
         agent: RemoteAgent,
         interrupts: Interrupts,
         link_timeout_s: float,
+        stopping: str,
     ) -> None:
         self._command, self._ranks, self._run_dir = command, ranks, run_dir
         self._others = [host for host in hosts if not is_local(host)]
         self._agent, self._interrupts, self._link_timeout_s = agent, interrupts, link_timeout_s
+        self._stopping = stopping
         self._output = bytearray()
         self.filtered_output = ""
         self._terminated_at: float | None = None  # when SIGTERM was sent to the launcher
@@ -120,7 +124,7 @@ class Attempt:
         self._stopped_reapers: set[int] = set()  # process ids
         self.lost_hosts: list[str] = []
         self.reported = False
-        self._suspend_requested = False
+        self._suspend_requested = self._reported_early_exits = False
 
     def run(self) -> None:
         """Run the launcher until it ends, then kill all leftover ranks."""
@@ -207,10 +211,25 @@ class Attempt:
         self._check_reapers(statuses)
         ended = bool(statuses) and len(statuses) == self._ranks and all(e.done or e.ended_at for e in statuses)
         self._all_ended_at = (self._all_ended_at or now) if ended else None
+        self._report_early_exits(statuses)
         if self._all_ended_at is not None and now > self._all_ended_at + _OUTSTAYS_S:
             self._end(process)
         elif self._stop_requested_at is not None and not ended:
             self._check_stop(process, sum(not (e.done or e.ended_at) for e in statuses), now)
+
+    def _report_early_exits(self, statuses: Sequence[rank_status.RankStatus]) -> None:
+        """Report once that some ranks have exited long ago and others have not, which may wait for them forever."""
+        ended = [status for status in statuses if status.ended_at]
+        running = [status.rank for status in statuses if not status.ended_at]
+        if ended and running and not self._reported_early_exits:
+            first = min(ended, key=lambda status: status.ended_at)
+            if time.time() > first.ended_at + _EARLY_S:
+                self._reported_early_exits = True
+                ranks = f"rank{'s' * (len(running) > 1)} {', '.join(map(str, running[:_LISTED]))}"
+                _say(
+                    f"mpitrain: rank {first.rank} exited with status {first.status} {_EARLY_S:.0f} s ago, but {ranks} "
+                    "still run; press Ctrl-C to end them"
+                )
 
     def _check_stop(self, process: subprocess.Popen[bytes], ranks: int, now: float) -> None:
         """Repeat the request to save and exit; end the ranks if none can fulfil it."""
@@ -236,7 +255,7 @@ class Attempt:
             process.send_signal(signal.SIGUSR1)
             doing = _listed(rank_status.read_activities(self._run_dir))
             self._interrupts.end_echo()
-            _say(f"mpitrain: saving a checkpoint, then exiting; press Ctrl-C to exit immediately{doing}")
+            _say(f"mpitrain: {self._stopping}; press Ctrl-C to exit immediately{doing}")
         elif count and self._terminated_at is None and (count > 1 or self._stop_requested_at is None):
             self._end(process)
         if self._terminated_at is not None and time.monotonic() > self._terminated_at + _GRACE_S:

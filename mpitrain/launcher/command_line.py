@@ -102,7 +102,7 @@ class Command:
 def compose(
     launcher: Launcher, spec: LaunchSpec, machine: LocalMachine, arguments: Sequence[str], command: str = "train"
 ) -> Command:
-    """Return the command line that starts the ranks of ``mpitrain COMMAND ARGUMENTS``.
+    """Return the command line that starts the ranks, each of which runs ``mpitrain COMMAND ARGUMENTS``.
 
     Settings in the user's environment or in ``spec.words`` take precedence.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ _OPEN_MPI_STATUS = re.compile(r"Process name: \[\S+?,(\d+)\]\s+Exit code:\s+(\d+
 _INTEL = re.compile(r"=\s+RANK (\d+) PID (\d+) RUNNING AT (\S+)\s+=\s+(?:KILLED BY SIGNAL|EXIT STATUS): (\d+)( \()?")
 _MPICH = re.compile(r"=\s+PID (\d+) RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)")
 _LOST = re.compile(r"Remote daemon\s*:\s*\S+ on node (\S+)|Remote host:\s+(\S+)\s+Daemon exit status")
+_LOST_PEER = re.compile(r"Connection closed by peer|Connection reset by peer|Broken pipe|failed to recv, got 0 bytes")
 _LOST_SOME = "assert (!closed) failed"  # MPICH's launcher does not name the host
 
 # The usual cause of a signal that the program did not raise itself.
@@ -76,14 +78,15 @@ def recorded_exits(statuses: Sequence[RankStatus]) -> list[RankExit]:
 
 
 def first_error(statuses: Sequence[RankStatus]) -> RankStatus | None:
-    """Return a rank that ended with an exception; prefer exceptions other than MPI's, which follow a lost rank."""
-    failed = sorted((status for status in statuses if status.error), key=lambda status: is_secondary_error(status))
+    """Return the rank that ended first with an exception; prefer those that do not follow from a lost rank."""
+    failed = [status for status in statuses if status.error]
+    failed.sort(key=lambda status: (is_secondary_error(status), status.ended_at or math.inf))
     return failed[0] if failed else None
 
 
 def is_secondary_error(status: RankStatus) -> bool:
-    """Return whether this rank's exception can be a consequence of another rank's exit."""
-    return status.error.startswith("mpi4py.MPI.Exception: ")
+    """Return whether this rank's exception can be a consequence of another rank's exit: MPI's, gloo's, a store's."""
+    return status.error.startswith("mpi4py.MPI.Exception: ") or _LOST_PEER.search(status.error) is not None
 
 
 def is_secondary(rank_exit: RankExit) -> bool:
@@ -119,7 +122,11 @@ def describe_exit(rank_exit: RankExit, statuses: Sequence[RankStatus], ranks: in
 
 def describe_error(status: RankStatus, statuses: Sequence[RankStatus], ranks: int) -> str:
     """Return a one-line description of a rank that ended with an exception."""
-    return f"{_name(status, ranks)}, ended with {status.error.splitlines()[0]}{_when(status, statuses)}"
+    text = f"{_name(status, ranks)}, ended with {status.error.splitlines()[0]}{_when(status, statuses)}"
+    earlier = [other.rank for other in statuses if other.done and other.ended_at and not other.stopped]
+    if status.is_program and is_secondary_error(status) and earlier:
+        text += f"; rank {earlier[0]} had exited with status 0"
+    return text
 
 
 def _name(status: RankStatus, ranks: int) -> str:
@@ -141,6 +148,8 @@ def _how(rank_exit: RankExit) -> str:
 
 
 def _when(status: RankStatus, statuses: Sequence[RankStatus]) -> str:
+    if status.is_program:
+        return f", after step {status.step:,}" if status.step else ""
     if not status.ready:
         return " before training started"
     if status.done:

@@ -72,32 +72,42 @@ def classify_exit(status: int, output: str, statuses: Sequence[RankStatus], rank
         return Outcome("stopped" if status else "finished")
     if any(rank_status.is_user_error for rank_status in statuses):
         return Outcome("user error")
-    step = (
-        max((rank_status.step for rank_status in statuses), default=0)
-        if any(rank_status.ready for rank_status in statuses)
-        else None
-    )
+    step = _step_of(statuses)
     failed, exits, lost = first_error(statuses), recorded_exits(statuses), parse_lost_hosts(output)
-    caused = lost or (exits and not is_secondary(exits[0]))
+    is_program = any(rank_status.is_program for rank_status in statuses)
+    # The ranks of a program record how they ended; of exits that may follow from another one, the first is the cause.
+    caused = lost or (exits and (is_program or not is_secondary(exits[0])) and exits[0].rank != _rank_of(failed))
     if failed is not None and not (caused and is_secondary_error(failed)):
-        step = failed.step if failed.ready else None
+        step = _step_of([failed])
         return Outcome("failed", describe_error(failed, statuses, ranks), step, failed.rank)
     exits = exits or parse_exits(output)
     if statuses and lost and (not exits or is_secondary(exits[0])):
-        return Outcome("failed", f"{launcher}, lost contact with {lost}{_at(step)}", step)
+        return Outcome("failed", f"{launcher}, lost contact with {lost}{_at(step, is_program)}", step)
     if exits:
         rank_status = find_status(exits[0], statuses)
         if rank_status is not None and rank_status.ready and rank_status.role != "ps":
-            step = rank_status.step
+            step = _step_of([rank_status])
         rank = exits[0].rank if rank_status is None else rank_status.rank
         return Outcome("failed", describe_exit(exits[0], statuses, ranks), step, rank)
     how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
     if not statuses:
         return Outcome("not begun", f"{launcher}, {how} before any rank started")
-    return Outcome("failed", f"{launcher}, {how}{_at(step)}", step)
+    return Outcome("failed", f"{launcher}, {how}{_at(step, is_program)}", step)
 
 
-def _at(step: int | None) -> str:
+def _step_of(statuses: Sequence[RankStatus]) -> int | None:
+    """Return the last completed step; None before training, and for a program that has reported none."""
+    steps = [status.step for status in statuses if status.ready and (status.step or not status.is_program)]
+    return max(steps, default=None)
+
+
+def _rank_of(status: RankStatus | None) -> int | None:
+    return None if status is None else status.rank
+
+
+def _at(step: int | None, is_program: bool) -> str:
+    if is_program:
+        return "" if step is None else f", after step {step:,}"
     return " before training started" if step is None else f", in step {step + 1:,}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shlex
 import signal
 import sys
@@ -17,17 +18,17 @@ from ..batch_systems.registry import allocated_ranks
 from ..errors import ConfigError, LaunchError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
-from ..plan.config import RunConfig
 from ..plan.launch_options import LaunchOptions
-from ..plan.request import JobRequest, LaunchRequest
-from ..process import host_watcher, rank_status
+from ..plan.request import LaunchRequest, Workload
+from ..process import host_watcher, launcher_env, rank_status
 from ..process.failure import Failure, record_failure
+from ..process.network import interface_of, parse_subnet
 from ..process.pid import is_alive
 from ..process.run_directory import forget_launcher, make_run_dir, record_launcher, remove_empty
 from ..process.signals import STOPPED_EARLY
 from .attempt import Attempt, Interrupts
 from .command_line import LaunchSpec, LocalMachine, compose
-from .hosts import Host, RemoteAgent, assign_ranks, interface_of, is_local, network_of, parse_hosts, read_hostfile
+from .hosts import Host, RemoteAgent, assign_ranks, is_local, parse_hosts, read_hostfile
 from .mpi_flavors import Launcher, find_launcher
 from .restarts import Outcome, classify_exit, reason_to_give_up, restart_delay_s
 
@@ -55,10 +56,10 @@ def run(request: LaunchRequest) -> int:
     """
     machine, launcher, spec = prepare(request)
     if request.options.dry_run:
-        print(compose(launcher, spec, machine, request.job.words))
+        print(compose(launcher, spec, machine, request.workload.words, request.workload.command))
         return 0
     launch = Launch(request, machine, launcher, spec)
-    with _run_dir(request.job.name, request.job.config.run.run_dir) as launch.run_dir:
+    with _run_dir(request.workload.name, request.workload.run_dir) as launch.run_dir:
         interrupts = Interrupts()
         with interrupts.recorded():
             return _Supervisor(launch, interrupts).run()
@@ -70,12 +71,12 @@ def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]
     Raises:
         LaunchError, ConfigError: The ranks cannot be started as requested.
     """
-    options, config = request.options, request.job.config
+    options, workload = request.options, request.workload
     machine, launcher = LocalMachine.detect(), find_launcher()
     spec = make_launch_spec(options, launcher, machine)
     if spec.ranks is not None:
-        config.check_ranks(spec.ranks)
-    check_restarts(options, spec, config)
+        workload.check_ranks(spec.ranks)
+    check_restarts(options, spec, workload)
     return machine, launcher, spec
 
 
@@ -98,7 +99,7 @@ def make_launch_spec(options: LaunchOptions, launcher: Launcher, machine: LocalM
         ranks = allocated_ranks(machine.environ) or (None if machine.allocated else 1)
     agent, network = options.remote_agent, options.network
     if network is not None:
-        network_of(network)
+        parse_subnet(network)
     if launcher.flavor != "openmpi":
         if agent is not None and len(shlex.split(agent)) != 1:
             raise LaunchError(f"--remote-agent {agent!r}: this MPI's launcher accepts only a program without arguments")
@@ -123,7 +124,7 @@ def _environment(settings: Sequence[str], machine: LocalMachine) -> dict[str, st
     return variables
 
 
-def check_restarts(options: LaunchOptions, spec: LaunchSpec, config: RunConfig) -> None:
+def check_restarts(options: LaunchOptions, spec: LaunchSpec, workload: Workload) -> None:
     """Check that ``--min-ranks`` can be satisfied.
 
     Raises:
@@ -135,7 +136,7 @@ def check_restarts(options: LaunchOptions, spec: LaunchSpec, config: RunConfig) 
         raise ConfigError("--min-ranks has no effect without --max-restarts N; add it or remove --min-ranks")
     if spec.hosts is None:
         raise ConfigError("--min-ranks requires --hosts or --hostfile")
-    config.check_ranks(options.min_ranks)
+    workload.check_ranks(options.min_ranks)
     if spec.ranks is not None and options.min_ranks > spec.ranks:
         raise ConfigError(f"--min-ranks {options.min_ranks} must be at most the number of ranks, {spec.ranks}")
 
@@ -187,9 +188,7 @@ class _Supervisor:
         self._began = time.monotonic()
         self._restarts = 0
         self._traceback = ""  # of the rank that ended the last attempt
-        self._earlier_checkpoints = (
-            set(_stamps(launch.run_dir)) if launch.request.job.config.run.resume != "auto" else set()
-        )
+        self._earlier_checkpoints = set() if launch.request.workload.resumes else set(_stamps(launch.run_dir))
 
     def run(self) -> int:
         """Train; return the exit status."""
@@ -249,32 +248,53 @@ class _Supervisor:
 
     def _prepare(self) -> Attempt:
         launch, spec = self._launch, self._spec
-        ours = {rank_status.RUN_DIR_VARIABLE: str(launch.run_dir)}
+        ours = {
+            rank_status.RUN_DIR_VARIABLE: str(launch.run_dir),
+            launcher_env.ATTEMPT: secrets.token_hex(8),
+            launcher_env.RESTART_COUNT: str(self._restarts),
+            launcher_env.MAX_RESTARTS: str(launch.request.options.max_restarts),
+        }
+        if spec.network is not None:
+            ours[launcher_env.NETWORK] = spec.network
         if columns := terminal_columns():
             ours[COLUMNS_VARIABLE] = str(columns)
-        command = compose(launch.launcher, replace(spec, env={**spec.env, **ours}), launch.machine, self._job().words)
+        workload = self._workload()
+        spec_of_attempt = replace(spec, env={**spec.env, **ours})
+        command = compose(launch.launcher, spec_of_attempt, launch.machine, workload.words, workload.command)
         hosts = [host.name for host in spec.hosts or ()]
         link_timeout_s = launch.request.options.link_timeout
-        return Attempt(command, spec.ranks, hosts, launch.run_dir, self._agent, self._interrupts, link_timeout_s)
+        return Attempt(
+            command,
+            spec.ranks,
+            hosts,
+            launch.run_dir,
+            self._agent,
+            self._interrupts,
+            link_timeout_s,
+            "saving a checkpoint, then exiting" if workload.keeps_checkpoints else "asking the program to stop",
+        )
 
-    def _job(self) -> JobRequest:
-        """Return what the ranks train; a restart resumes from the run's newest checkpoint, in the remaining time."""
-        job = self._launch.request.job
+    def _workload(self) -> Workload:
+        """Return what the ranks execute; a restart resumes from the run's newest checkpoint, in the remaining time."""
+        workload = self._launch.request.workload
         if not self._restarts:
-            return job
-        newest, limit = self._newest(), job.config.run.time_limit
-        if job.config.run.resume != "auto" and newest is not None:
-            job = job.with_options(resume=str(newest))
-        return job if limit is None else job.with_options(time_limit=max(1.0, round(limit - self._elapsed_s())))
+            return workload
+        limit_s = workload.time_limit
+        return workload.restarted(
+            self._newest(), None if limit_s is None else max(1.0, round(limit_s - self._elapsed_s()))
+        )
 
     def _prepare_restart(self, outcome: Outcome, before: Outcome | None) -> bool:
         """Prepare another attempt and wait for the restart delay; return False if there is none."""
-        options, limit = self._launch.request.options, self._launch.request.job.config.run.time_limit
+        options, workload = self._launch.request.options, self._launch.request.workload
+        limit = workload.time_limit
         if self._restarts >= options.max_restarts:
             if options.max_restarts:
                 _say(f"not restarting: --max-restarts {options.max_restarts} reached")
             return False
-        why = reason_to_give_up(outcome, before, self._spec.ranks or 1)
+        why = ""
+        if workload.keeps_checkpoints or outcome.kind == "not begun":
+            why = reason_to_give_up(outcome, before, self._spec.ranks or 1)
         if not why and limit is not None and self._elapsed_s() + 1 > limit:
             why = f"--time-limit {limit:g} is used up"
         if not why and outcome.gone:
@@ -285,10 +305,12 @@ class _Supervisor:
         self._restarts += 1
         seconds = restart_delay_s(self._restarts)
         path = self._newest()
-        where = f"from {path.name}" if path is not None else "from the beginning"
+        where = (
+            f" from {path.name}" if path is not None else " from the beginning" if workload.keeps_checkpoints else ""
+        )
         number = f"restart {self._restarts} of {options.max_restarts}"
         when = f" in {seconds:.0f} s" if seconds else ""
-        _say(f"restarting{when} {where}, with {self._describe()} ({number})")
+        _say(f"restarting{when}{where}, with {self._describe()} ({number})")
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._interrupts.received:
             time.sleep(0.05)
@@ -318,7 +340,8 @@ class _Supervisor:
             folder = shlex.quote(os.path.relpath(self._launch.run_dir))
             _say(f"ended by {name}; to resume from {path.name}, run the same command with --run-dir {folder}")
             return STOPPED_EARLY
-        _say(f"ended by {name}" + ("" if path is not None else "; nothing was saved"))
+        nothing_saved = path is None and self._launch.request.workload.keeps_checkpoints
+        _say(f"ended by {name}{'; nothing was saved' if nothing_saved else ''}")
         return 128 + number
 
     def _newest(self) -> Path | None:

@@ -107,14 +107,7 @@ class Heartbeat:
 
     def __init__(self, folder: Path, ranks: str, train_steps: int, step: Callable[[], int]) -> None:
         self._folder, self._step, self._warned = folder, step, False
-        pid, before = os.getpid(), read(folder)
-        job = None if before is None else before.job
-        is_in_job = job is not None and job.job_id in current_job_ids(os.environ)
-        if before is not None and before.state != "submitted" and not is_in_job:
-            job = None  # the run was resumed outside of the job
-        self._status = Status(
-            "running", step(), train_steps, ranks, 0, ProcessHost.own(), pid, pid_start(pid), time.time(), job=job
-        )
+        self._status = new_status(folder, ranks, step(), train_steps)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._write(RunEnd("running"))
@@ -140,6 +133,16 @@ class Heartbeat:
             if not self._warned:
                 _log.warning("%s cannot be written: %s", self._folder / STATUS, error.strerror)
             self._warned = True
+
+
+def new_status(folder: Path, ranks: str, step: int = 0, train_steps: int = 0) -> Status:
+    """Return the status of a run that this process begins; it has the batch job of an earlier status of the run."""
+    pid, before = os.getpid(), read(folder)
+    job = None if before is None else before.job
+    is_in_job = job is not None and job.job_id in current_job_ids(os.environ)
+    if before is not None and before.state != "submitted" and not is_in_job:
+        job = None  # the run was resumed outside of the job
+    return Status("running", step, train_steps, ranks, 0, ProcessHost.own(), pid, pid_start(pid), time.time(), job=job)
 
 
 def write_submitted(folder: Path, ranks: str, job: BatchJob) -> None:

@@ -1,13 +1,13 @@
-"""Requests to train, made by the command line and the Python API."""
+"""Requests to start ranks, made by the command line and the Python API."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -15,12 +15,66 @@ from ..errors import ConfigError
 from .config import FIELDS, RunConfig
 from .launch_options import LaunchOptions
 from .options import CONFIG, convert_values, flag_words, group_words, nearest, options_of, read_config_file, run_options
-from .script import is_script
+from .program import ProgramOptions, command_request, script_request
+from .script import is_program, is_script
+
+
+class Workload(Protocol):
+    """What the ranks of a run execute; the launcher knows nothing else about it.
+
+    Attributes:
+        name: Names the run directory.
+        command: The ``mpitrain`` command that every rank runs.
+        words: Its arguments.
+        run_dir: The run directory that was given, or None.
+        time_limit: Seconds that the run may take, or None.
+        keeps_checkpoints: Whether restarts and later starts resume from checkpoints in the run directory.
+        resumes: Whether a later start in the same run directory resumes by itself.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def command(self) -> str: ...
+
+    @property
+    def words(self) -> list[str]: ...
+
+    @property
+    def run_dir(self) -> Path | None: ...
+
+    @property
+    def time_limit(self) -> float | None: ...
+
+    @property
+    def keeps_checkpoints(self) -> bool: ...
+
+    @property
+    def resumes(self) -> bool: ...
+
+    def check_ranks(self, ranks: int) -> None:
+        """Check that this number of ranks can execute it.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+
+    def restarted(self, checkpoint: Path | None, time_limit: float | None) -> Workload:
+        """Return what the ranks execute after a restart.
+
+        Args:
+            checkpoint: The newest checkpoint, or None.
+            time_limit: The seconds that are left, or None.
+        """
+
+    def with_run_dir(self, run_dir: Path | None) -> Workload:
+        """Return the same in another run directory; None: the launcher chooses one."""
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A job file, or a script that trains by itself, with the options of the run.
+    """A job file, or a script that trains by itself, with the options of the run: a ``Workload``.
 
     Attributes:
         path: The file.
@@ -47,10 +101,37 @@ class JobRequest:
         """All options of the run."""
         return RunConfig.of(**self.options)
 
+    command = "train"
+    keeps_checkpoints = True
+
     @property
     def name(self) -> str:
         """The name of the job, or of the script."""
         return self.path.stem
+
+    @property
+    def run_dir(self) -> Path | None:
+        return self.config.run.run_dir
+
+    @property
+    def time_limit(self) -> float | None:
+        return self.config.run.time_limit
+
+    @property
+    def resumes(self) -> bool:
+        return self.config.run.resume == "auto"
+
+    def check_ranks(self, ranks: int) -> None:
+        self.config.check_ranks(ranks)
+
+    def restarted(self, checkpoint: Path | None, time_limit: float | None) -> JobRequest:
+        job = self
+        if not self.resumes and checkpoint is not None:
+            job = job.with_options(resume=str(checkpoint))
+        return job if time_limit is None else job.with_options(time_limit=time_limit)
+
+    def with_run_dir(self, run_dir: Path | None) -> JobRequest:
+        return self.with_options(run_dir=run_dir)
 
     @property
     def words(self) -> list[str]:
@@ -71,24 +152,49 @@ class LaunchRequest:
 
     Attributes:
         options: How its ranks are started.
-        job: What they train.
+        workload: What they execute.
     """
 
     options: LaunchOptions
-    job: JobRequest
+    workload: Workload
 
     @property
     def words(self) -> list[str]:
         """The arguments of ``mpitrain run``."""
-        return [*group_words(self.options), *self.job.words]
+        return [*group_words(self.options), *self.workload.words]
 
 
-def launch_request(path: Path, values: Mapping[str, Any]) -> LaunchRequest:
-    """Return the request for a job file or script with keyword arguments; see ``job_request``."""
+def launch_request(target: Path | Sequence[str], values: Mapping[str, Any]) -> LaunchRequest:
+    """Return the request for a job file, script or command with keyword arguments; see ``workload_request``."""
     names = [field.name for field in fields(LaunchOptions)]
     own, others = split_values(names, values)
     options = LaunchOptions(**convert_values(options_of(LaunchOptions), own))
-    return LaunchRequest(options, job_request(path, others, names))
+    return LaunchRequest(options, workload_request(target, others, names))
+
+
+def workload_request(
+    target: Path | Sequence[str], values: Mapping[str, Any], other_names: Iterable[str] = ()
+) -> Workload:
+    """Return the request for a job file, a script, or a command, with keyword arguments.
+
+    Args:
+        target: A file, or the words of a command.
+        values: As for ``job_request``; for a program its options, and for a script that is one also the script's flags.
+        other_names: Names that the caller takes, to suggest for a mistyped one.
+
+    Raises:
+        UserError: As of ``job_request``, or the program cannot be started.
+    """
+    if isinstance(target, Path) and not is_program(target):
+        return job_request(target, values, other_names)
+    known = options_of(ProgramOptions)
+    own, others = split_values([str(option.name) for option in known], values)
+    options = ProgramOptions(**convert_values(known, own))
+    if isinstance(target, Path):
+        return script_request(target, flag_words(others), options)
+    if others:
+        raise unknown_name(next(iter(others)), [*own, *other_names])
+    return command_request(target, options)
 
 
 def job_request(path: Path, values: Mapping[str, Any], other_names: Iterable[str] = ()) -> JobRequest:

@@ -45,8 +45,24 @@ def is_script(path: Path) -> bool:
     if tree is None:
         return False
     if not any("job" in _names_defined(node) for node in tree.body):
-        return _trains(tree, tree.body)
-    return _trains(tree, [node for node in tree.body if not isinstance(node, _DEFINITIONS) and not _is_guard(node)])
+        return _refers_to(tree, tree.body, _STARTS)
+    at_import = [node for node in tree.body if not isinstance(node, _DEFINITIONS) and not _is_guard(node)]
+    return _refers_to(tree, at_import, _STARTS)
+
+
+def is_program(path: Path) -> bool:
+    """Return whether a Python file is neither a job file nor a script that trains with this package.
+
+    A file that uses ``Job`` of this package is a job file, possibly one with a mistake.
+    """
+    tree = _parsed(path)
+    if tree is None or is_script(path) or _refers_to(tree, tree.body, {"Job"}):
+        return False
+    if any(isinstance(node, _DEFINITIONS) and node.name == "job" for node in tree.body):
+        return False
+    acts = any(_is_guard(node) or isinstance(node, (ast.Expr, ast.For, ast.While, ast.With)) for node in tree.body[1:])
+    imported = (node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
+    return acts or not any("job" in _names_defined(node) for node in imported)
 
 
 def may_define_job(path: Path) -> bool:
@@ -73,19 +89,19 @@ def _parsed(path: Path) -> ast.Module | None:
         return None
 
 
-def _trains(tree: ast.Module, statements: Iterable[ast.stmt]) -> bool:
-    """Return whether some statements of a module refer to ``train`` or ``Trainer`` of this package."""
+def _refers_to(tree: ast.Module, statements: Iterable[ast.stmt], wanted: set[str]) -> bool:
+    """Return whether some statements of a module refer to one of these names of this package."""
     packages, names = set[str](), set[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             packages |= {alias.asname or "mpitrain" for alias in node.names if alias.name == "mpitrain"}
         elif isinstance(node, ast.ImportFrom) and node.module == "mpitrain":
-            names |= {alias.asname or alias.name for alias in node.names if alias.name in _STARTS}
+            names |= {alias.asname or alias.name for alias in node.names if alias.name in wanted}
     return any(
         (isinstance(node, ast.Name) and node.id in names)
         or (
             isinstance(node, ast.Attribute)
-            and node.attr in _STARTS
+            and node.attr in wanted
             and isinstance(node.value, ast.Name)
             and node.value.id in packages
         )

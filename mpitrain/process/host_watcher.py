@@ -78,8 +78,11 @@ def end_ranks(run_dir: str) -> None:
 
 
 def signal_ranks(run_dir: str, number: signal.Signals) -> None:
-    """Send a signal to this host's ranks of a run and to their reapers."""
-    ranks = [pid for pid in _processes_of(run_dir) if _words(pid)[1:4] == [b"-m", b"mpitrain", b"train"]]
+    """Send a signal to this host's ranks of a run, to their reapers, and to the processes that they have started."""
+    processes = _processes_of(run_dir)
+    starts = ([b"-m", b"mpitrain", b"train"], [b"-m", b"mpitrain", b"exec"])
+    reapers = {pid for pid in processes if _words(pid)[1:4] in starts}
+    ranks = [pid for pid in processes if pid in reapers or not reapers.isdisjoint(_parents(pid))]
     for pid in sorted(ranks):  # a reaper first, which could otherwise report the death of its rank
         with contextlib.suppress(OSError):
             os.kill(pid, number)
@@ -153,11 +156,18 @@ def _mapped_files() -> set[str]:
 
 def _daemons_above(pid: int) -> Iterator[int]:
     """Yield the launcher's daemons among the parents of a process."""
-    while pid > 1:
-        name, _, fields = _read(f"/proc/{pid}/stat").rpartition(b")")
-        if name.partition(b"(")[2] in _DAEMONS:
-            yield pid
-        pid = int(fields.split()[1]) if fields else 0
+    for parent in (pid, *_parents(pid)):
+        if _read(f"/proc/{parent}/stat").rpartition(b")")[0].partition(b"(")[2] in _DAEMONS:
+            yield parent
+
+
+def _parents(pid: int) -> Iterator[int]:
+    """Yield the parent of a process, its parent, and so on."""
+    while fields := _read(f"/proc/{pid}/stat").rpartition(b")")[2].split():
+        pid = int(fields[1])
+        if pid <= 1:
+            return
+        yield pid
 
 
 def _processes_of(run_dir: str) -> list[int]:

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+# What ``mpitrain run`` passes to its ranks besides the run directory: how often it has restarted them and may, an
+# identifier of this attempt, and the network that its user has chosen.
+RESTART_COUNT = "MPITRAIN_RESTART_COUNT"
+MAX_RESTARTS = "MPITRAIN_MAX_RESTARTS"
+ATTEMPT = "MPITRAIN_ATTEMPT"
+NETWORK = "MPITRAIN_NETWORK"
+
 # The rank number: set by Open MPI's launcher; by MPICH's, Intel MPI's and srun with PMI; by launchers with PMIx.
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
@@ -17,3 +24,17 @@ def launched_rank(environ: Mapping[str, str]) -> int:
     """Return the rank from the environment, to print messages once before MPI has started; 0 if unknown."""
     given = (environ.get(name, "") for name in (*_RANK, "SLURM_PROCID"))
     return next((int(rank) for rank in given if rank.isdigit()), 0)
+
+
+def launched_size(environ: Mapping[str, str]) -> int:
+    """Return the number of ranks that the launcher started; 1 if unknown."""
+    names = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+    return next((int(environ[name]) for name in names if environ.get(name, "").isdigit()), 1)
+
+
+def attempt_id(environ: Mapping[str, str]) -> str:
+    """Return text that is the same on all ranks of one launch, and differs between launches; empty if there is none."""
+    if given := environ.get(ATTEMPT) or environ.get("PMIX_NAMESPACE"):
+        return given
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    return "-".join(environ.get(name, "0") for name in names) if names[0] in environ else ""

@@ -16,6 +16,12 @@ def process_state(pid: int) -> str:
     return "".join(_stat(pid)[:1])
 
 
+def parent_of(pid: int) -> int:
+    """Return the process id of a process's parent; 0 if there is no such process."""
+    words = _stat(pid)
+    return int(words[1]) if len(words) > 1 else 0
+
+
 def is_alive(pid: int, start: str) -> bool:
     """Return whether the process with this id and start time is alive on this machine."""
     words = _stat(pid)

@@ -12,6 +12,7 @@ import json
 import logging
 import mmap
 import os
+import shutil
 import socket
 import time
 from dataclasses import asdict, dataclass, fields, replace
@@ -24,6 +25,7 @@ RUN_DIR_VARIABLE = "MPITRAIN_RUN_DIR"  # the run directory in which the ranks of
 _FOLDER = ".ranks"
 _ACTIVITY, _KILLED = "activity-", "killed"  # names of the files that reapers write
 _TRACEBACK = "traceback-"
+MEETING = "meeting-"  # begins the name of the folder in which the ranks of a program find each other
 _STEP_DIGITS = 19
 _SIZE = 4096
 _LONGEST_ERROR = 1000
@@ -48,6 +50,7 @@ class RankStatus:
         ended_at: When the process ended, in seconds since the epoch on its host; 0 if the end was not observed.
         signal, status: The signal that killed it, 0 for none; otherwise its exit status.
         step: Number of completed steps.
+        is_program: Whether it runs a program that need not know this package.
     """
 
     rank: int
@@ -67,6 +70,7 @@ class RankStatus:
     signal: int = 0
     status: int = 0
     step: int = 0
+    is_program: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,13 +131,26 @@ class RankStatusFile:
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         self._update(error=f"{name}: {error}".removesuffix(": ")[:_LONGEST_ERROR], is_user_error=is_user_error)
         if self._path is not None and traceback:
-            with contextlib.suppress(OSError):
-                self._path.with_name(f"{_TRACEBACK}{self._path.name}").write_text(traceback, encoding="utf-8")
+            record_traceback(self._path.parent.parent, self._new_status.rank, traceback)
 
     def _update(self, **known: object) -> None:
         self._new_status = replace(self._new_status, **known)  # type: ignore[arg-type]
         if self._path is not None:
             _rewrite(self._path, self._new_status)
+
+
+def register_program(run_dir: Path, rank: int, pid: int) -> None:
+    """Register the process of a program as a rank; called by its reaper."""
+    path = folder_of(run_dir) / str(rank)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_line(replace(_new_status(rank, pid, os.getpid()), is_program=True, ready=True)))
+
+
+def record_step(run_dir: Path, rank: int, step: int) -> None:
+    """Record the number of completed steps; called by the reaper of a program."""
+    with contextlib.suppress(OSError), (folder_of(run_dir) / str(rank)).open("r+b") as file:
+        file.write(b"%019d" % step)
 
 
 def record_hang(run_dir: Path, rank: int, pid: int, hang: str) -> None:
@@ -144,8 +161,12 @@ def record_hang(run_dir: Path, rank: int, pid: int, hang: str) -> None:
         _rewrite(path, replace(status, hang=hang))
 
 
-def record_end(run_dir: Path, rank: int, pid: int, signal: int, exit_status: int) -> None:
-    """Record how a rank's process ended; called by its reaper."""
+def record_end(run_dir: Path, rank: int, pid: int, signal: int, exit_status: int, **known: object) -> None:
+    """Record how a rank's process ended; called by its reaper.
+
+    Args:
+        known: Further values of its ``RankStatus``.
+    """
     path = folder_of(run_dir) / str(rank)
     status = _read(path)
     if status is not None and status.pid != pid:
@@ -154,7 +175,14 @@ def record_end(run_dir: Path, rank: int, pid: int, signal: int, exit_status: int
         status = _new_status(rank, pid, os.getpid())
         with contextlib.suppress(OSError):
             path.write_bytes(_line(status))
+    status = replace(status, **known)  # type: ignore[arg-type]
     _rewrite(path, replace(status, ended_at=time.time(), signal=signal, status=exit_status))
+
+
+def record_traceback(run_dir: Path, rank: int, traceback: str) -> None:
+    """Record the traceback of the exception that ended a rank."""
+    with contextlib.suppress(OSError):
+        (folder_of(run_dir) / f"{_TRACEBACK}{rank}").write_text(traceback, encoding="utf-8")
 
 
 def record_activity(run_dir: Path, rank: int, doing: LongActivity | None) -> None:
@@ -183,7 +211,7 @@ def read_tracebacks(run_dir: Path) -> dict[int, str]:
 
 
 def record_killed(run_dir: Path) -> None:
-    """Record that a signal has killed a rank; called by its reaper."""
+    """Record that a signal has killed a rank, or that a program has failed; called by its reaper."""
     with contextlib.suppress(OSError):
         (folder_of(run_dir) / _KILLED).touch()
 
@@ -218,6 +246,8 @@ def clear(run_dir: Path) -> None:
         for path in folder.iterdir():
             if path.name == _KILLED or path.name.removeprefix(_ACTIVITY).removeprefix(_TRACEBACK).isdecimal():
                 path.unlink(missing_ok=True)
+            elif path.name.startswith(MEETING):
+                shutil.rmtree(path, ignore_errors=True)
         folder.rmdir()
 
 

@@ -19,16 +19,17 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from ..core import activity
 from . import rank_status, stacks
-from .pid import process_state
+from .pid import parent_of, process_state
 from .watchdog import Watchdog, describe
 
 HANGS = 124  # exit status of a rank that was ended because it hangs, as of timeout(1)
 EXITED = 125  # exit status of a rank that exited with status 0 before it was done, such as by os._exit(0)
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-_STACKS_SIGNAL = signal.SIGRTMIN + 7  # makes a rank write its Python stacks
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+STACKS_SIGNAL = signal.SIGRTMIN + 7  # makes a rank write its Python stacks
 _POLL_S = 0.5
 _WHILE_S = 1.0  # an activity that lasts longer is recorded for ``mpitrain run``
 _WRITING_S = 1.0  # at most, for a rank to write its stacks
@@ -45,18 +46,28 @@ def become_reaper(run_dir: Path | None, rank: int) -> None:
         run_dir: Where ``mpitrain run`` reads the ranks' status files; None if it did not start this rank.
     """
     end_with_parent(signal.SIGKILL)  # a killed launcher does not end its ranks
-    launched = os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the launcher may have ignored it
     page, file = activity.ActivityPage(), os.memfd_create("stacks")
+    child = fork_rank()
+    if child:
+        Reaper(run_dir, rank, child, page, file).run()
+    activity.write_to(page)
+    faulthandler.register(STACKS_SIGNAL, file=file)
+    page.stacks_pid = os.getpid()
+
+
+def fork_rank() -> int:
+    """Fork; return 0 in the child, which the kernel kills if this process, its reaper, ends."""
+    reaper = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, *PASSED_ON))  # none may be lost
     child = os.fork()
     if child:
-        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, *_PASSED_ON))
-        _Reaper(run_dir, rank, child, page, file).run()
+        return child
     end_with_parent(signal.SIGKILL)
-    if os.getppid() != launched:  # the reaper died before prctl took effect
+    if os.getppid() != reaper:  # it died before prctl took effect
         os._exit(1)
-    activity.write_to(page)
-    faulthandler.register(_STACKS_SIGNAL, file=file)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD, *PASSED_ON))
+    return 0
 
 
 def end_with_parent(number: signal.Signals) -> None:
@@ -65,12 +76,19 @@ def end_with_parent(number: signal.Signals) -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
 
 
-class _Reaper:
-    """The reaper's work after the fork."""
+class Reaper:
+    """The reaper's work after the fork.
+
+    A subclass may override ``look``, ``pass_on`` and ``end``.
+
+    Args:
+        page: Where the rank marks its activities.
+        file: A file to which it writes its Python stacks.
+    """
 
     def __init__(self, run_dir: Path | None, rank: int, child: int, page: activity.ActivityPage, file: int) -> None:
-        self._run_dir, self._rank, self._child = run_dir, rank, child
-        self._page, self._file, self._watchdog = page, file, Watchdog()
+        self.run_dir, self.rank, self.child, self.page = run_dir, rank, child, page
+        self._file, self._watchdog = file, Watchdog()
         self._polls, self._printed = 0, ""
         self._recorded: rank_status.LongActivity | None = None
 
@@ -78,33 +96,67 @@ class _Reaper:
         """Wait for the rank's end, and end in the same way; does not return."""
         polled_at = time.monotonic()
         # WNOWAIT: the process id must not be reused while signals are still passed on.
-        while os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            received = signal.sigtimedwait((signal.SIGCHLD, *_PASSED_ON), _POLL_S)
+        while os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            received = signal.sigtimedwait((signal.SIGCHLD, *PASSED_ON), _POLL_S)
             if received is not None and received.si_signo != signal.SIGCHLD:
-                os.kill(self._child, received.si_signo)
+                self.pass_on(received.si_signo)
             now = time.monotonic()
             if now >= polled_at + _POLL_S:
                 # Time in which the reaper could not run does not count: its rank may have been suspended, too.
                 try:
+                    self.look()
                     self._watch(min(now - polled_at, 2 * _POLL_S))
                 except Exception as error:  # the rank must not end because it cannot be watched
-                    self._print_once(f"mpitrain: rank {self._rank} is not watched: {type(error).__name__}: {error}")
+                    self._print_once(f"mpitrain: rank {self.rank} is not watched: {type(error).__name__}: {error}")
                 polled_at = now
-        _, how = os.waitpid(self._child, 0)
+        _, how = os.waitpid(self.child, 0)
         killed_by = os.WTERMSIG(how) if os.WIFSIGNALED(how) else 0
         status = 0 if killed_by else os.WEXITSTATUS(how)
-        if not killed_by and not status and self._page.read().kinds[:1] != ("done",):
+        self.end(killed_by, status)
+
+    def look(self) -> None:
+        """Called every half second while the rank runs."""
+
+    def pass_on(self, number: int) -> None:
+        """Pass a signal on to the rank."""
+        os.kill(self.child, number)
+
+    def end(self, killed_by: int, status: int) -> NoReturn:
+        """Record how the rank ended, and end in the same way.
+
+        Args:
+            killed_by: The signal that killed it; 0 for none.
+            status: Its exit status if it was not killed.
+        """
+        if not killed_by and not status and self.page.read().kinds[:1] != ("done",):
             status = EXITED  # launchers ignore status 0, and the other ranks would wait forever
-        self._end(killed_by, status)
+        if self.run_dir is not None:
+            rank_status.record_end(self.run_dir, self.rank, self.child, killed_by, status)
+            if killed_by and killed_by not in (*PASSED_ON, signal.SIGABRT):
+                rank_status.record_killed(self.run_dir)
+        self.exit_like(killed_by, status)
+
+    def exit_like(self, killed_by: int, status: int) -> NoReturn:
+        """End this process with a signal, or with an exit status."""
+        for number in PASSED_ON:
+            signal.signal(number, signal.SIG_IGN)
+        if killed_by:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the rank's core dump is of interest
+            if killed_by in PASSED_ON:
+                signal.signal(killed_by, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+            os.kill(os.getpid(), killed_by)
+            os._exit(128 + killed_by)  # if the signal is ignored here
+        os._exit(status)
 
     def _watch(self, elapsed_s: float) -> None:
         """Look at the rank once; do not return if it hangs."""
-        seen, state = self._page.read(), process_state(self._child)
+        seen, state = self.page.read(), process_state(self.child)
         if state == "t":
             return  # in a debugger
         self._answer(seen, state)
         hangs = self._watchdog.hangs(seen, state == "T", elapsed_s)
-        if self._watchdog.idle_s < _WHILE_S:
+        if self._watchdog.idle_s < _WHILE_S or not self._watchdog.is_informed(seen):
             self._record(None)
         else:
             self._record(rank_status.LongActivity(_doing(seen, state), self._watchdog.is_busy(seen, state == "T")))
@@ -114,31 +166,37 @@ class _Reaper:
     def _end_hanging(self, seen: activity.Activity, state: str) -> None:
         """Report the rank, and end it and this process."""
         hang = f"made no progress for {self._watchdog.idle_s:.0f} s: {_doing(seen, state)}"
-        role = f" ({seen.facts['role']})" if "role" in seen.facts else ""
-        report = f"mpitrain: rank {self._rank}{role} on {socket.gethostname()}, process {self._child}, {hang}"
+        role = f" ({seen.facts['role']})" if seen.facts.get("role") else ""
+        report = f"mpitrain: rank {self.rank}{role} on {socket.gethostname()}, process {self.child}, {hang}"
         report += "\n" + textwrap.indent(self._read_stacks(), "  ")
-        if self._run_dir is not None:
-            rank_status.record_hang(self._run_dir, self._rank, self._child, hang)
-        os.kill(self._child, signal.SIGKILL)
+        if self.run_dir is not None:
+            rank_status.record_hang(self.run_dir, self.rank, self.child, hang)
+        os.kill(self.child, signal.SIGKILL)
         # In a thread, as standard error may be a full pipe.
         writing = threading.Thread(target=_print_error, args=(report,), daemon=True)
         writing.start()
         writing.join(_ENDING_S)
         deadline = time.monotonic() + _ENDING_S  # a process in an uninterruptible system call does not end
-        while os.waitpid(self._child, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
+        while os.waitpid(self.child, os.WNOHANG)[0] == 0 and time.monotonic() < deadline:
             time.sleep(0.01)
-        self._end(0, HANGS)
+        self.end(0, HANGS)
 
     def _answer(self, seen: activity.Activity, state: str) -> None:
         """Answer ``mpitrain stacks``."""
         self._polls += 1
         run_dir = seen.facts.get("run_dir")
-        if run_dir is None or self._polls % 2 or not stacks.is_asked(Path(run_dir), self._rank):
+        if run_dir is None or self._polls % 2 or not stacks.is_asked(Path(run_dir), self.rank):
             return
         found = self._read_stacks() if state != "T" else ""
-        about = (self._rank, seen.facts.get("role", ""), socket.gethostname(), self._child, state, seen.step)
+        about = (self.rank, seen.facts.get("role", ""), socket.gethostname(), self.child, state, seen.step)
         doing = (_doing(seen, state), self._watchdog.idle_s, seen.waits_for)
         stacks.answer(Path(run_dir), stacks.RankStacks(*about, *doing, found))
+
+    def is_descendant(self, pid: int) -> bool:
+        """Return whether a process descends from this one."""
+        while pid > 1 and pid != os.getpid():
+            pid = parent_of(pid)
+        return pid == os.getpid()
 
     def _print_once(self, line: str) -> None:
         if line != self._printed:
@@ -146,15 +204,18 @@ class _Reaper:
             _print_error(line + "\n")
 
     def _record(self, doing: rank_status.LongActivity | None) -> None:
-        if self._run_dir is not None and doing != self._recorded:
-            rank_status.record_activity(self._run_dir, self._rank, doing)
+        if self.run_dir is not None and doing != self._recorded:
+            rank_status.record_activity(self.run_dir, self.rank, doing)
             self._recorded = doing
 
     def _read_stacks(self) -> str:
-        """Return the Python stacks of the rank's threads; empty if it cannot run the handler that writes them."""
+        """Return the Python stacks of the rank's threads; empty if no process of it can write them."""
+        pid = self.page.stacks_pid
+        if not pid or not self.is_descendant(pid):
+            return ""
         os.lseek(self._file, 0, os.SEEK_SET)
         os.ftruncate(self._file, 0)
-        os.kill(self._child, _STACKS_SIGNAL)
+        os.kill(pid, STACKS_SIGNAL)
         deadline, size = time.monotonic() + _WRITING_S, 0
         while time.monotonic() < deadline:
             time.sleep(0.1)
@@ -162,23 +223,6 @@ class _Reaper:
             if size and size == before:
                 break
         return os.pread(self._file, size, 0).decode(errors="replace")
-
-    def _end(self, killed_by: int, status: int) -> None:
-        """Record how the rank ended, and end in the same way."""
-        for number in _PASSED_ON:
-            signal.signal(number, signal.SIG_IGN)
-        if self._run_dir is not None:
-            rank_status.record_end(self._run_dir, self._rank, self._child, killed_by, status)
-            if killed_by and killed_by not in (*_PASSED_ON, signal.SIGABRT):
-                rank_status.record_killed(self._run_dir)
-        if killed_by:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the rank's core dump is of interest
-            if killed_by in _PASSED_ON:
-                signal.signal(killed_by, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
-            os.kill(os.getpid(), killed_by)
-            os._exit(128 + killed_by)  # if the signal is ignored here
-        os._exit(status)
 
 
 def _doing(seen: activity.Activity, state: str) -> str:

@@ -11,7 +11,7 @@ PATIENT_LIMIT_S = 600.0  # the same in hooks, which may do anything, and for fil
 _TIMES_LONGEST = 10  # the default limit, in multiples of the longest activity so far
 _USUAL_S, _TIMES_USUAL = 5.0, 3  # an activity is unusual if it takes more than both: seconds, multiples of the longest
 _MEASURED_STEPS = 2  # after which the longest activity is known
-_PATIENT = {"hooks", "load"}
+_PATIENT = {"hooks", "load", "program"}
 _LONG = {"start", "end", "done", "compile", "save", "validate"}
 _WAITING = {"average", "push", "pull", "wait", "step"}
 _DOING = {
@@ -32,6 +32,7 @@ _DOING = {
     "compile": "compiling kernels",
     "end": "ending",
     "done": "exiting",
+    "program": "running the program",
 }
 
 
@@ -64,15 +65,21 @@ class Watchdog:
             self.idle_s = 0.0
         return self.idle_s > self.limit_s(seen, stopped)
 
+    def is_informed(self, seen: Activity) -> bool:
+        """Return whether the activity says anything: that of a program does after its first report of progress."""
+        return seen.kinds != ("program",) or seen.count > 0
+
     def is_busy(self, seen: Activity, stopped: bool) -> bool:
         """Return whether the process may soon be done: it neither waits for others nor takes far longer than usual."""
         if stopped or is_waiting(seen):
             return False
-        return _is_long(seen) or self.idle_s <= max(_USUAL_S, _TIMES_USUAL * self._longest_s)
+        return (
+            _is_long(seen) or seen.kinds == ("program",) or self.idle_s <= max(_USUAL_S, _TIMES_USUAL * self._longest_s)
+        )
 
     def limit_s(self, seen: Activity, stopped: bool) -> float:
         """Return the seconds without progress after which the process hangs."""
-        if seen.limit_s == 0:
+        if seen.limit_s == 0 or not self.is_informed(seen):
             return math.inf
         limit_s = seen.limit_s
         if limit_s is None:

@@ -18,12 +18,12 @@ from ..models.accumulation import GradientAccumulation
 from ..models.base import Model
 from ..monitor.console import Console
 from ..monitor.metrics import MetricsFile
+from ..monitor.run_record import RunRecord
 from ..monitor.trace import span
 from ..plan.hook import Hook
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, WorkItem
 from ..strategy.base import Strategy
-from .run_record import RunRecord
 
 STEP, LOAD, FORWARD, BACKWARD, HOOKS = map(span, ("step", "load", "forward", "backward", "hooks"))
 

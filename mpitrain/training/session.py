@@ -23,6 +23,7 @@ from ..monitor import heartbeat
 from ..monitor.console import Console, terminal_columns
 from ..monitor.format import format_table
 from ..monitor.heartbeat import RunEnd
+from ..monitor.run_record import RunRecord
 from ..monitor.trace import span
 from ..plan.config import RunConfig, plain
 from ..plan.job import Job, errors_located
@@ -38,7 +39,6 @@ from .messages import headline, notes_on_data
 from .placement_report import placement_report
 from .resources import check_devices, limit_threads, limit_threads_of_torch
 from .restore import restore
-from .run_record import RunRecord
 from .telemetry import Telemetry
 from .versions import versions
 from .worker import Worker

@@ -16,6 +16,7 @@ from ..monitor.console import Console
 from ..monitor.heartbeat import Heartbeat, RunEnd
 from ..monitor.metrics import MetricsFile
 from ..monitor.rank_log import RankLog
+from ..monitor.run_record import RunRecord
 from ..monitor.tensorboard import Events, available
 from ..plan.config import RunConfig
 from ..plan.hook import Hook
@@ -24,7 +25,6 @@ from ..process.run_directory import cannot_write
 from ..version import __version__
 from .hooks import EveryNSteps
 from .loop import Loop
-from .run_record import RunRecord
 
 _log = logging.getLogger(__name__)
 

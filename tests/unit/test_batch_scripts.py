@@ -61,7 +61,7 @@ def test_a_shell_reads_every_word_back(scheduler: str, word: str, tmp_path: Path
     resources = Resources(nodes=1)
     made = Batch("n", resources, tmp_path, Path("/r"), "", ["job.py", "--x", word], "mpirun")
     words = run_script(made, scheduler, tmp_path)
-    assert words[-5:] == ["job.py", "--x", word, "--run-dir", "/r"]
+    assert words[-5:] == ["--run-dir", "/r", "job.py", "--x", word]
 
 
 @pytest.mark.parametrize(("scheduler", "prefix"), [("pbs", "#PBS"), ("lsf", "#BSUB"), ("flux", "# flux:")])
@@ -81,7 +81,7 @@ def test_no_line_break_adds_a_line_for_the_scheduler(scheduler: str, prefix: str
 @pytest.mark.parametrize("word", [word for word in HOSTILE if "\\" not in word])
 def test_a_hostile_run_directory_is_a_run_directory(word: str, tmp_path: Path) -> None:
     made = Batch("n", Resources(), tmp_path, tmp_path / word, "", ["job.py"], "mpirun")
-    assert run_script(made, "slurm", tmp_path)[-2:] == ["--run-dir", str(tmp_path / word)]
+    assert run_script(made, "slurm", tmp_path)[-3:] == ["--run-dir", str(tmp_path / word), "job.py"]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -176,7 +176,9 @@ def test_servers_are_the_first_part_of_a_heterogeneous_job() -> None:
 
 def test_srun_receives_the_plugin_and_the_cores() -> None:
     text = render("slurm", batch(starter="srun", mpi="pmi2", cpus_per_task=4)).text
-    assert "srun --mpi=pmi2 --wait=60 --cpus-per-task=4 /opt/python -m mpitrain train job.py" in text
+    assert (
+        'srun --mpi=pmi2 --wait=60 --cpus-per-task=4 /opt/python -m mpitrain train --run-dir "$run_dir" job.py' in text
+    )
 
 
 def test_pbs_options() -> None:
@@ -190,7 +192,7 @@ def test_pbs_options() -> None:
     ]
     assert "-q q" in options and "-r y" in options
     text = render("pbs", batch(Path("/w"), nodes=2, tasks_per_node=4, time="90")).text
-    assert '-n 8 --hostfile "$PBS_NODEFILE" job.py' in text
+    assert '-n 8 --hostfile "$PBS_NODEFILE" --run-dir "$run_dir" job.py' in text
     assert "MPITRAIN_END_TIME=$(($(date +%s) + 5400))" in text
     assert "qsub /w/run/batch/job.sh" in text
 
@@ -248,7 +250,7 @@ def test_flux_options() -> None:
         "--urgency=20 '--setattr=user.note=two words'",
     ]
     text = render("flux", batch(Path("/w"), nodes=2, tasks_per_node=4, time="90")).text
-    assert '-n 8 --hosts "$(flux hostlist --expand --delimiter=, instance)" job.py' in text
+    assert '-n 8 --hosts "$(flux hostlist --expand --delimiter=, instance)" --run-dir "$run_dir" job.py' in text
     assert "MPITRAIN_END_TIME=$(($(date +%s) + 5400))" in text
     assert "flux --parent batch /w/run/batch/job.sh" in text
     assert "flux --parent" not in render("flux", batch(Path("/w"), requeue=False)).text
@@ -268,14 +270,14 @@ def test_a_task_trains_its_point(scheduler: str, variable: str, first: int, tmp_
     points = [Point("x=1", ("--x=1",)), Point("x=2", ("--x=2", "--y=$(touch pwned)"))]
     made = Batch("n", Resources(), tmp_path, Path("/r"), "", ["job.py"], "mpirun", points)
     words = run_script(made, scheduler, tmp_path, **{variable: str(first + 1)})
-    assert words[-5:] == ["job.py", "--x=2", "--y=$(touch pwned)", "--run-dir", "/r/x=2"]
+    assert words[-5:] == ["--run-dir", "/r/x=2", "job.py", "--x=2", "--y=$(touch pwned)"]
 
 
 @pytest.mark.parametrize(("seeds", "given"), [(True, ["--seed", "7"]), (False, [])])
 def test_a_plain_array_counts_seeds(seeds: bool, given: list[str], tmp_path: Path) -> None:
     made = Batch("n", Resources(array="0-9"), tmp_path, Path("/r"), "", ["job.py"], "mpirun", seeds=seeds)
     words = run_script(made, "slurm", tmp_path, SLURM_ARRAY_TASK_ID="7")
-    assert words[words.index("job.py") + 1 :] == [*given, "--run-dir", "/r/task-7"]
+    assert words[words.index("--run-dir") :] == ["--run-dir", "/r/task-7", "job.py", *given]
 
 
 @pytest.mark.parametrize(
@@ -463,7 +465,7 @@ def test_a_value_with_a_dash_is_no_short_flag(tmp_path: Path, capsys) -> None:
     words = ["--run-dir", "-night", str(job), "--least", "-inf", "--tag", "-p"]
     assert main(["submit", "--dry-run", *words]) == 0
     (command,) = (line for line in capsys.readouterr().out.splitlines() if "--run-dir" in line)
-    assert "--least=-inf --tag=-p --run-dir" in command
+    assert "--least=-inf --tag=-p &" in command
 
 
 def test_a_given_run_directory_is_in_the_script_once(tmp_path: Path, capsys) -> None:

@@ -11,11 +11,12 @@ import pytest
 from mpitrain.comm.mpi import check_launcher
 from mpitrain.errors import ConfigError, LaunchError
 from mpitrain.launcher.command_line import LaunchSpec, LocalMachine, compose
-from mpitrain.launcher.hosts import Host, assign_ranks, interface_of, is_local, parse_hosts, read_hostfile
+from mpitrain.launcher.hosts import Host, assign_ranks, is_local, parse_hosts, read_hostfile
 from mpitrain.launcher.mpi_flavors import Launcher, recognize
 from mpitrain.launcher.supervisor import check_restarts, make_launch_spec
 from mpitrain.plan.config import RunConfig
 from mpitrain.plan.launch_options import LaunchOptions
+from mpitrain.process.network import interface_of
 
 OPEN, OPEN_4 = Launcher("openmpi", "/opt/mpirun", 5), Launcher("openmpi", "/opt/mpirun", 4)
 MPICH, INTEL = Launcher("mpich", "/opt/mpirun", 5), Launcher("intel", "/opt/mpirun", 2021)

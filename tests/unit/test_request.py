@@ -117,33 +117,39 @@ def test_a_file_of_options_is_read_by_both(job: Path, tmp_path: Path) -> None:
     file.write_text("[run]\nbatch_size = 7\nlog_secs = 3\n[job]\nwidth = 2\nsizes = [3, 4]\n")
     request = parsed("--config", file, job, "--width", "9")
     assert request == launch_request(job, {"config": str(file), "width": 9})
-    assert request.job.config.training.batch_size == 7
-    assert request.job.arguments == {"width": 9, "sizes": [3, 4]}
+    assert request.workload.config.training.batch_size == 7
+    assert request.workload.arguments == {"width": 9, "sizes": [3, 4]}
     assert parsed(*request.words) == request
 
 
 def test_scripts_have_a_command_line_of_their_own() -> None:
     request = parsed("-n", "2", "--train-steps", "5", SCRIPT, "--mode", "x")
-    assert request.job == JobRequest(SCRIPT, {"train_steps": 5}, {}, ("--mode", "x"))
-    assert request.job.words == ["--train-steps", "5", str(SCRIPT), "--mode", "x"]
+    assert request.workload == JobRequest(SCRIPT, {"train_steps": 5}, {}, ("--mode", "x"))
+    assert request.workload.words == ["--train-steps", "5", str(SCRIPT), "--mode", "x"]
     assert parsed(*request.words) == request
     launched = launch_request(SCRIPT, {"ranks": 2, "train_steps": 5, "epochs": 3, "fast": True})
-    assert launched.job.words == ["--train-steps", "5", str(SCRIPT), "--epochs", "3", "--fast"]
-    for refused in (lambda: submit_request(SCRIPT, {}), lambda: parsed_submit(SCRIPT)):
-        with pytest.raises(ConfigError, match="training_script"):
-            refused()
+    assert launched.workload.words == ["--train-steps", "5", str(SCRIPT), "--epochs", "3", "--fast"]
+    submitted = parsed_submit("--nodes", "2", "--train-steps", "5", SCRIPT, "--nodes", "3")
+    assert submitted.resources.nodes == 2 and submitted.workload.words == [
+        "--train-steps",
+        "5",
+        str(SCRIPT),
+        "--nodes",
+        "3",
+    ]
+    assert submit_request(SCRIPT, {"nodes": 2, "train_steps": 5, "epochs": 3}).workload.words[-2:] == ["--epochs", "3"]
 
 
 def test_a_request_is_immutable_and_keeps_what_was_given(job: Path) -> None:
     request = launch_request(job, {"seed": 0, "resume": "never"})
-    assert request.job.options == {"seed": 0, "resume": "never"}
-    resumed = request.job.with_options(resume="a.h5", seed=None)
+    assert request.workload.options == {"seed": 0, "resume": "never"}
+    resumed = request.workload.with_options(resume="a.h5", seed=None)
     assert resumed.words == [str(job), "--resume", "a.h5"]
-    assert request.job.config.run.resume == "never"
+    assert request.workload.config.run.resume == "never"
     with pytest.raises(dataclasses.FrozenInstanceError):
         request.options = LaunchOptions()  # type: ignore[misc]
     with pytest.raises(TypeError):
-        request.job.options["seed"] = 1  # type: ignore[index]
+        request.workload.options["seed"] = 1  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +196,7 @@ def test_a_parameter_without_default_is_required(tmp_path: Path) -> None:
     path.write_text("def job(x: int): pass\n")
     with pytest.raises(ConfigError, match="'x'"):
         launch_request(path, {})
-    assert launch_request(path, {"x": 3}).job.words == [str(path), "--x", "3"]
+    assert launch_request(path, {"x": 3}).workload.words == [str(path), "--x", "3"]
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(LaunchOptions)])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpitrain.core.toml import read_toml
-from mpitrain.training.run_record import RunRecord
+from mpitrain.monitor.run_record import RunRecord
 
 
 def start(folder: Path, job_file: Path, step: int = 0, **options: object) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ...errors import ConfigError
 from ...plan.config import FIELDS
 from ...plan.option import OptionGroup, flag, option
 from ...plan.options import convert_values, options_of
-from ...plan.request import JobRequest, job_request, split_values
+from ...plan.request import JobRequest, Workload, split_values, workload_request
 from .site import find_site, read_site
 
 _STARTERS = tuple(dict.fromkeys(starter for system in SYSTEMS.values() for starter in system.starters))
@@ -61,28 +61,22 @@ class SubmitRequest:
     Attributes:
         resources: What it requests.
         options: How it is made and submitted.
-        job: What it trains.
+        workload: What its ranks execute.
         points: The combinations of values of a sweep; each is the run of an array task.
 
     Raises:
-        ConfigError: The job is a script, or the values of a point contradict the other options.
+        ConfigError: The values of a point contradict the other options.
     """
 
     resources: Resources
     options: SubmitOptions
-    job: JobRequest
+    workload: Workload
     points: tuple[Point, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.job.script_arguments is not None:
-            raise is_a_script(self.job.path)
-        for point in self.points:
-            self.job.with_options(**split_values(FIELDS, point.values)[0])
-
-
-def is_a_script(path: Path) -> ConfigError:
-    """Return the error for a script in place of a job file."""
-    return ConfigError(f"{path} is a script, not a job file: start it with srun in a script of your own")
+        if isinstance(self.workload, JobRequest):
+            for point in self.points:
+                self.workload.with_options(**split_values(FIELDS, point.values)[0])
 
 
 def submit_flags() -> list[click.Option]:
@@ -110,9 +104,9 @@ def read_submit_options(values: Mapping[str, Any]) -> tuple[Resources, SubmitOpt
     return request, SubmitOptions(**others)
 
 
-def submit_request(path: Path, values: Mapping[str, Any]) -> SubmitRequest:
-    """Return the request for a job file with keyword arguments; see ``plan.request.job_request``."""
+def submit_request(target: Path | Sequence[str], values: Mapping[str, Any]) -> SubmitRequest:
+    """Return the request with keyword arguments; see ``plan.request.workload_request``."""
     flags = submit_flags()
     names = [str(flag.name) for flag in flags]
     own, others = split_values(names, values)
-    return SubmitRequest(*read_submit_options(convert_values(flags, own)), job_request(path, others, names))
+    return SubmitRequest(*read_submit_options(convert_values(flags, own)), workload_request(target, others, names))

@@ -53,6 +53,8 @@ def render(system: BatchSystem, batch: Batch) -> Script:
         index=system.index_variable if batch.in_tasks else "",
         points=[{"name": shell([f"/{point.name}"]), "words": shell(point.words)} for point in batch.points],
         seeds=batch.seeds,
+        keeps_checkpoints=batch.keeps_checkpoints,
+        progress="a newer checkpoint" if batch.keeps_checkpoints else "a minute of running",
         command=system.command(batch),
         stop_signal=system.stop_signal(batch),
         requeue_command=system.requeue_command(batch) if resources.requeue else "",

@@ -15,6 +15,7 @@ from ...batch_systems.resources import Resources
 from ...errors import ConfigError
 from ...plan.config import RunConfig
 from ...plan.modes import modes_with
+from ...plan.request import JobRequest, Workload
 from ..mpi_flavors import library_flavor
 from .request import SubmitRequest
 from .scheduler import follow, submit
@@ -54,32 +55,37 @@ def make_batch(request: SubmitRequest, folder: Path, python: str) -> Batch:
     Raises:
         ConfigError: Options contradict each other.
     """
-    resources, options, job = request.resources, request.options, request.job
-    _check_roles(resources, job.config)
+    resources, options, workload = request.resources, request.options, request.workload
+    _check_roles(resources, workload)
     system = SYSTEMS[options.scheduler]
     starter = system.choose_starter(options.launcher, resources)
     if request.points and resources.ps_nodes:
         raise ConfigError("--sweep makes an array, and a heterogeneous job cannot be an array; remove --ps-nodes")
     return Batch(
-        job.name if options.job_name is None else options.job_name,
+        workload.name if options.job_name is None else options.job_name,
         resources,
         folder,
-        folder / (job.config.run.run_dir or _new_run_dir(folder, job.name)),
+        folder / (workload.run_dir or _new_run_dir(folder, workload.name)),
         python,
-        job.with_options(run_dir=None).words,
+        workload.with_run_dir(None).words,
         starter,
         request.points,
-        seeds="seed" not in job.options,
+        seeds=isinstance(workload, JobRequest) and "seed" not in workload.options,
         mpi=system.mpi_plugin(starter, options.mpi, lambda: library_flavor()[0]),
         extra=options.sbatch,
         setup=options.setup,
+        rank_command=workload.command,
+        keeps_checkpoints=workload.keeps_checkpoints,
     )
 
 
-def _check_roles(resources: Resources, config: RunConfig) -> None:
+def _check_roles(resources: Resources, workload: Workload) -> None:
     if not resources.ps_nodes:
-        config.check_ranks(resources.ranks)
+        workload.check_ranks(resources.ranks)
         return
+    if not isinstance(workload, JobRequest):
+        raise ConfigError("--ps-nodes is for jobs with parameter servers, and a program is submitted; remove it")
+    config = workload.config
     if not config.uses_servers:
         raise ConfigError(f"--ps-nodes requires --mode {', '.join(modes_with('ps'))}, not {config.parallel.mode}")
     RunConfig.of(**config.options() | {"ps": resources.servers}).check_ranks(resources.ranks)

@@ -38,6 +38,12 @@ def combinations(sweeps: Sequence[str], options: Sequence[click.Option]) -> list
     return _with_names([_combined(chosen) for chosen in itertools.product(*axes.values())])
 
 
+def free_options(sweeps: Sequence[str]) -> list[click.Option]:
+    """Return an option for each swept flag of a script or program, whose flags are not known here."""
+    names = dict.fromkeys(sweep.partition("=")[0].strip().lstrip("-") for sweep in sweeps)
+    return [click.Option([f"--{name}", name.replace("-", "_")]) for name in names if name]
+
+
 def _combined(points: Sequence[Point]) -> Point:
     """Return the point that has the values of all these points."""
     words = tuple(word for point in points for word in point.words)

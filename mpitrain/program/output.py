@@ -1,0 +1,103 @@
+"""The output of a program: its lines are printed with the rank, and written to the rank's log."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from pathlib import Path
+
+_KEPT_BYTES = 65_536  # of the latest standard error
+_JOIN_S = 2.0  # for the output of a process that has ended to arrive
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
+_TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # before each line of a traceback in a process group
+_ERROR = re.compile(r"^[A-Za-z_][\w.]*(?::.*)?$")
+
+
+class RankOutput:
+    """Copies the standard output and standard error of a program to those of this process, and to a log file.
+
+    Call ``start`` after the fork, in the parent, and ``redirect`` in the child.
+
+    Args:
+        prefix: Begins every printed line; without one, output is copied as it arrives.
+        log: The log file, to which the output is appended; a file that cannot be written is left out.
+    """
+
+    def __init__(self, prefix: str, log: Path) -> None:
+        self._prefix, self._log, self._lock = prefix.encode(), log, threading.Lock()
+        self._pipes = [os.pipe(), os.pipe()]
+        self._threads: list[threading.Thread] = []
+        self._log_file = -1
+        self._kept = b""  # the latest standard error
+
+    def redirect(self) -> None:
+        """Make this process, the program's, write to the pipes."""
+        for descriptor, (_, pipe) in enumerate(self._pipes, start=1):
+            os.dup2(pipe, descriptor)
+
+    def start(self, heading: str) -> None:
+        """Begin to copy; the log begins with a heading."""
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            self._log_file = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        except OSError:  # such as a full disk; the output is printed all the same
+            self._log_file = -1
+        self._write_log(f"{heading}\n".encode())
+        for descriptor, (source, pipe) in enumerate(self._pipes, start=1):
+            os.close(pipe)
+            thread = threading.Thread(target=self._copy, args=(source, descriptor), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def close(self) -> None:
+        """Copy what is left; processes that have kept the pipes open are not waited for."""
+        for thread in self._threads:
+            thread.join(_JOIN_S)
+
+    @property
+    def traceback(self) -> str:
+        """The last Python traceback on standard error; empty if there is none."""
+        text = _TORCH_PREFIX.sub("", self._kept.decode(errors="replace"))
+        found = [match.start() for match in _TRACEBACK.finditer(text)]
+        return text[found[-1] :].strip() if found else ""
+
+    def _copy(self, source: int, descriptor: int) -> None:
+        line = b""
+        while data := os.read(source, 65_536):
+            with self._lock:
+                self._write_log(data)
+                if descriptor == 2:
+                    self._kept = (self._kept + data)[-_KEPT_BYTES:]
+            if not self._prefix:
+                _write(descriptor, data)
+                continue
+            *lines, line = (line + data).split(b"\n")
+            _write(descriptor, b"".join(self._prefixed(line) for line in lines))
+        _write(descriptor, self._prefixed(line))
+
+    def _prefixed(self, line: bytes) -> bytes:
+        """Return a line with the prefix; of a progress bar, which rewrites its line, only the last state."""
+        shown = line.rstrip(b"\r").rpartition(b"\r")[2]
+        return self._prefix + shown + b"\n" if shown.strip() else b""
+
+    def _write_log(self, data: bytes) -> None:
+        if self._log_file >= 0:
+            _write(self._log_file, data)
+
+
+def error_in(traceback: str) -> str:
+    """Return the line of a traceback with the exception, such as ``ValueError: no file``; empty if there is none."""
+    lines = traceback.splitlines()[1:]
+    found = [line for line in lines if _ERROR.match(line)]
+    return found[0] if found else ""
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write all data; what cannot be written is lost, because the program must not wait forever."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(descriptor, view) :]
+        except OSError:
+            return

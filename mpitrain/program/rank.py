@@ -1,0 +1,168 @@
+"""``mpitrain exec``: a process as a rank that executes a program."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from ..core import activity
+from ..core.activity import ActivityPage
+from ..errors import LaunchError, UserError
+from ..monitor import heartbeat
+from ..monitor.format import format_table
+from ..monitor.rank_log import path_for
+from ..monitor.run_record import RunRecord
+from ..plan.config import plain
+from ..plan.program import ProgramRequest
+from ..process.launcher_env import attempt_id, launched_rank, launched_size
+from ..process.rank_status import MEETING, RUN_DIR_VARIABLE, RankStatusFile, folder_of
+from ..process.reaper import end_with_parent, fork_rank
+from ..process.run_directory import make_run_dir
+from ..version import __version__
+from .environment import environment_of, without_own_settings
+from .output import RankOutput
+from .reaper import ProgramReaper, adopt_orphans, describe_ranks
+from .world import World, meet, own_entry
+
+_STARTUP = Path(__file__).with_name("startup")
+_COLUMNS = ("rank", "host", "cores")
+
+
+def run_program(request: ProgramRequest) -> NoReturn:
+    """Execute a program as this rank, and exit with its status. Collective over all ranks.
+
+    This process becomes the reaper, and its child the program.
+
+    Raises:
+        UserError: The program cannot be started.
+    """
+    environ, rank = os.environ, launched_rank(os.environ)
+    size = launched_size(environ)
+    run_dir = _run_dir(request, size)
+    if RUN_DIR_VARIABLE not in environ:
+        os.environ[RUN_DIR_VARIABLE] = str(run_dir)  # marks the processes of the run
+    attempt = attempt_id(environ)
+    if size > 1 and not attempt:
+        raise LaunchError(
+            "this launcher does not tell its ranks which launch they belong to; start them with mpitrain run"
+        )
+    folder = folder_of(run_dir) / f"{MEETING}{attempt.replace('/', '-')}"
+    entry = own_entry(environ, _error(request))
+    world = meet(folder, rank, size, entry, environ, lambda world: _record(run_dir, request, world))
+    if rank == 0:
+        for note in _notes(world):
+            print(f"mpitrain: {note}", file=sys.stderr, flush=True)
+    variables = {**without_own_settings(environ), **environment_of(world, rank, run_dir, environ)}
+    _start(request, run_dir, rank, size, variables)
+
+
+def _run_dir(request: ProgramRequest, size: int) -> Path:
+    """Return the absolute run directory, which exists.
+
+    Raises:
+        LaunchError: It is not known on all ranks, or cannot be written.
+    """
+    given = os.environ.get(RUN_DIR_VARIABLE)
+    run_dir = Path(given) if given else request.run_dir
+    if run_dir is None and size > 1:
+        raise LaunchError("mpitrain exec on several ranks needs a run directory: pass --run-dir, or use mpitrain run")
+    return make_run_dir(request.name, run_dir)[0].absolute()
+
+
+def _error(request: ProgramRequest) -> str:
+    """Return why this host cannot start the program; empty if it can."""
+    program = request.argv[0]
+    return "" if shutil.which(program) is not None else f"the command {program} is not on PATH, or not executable"
+
+
+def _record(run_dir: Path, request: ProgramRequest, world: World) -> None:
+    """Record the program, its options, and the ranks."""
+    tables = {
+        "run": {"mode": "program", **plain(vars(request.options))},
+        "job": {},
+        "versions": {
+            "job_file": request.name,
+            "command": shlex.join(request.argv),
+            "mpitrain": __version__,
+            "python": sys.version.split()[0],
+        },
+    }
+    rows = [(str(rank), entry.host, str(world.cores_of(rank))) for rank, entry in enumerate(world.entries)]
+    try:
+        RunRecord(run_dir, tables, request.source, format_table(_COLUMNS, rows)).write(0)
+        heartbeat.write(run_dir, heartbeat.new_status(run_dir, describe_ranks(len(world.entries))))
+    except OSError as error:
+        raise LaunchError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error
+
+
+def _notes(world: World) -> list[str]:
+    """Return what the user should know about the ranks."""
+    for host in world.hosts:
+        ranks = world.ranks_on(host)
+        devices = {world.entries[rank].devices for rank in ranks}
+        if len(devices) > 1:
+            return [
+                f"each rank on {host} sees its own GPUs only (rank {ranks[0]}: CUDA_VISIBLE_DEVICES="
+                f"{world.entries[ranks[0]].devices}): the program must use device 0, not LOCAL_RANK"
+            ]
+    return []
+
+
+def _start(request: ProgramRequest, run_dir: Path, rank: int, size: int, variables: Mapping[str, str]) -> NoReturn:
+    """Start the program in a child, and watch it."""
+    end_with_parent(signal.SIGKILL)  # a killed launcher does not end its ranks
+    adopt_orphans()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    page, stacks = ActivityPage("program"), os.memfd_create("stacks")
+    activity.write_to(page)
+    activity.set_limits(request.options.hang_timeout, request.options.long_timeout)
+    activity.describe(role="", run_dir=str(run_dir))
+    output = RankOutput(f"rank {rank}: " if rank else "", path_for(run_dir, rank))
+    environment = {
+        **variables,
+        activity.PAGE_VARIABLE: page.path,
+        "MPITRAIN_STACKS": f"/proc/{os.getpid()}/fd/{stacks}",
+        "PYTHONPATH": os.pathsep.join([str(_STARTUP), *filter(None, [variables.get("PYTHONPATH")])]),
+    }
+    child = fork_rank()
+    if not child:
+        os.setpgid(0, 0)  # some launchers signal the process group; only the reaper signals the program
+        if request.options.signal != "USR1":
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # srun signals all processes to have the reaper stop this one
+        output.redirect()
+        _execute(request.argv, environment)
+    output.start(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}: {shlex.join(request.argv)}")
+    ProgramReaper(run_dir, rank, size, child, page, stacks, request.options, output).run()
+    raise AssertionError
+
+
+def _execute(argv: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
+    """Replace this process by the program."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execvpe(argv[0], argv, environment)
+    except OSError as error:
+        os.write(2, f"mpitrain: {argv[0]} cannot be executed: {error.strerror}\n".encode())
+    os._exit(126)
+
+
+def exec_program(request: ProgramRequest) -> NoReturn:
+    """Execute a program as this rank; a user error is printed by one rank."""
+    try:
+        run_program(request)
+    except UserError as error:
+        given = os.environ.get(RUN_DIR_VARIABLE)
+        RankStatusFile(Path(given) if given else None, launched_rank(os.environ)).set_failed(error, is_user_error=True)
+        if launched_rank(os.environ) == 0 or not error.on_all_ranks:
+            print(f"mpitrain: {error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(1)  # a launcher ends all ranks when one exits; leave time for rank 0 to print
+        sys.exit(error.exit_status)

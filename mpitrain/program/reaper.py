@@ -1,0 +1,182 @@
+"""The reaper of a program: it copies the output, passes on the request to stop, and ends what the program leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from ..core.activity import ActivityPage
+from ..monitor import heartbeat
+from ..monitor.heartbeat import Heartbeat, RunEnd
+from ..plan.program import ProgramOptions
+from ..process import rank_status
+from ..process.launcher_env import ATTEMPT
+from ..process.pid import parent_of
+from ..process.reaper import HANGS, Reaper
+from ..process.signals import STOPPED_EARLY, end_of_time
+from .output import RankOutput, error_in
+
+_ENDING_S = 2.0  # between SIGTERM and SIGKILL to processes that a program leaves
+_STOP_S = 60.0  # at most, before the time limit
+_WITHOUT_PROGRESS_S = 60.0  # after which a program is said not to be watched
+
+
+class ProgramReaper(Reaper):
+    """Watches the process of a program.
+
+    Args:
+        run_dir: The run directory.
+        size: Number of ranks.
+        stacks: A file to which a Python program writes its stacks.
+        output: The output of the program.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        rank: int,
+        size: int,
+        child: int,
+        page: ActivityPage,
+        stacks: int,
+        options: ProgramOptions,
+        output: RankOutput,
+    ) -> None:
+        super().__init__(run_dir, rank, child, page, stacks)
+        self._folder, self._output, self._options = run_dir, output, options
+        self._stop_signal = signal.Signals[f"SIG{options.signal}"]
+        self._is_stopping = self._has_said = False
+        self._started_at = time.monotonic()
+        self._stop_at = _stop_time(options)
+        rank_status.register_program(run_dir, rank, child)
+        self._heartbeat = Heartbeat(run_dir, describe_ranks(size), 0, lambda: page.read().step) if rank == 0 else None
+
+    def look(self) -> None:
+        rank_status.record_step(self._folder, self.rank, self.page.read().step)
+        if self._stop_at is not None and time.time() > self._stop_at:
+            self._ask_to_stop()
+        self._report_without_progress()
+        self._reap_orphans()
+
+    def pass_on(self, number: int) -> None:
+        """Pass a signal on; ``mpitrain run`` and batch scripts send SIGUSR1 to ask the program to stop."""
+        if number == signal.SIGUSR1:
+            self._ask_to_stop()
+        else:
+            self._is_stopping |= number in (signal.SIGTERM, signal.SIGINT)
+            os.kill(self.child, number)
+
+    def end(self, killed_by: int, status: int) -> NoReturn:
+        """Record how the program ended, and end in the same way; one that has stopped on request ends with 75."""
+        end_orphans()
+        self._output.close()
+        stopped = status == STOPPED_EARLY or (self._is_stopping and killed_by == self._stop_signal)
+        done = stopped or not (killed_by or status)
+        traceback = "" if done or status == HANGS else self._output.traceback
+        rank_status.record_step(self._folder, self.rank, self.page.read().step)
+        if traceback:
+            rank_status.record_traceback(self._folder, self.rank, traceback)
+        rank_status.record_end(
+            self._folder,
+            self.rank,
+            self.child,
+            0 if done else killed_by,
+            0 if done else status,
+            done=done,
+            stopped=stopped,
+            error=error_in(traceback),
+        )
+        if self._heartbeat is not None:
+            self._heartbeat.end(RunEnd("stopped" if stopped else "finished" if done else "failed"))
+        if done:
+            # A launcher would end ranks that still save when the first rank exits with another status than 0.
+            self.exit_like(0, STOPPED_EARLY if stopped and ATTEMPT not in os.environ else 0)
+        self._record_failure()
+        self.exit_like(killed_by, status)
+
+    def _record_failure(self) -> None:
+        """Record that the run has failed, and have ``mpitrain run`` end the other ranks."""
+        recorded = heartbeat.read(self._folder)
+        if recorded is not None and recorded.state != "failed":
+            with contextlib.suppress(OSError):
+                heartbeat.write(self._folder, replace(recorded, state="failed"))
+        if not self._is_stopping:  # else the other ranks may still save
+            rank_status.record_killed(self._folder)
+
+    def _ask_to_stop(self) -> None:
+        """Send the program the signal to stop; once, because a second one may end it at once."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            os.kill(self.child, self._stop_signal)
+
+    def _report_without_progress(self) -> None:
+        """Say once that a program that reports no progress is not watched."""
+        limit_s = self._options.hang_timeout
+        if self.rank or self._has_said or limit_s == 0 or self.page.read().count:
+            return
+        if time.monotonic() > self._started_at + (limit_s or _WITHOUT_PROGRESS_S):
+            self._has_said = True
+            print(
+                "mpitrain: hangs are not detected, because the program does not call mpitrain.progress()",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _reap_orphans(self) -> None:
+        """Remove ended processes of the program whose own parent has ended."""
+        for pid in children():
+            if pid != self.child:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+
+def describe_ranks(size: int) -> str:
+    """Return the number of ranks as text."""
+    return f"{size} rank{'s' * (size != 1)}"
+
+
+def _stop_time(options: ProgramOptions) -> float | None:
+    """Return when to ask the program to stop, in seconds since the epoch; None for never."""
+    now = time.time()
+    end = end_of_time(options.time_limit, now=now)
+    if end is None:
+        return None
+    return end - (min(_STOP_S, 0.05 * (end - now)) if options.stop_secs is None else options.stop_secs)
+
+
+def adopt_orphans() -> None:
+    """Have the kernel make this process the parent of its descendants whose own parent ends."""
+    pr_set_child_subreaper = 36
+    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+
+
+def children() -> list[int]:
+    """Return the process ids of this process's children."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and parent_of(int(name)) == os.getpid()]
+
+
+def end_orphans() -> None:
+    """End the processes that the program has left, such as those of a data loader."""
+    number, deadline = signal.SIGTERM, time.monotonic() + _ENDING_S
+    signaled: set[int] = set()
+    while pids := children():
+        if time.monotonic() > deadline:
+            number, deadline = signal.SIGKILL, time.monotonic() + _ENDING_S
+            if signaled == {0}:
+                return  # in an uninterruptible system call
+            signaled = {0}
+        for pid in pids:
+            if pid not in signaled:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, number)
+                signaled.add(pid)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)

@@ -1,0 +1,50 @@
+"""Python imports this module when a program of ``mpitrain run`` starts: it lets ``mpitrain stacks`` show its stacks.
+
+Uses the standard library only, since the program's interpreter may be another one. Afterwards the import path and
+PYTHONPATH are as the user has set them, and the user's own module of this name is imported, if there is one.
+"""
+
+import contextlib
+import faulthandler
+import importlib
+import mmap
+import os
+import signal
+import sys
+
+_STACKS_PID = 6  # index of the word on the activity page, as in core.activity
+
+
+def _register() -> None:
+    """Write the stacks of this process when it gets the signal, unless a process of this rank already does."""
+    with open(os.environ["MPITRAIN_ACTIVITY"], "r+b") as file:
+        words = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+    if words[_STACKS_PID] and os.path.exists(f"/proc/{words[_STACKS_PID]}"):
+        return
+    stacks = open(os.environ["MPITRAIN_STACKS"], "ab")  # noqa: SIM115 stays open
+    faulthandler.register(signal.SIGRTMIN + 7, file=stacks)
+    words[_STACKS_PID] = os.getpid()
+
+
+def _restore_path() -> None:
+    """Remove this folder from the import path, and import the module that it hides."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
+    users = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", folder)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(users)
+    if not users:
+        del os.environ["PYTHONPATH"]
+    own = sys.modules.pop("sitecustomize", None)
+    try:
+        importlib.import_module("sitecustomize")
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        if own is not None:
+            sys.modules.setdefault("sitecustomize", own)
+
+
+with contextlib.suppress(KeyError, OSError, ValueError, AttributeError):
+    _register()
+_restore_path()

@@ -1,0 +1,243 @@
+"""Programs that do not know mpitrain, started by ``mpitrain run`` on real ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mpitrain
+from mpitrain.monitor.heartbeat import read as read_status
+from mpitrain.process.failure import read_failure
+from mpitrain.process.pid import process_state
+
+from ..support.launch import LAUNCHER_ENVIRONMENT, PROGRAMS, Mpi, one_line, run
+
+REPORTING, PROGRESSING = PROGRAMS / "reporting.py", PROGRAMS / "progressing.py"
+
+
+def start(mpi: Mpi, *words: object, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
+    """``mpitrain run WORDS`` in the MPI's environment."""
+    return run([str(mpi.python), "-m", "mpitrain", "run", *map(str, words)], timeout=timeout, **options)
+
+
+def records(folder: Path, restart: int = 0) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"*-{restart}.json"))]
+
+
+def background(mpi: Mpi, *words: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(mpi.python), "-m", "mpitrain", "run", *map(str, words)],
+        env={**os.environ, **LAUNCHER_ENVIRONMENT},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def wait_ready(folder: Path) -> None:
+    wait_for(lambda: all((folder / f"ready-{rank}").exists() for rank in (0, 1)))
+
+
+@pytest.mark.quick
+def test_a_script_gets_the_environment_of_torchrun(openmpi: Mpi, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = start(openmpi, "-n", 3, "--run-dir", run_dir, REPORTING, "print", tmp_path, "--lr", "0.1")
+    assert done.returncode == 0, done.stderr
+    first, *others = found = records(tmp_path)
+    for rank, record in enumerate(found):
+        assert record["RANK"] == record["LOCAL_RANK"] == record["ROLE_RANK"] == str(rank)
+        assert record["WORLD_SIZE"] == record["LOCAL_WORLD_SIZE"] == record["ROLE_WORLD_SIZE"] == "3"
+        assert (record["GROUP_RANK"], record["GROUP_WORLD_SIZE"]) == ("0", "1")
+        assert (record["TORCHELASTIC_RESTART_COUNT"], record["TORCHELASTIC_MAX_RESTARTS"]) == ("0", "0")
+        assert record["TORCHELASTIC_RUN_ID"] == "run" and "TORCHELASTIC_USE_AGENT_STORE" not in record
+        assert record["MASTER_PORT"] == first["MASTER_PORT"] and record["MASTER_ADDR"] == "127.0.0.1"
+        assert record["argv"] == ["--lr", "0.1"] and record["pythonpath"] == os.environ.get("PYTHONPATH")
+        assert record["path"][0] == str(PROGRAMS) and not any("startup" in path for path in record["path"])
+    assert int(first["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 3)
+    assert sorted(line for line in done.stdout.splitlines()) == sorted(
+        ["to standard output", *(f"rank {rank}: to standard output" for rank in range(1, len(others) + 1))]
+    )
+    for rank in range(3):
+        log = (run_dir / "logs" / f"rank-{rank}.log").read_text().splitlines()
+        assert sorted(log[1:]) == ["to standard error", "to standard output"]
+    status = read_status(run_dir)
+    assert status is not None and (status.state, status.ranks) == ("finished", "3 ranks")
+
+
+@pytest.mark.parametrize("action", ["raise", "status", "kill"])
+def test_the_rank_that_fails_is_named(mpi: Mpi, action: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = start(mpi, "-n", 2, "--run-dir", run_dir, REPORTING, action, tmp_path)
+    assert done.returncode == 1
+    failure, message = read_failure(run_dir), one_line(done.stderr) if action != "raise" else done.stderr
+    assert failure is not None and failure.rank == 1 and failure.reason in message
+    cause = {"raise": "ValueError: no such thing", "status": "status 3", "kill": "SIGKILL"}[action]
+    assert cause in failure.reason and os.uname().nodename in failure.reason
+    assert ("Traceback" in failure.traceback) == (action == "raise")
+    status = read_status(run_dir)
+    assert status is not None and status.state == "failed"
+    assert all(process_state(record["pid"]) in ("", "Z") for record in records(tmp_path))
+
+
+def test_a_killed_rank_is_restarted(mpi: Mpi, tmp_path: Path) -> None:
+    done = start(mpi, "-n", 2, "--max-restarts", 2, "--run-dir", tmp_path / "run", REPORTING, "kill", tmp_path)
+    assert done.returncode == 0, done.stderr
+    again = records(tmp_path, restart=1)
+    assert [record["TORCHELASTIC_MAX_RESTARTS"] for record in again] == ["2", "2"]
+    assert not list(tmp_path.glob("*-2.json"))
+
+
+@pytest.mark.parametrize(("action", "status", "state"), [("stop", 75, "stopped"), ("finish", 0, "finished")])
+def test_a_signal_asks_the_program_to_stop(mpi: Mpi, action: str, status: int, state: str, tmp_path: Path) -> None:
+    process = background(mpi, "-n", 2, "--run-dir", tmp_path / "run", REPORTING, action, tmp_path)
+    wait_ready(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == status, errors
+    assert [(tmp_path / f"saved-{rank}").read_text() for rank in (0, 1)] == ["SIGTERM", "SIGTERM"]
+    recorded = read_status(tmp_path / "run")
+    assert recorded is not None and recorded.state == state
+
+
+def test_a_program_that_dies_by_the_signal_has_stopped(openmpi: Mpi, tmp_path: Path) -> None:
+    process = background(openmpi, "-n", 2, "--run-dir", tmp_path / "run", REPORTING, "wait", tmp_path)
+    wait_for(lambda: len(records(tmp_path)) == 2)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 75
+
+
+def test_a_program_is_stopped_before_the_time_limit(openmpi: Mpi, tmp_path: Path) -> None:
+    began = time.monotonic()
+    flags = ["--time-limit", 30, "--stop-secs", 27, "--signal", "USR1"]
+    done = start(openmpi, "-n", 2, *flags, "--run-dir", tmp_path / "run", REPORTING, "stop", tmp_path, "SIGUSR1")
+    assert done.returncode == 75 and time.monotonic() < began + 27
+    assert [(tmp_path / f"saved-{rank}").read_text() for rank in (0, 1)] == ["SIGUSR1", "SIGUSR1"]
+
+
+def test_processes_that_a_program_leaves_are_ended(openmpi: Mpi, tmp_path: Path) -> None:
+    done = start(openmpi, "-n", 2, "--run-dir", tmp_path / "run", REPORTING, "leave", tmp_path)
+    assert done.returncode == 0, done.stderr
+    mark = f"MPITRAIN_RUN_DIR={tmp_path / 'run'}".encode()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            assert mark not in Path(f"/proc/{name}/environ").read_bytes()
+        except OSError:  # it has ended
+            continue
+
+
+def test_a_rank_without_progress_is_ended(openmpi: Mpi, tmp_path: Path) -> None:
+    flags = ["-n", 2, "--hang-timeout", 2, "--long-timeout", 2, "--run-dir", tmp_path / "run"]
+    done = start(openmpi, *flags, PROGRESSING, 30, tmp_path)
+    failure = read_failure(tmp_path / "run")
+    assert done.returncode == 1 and failure is not None and failure.rank == 1
+    assert f'File "{PROGRESSING}"' in done.stderr  # the stacks
+
+
+def test_one_line_says_that_hangs_are_not_detected(openmpi: Mpi, tmp_path: Path) -> None:
+    flags = ["-n", 2, "--hang-timeout", 1, "--time-limit", 20, "--stop-secs", 16]
+    done = start(openmpi, *flags, "--run-dir", tmp_path / "run", REPORTING, "stop", tmp_path)
+    assert done.returncode == 75 and "mpitrain.progress()" in one_line(done.stderr)
+
+
+def test_stacks_of_a_program(openmpi: Mpi, tmp_path: Path) -> None:
+    process = background(openmpi, "-n", 2, "--run-dir", tmp_path / "run", PROGRESSING, 50, tmp_path)
+    wait_ready(tmp_path)
+    done = run([sys.executable, "-m", "mpitrain", "stacks", str(tmp_path / "run")])
+    assert done.returncode == 0 and done.stdout.count(f'File "{PROGRESSING}"') == 2
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+
+
+def test_commands_and_modules(openmpi: Mpi, tmp_path: Path) -> None:
+    command = ["--", "bash", "-c", f'echo "$RANK $0" > {tmp_path}/command-$RANK', "a b"]
+    assert start(openmpi, "-n", 2, "--run-dir", tmp_path / "a", *command).returncode == 0
+    assert [(tmp_path / f"command-{rank}").read_text() for rank in (0, 1)] == ["0 a b\n", "1 a b\n"]
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text(
+        "import sys, os\nfrom pathlib import Path\nPath(f'module-{os.environ[\"RANK\"]}').write_text(sys.argv[1])\n"
+    )
+    done = start(openmpi, "-n", 2, "--run-dir", tmp_path / "b", "-m", "package.train", "x", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"module-{rank}").read_text() for rank in (0, 1)] == ["x", "x"]
+
+
+def test_a_program_may_start_mpi(mpi: Mpi, tmp_path: Path) -> None:
+    program = tmp_path / "sum.py"
+    program.write_text(
+        "from mpi4py import MPI\ncomm = MPI.COMM_WORLD\ntotal = comm.allreduce(comm.rank + 1)\n"
+        f"open(f'{tmp_path}/total-{{comm.rank}}', 'w').write(str(total))\n"
+    )
+    done = start(mpi, "-n", 3, "--run-dir", tmp_path / "run", program)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"total-{rank}").read_text() for rank in range(3)] == ["6", "6", "6"]
+
+
+def test_the_python_api_launches_programs(openmpi: Mpi, tmp_path: Path) -> None:
+    launched = mpitrain.launch(
+        [sys.executable, str(REPORTING), "print", str(tmp_path)], ranks=2, run_dir=tmp_path / "run"
+    )
+    assert launched.wait(show=False, timeout=60).state == "finished"
+    assert len(records(tmp_path)) == 2
+    failing = mpitrain.launch(["bash", "-c", "exit 4"], ranks=1, run_dir=tmp_path / "failing")
+    with pytest.raises(mpitrain.RunFailed) as raised:
+        failing.wait(show=False, timeout=60)
+    assert raised.value.rank == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "mentioned"),
+    [
+        (["--", "torchrun", "x.py"], "torchrun"),
+        (["-m", "torch.distributed.run", "x.py"], "torch.distributed.run"),
+        (["--", "python", "-m", "torch.distributed.run", "x.py"], "torch.distributed.run"),
+        (["--", "mpirun", "x"], "mpirun"),
+        (["--", "accelerate", "launch", "x.py"], "accelerate"),
+        (["--", "no-such-program"], "no-such-program"),
+        (["--"], "command"),
+        (["-m"], "JOB"),
+        (["missing.py"], "missing.py"),
+        (["data.txt"], "--"),
+        (["--mode", "async", "program.py"], "--mode"),
+        (["--config", "x.toml", "program.py"], "--config"),
+        (["--signal", "KILL", "program.py"], "--signal"),
+        (["--stop-sec", "3", "program.py"], "--stop-secs"),
+        (["--hang-timeout", "-1", "program.py"], "--hang-timeout"),
+        (["--signal", "USR1", "job.py"], "--signal"),
+        (["broken_job.py"], "job"),
+    ],
+)
+def test_mistakes_are_one_line(words: list[str], mentioned: str, openmpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("print(1)\n")
+    (tmp_path / "data.txt").write_text("1\n")
+    (tmp_path / "job.py").write_text("from mpitrain import Job\ndef job() -> Job: ...\n")
+    (tmp_path / "broken_job.py").write_text("from mpitrain import Job\ndef jobs() -> Job: ...\n")
+    done = start(openmpi, "-n", 2, *words, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert mentioned in one_line(done.stderr)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_port_in_use_is_one_line(openmpi: Mpi, tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        done = start(openmpi, "-n", 2, REPORTING, "print", tmp_path, env={"MASTER_PORT": port}, cwd=tmp_path)
+    assert done.returncode == 2 and port in one_line(done.stderr)
