@@ -74,8 +74,8 @@ def test_a_script_gets_the_environment_of_torchrun(openmpi: Mpi, tmp_path: Path)
         ["to standard output", *(f"rank {rank}: to standard output" for rank in range(1, len(others) + 1))]
     )
     for rank in range(3):
-        log = (run_dir / "logs" / f"rank-{rank}.log").read_text().splitlines()
-        assert sorted(log[1:]) == ["to standard error", "to standard output"]
+        log = (run_dir / "logs" / f"rank-{rank}.log").read_text().splitlines()[1:]
+        assert sorted(line for line in log if line) == ["to standard error", "to standard output"]
     status = read_status(run_dir)
     assert status is not None and (status.state, status.ranks) == ("finished", "3 ranks")
 
