@@ -54,15 +54,15 @@ MODES = {
     mode.name: mode
     for mode in (
         Mode("sync", f"{_STRATEGY}.select:sync_strategy", keeps_vectors_on_gpus=True),
-        Mode("async", f"{_STRATEGY}.select:strategy_with_servers", uses_servers=True, is_asynchronous=True),
+        Mode("async", f"{_STRATEGY}.ps.asynchronous:make_strategy", uses_servers=True, is_asynchronous=True),
         Mode(
             "ssp",
-            f"{_STRATEGY}.select:strategy_with_servers",
+            f"{_STRATEGY}.ps.asynchronous:make_strategy",
             uses_servers=True,
             is_asynchronous=True,
             bounds_staleness=True,
         ),
-        Mode("backup", f"{_STRATEGY}.select:strategy_with_servers", uses_servers=True, drops_late_gradients=True),
+        Mode("backup", f"{_STRATEGY}.ps.backup:make_strategy", uses_servers=True, drops_late_gradients=True),
         Mode("local", f"{_STRATEGY}.local:Local", averages_params=True),
     )
 }
