@@ -46,6 +46,7 @@ class Async(PsStrategy):
             slots = dict.fromkeys(plan.optimizer.slots, np.empty(0, plan.dtype))  # not needed for norms
             self._measure = Updater(plan.optimizer, plan.layout, self.params, slots)
         self._early = devices[0].is_gpu and self._measure is None
+        self._counts_lead = plan.config.mode.bounds_staleness
         self._posted: set[int] = set()  # shards that this gradient was sent to
 
     def ready(self, start: int) -> None:
@@ -57,7 +58,7 @@ class Async(PsStrategy):
         loss = self.take_loss()
         updated = self.non_finite.applies(loss)
         staleness = self._push() if updated else 0
-        if self.plan.config.mode.bounds_staleness:
+        if self._counts_lead:
             staleness = self.lead
         self.advance_to(self.coordinator.finish(loss, staleness, self.take_reads(), not updated))
         self.result = StepResult(loss, updated)
