@@ -31,9 +31,9 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
     from mpitrain.plan.placement import place
     from mpitrain.plan.plan import Plan
     from mpitrain.plan.progress import ConsistentPoint, Progress
+    from mpitrain.strategy.ps.asynchronous import Async
     from mpitrain.strategy.ps.server import Server
     from mpitrain.strategy.ps.store import Store
-    from mpitrain.strategy.select import ps_strategy
 
     layout = Layout.pack([("weight", (int(mib * (1 << 18)),), "param")])
     config = RunConfig.of(mode="async", ps=servers, batch_size=1, train_steps=steps, shared_memory=share)
@@ -59,7 +59,7 @@ def run_rank(mib: float, servers: int, steps: int, share: bool) -> None:
         store.start(Progress(0, 0))
         Server(store).serve()
     else:
-        strategy = ps_strategy(store, [CPU], state)
+        strategy = Async(store, [CPU], state)
         strategy.start(Progress(0, 0), {})
         strategy.grads[:] = 1
         began = 0.0

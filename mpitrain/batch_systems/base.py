@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -174,6 +175,16 @@ class BatchSystem(ABC):
         """Return the states of jobs; without those that the batch system does not report here."""
         return {}
 
+    def end_time(self, environ: Mapping[str, str]) -> float | None:
+        """Return when the job of a process with this environment reaches its time limit; None if it is not known.
+
+        May query the batch system. Not needed where the script sets the end, which is so unless ``sets_end_time``.
+
+        Returns:
+            Seconds since the epoch.
+        """
+        return None
+
     def current_ids(self, environ: Mapping[str, str]) -> set[str]:
         """Return the ids of the job that a process with this environment is part of."""
         return {environ[name] for name in self.id_variables if environ.get(name)}
@@ -183,9 +194,16 @@ class BatchSystem(ABC):
         return None
 
 
-def query(words: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-    """Run a command that queries a batch system; None if it is not installed here or does not answer."""
+def query(
+    words: Sequence[str], environ: Mapping[str, str] | None = None, timeout_s: float = _QUERY_TIMEOUT_S
+) -> subprocess.CompletedProcess[str] | None:
+    """Run a command that queries a batch system; None if it is not installed here or does not answer.
+
+    Args:
+        environ: Variables to set for the command.
+    """
+    env = {**os.environ, **(environ or {})}
     try:
-        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=_QUERY_TIMEOUT_S)
+        return subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=timeout_s)
     except (OSError, subprocess.TimeoutExpired):
         return None

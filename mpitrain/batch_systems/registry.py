@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping
 
 from .base import BatchSystem
@@ -28,3 +30,21 @@ def allocated_ranks(environ: Mapping[str, str]) -> int | None:
 def is_allocation(environ: Mapping[str, str]) -> bool:
     """Return whether ``mpirun`` recognizes an allocation in this environment, and takes its hosts from it."""
     return any(system.allocation_variable in environ for system in SYSTEMS.values() if system.allocation_variable)
+
+
+def end_of_time(
+    limit_s: float | None, environ: Mapping[str, str] = os.environ, now: float | None = None
+) -> float | None:
+    """Return when a run will be ended, in seconds since the epoch, or None. May query the batch system.
+
+    Args:
+        limit_s: The user's limit in seconds from now, or None.
+        environ: The environment, where batch systems or ``job.sh.j2`` set the end of the job.
+        now: Current time; None for the clock.
+    """
+    ends = [system.end_time(environ) for system in SYSTEMS.values()]
+    if limit_s is not None:
+        ends.append((time.time() if now is None else now) + limit_s)
+    if (end := environ.get("MPITRAIN_END_TIME", "")).isdigit():
+        ends.append(float(end))
+    return min((end for end in ends if end is not None), default=None)

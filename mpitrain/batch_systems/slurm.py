@@ -14,6 +14,7 @@ from .resources import Resources
 _PREFIX = "#SBATCH"
 _DIRECT = re.compile(r"[A-Za-z0-9_@%+=:,./&|()\[\]{}*!-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_END_TIMEOUT_S = 20.0  # a run without its end would not save before the limit
 _STEP_ENDS_S = 60  # for the other ranks to exit after srun's first rank has exited
 _ENDED = frozenset(
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
@@ -131,6 +132,17 @@ class Slurm(BatchSystem):
             names |= {job: _state_in(past or "", job) for job in missing}
         return {job: _state(name) if name else _FORGOTTEN for job, name in names.items()}
 
+    def end_time(self, environ: Mapping[str, str]) -> float | None:
+        end, job = environ.get("SLURM_JOB_END_TIME", ""), environ.get("SLURM_JOB_ID", "")
+        if end.isdigit():
+            return float(end)
+        if not job.isdigit():
+            return None
+        # Older versions of Slurm do not set the end in the environment.
+        words = ["squeue", "--noheader", "--jobs", job, "--format", "%A %e"]
+        done = query(words, {"SLURM_TIME_FORMAT": "%s"}, _END_TIMEOUT_S)
+        return None if done is None else end_in(done.stdout, job)
+
     def current_ids(self, environ: Mapping[str, str]) -> set[str]:
         task = [environ.get(name, "") for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
         return super().current_ids(environ) | ({"_".join(task)} if all(task) else set())
@@ -142,6 +154,13 @@ class Slurm(BatchSystem):
             if environ.get(variable, "").isdigit():
                 return int(environ[variable])
         return _tasks(environ.get("SLURM_TASKS_PER_NODE", ""))
+
+
+def end_in(output: str, job: str) -> float | None:
+    """Return the end of a job from the output of ``squeue``: one line with id and end for each array task."""
+    ends = dict(line.split()[:2] for line in output.splitlines() if len(line.split()) >= 2)
+    end = ends.get(job, "")
+    return float(end) if end.isdigit() else None  # without a limit the value is not a number
 
 
 def _log_pattern(batch: Batch) -> str:

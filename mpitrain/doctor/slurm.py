@@ -9,9 +9,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 
+from ..batch_systems.registry import end_of_time
 from ..comm.mpi import library_name
 from ..monitor.format import duration
-from ..process.signals import ask_slurm, end_of_time
 from .finding import Finding
 
 TOPIC = "Slurm"
@@ -75,7 +75,7 @@ def _allocation() -> Iterator[Finding]:
         return
     nodes, tasks = (os.environ.get(name, "?") for name in ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS"))
     details = f"job {job}: {nodes} node{'s' * (nodes != '1')}, {tasks} task{'s' * (tasks != '1')}"
-    end = end_of_time(None, ask=ask_slurm)
+    end = end_of_time(None)
     if end is None:
         advice = "pass --time-limit S, so that the run saves before the job ends"
         yield Finding(TOPIC, "allocation", "warning", f"{details}; its end time is unknown", advice)

@@ -6,7 +6,6 @@ from typing import Any, SupportsFloat
 
 from ..core.layout import Array
 from ..core.ranges import OnReady, announce_nothing, split_batch
-from ..core.training_state import TrainingState
 from ..data.batch import Batch
 from .base import Model
 
@@ -21,11 +20,10 @@ class GradientAccumulation:
         model: Computes the loss and gradient of a micro-batch.
         grads: The gradient that the model writes.
         micro_batches: Number of parts of a batch.
-        state: Its ``frozen`` is set at the beginning of each step.
     """
 
-    def __init__(self, model: Model, grads: Array, micro_batches: int, state: TrainingState) -> None:
-        self._model, self._grads, self._micro_batches, self._state = model, grads, micro_batches, state
+    def __init__(self, model: Model, grads: Array, micro_batches: int) -> None:
+        self._model, self._grads, self._micro_batches = model, grads, micro_batches
         self._accumulated: Any = None
         self._remaining = 0  # micro-batches of this step
         self._total: Any = 0.0  # the loss of earlier micro-batches of this step
@@ -42,11 +40,7 @@ class GradientAccumulation:
 
     def begin(self, batch: Batch) -> list[Batch]:
         """Prepare a step, whose parameters may have changed; return the micro-batches."""
-        model = self._model
-        model.load_params()
-        frozen = model.frozen
-        if frozen is not None:
-            self._state.frozen[:] = frozen
+        self._model.load_params()
         if self._micro_batches == 1:
             parts = [batch]
         else:

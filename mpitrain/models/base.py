@@ -9,6 +9,7 @@ from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..core.ranges import OnReady
 from ..data.batch import Batch
+from ..errors import JobError
 
 
 class Model:
@@ -33,7 +34,10 @@ class Model:
         raise NotImplementedError
 
     def load_params(self) -> None:
-        """Copy the bound parameters to where the model computes; called when they have changed."""
+        """Copy the bound parameters to where the model computes, and set ``frozen`` of the ``TrainingState``.
+
+        Called at the beginning of each step, and whenever the parameters have changed.
+        """
 
     def compute_loss(self, batch: Batch) -> Any:
         """Return this worker's share of the step's loss: the examples' losses, times ``plan.weight``, summed.
@@ -62,21 +66,26 @@ class Model:
 
     # State.
 
-    @property
-    def frozen(self) -> Array | None:
-        """The parameters that the user's code has frozen, as ``TrainingState.frozen``; None if it cannot freeze any."""
-        return None
-
     def freeze(self, flags: Array) -> None:
         """Freeze the parameters that are frozen in another copy of the model, and no others."""
 
-    @property
     def extra_state(self) -> ExtraState:
         """State that a checkpoint stores in addition to the vectors."""
         return {}
 
     def load_extra_state(self, state: ExtraState) -> None:
         """Restore ``extra_state``; ``state`` may have other namespaces, too, or none."""
+
+    # The caller's own loop.
+
+    @property
+    def stepped(self) -> SteppedModel:
+        """This model for a loop that computes the forward pass by itself.
+
+        Raises:
+            JobError: The model is not a PyTorch module on one device.
+        """
+        raise JobError("a training loop of your own needs a PyTorch module on one device")
 
     # Devices.
 

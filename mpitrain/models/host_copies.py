@@ -36,7 +36,7 @@ class HostCopies(Model):
     """Lets a model on a GPU compute with vectors in host memory.
 
     Parameters are copied to the GPU when they have changed. Ranges of the gradient are copied to the host when they are
-    final, while the GPU computes the others. The object is also a ``SteppedModel`` if the model is one.
+    final, while the GPU computes the others. The object is a ``SteppedModel`` if the model has one.
 
     Args:
         model: Computes with vectors on ``gpu``.
@@ -85,16 +85,11 @@ class HostCopies(Model):
     def predict(self, batch: Batch) -> Array:
         return self._model.predict(batch)  # type: ignore[no-any-return]
 
-    @property
-    def frozen(self) -> Array | None:
-        return self._model.frozen  # type: ignore[no-any-return]
-
     def freeze(self, flags: Array) -> None:
         self._model.freeze(flags)
 
-    @property
     def extra_state(self) -> ExtraState:
-        return self._model.extra_state  # type: ignore[no-any-return]
+        return self._model.extra_state()  # type: ignore[no-any-return]
 
     def load_extra_state(self, state: ExtraState) -> None:
         self._model.load_extra_state(state)
@@ -120,18 +115,23 @@ class HostCopies(Model):
 
     # The members of ``SteppedModel``.
 
+    @property
+    def stepped(self) -> HostCopies:
+        _ = self._model.stepped  # raises an error if it has none
+        return self
+
     def use_device(self) -> None:
-        self._model.use_device()
+        self._model.stepped.use_device()
 
     def begin_forward(self, position: int) -> None:
-        self._model.begin_forward(position)
+        self._model.stepped.begin_forward(position)
 
     def end_forward(self, loss: Any, count: int) -> Any:
-        return self._copied_loss(self._model.end_forward(loss, count))
+        return self._copied_loss(self._model.stepped.end_forward(loss, count))
 
     @property
     def gradient_version(self) -> int:
-        return self._model.gradient_version  # type: ignore[no-any-return]
+        return self._model.stepped.gradient_version  # type: ignore[no-any-return]
 
     # Copies.
 

@@ -19,6 +19,7 @@ from ..core.extra_state import ExtraState
 from ..core.kernels import sum_rows
 from ..core.layout import Array, page_aligned, row_stride
 from ..core.ranges import OnReady, announce_nothing, split_batch
+from ..core.training_state import TrainingState
 from ..data.batch import Batch
 from ..nn.layer import SumOverWorkers
 from .base import Model
@@ -69,12 +70,15 @@ class Replicas(Model):
     """Copies of a model on several devices, one thread each; the first runs in the caller's thread.
 
     Args:
-        models: The replicas.
+        models: The replicas. The parameters that the first one freezes are frozen in all.
+        state: The state of the first replica.
         allreduce: Sums small arrays over the replicas; their layers use it.
     """
 
-    def __init__(self, models: Sequence[Model], exchange: Exchange, allreduce: ReplicaAllreduce) -> None:
-        self._models, self._exchange, self._allreduce = models, exchange, allreduce
+    def __init__(
+        self, models: Sequence[Model], state: TrainingState, exchange: Exchange, allreduce: ReplicaAllreduce
+    ) -> None:
+        self._models, self._state, self._exchange, self._allreduce = models, state, exchange, allreduce
         self.accepts_raw = models[0].accepts_raw
         self._threads = ThreadPoolExecutor(len(models) - 1, "replica")
 
@@ -83,11 +87,10 @@ class Replicas(Model):
 
     def load_params(self) -> None:
         first, *others = self._models
-        if (frozen := first.frozen) is not None:
-            for model in others:
-                model.freeze(frozen)
         self._exchange.send_params()
-        for model in self._models:
+        first.load_params()
+        for model in others:
+            model.freeze(self._state.frozen)
             model.load_params()
 
     def compute_loss(self, batch: Batch) -> Any:
@@ -108,13 +111,8 @@ class Replicas(Model):
     def add_loss(self, total: Any, loss: Any) -> Any:
         return self._models[0].add_loss(total, loss)
 
-    @property
-    def frozen(self) -> Array | None:
-        return self._models[0].frozen
-
-    @property
     def extra_state(self) -> ExtraState:
-        return self._models[0].extra_state
+        return self._models[0].extra_state()
 
     def load_extra_state(self, state: ExtraState) -> None:
         for model in self._models:

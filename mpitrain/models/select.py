@@ -50,7 +50,7 @@ def make_model(
         make(network, device, own_state, allreduce.summing(index))
         for index, (network, device, own_state) in enumerate(zip(networks, devices, states, strict=True))
     ]
-    return Replicas(models, exchange, allreduce)
+    return Replicas(models, state, exchange, allreduce)
 
 
 def _maker(job: Job, plan: Plan, on_gpus: bool) -> MakeModel:
@@ -61,10 +61,10 @@ def _maker(job: Job, plan: Plan, on_gpus: bool) -> MakeModel:
 
     def make(network: Any, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None) -> Model:
         if not on_gpus:
-            return TorchModel(network, plan, TorchCpu(), job.train_split, sum_over_workers)
+            return TorchModel(network, plan, TorchCpu(), job.train_split, state, sum_over_workers)
         from .torch_gpu import TorchGpu
 
-        return TorchModel(network, plan, TorchGpu(device), job.train_split, sum_over_workers)
+        return TorchModel(network, plan, TorchGpu(device), job.train_split, state, sum_over_workers)
 
     return make
 
@@ -91,10 +91,8 @@ def _with_host_copies(make: MakeModel, plan: Plan) -> MakeModel:
     def make_with_copies(
         network: Network, device: Any, state: TrainingState, sum_over_workers: SumOverWorkers | None
     ) -> Model:
-        # The gradient of a module's parameter may arrive in parts, which is refused if ranges are announced early.
-        overlaps = isinstance(network, LayerNetwork)
         model = make(network, device, state, sum_over_workers)
-        return HostCopies(model, device, plan.layout.size, plan.dtype, overlaps)
+        return HostCopies(model, device, plan.layout.size, plan.dtype, overlaps=network.writes_grads_once)
 
     return make_with_copies
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
@@ -14,6 +13,7 @@ from torch.utils.dlpack import from_dlpack
 from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..core.ranges import OnReady, announce_nothing
+from ..core.training_state import TrainingState
 from ..data.batch import Batch, IndexBatch
 from ..data.split import Split
 from ..errors import JobError
@@ -129,6 +129,7 @@ class TorchModel(Model):
 
     Args:
         split: The training data.
+        state: Its ``frozen`` is set to the parameters that do not require a gradient.
         sum_over_workers: Sums a small array over all workers, in place; None if there is only one worker.
     """
 
@@ -138,16 +139,16 @@ class TorchModel(Model):
         plan: Plan,
         device: TorchDevice,
         split: Split,
+        state: TrainingState,
         sum_over_workers: SumOverWorkers | None = None,
     ) -> None:
         keep_freed_memory()
         self._module, self._criterion, self._plan = network.model, network.loss, plan
-        self._device = device
+        self._device, self._training_state = device, state
         if device.torch_device.type != "cpu":
             network.model.to(device.torch_device)
         self._names = [name for name, _ in parameters_of(network.model)]
         self._params = [param for _, param in parameters_of(network.model)]
-        self._frozen = np.zeros(len(plan.layout.entries), np.uint8)
         self._buffers = buffers_of(network.model)
         self._averaged = owners_of(network.model, self._buffers.averaged)
         self._kept = owners_of(network.model, self._buffers.kept)
@@ -171,11 +172,9 @@ class TorchModel(Model):
             self._state = [values[name] for name in self._buffers.averaged]
             self._increments = [gradients[name] for name in self._buffers.averaged]
 
-    @property
-    def frozen(self) -> Array | None:
+    def load_params(self) -> None:
         for index, param in enumerate(self._params):  # the first entries of the layout
-            self._frozen[index] = not param.requires_grad
-        return self._frozen
+            self._training_state.frozen[index] = not param.requires_grad
 
     def freeze(self, flags: Array) -> None:
         for param, flag in zip(self._params, flags, strict=False):
@@ -211,6 +210,10 @@ class TorchModel(Model):
         return self._device.add_loss(total, loss)
 
     # The members of ``SteppedModel``.
+
+    @property
+    def stepped(self) -> TorchModel:
+        return self
 
     def use_device(self) -> None:
         self._device.use()
@@ -255,7 +258,6 @@ class TorchModel(Model):
 
     # State and memory.
 
-    @property
     def extra_state(self) -> ExtraState:
         """This worker's buffers that are not part of the vectors; transient ones only if they have changed."""
         kept = {name: owner.get(key) for name, (owner, key) in zip(self._buffers.kept, self._kept, strict=True)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -114,7 +115,8 @@ def groups_of(
         start, stop = max(entry.start, lo), min(entry.stop, hi)
         if start >= stop:
             continue
-        options, factor = optimizer.by_name(entry.name), optimizer.rate_factor(entry.name)
+        of_entry = optimizer.by_name(entry.name)
+        factor, options = of_entry.rate_factor, replace(of_entry, rate_factor=1.0)
         if options not in variants:
             variants.append(options)
         trained = entry.kind == "param" and not (frozen and frozen[index])

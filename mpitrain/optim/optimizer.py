@@ -38,7 +38,7 @@ class TrustRatio:
 
     The factor is ``coefficient * |params| / |direction|``; it is 1 if either norm is 0, so that a parameter that is
     zero can change. The direction includes weight decay. Combined with Adam's rule this is LAMB, before the rule of
-    momentum it is LARS; it can be combined with every other rule.
+    momentum it is LARS; it can be combined with every other rule: ``rmsprop(1e-3, layer_scaling=TrustRatio())``.
 
     Attributes:
         coefficient: Factor of all ratios.
@@ -88,13 +88,15 @@ class Optimizer(ABC):
             addition to the gradient's step (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019).
         decay_names: Patterns (as of files) of the names of parameters to which ``l2`` or ``weight_decay`` apply.
         clip_norm: Maximum Euclidean norm of the whole gradient, which is scaled down if necessary.
-        rate_factors: Factors of the learning rate by patterns (as of files) of the names of parameters; the first
-            pattern that matches counts. Other parameters have the factor 1.
+        rate_factor: Factor of the learning rate, usually that of a group.
+        rate_factors: Short form of groups with a ``rate_factor``: factors by patterns (as of files) of the names of
+            parameters; the first pattern that matches counts, and is multiplied by the group's ``rate_factor``.
         groups: Options of parameter groups, by patterns of the names of their parameters; the first pattern that
             matches counts. Options that a group does not have are the optimizer's. An ``l2`` or ``weight_decay`` of a
             group, unless 0, applies to all of its parameters: ``adam(1e-3, groups={"head.*": {"weight_decay": 0.1}})``.
+        layer_scaling: Scales the step of each parameter that matches ``decay_names`` by a ratio of norms, or None.
         slots: Names of the vectors that the rule keeps in addition to the parameters; any number, initially zero.
-        trust_ratio: Scales the step of each parameter that matches ``decay_names`` by a ratio of norms, or None.
+        trust_ratio: What scales the steps; a subclass may override it.
 
     Raises:
         JobError: A value is not valid; the message names it.
@@ -105,6 +107,8 @@ class Optimizer(ABC):
     weight_decay: float = field(default=0.0, kw_only=True, metadata={"below": math.inf})
     decay_names: str | Sequence[str] = field(default="*.weight", kw_only=True)
     clip_norm: float | None = field(default=None, kw_only=True)
+    layer_scaling: TrustRatio | None = field(default=None, kw_only=True)
+    rate_factor: float = field(default=1.0, kw_only=True, metadata={"below": math.inf})
     rate_factors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, kw_only=True)
 
@@ -121,6 +125,8 @@ class Optimizer(ABC):
         for pattern, factor in self.rate_factors.items():
             if not isinstance(factor, (int, float)) or not 0 <= factor < math.inf:
                 raise JobError(f"{self.name}: the rate_factor of {pattern!r} is {factor!r}, must be a number >= 0")
+        if not isinstance(self.layer_scaling, TrustRatio | None):
+            raise JobError(f"{self.name}: layer_scaling is {self.layer_scaling!r}, must be a TrustRatio or None")
         if self.l2 and self.weight_decay:
             raise JobError(
                 f"{self.name}: l2={self.l2} and weight_decay={self.weight_decay} cannot be combined; remove one"
@@ -140,7 +146,7 @@ class Optimizer(ABC):
 
     @property
     def trust_ratio(self) -> TrustRatio | None:
-        return None
+        return self.layer_scaling
 
     @property
     def layerwise(self) -> bool:
@@ -242,7 +248,11 @@ class Optimizer(ABC):
     def by_name(self, name: str) -> Optimizer:
         """Return the optimizer of the parameter ``name``, with the options of its group and without groups."""
         patterns = (pattern for pattern in self.groups if fnmatchcase(name, pattern))
-        return self._of_group(next(patterns, None))
+        of_group = self._of_group(next(patterns, None))
+        factors = (factor for pattern, factor in self.rate_factors.items() if fnmatchcase(name, pattern))
+        if not self.rate_factors:
+            return of_group
+        return replace(of_group, rate_factors={}, rate_factor=of_group.rate_factor * next(factors, 1.0))
 
     def _of_group(self, pattern: str | None) -> Optimizer:
         options = dict(self.groups[pattern]) if pattern is not None else {}
@@ -281,11 +291,6 @@ class Optimizer(ABC):
         """Whether ``decay_names`` matches the parameter ``name``."""
         patterns = [self.decay_names] if isinstance(self.decay_names, str) else self.decay_names
         return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-    def rate_factor(self, name: str) -> float:
-        """Return the factor of the learning rate of the parameter ``name``."""
-        factors = (factor for pattern, factor in self.rate_factors.items() if fnmatchcase(name, pattern))
-        return next(factors, 1.0)
 
     def clip_factor(self, squared_norm: Any) -> Any:
         """Return the factor that clips a gradient of this squared norm; NaN or 0 if the norm is not finite.

@@ -244,10 +244,7 @@ class lamb(adam):
     """
 
     weight_decay: float = field(default=0.01, kw_only=True, metadata={"below": math.inf})
-
-    @property
-    def trust_ratio(self) -> TrustRatio:
-        return TrustRatio()
+    layer_scaling: TrustRatio | None = field(default=TrustRatio(), kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -262,7 +259,8 @@ class lars(momentum):
 
     nesterov: bool = field(default=False, init=False, repr=False)
     trust: float = number(0.001)
+    layer_scaling: TrustRatio | None = field(default=None, init=False, repr=False)
 
-    @property
-    def trust_ratio(self) -> TrustRatio:
-        return TrustRatio(self.trust, after_rule=False)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layer_scaling", TrustRatio(self.trust, after_rule=False))
+        super().__post_init__()

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from ..core.activity import LONG_LIMIT_S
 from ..errors import ConfigError
-from .modes import MODES, Mode, find_mode, modes_with
-from .option import OptionGroup, flag as flag, option
+from .modes import MODES, Mode, find_mode, names_of_modes
+from .option import OptionGroup, flag as flag, info_of, option
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -21,6 +21,14 @@ Precision = Literal["float32", "bfloat16", "float16"]
 STALENESS = 3
 BACKUP_WORKERS = 1
 LOCAL_STEPS = 8
+
+
+def _with_servers(mode: Mode) -> bool:
+    return mode.uses_servers
+
+
+def _without_servers(mode: Mode) -> bool:
+    return not mode.uses_servers
 
 
 @dataclass(frozen=True)
@@ -38,17 +46,26 @@ class ParallelConfig(OptionGroup):
         "S",
         minimum=0,
         default_text=STALENESS,
+        modes=lambda mode: mode.bounds_staleness,
     )
-    staleness_scaling: bool = option(False, "Divide the learning rate by the gradient's staleness.")
+    staleness_scaling: bool = option(
+        False, "Divide the learning rate by the gradient's staleness.", modes=lambda mode: mode.is_asynchronous
+    )
     backup_workers: int | None = option(
         None,
         "Number of spare workers B; a step uses the first N-B gradients.",
         "B",
         minimum=0,
         default_text=BACKUP_WORKERS,
+        modes=lambda mode: mode.drops_late_gradients,
     )
     local_steps: int | None = option(
-        None, "Steps between two parameter averages.", "H", minimum=1, default_text=LOCAL_STEPS
+        None,
+        "Steps between two parameter averages.",
+        "H",
+        minimum=1,
+        default_text=LOCAL_STEPS,
+        modes=lambda mode: mode.averages_params,
     )
     elastic_rho: float | None = option(
         None,
@@ -56,6 +73,7 @@ class ParallelConfig(OptionGroup):
         "RHO",
         above=0,
         below=1,
+        modes=lambda mode: mode.averages_params,
     )
     shared_memory: bool = option(True, "Average gradients in memory shared by the ranks of a node.")
     bucket_bytes: int = option(1 << 20, "Minimum size of a gradient bucket in bytes.", "BYTES", minimum=0)
@@ -80,20 +98,31 @@ class ServerConfig(OptionGroup):
     """Parameter servers, and the gradients sent to them."""
 
     ps: int = option(
-        0, "Number of parameter servers; 0 keeps the parameters in the node's shared memory.", "K", minimum=0
+        0,
+        "Number of parameter servers; 0 keeps the parameters in the node's shared memory.",
+        "K",
+        minimum=0,
+        modes=_with_servers,
     )
     ps_placement: Literal["spread", "pack", "first"] = option(
-        "spread", "Ranks that become servers: spread over nodes, packed on few nodes, or the first ranks."
+        "spread",
+        "Ranks that become servers: spread over nodes, packed on few nodes, or the first ranks.",
+        modes=_with_servers,
     )
-    ps_hosts: list[str] | None = option(None, "Hosts whose ranks become servers.", "HOST,...")
+    ps_hosts: list[str] | None = option(None, "Hosts whose ranks become servers.", "HOST,...", modes=_with_servers)
     placement: Literal["round_robin", "greedy", "partitioned"] = option(
-        "partitioned", "How variables are distributed over the servers."
+        "partitioned", "How variables are distributed over the servers.", modes=_with_servers
     )
     push_precision: Precision | None = option(
-        None, "Data type of gradients sent to servers on other nodes.", default_text="that of --dtype"
+        None,
+        "Data type of gradients sent to servers on other nodes.",
+        default_text="that of --dtype",
+        modes=_with_servers,
     )
     one_sided: bool = option(
-        True, "Use RMA windows to reach servers on other nodes; --no-one-sided uses point-to-point messages."
+        True,
+        "Use RMA windows to reach servers on other nodes; --no-one-sided uses point-to-point messages.",
+        modes=_with_servers,
     )
 
 
@@ -146,7 +175,9 @@ class DeviceConfig(OptionGroup):
         True, "Allocate GPU memory as needed; --no-gpu-memory-growth allocates the worker's share at startup."
     )
     gpu_transport: Literal["auto", "nccl", "ipc", "cuda-aware", "host"] = option(
-        "auto", "How workers exchange GPU gradients; auto: the fastest transport, measured at startup."
+        "auto",
+        "How workers exchange GPU gradients; auto: the fastest transport, measured at startup.",
+        modes=lambda mode: mode.averages_gradients,
     )
 
 
@@ -163,10 +194,16 @@ class SavingConfig(OptionGroup):
     save_compression: Literal["none", "gzip"] = option("none", "Compression of checkpoints.")
     save_background: bool = option(True, "Write checkpoints in the background, from a copy of the state.")
     save_per_node: bool | None = option(
-        None, "Each node writes a shard of the checkpoint.", default_text="on several nodes, from 1 GiB of state"
+        None,
+        "Each node writes a shard of the checkpoint.",
+        default_text="on several nodes, from 1 GiB of state",
+        modes=_without_servers,
     )
     save_one_file: bool | None = option(
-        None, "All nodes write their shards into one shared file.", default_text="if HDF5 is parallel"
+        None,
+        "All nodes write their shards into one shared file.",
+        default_text="if HDF5 is parallel",
+        modes=_without_servers,
     )
 
 
@@ -278,7 +315,7 @@ class RunConfig:
                 f"--precision {device.precision} requires GPUs and --dtype float32, but {other} is set; remove one"
             )
         if device.precision == "float16" and not mode.keeps_vectors_on_gpus:
-            valid = ", ".join(other.name for other in MODES.values() if other.keeps_vectors_on_gpus)
+            valid = ", ".join(names_of_modes(lambda other: other.keeps_vectors_on_gpus))
             raise ConfigError(
                 f"--precision float16 scales the loss over all GPUs and requires --mode {valid}, but the mode is "
                 f"{mode.name}; use bfloat16 or change --mode"
@@ -295,11 +332,11 @@ class RunConfig:
         mode, hosts, ps = self.mode, self.servers.ps_hosts, self.servers.ps
         options = self.options()
         for name, field in FIELDS.items():
-            modes, value = modes_with(name), options[name]
-            if modes and name not in mode.options and value != field.default:
+            info, value = info_of(field), options[name]
+            if not info.is_valid_in(mode) and value != field.default:
                 flag_name = flag("no_" + name if value is False else name)
                 raise ConfigError(
-                    f"{flag_name} requires --mode {', '.join(modes)}, but the mode is {mode.name}; "
+                    f"{flag_name} requires --mode {', '.join(info.mode_names)}, but the mode is {mode.name}; "
                     f"remove {flag_name} or change --mode"
                 )
         if hosts is not None and len(hosts) > ps:
@@ -336,7 +373,7 @@ class RunConfig:
         """Return the number of gradients that one update uses, given the number of workers."""
         if self.mode.is_asynchronous:
             return 1
-        if "backup_workers" not in self.mode.options:
+        if not self.mode.drops_late_gradients:
             return workers
         return workers - self.parallel.spare_workers(workers)
 

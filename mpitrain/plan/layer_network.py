@@ -15,6 +15,7 @@ class LayerNetwork:
     """Layers and a loss; see ``plan.network.Network`` for the methods."""
 
     frozen = ()
+    writes_grads_once = True
 
     def __init__(self, model: Layer, loss: Loss) -> None:
         self.model, self.loss = model, loss

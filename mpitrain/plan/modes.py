@@ -1,21 +1,19 @@
-"""The consistency modes: how workers agree on the parameters, and which options they have.
+"""The consistency modes: how workers agree on the parameters.
 
-To add a mode, write its strategy (``strategy.base.Strategy``), and add it to ``MODES``.
+To add a mode, write its strategy (``strategy.base.Strategy``), and add it to ``MODES`` with its properties. The
+metadata of an option says which property makes it valid (``OptionInfo.modes``).
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import ConfigError
 
-_ON_SERVERS = ("ps", "ps_hosts", "ps_placement", "placement", "one_sided", "push_precision")
-_SAVED_BY_NODES = ("save_per_node", "save_one_file")
-_SYNC = (*_SAVED_BY_NODES, "gpu_transport")
 _STRATEGY = "mpitrain.strategy"
-_WITH_SERVERS = f"{_STRATEGY}.select:strategy_with_servers"
 
 
 @dataclass(frozen=True)
@@ -26,8 +24,11 @@ class Mode:
         name: The value of ``--mode``.
         strategy: What makes a worker's strategy, ``package.module:name``: a class or a function that takes
             ``(cluster, plan, devices, state)``.
-        options: The options that are valid in this mode, but not in all modes.
+        uses_servers: Whether parameters live on servers, or in a node's shared memory, and workers run at their own
+            pace.
         is_asynchronous: Whether a worker's gradient is applied without waiting for those of other workers.
+        bounds_staleness: Whether a worker waits for the slowest one, and its staleness is its lead over that one.
+        drops_late_gradients: Whether a step uses the first gradients of several workers, and drops later ones.
         averages_params: Whether workers train parameters of their own, which are averaged in place of gradients.
         keeps_vectors_on_gpus: Whether the vectors are on every worker's GPU if all have one. float16 requires this,
             because its loss scale is the same on all GPUs.
@@ -35,28 +36,34 @@ class Mode:
 
     name: str
     strategy: str
-    options: tuple[str, ...] = ()
+    uses_servers: bool = False
     is_asynchronous: bool = False
+    bounds_staleness: bool = False
+    drops_late_gradients: bool = False
     averages_params: bool = False
     keeps_vectors_on_gpus: bool = False
 
     @property
-    def uses_servers(self) -> bool:
-        """Whether parameters live on servers, or in a node's shared memory, and workers run at their own pace."""
-        return "ps" in self.options
+    def averages_gradients(self) -> bool:
+        """Whether every step uses the mean of all workers' gradients, without servers."""
+        return not self.uses_servers and not self.averages_params
 
 
 # In the order in which help and messages list them.
 MODES = {
     mode.name: mode
     for mode in (
-        Mode("sync", f"{_STRATEGY}.select:sync_strategy", _SYNC, keeps_vectors_on_gpus=True),
-        Mode("async", _WITH_SERVERS, (*_ON_SERVERS, "staleness_scaling"), is_asynchronous=True),
-        Mode("ssp", _WITH_SERVERS, (*_ON_SERVERS, "staleness_scaling", "staleness"), is_asynchronous=True),
-        Mode("backup", _WITH_SERVERS, (*_ON_SERVERS, "backup_workers")),
+        Mode("sync", f"{_STRATEGY}.select:sync_strategy", keeps_vectors_on_gpus=True),
+        Mode("async", f"{_STRATEGY}.ps.asynchronous:make_strategy", uses_servers=True, is_asynchronous=True),
         Mode(
-            "local", f"{_STRATEGY}.local:Local", (*_SAVED_BY_NODES, "local_steps", "elastic_rho"), averages_params=True
+            "ssp",
+            f"{_STRATEGY}.ps.asynchronous:make_strategy",
+            uses_servers=True,
+            is_asynchronous=True,
+            bounds_staleness=True,
         ),
+        Mode("backup", f"{_STRATEGY}.ps.backup:make_strategy", uses_servers=True, drops_late_gradients=True),
+        Mode("local", f"{_STRATEGY}.local:Local", averages_params=True),
     )
 }
 
@@ -70,12 +77,12 @@ def find_mode(name: str) -> Mode:
     if name in MODES:
         return MODES[name]
     if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
-        return Mode(name, name, _SYNC)
+        return Mode(name, name)
     near = difflib.get_close_matches(name, MODES, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ConfigError(f"--mode is {name!r}: must be {', '.join(MODES)}, or package.module:Class{hint}")
 
 
-def modes_with(option: str) -> tuple[str, ...]:
-    """Return the names of the modes in which an option is valid; empty if it is valid in all modes."""
-    return tuple(mode.name for mode in MODES.values() if option in mode.options)
+def names_of_modes(has_property: Callable[[Mode], bool]) -> tuple[str, ...]:
+    """Return the names of the modes for which ``has_property`` is true."""
+    return tuple(mode.name for mode in MODES.values() if has_property(mode))

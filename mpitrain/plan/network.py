@@ -67,6 +67,13 @@ class Network(Protocol):
         """Return whether the model takes the split's examples in their stored type, because they are integers."""
 
     @property
+    def writes_grads_once(self) -> bool:
+        """Whether a backward pass writes the gradient of each parameter once, not in parts.
+
+        Ranges of it are then final early, and are copied from a GPU during the backward pass.
+        """
+
+    @property
     def synchronizes_statistics(self) -> bool:
         """Whether the model computes statistics over the batches of all workers."""
 

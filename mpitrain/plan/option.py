@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
 import operator
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ConfigError
+from .modes import Mode, names_of_modes
 
 _KEY = "option"
 _LIMITS = {
@@ -21,7 +25,7 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """Metadata of an option: help text, limits and choices.
+    """Metadata of an option: help text, limits, choices and modes.
 
     Attributes:
         help: What it does, without what follows from the other attributes.
@@ -30,6 +34,7 @@ class OptionInfo:
         default_text: For an option that is None unless given: its default, or what determines it.
         also: A second spelling of its flag.
         choices: The valid words; empty if the type determines what is valid.
+        modes: Returns whether the option is valid in a mode; None if it is valid in all modes.
         is_repeated: Whether its flag may be given several times; its value is then a tuple.
         has_negative: Whether a boolean option also has a flag ``--no-NAME``.
     """
@@ -43,6 +48,7 @@ class OptionInfo:
     default_text: object = ""
     also: str = ""
     choices: tuple[str, ...] = ()
+    modes: Callable[[Mode], bool] | None = None
     is_repeated: bool = False
     has_negative: bool = True
 
@@ -57,15 +63,20 @@ class OptionInfo:
         limits = {name: getattr(self, name) for name in _LIMITS}
         return all(_LIMITS[name][1](number, limit) for name, limit in limits.items() if limit is not None)
 
-    def help_text(self, modes: Sequence[str] = ()) -> str:
-        """Return the help of its flag, with the limits that are not obvious, and the default if it is None.
+    def is_valid_in(self, mode: Mode) -> bool:
+        """Return whether the option has an effect in a mode."""
+        return self.modes is None or self.modes(mode)
 
-        Args:
-            modes: The modes in which it is valid, which the text begins with; empty for all.
-        """
+    @property
+    def mode_names(self) -> tuple[str, ...]:
+        """The names of the modes in which the option is valid; empty if it is valid in all modes."""
+        return () if self.modes is None else names_of_modes(self.modes)
+
+    def help_text(self) -> str:
+        """Return the help of its flag: modes, limits that are not obvious, and the default if it is None."""
         text = self.help
-        if modes:
-            text = f"{', '.join(modes)}: {text[0].lower()}{text[1:]}"
+        if self.mode_names:
+            text = f"{', '.join(self.mode_names)}: {text[0].lower()}{text[1:]}"
         if self.limits not in ("", ">= 0", ">= 1"):
             text += f"  [{self.limits}]"
         return text + (f"  [default: {self.default_text}]" if self.default_text else "")
@@ -87,16 +98,43 @@ class OptionGroup:
     """Base class of dataclasses all of whose fields are options.
 
     Raises:
-        ConfigError: A number is outside of its limits; the message says what is valid.
+        ConfigError: A number is outside of its limits, or a word is none of the choices; the message says what is
+            valid.
     """
 
     def __post_init__(self) -> None:
+        kind: Any = type(self)
+        choices_by_name = _choices(kind)
         for field in dataclasses.fields(self):
             value, info = getattr(self, field.name), info_of(field)
             if value is not None and info.limits and not info.accepts(value):
                 raise ConfigError(f"{flag(field.name)} is {value}: must be {info.limits}")
+            choices = choices_by_name.get(field.name, ())
+            if value is not None and choices and value not in choices:
+                near = difflib.get_close_matches(str(value), choices, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"{flag(field.name)} is {value!r}: must be one of {', '.join(choices)}{hint}")
 
 
 def flag(name: str) -> str:
     """Return the command-line flag of an option or parameter."""
     return "--" + name.replace("_", "-")
+
+
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """Return the words that a type allows, ``Literal`` of strings or the same or None; empty for other types."""
+    if typing.get_origin(hint) is Literal:
+        words = typing.get_args(hint)
+        return words if all(isinstance(word, str) for word in words) else ()
+    inner = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+    return choices_of(inner[0]) if len(inner) == 1 and type(None) in typing.get_args(hint) else ()
+
+
+@functools.cache
+def _choices(group: Any) -> dict[str, tuple[str, ...]]:
+    """Return the choices of each option of a group that has any."""
+    hints = typing.get_type_hints(group)
+    choices = {
+        field.name: info_of(field).choices or choices_of(hints[field.name]) for field in dataclasses.fields(group)
+    }
+    return {name: words for name, words in choices.items() if words}

@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import click
 import docstring_parser
@@ -20,8 +20,7 @@ from ..core.toml import read_toml
 from ..errors import ConfigError, JobError
 from .config import FIELDS, GROUPS, RunConfig
 from .launch_options import LaunchOptions
-from .modes import modes_with
-from .option import OptionGroup, OptionInfo, flag, info_of
+from .option import OptionGroup, OptionInfo, choices_of, flag, info_of
 
 if typing.TYPE_CHECKING:
     from .job import JobFunction
@@ -271,11 +270,7 @@ def _option(name: str, hint: Any, default: Any, info: OptionInfo, required: bool
         attributes["type"] = NearestChoice(info.choices)
     else:
         attributes["type"] = _type_of(hint)
-    attributes |= {
-        "help": info.help_text(modes_with(name)),
-        "metavar": info.metavar,
-        "show_default": default is not None,
-    }
+    attributes |= {"help": info.help_text(), "metavar": info.metavar, "show_default": default is not None}
     return click.Option(names, required=required, **attributes)
 
 
@@ -296,8 +291,8 @@ def _type_of(hint: Any) -> ParamType:
         inner = [a for a in arguments if a is not type(None)]
         if len(inner) == 1:
             return _type_of(inner[0])
-    if origin is Literal and all(isinstance(a, str) for a in arguments):
-        return NearestChoice(arguments)
+    if choices := choices_of(hint):
+        return NearestChoice(choices)
     if origin in (list, tuple) and arguments:
         return CommaSeparated(_type_of(arguments[0]))
     raise TypeError(f"has type {hint}: must be int, float, bool, str, Path, Literal of strings, or a list of these")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from ..batch_systems.registry import end_of_time
 from ..core import activity
 from ..core.activity import ActivityPage
 from ..errors import LaunchError, UserError
@@ -20,7 +21,7 @@ from ..monitor.format import format_table
 from ..monitor.rank_log import path_for
 from ..monitor.run_record import RunRecord
 from ..plan.config import plain
-from ..plan.program import ProgramRequest
+from ..plan.program import ProgramOptions, ProgramRequest
 from ..process.launcher_env import attempt_id, launched_rank, launched_size
 from ..process.rank_status import MEETING, RUN_DIR_VARIABLE, RankStatusFile, folder_of
 from ..process.reaper import end_with_parent, fork_rank
@@ -32,6 +33,7 @@ from .reaper import ProgramReaper, adopt_orphans, describe_ranks
 from .world import World, meet, own_entry
 
 _STARTUP = Path(__file__).with_name("startup")
+_STOP_S = 60.0  # at most, before the time limit
 _COLUMNS = ("rank", "host", "cores")
 
 
@@ -55,12 +57,12 @@ def run_program(request: ProgramRequest) -> NoReturn:
         )
     folder = folder_of(run_dir) / f"{MEETING}{attempt.replace('/', '-')}"
     entry = own_entry(environ, _error(request))
-    world = meet(folder, rank, size, entry, environ, lambda world: _record(run_dir, request, world))
+    world = meet(folder, rank, size, entry, environ, lambda world: _prepare(run_dir, request, world))
     if rank == 0:
         for note in _notes(world):
             print(f"mpitrain: {note}", file=sys.stderr, flush=True)
     variables = {**without_own_settings(environ), **environment_of(world, rank, run_dir, environ)}
-    _start(request, run_dir, rank, size, variables)
+    _start(request, run_dir, rank, world, variables)
 
 
 def _run_dir(request: ProgramRequest, size: int) -> Path:
@@ -82,8 +84,17 @@ def _error(request: ProgramRequest) -> str:
     return "" if shutil.which(program) is not None else f"the command {program} is not on PATH, or not executable"
 
 
-def _record(run_dir: Path, request: ProgramRequest, world: World) -> None:
-    """Record the program, its options, and the ranks."""
+def _stop_time(options: ProgramOptions) -> float | None:
+    """Return when to ask the program to stop, in seconds since the epoch; None for never."""
+    now = time.time()
+    end = end_of_time(options.time_limit, now=now)
+    if end is None:
+        return None
+    return end - (min(_STOP_S, 0.05 * (end - now)) if options.stop_secs is None else options.stop_secs)
+
+
+def _prepare(run_dir: Path, request: ProgramRequest, world: World) -> float | None:
+    """Record the program, its options, and the ranks; return when to ask the program to stop."""
     tables = {
         "run": {"mode": "program", **plain(vars(request.options))},
         "job": {},
@@ -100,6 +111,7 @@ def _record(run_dir: Path, request: ProgramRequest, world: World) -> None:
         heartbeat.write(run_dir, heartbeat.new_status(run_dir, describe_ranks(len(world.entries))))
     except OSError as error:
         raise LaunchError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error
+    return _stop_time(request.options)
 
 
 def _notes(world: World) -> list[str]:
@@ -115,7 +127,7 @@ def _notes(world: World) -> list[str]:
     return []
 
 
-def _start(request: ProgramRequest, run_dir: Path, rank: int, size: int, variables: Mapping[str, str]) -> NoReturn:
+def _start(request: ProgramRequest, run_dir: Path, rank: int, world: World, variables: Mapping[str, str]) -> NoReturn:
     """Start the program in a child, and watch it."""
     end_with_parent(signal.SIGKILL)  # a killed launcher does not end its ranks
     adopt_orphans()
@@ -139,7 +151,7 @@ def _start(request: ProgramRequest, run_dir: Path, rank: int, size: int, variabl
         output.redirect()
         _execute(request.argv, environment)
     output.start(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}: {shlex.join(request.argv)}")
-    ProgramReaper(run_dir, rank, size, child, page, stacks, request.options, output).run()
+    ProgramReaper(run_dir, rank, world, child, page, stacks, request.options, output).run()
     raise AssertionError
 
 

@@ -20,11 +20,11 @@ from ..process import rank_status
 from ..process.launcher_env import ATTEMPT
 from ..process.pid import parent_of
 from ..process.reaper import HANGS, Reaper
-from ..process.signals import STOPPED_EARLY, end_of_time
+from ..process.signals import STOPPED_EARLY
 from .output import RankOutput, error_in
+from .world import World
 
 _ENDING_S = 2.0  # between SIGTERM and SIGKILL to processes that a program leaves
-_STOP_S = 60.0  # at most, before the time limit
 _WITHOUT_PROGRESS_S = 60.0  # after which a program is said not to be watched
 
 
@@ -33,7 +33,7 @@ class ProgramReaper(Reaper):
 
     Args:
         run_dir: The run directory.
-        size: Number of ranks.
+        world: All ranks.
         stacks: A file to which a Python program writes its stacks.
         output: The output of the program.
     """
@@ -42,7 +42,7 @@ class ProgramReaper(Reaper):
         self,
         run_dir: Path,
         rank: int,
-        size: int,
+        world: World,
         child: int,
         page: ActivityPage,
         stacks: int,
@@ -54,9 +54,11 @@ class ProgramReaper(Reaper):
         self._stop_signal = signal.Signals[f"SIG{options.signal}"]
         self._is_stopping = self._has_said = False
         self._started_at = time.monotonic()
-        self._stop_at = _stop_time(options)
+        self._stop_at = world.stop_at
         rank_status.register_program(run_dir, rank, child)
-        self._heartbeat = Heartbeat(run_dir, describe_ranks(size), 0, lambda: page.read().step) if rank == 0 else None
+        self._heartbeat = (
+            Heartbeat(run_dir, describe_ranks(len(world.entries)), 0, lambda: page.read().step) if rank == 0 else None
+        )
 
     def look(self) -> None:
         rank_status.record_step(self._folder, self.rank, self.page.read().step)
@@ -140,15 +142,6 @@ class ProgramReaper(Reaper):
 def describe_ranks(size: int) -> str:
     """Return the number of ranks as text."""
     return f"{size} rank{'s' * (size != 1)}"
-
-
-def _stop_time(options: ProgramOptions) -> float | None:
-    """Return when to ask the program to stop, in seconds since the epoch; None for never."""
-    now = time.time()
-    end = end_of_time(options.time_limit, now=now)
-    if end is None:
-        return None
-    return end - (min(_STOP_S, 0.05 * (end - now)) if options.stop_secs is None else options.stop_secs)
 
 
 def adopt_orphans() -> None:

@@ -53,11 +53,13 @@ class World:
     Attributes:
         entries: By rank.
         address, port: Where rank 0 accepts connections of the others; a number and a free port of its host.
+        stop_at: When the program is asked to stop, in seconds since the epoch; None for never.
     """
 
     entries: Sequence[Entry]
     address: str
     port: int
+    stop_at: float | None = None
 
     @property
     def hosts(self) -> list[str]:
@@ -82,14 +84,19 @@ def own_entry(environ: Mapping[str, str], error: str) -> Entry:
 
 
 def meet(
-    folder: Path, rank: int, size: int, entry: Entry, environ: Mapping[str, str], prepare: Callable[[World], None]
+    folder: Path,
+    rank: int,
+    size: int,
+    entry: Entry,
+    environ: Mapping[str, str],
+    prepare: Callable[[World], float | None],
 ) -> World:
     """Return the world, the same on every rank. Collective over all ranks.
 
     Args:
         folder: A folder of this launch, which all hosts share.
         environ: With ``MASTER_ADDR`` and ``MASTER_PORT`` if the user has set them.
-        prepare: Called on rank 0, before the other ranks continue.
+        prepare: Called on rank 0, before the other ranks continue; returns ``stop_at``.
 
     Raises:
         LaunchError: On every rank: a rank cannot start the program, or has not come, or ``prepare`` has failed.
@@ -111,11 +118,11 @@ def meet(
 
 def _world_of(content: Mapping[str, Any]) -> World:
     entries = [Entry(**{**item, "cores": tuple(item["cores"])}) for item in content["entries"]]
-    return World(entries, content["address"], content["port"])
+    return World(entries, content["address"], content["port"], content.get("stop_at"))
 
 
 def _make_world(
-    folder: Path, size: int, environ: Mapping[str, str], prepare: Callable[[World], None]
+    folder: Path, size: int, environ: Mapping[str, str], prepare: Callable[[World], float | None]
 ) -> dict[str, Any]:
     """Return the world, or the reason why there is none; rank 0."""
     try:
@@ -126,8 +133,7 @@ def _make_world(
         on_one_host = len({entry["host"] for entry in entries}) == 1
         address = environ.get("MASTER_ADDR") or _own_address(on_one_host, environ.get(NETWORK))
         content = {"entries": entries, "address": address, "port": _free_port(environ.get("MASTER_PORT"))}
-        prepare(_world_of(content))
-        return content
+        return {**content, "stop_at": prepare(_world_of(content))}
     except LaunchError as error:
         return {"error": str(error)}
 

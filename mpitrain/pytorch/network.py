@@ -71,6 +71,7 @@ class TorchNetwork:
     """
 
     classes: int | None = None  # of the labels; torch's losses check them
+    writes_grads_once = False  # autograd may deliver the gradient of a parameter in parts
 
     def __init__(self, model: nn.Module, loss: Any) -> None:
         if isinstance(loss, type):

@@ -109,8 +109,10 @@ def translated(
         rate = by_epoch(rates) if interval == "epoch" else rates
     patterns = _patterns(kind, groups, model)
     make, options = (_sgd if isinstance(optimizer, torch.optim.SGD) else _adam)(groups)
-    factors = _rate_factors(kind, groups, patterns, model)
-    return make(rate, clip_norm=clip_norm, rate_factors=factors, **_by_name(options, patterns))
+    by_name = _by_name(options, patterns)
+    for pattern, factor in _rate_factors(kind, groups, patterns, model).items():
+        by_name["groups"].setdefault(pattern, {})["rate_factor"] = factor
+    return make(rate, clip_norm=clip_norm, **by_name)
 
 
 def _sgd(groups: Sequence[Mapping[str, Any]]) -> tuple[type[optim.Optimizer], list[dict[str, Any]]]:

@@ -143,6 +143,12 @@ class Strategy(Protocol):
         rank of each node. The strategy changes none of them before ``Snapshot.release`` is called.
         """
 
+    def extra_state(self) -> ExtraState:
+        """Return state of the mode that is not in the vectors. Local.
+
+        ``snapshot`` includes it, and ``start`` restores it. A class that has none may omit this method.
+        """
+
     def stats(self) -> Stats:
         """Return the totals of all workers; on the chief. Local."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
 from ..checkpoint.snapshot import Snapshot
@@ -35,16 +36,20 @@ class BulkSynchronous:
             their gradients is its gradient.
         flags: What this worker requests, as bits; to be combined with those of the others.
         non_finite: The policy for losses that are not finite.
+        plan: The plan of the run.
+        has_ended: Whether the consistent point that was entered last is the last one of the run.
+        last_result: The last step whose result is known; what ``result`` returns.
     """
 
     synchronous = True
     params: Array
     grads: Array
     initial_vectors: dict[str, Array] | None
-    _result = StepResult(math.nan, True)
+    last_result = StepResult(math.nan, True)
 
     def __init__(self, cluster: Cluster, plan: Plan) -> None:
-        self._plan, self._train_steps, self._examples = plan, plan.train_steps, plan.step_examples
+        self.plan = plan
+        self._train_steps, self._examples = plan.train_steps, plan.step_examples
         self._offset = cluster.workers.rank * plan.batch
         self._pauses = PauseRequests(cluster.workers)
         self.non_finite = NonFinitePolicy(plan.config.training.nan, plan.workers)
@@ -52,9 +57,7 @@ class BulkSynchronous:
         self.flags = 0
         self.loss: Any = math.nan
         self._point: ConsistentPoint | None = None  # reached, and not yet returned by ``next``
-        self._is_requested = self._ended = (
-            False  # of that point: whether the chief requested it, whether it is the last
-        )
+        self._is_requested = self.has_ended = False  # of that point: requested by the chief, the last one
         self._snapshot: Snapshot | None = None  # whose vectors must not change
         self._counted_to, self._loss_sum, self._updated, self._skipped = 0, 0.0, 0, 0
 
@@ -65,7 +68,7 @@ class BulkSynchronous:
 
     @property
     def result(self) -> StepResult:
-        return self._result
+        return self.last_result
 
     def next(self) -> WorkItem | ConsistentPoint | None:
         if self._point is not None:
@@ -73,7 +76,7 @@ class BulkSynchronous:
             if self._is_requested or point.last:
                 point = point._replace(reasons=self._reasons())
             return point
-        if self._ended:
+        if self.has_ended:
             return None
         return WorkItem(self.progress.step, self.progress.data_cursor + self._offset)
 
@@ -95,9 +98,7 @@ class BulkSynchronous:
 
     def snapshot(self) -> Snapshot:
         self.await_release()
-        vectors = {name: self.vector(name) for name in self._plan.vectors}
-        self._snapshot = Snapshot(vectors, *self.progress, self.extra_state())
-        return self._snapshot
+        return self.snapshot_of({name: self.vector(name) for name in self.plan.vectors})
 
     def stats(self) -> Stats:
         return Stats(self._counted_to, self._loss_sum, self._updated, self._skipped, [])
@@ -110,6 +111,15 @@ class BulkSynchronous:
     def extra_state(self) -> ExtraState:
         """Return state of the mode that is not in the vectors; ``start`` restores it."""
         return {}
+
+    def snapshot_of(self, vectors: Mapping[str, Array], private: bool = False) -> Snapshot:
+        """Return a snapshot of these vectors with the ``extra_state``; ``await_release`` waits for it.
+
+        Args:
+            private: Whether the vectors are copies that do not change.
+        """
+        self._snapshot = Snapshot(vectors, *self.progress, self.extra_state(), private)
+        return self._snapshot
 
     def await_release(self) -> None:
         """Wait until the vectors of the last snapshot may change; quick if nothing is being saved."""
@@ -150,7 +160,7 @@ class BulkSynchronous:
 
     def tally(self, loss: float, updated: bool) -> None:
         """Count the result of a step."""
-        self._result = StepResult(loss, updated)
+        self.last_result = StepResult(loss, updated)
         self._counted_to += 1
         if updated:
             self._loss_sum += loss
@@ -165,9 +175,9 @@ class BulkSynchronous:
             flags: The union of all workers' ``flags``, the same on all workers.
         """
         step, data_cursor = self.progress
-        self._ended = bool(flags & STOP) or step >= self._train_steps
+        self.has_ended = bool(flags & STOP) or step >= self._train_steps
         self._is_requested = bool(flags & PAUSE)
-        self._point = ConsistentPoint(step, data_cursor, _NO_REASONS, self._ended)
+        self._point = ConsistentPoint(step, data_cursor, _NO_REASONS, self.has_ended)
 
     def _reasons(self) -> frozenset[str]:
         """Return the reasons for the point that is reached. Collective over the workers.

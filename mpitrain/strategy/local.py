@@ -66,8 +66,8 @@ class Local(BulkSynchronous):
             self._since[_LOSS] += loss
         self._since[_COUNTED if updated else _SKIPPED] += 1
         self.advance()
-        self._result = StepResult(loss, updated)
-        if self.progress.step % self._every == 0 or self.progress.step == self._plan.train_steps:
+        self.last_result = StepResult(loss, updated)
+        if self.progress.step % self._every == 0 or self.progress.step == self.plan.train_steps:
             self._average()
 
     def vector(self, name: str) -> Array:
@@ -83,8 +83,8 @@ class Local(BulkSynchronous):
     def snapshot(self) -> Snapshot:
         if self._center is None:
             return super().snapshot()
-        vectors = {name: self.vector(name) for name in self._plan.vectors} | {"params": self._center.copy()}
-        return Snapshot(vectors, *self.progress, private=True)
+        vectors = {name: self.vector(name) for name in self.plan.vectors} | {"params": self._center.copy()}
+        return self.snapshot_of(vectors, private=True)
 
     def close(self) -> None:
         self._hierarchy.free()
@@ -101,7 +101,7 @@ class Local(BulkSynchronous):
         else:
             self._average_elastically()
         self.enter_consistent_point(self._exchange_totals())
-        if self._ended and self._center is not None:
+        if self.has_ended and self._center is not None:
             self.params[:] = self._center
 
     def _average_elastically(self) -> None:

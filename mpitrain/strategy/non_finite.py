@@ -1,4 +1,9 @@
-"""What happens to a step whose loss is not finite (``--nan``)."""
+"""What happens to a step whose loss is not finite (``--nan``).
+
+``stop`` ends the run before the update, ``skip`` applies no update, ``ignore`` applies it. On GPUs the kernel
+``decide_update`` (``gpu/kernels/step.cu``) follows the same table on the device, so that no update waits for the host;
+the host uses ``NonFinitePolicy`` for what it decides afterwards: whether a loss that it reads later ends the run.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +16,23 @@ from ..errors import NonFiniteLoss
 
 
 class NonFinitePolicy:
-    """Decides whether a gradient is applied. On GPUs, ``gpu.grad_scaler`` makes the same decision on the device.
+    """Decides whether a gradient is applied, and whether the run ends.
 
     Args:
         action: The value of ``--nan``: ``stop``, ``skip`` or ``ignore``.
         workers: The number of workers.
-
-    Attributes:
-        stops: Whether a loss that is not finite ends the run.
     """
 
     def __init__(self, action: str, workers: int) -> None:
-        self._ignores, self._workers = action == "ignore", workers
-        self.stops = action == "stop"
+        self._ignores, self._stops, self._workers = action == "ignore", action == "stop", workers
 
     def applies(self, loss: float) -> bool:
         """Return whether the gradient of a step with this loss is applied."""
         return math.isfinite(loss) or self._ignores
+
+    def ends_run(self, loss: float) -> bool:
+        """Return whether a step with this loss ends the run."""
+        return self._stops and not math.isfinite(loss)
 
     def check(self, loss: float, losses: Array, step: int) -> bool:
         """Return whether a step is applied. All workers call it with the same arguments.
@@ -40,9 +45,7 @@ class NonFinitePolicy:
         Raises:
             NonFiniteLoss: The sum is not finite and the run ends; on all workers.
         """
-        if math.isfinite(loss):
-            return True
-        if self.stops:
+        if self.ends_run(loss):
             raise self.error(losses, step, on_all_ranks=True)
         return self.applies(loss)
 
@@ -52,9 +55,7 @@ class NonFinitePolicy:
         Raises:
             NonFiniteLoss: Its loss is not finite and the run ends; on this worker.
         """
-        if math.isfinite(loss):
-            return True
-        if self.stops:
+        if self.ends_run(loss):
             losses = np.zeros(self._workers)
             losses[worker] = loss
             raise self.error(losses, step)

@@ -16,14 +16,13 @@ from ..plan.modes import MODES
 from ..plan.plan import Plan
 from .base import Strategy
 from .bulk_synchronous import BulkSynchronous
-from .ps.asynchronous import Async
-from .ps.backup import BackupOnOneNode, BackupWithServers
 from .ps.server import Server
 from .ps.store import Store
 from .sync import Sync
 from .sync_gpu import SyncGpu
 
 _SET_BY_INSTANCES = ("params", "grads", "progress", "initial_vectors")
+_OPTIONAL = ("extra_state",)  # only ``snapshot`` uses it
 _MEMBERS = [*Strategy.__annotations__, *(name for name in vars(Strategy) if not name.startswith("_"))]
 MakeStrategy = Callable[[Cluster, Plan, Sequence[Device], TrainingState], Strategy]
 
@@ -66,27 +65,10 @@ def sync_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
     return make(cluster, plan, devices, state)
 
 
-def strategy_with_servers(cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> Strategy:
-    """Return the strategy for ``async``, ``ssp`` or ``backup``. Collective over all ranks."""
-    return ps_strategy(Store(cluster, plan, state), devices, state)
-
-
 def trains_on_gpus(cluster: Cluster, plan: Plan, devices: Sequence[Device]) -> bool:
     """Return whether vectors live on every worker's device. Collective over the workers, or over the servers."""
     can_be_on_gpu = plan.config.mode.keeps_vectors_on_gpus and devices[0].is_gpu
     return cluster.workers.allreduce(can_be_on_gpu, op=MPI.LAND)
-
-
-def ps_strategy(store: Store, devices: Sequence[Device], state: TrainingState) -> Strategy:
-    """Return the strategy for ``async``, ``ssp`` or ``backup``. Local.
-
-    Args:
-        devices: The devices of this worker.
-        state: Shared with this worker's model.
-    """
-    if store.plan.config.parallel.mode != "backup":
-        return Async(store, devices, state)
-    return BackupOnOneNode(store, state) if store.on_one_node else BackupWithServers(store, state)
 
 
 def _load(path: str) -> MakeStrategy:
@@ -113,7 +95,8 @@ def _load_class(mode: str) -> MakeStrategy:
             f"--mode {mode}: the constructor takes initial_state; it must take (cluster, plan, devices, state), set "
             "initial_vectors, and leave them to be filled before start is called: see mpitrain.strategy.base.Strategy"
         )
-    missing = [name for name in _MEMBERS if name not in _SET_BY_INSTANCES and not hasattr(strategy, name)]
+    required = [name for name in _MEMBERS if name not in (*_SET_BY_INSTANCES, *_OPTIONAL)]
+    missing = [name for name in required if not hasattr(strategy, name)]
     if missing or getattr(strategy, "vector", None) is BulkSynchronous.vector:
         missing_names = ", ".join(missing) or "vector"
         raise ConfigError(f"--mode {mode}: {missing_names} missing; see mpitrain.strategy.base.Strategy")

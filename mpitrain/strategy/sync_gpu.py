@@ -10,7 +10,6 @@ parameters have not changed since.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,7 +84,7 @@ class SyncGpu(BulkSynchronous):
         self._started = 0  # number of buckets in this step
         self._pending: deque[_PendingStep] = deque()
         self._free: list[_PendingStep] = []
-        self._bad: tuple[int, float] | None = None  # the first step with a non-finite loss, and this worker's share
+        self._bad: tuple[int, float] | None = None  # the first step whose loss ends the run, and this worker's share
         self._own_flags = np.zeros(1, np.int64)
         self._all_flags = np.zeros(hierarchy.comm.size, np.int64)
 
@@ -100,7 +99,7 @@ class SyncGpu(BulkSynchronous):
             self._scaler.load_extra_state(extra_state)
         if hierarchy.comm.size > 1:
             before = str(values_of(extra_state, _TRANSPORT, _VERSION).get("name", ""))
-            requested = self._plan.config.device.gpu_transport
+            requested = self.plan.config.device.gpu_transport
             self._transport = select_transport(hierarchy, device, self._sent, self._buckets, requested, before)
         hierarchy.node.Barrier()  # no rank may change the host vectors before all have read the initial values
 
@@ -127,12 +126,12 @@ class SyncGpu(BulkSynchronous):
         flags = self._exchange_flags()
         self.advance()
         self.enter_consistent_point(flags)
-        self._read(0 if self._ended else _LAG)
+        self._read(0 if self.has_ended else _LAG)
 
     @property
     def result(self) -> StepResult:
         self._collect_results(0)
-        return self._result
+        return self.last_result
 
     def stats(self) -> Stats:
         self._collect_results(0)
@@ -150,11 +149,10 @@ class SyncGpu(BulkSynchronous):
                 self._device.pin(host)
                 with self._device.activate():
                     self._device.download(self._on_device[name], host)
-        self._snapshot = Snapshot(self._host, *self.progress, self.extra_state())
-        return self._snapshot
+        return self.snapshot_of(self._host)
 
     def memory_use(self) -> dict[str, int]:
-        return {"parameters, slots, gradient": (len(self._on_device) + 1) * self._plan.nbytes}
+        return {"parameters, slots, gradient": (len(self._on_device) + 1) * self.plan.nbytes}
 
     def close(self) -> None:
         if self._transport is not None:
@@ -178,7 +176,7 @@ class SyncGpu(BulkSynchronous):
 
     def _wait_if_traced(self) -> None:
         """Wait for the device, so that durations can be measured."""
-        if self._plan.config.output.trace:
+        if self.plan.config.output.trace:
             self._device.compute.wait()
 
     def _record_result(self) -> None:
@@ -214,7 +212,7 @@ class SyncGpu(BulkSynchronous):
             pending.done.synchronize()
             own, total, updated = pending.results.tolist()
             self.tally(total, bool(updated))
-            if self._bad is None and not math.isfinite(total):
+            if self._bad is None and self.non_finite.ends_run(total):
                 self._bad = pending.step, own
             self._free.append(pending)
 
@@ -225,7 +223,7 @@ class SyncGpu(BulkSynchronous):
             NonFiniteLoss: A loss is not finite and ``--nan`` is ``stop``.
         """
         self._collect_results(lag)
-        if self._bad is None or not self.non_finite.stops or self._bad[0] >= self.progress.step - lag:
+        if self._bad is None or self._bad[0] >= self.progress.step - lag:
             return
         step, own = self._bad
         raise self.non_finite.error(np.array(self._hierarchy.comm.allgather(own)), step, on_all_ranks=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..batch_systems.registry import end_of_time
 from ..checkpoint.resume import ResumePlan, plan_resume
 from ..comm.cluster import Cluster
 from ..comm.mpi import library_name
@@ -32,7 +33,7 @@ from ..plan.roles import HOW_ROLES_ARE_GIVEN
 from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.run_directory import cannot_write, check_files, new_run_dir
-from ..process.signals import Signals, TimeLimit, ask_slurm, end_of_time
+from ..process.signals import Signals, TimeLimit
 from ..strategy.select import make_server, trains_on_gpus
 from .loop import Loop, RunFiles
 from .messages import headline, notes_on_data
@@ -144,8 +145,8 @@ def training_session(cluster: Cluster, request: TrainRequest, rank_status: RankS
             end = RunEnd("finished")
             yield session
         else:
-            # Only the chief's clock counts, so only the chief queries Slurm.
-            until = end_of_time(plan.config.run.time_limit, ask=ask_slurm) if cluster.chief else None
+            # Only the chief's clock counts, so only the chief queries the batch system.
+            until = end_of_time(plan.config.run.time_limit) if cluster.chief else None
             limit = TimeLimit(until, time.time())
             worker = Worker(cluster, job, plan, files, telemetry, resume_plan, request.loop)
             with (

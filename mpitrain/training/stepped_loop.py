@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -22,17 +22,14 @@ class SteppedLoop(Loop):
 
     reuses_batches = False
 
+    _stepped_model: SteppedModel
     _work: WorkItem | None = None  # until its step is finished
     _parts: list[Batch]  # the micro-batches of this step that are not finished
     _in_forward = _computed = False  # whether the first of them was handed out, and whether its gradient is computed
 
-    @property
-    def _stepped_model(self) -> SteppedModel:
-        return cast(SteppedModel, self._model)  # a Trainer has a PyTorch module on one device
-
     def open(self) -> None:
         """Begin to train. Collective over the workers."""
-        self._parts = []
+        self._parts, self._stepped_model = [], self._model.stepped
         self._stepped_model.use_device()
         self._begin()
 

@@ -113,7 +113,7 @@ class Worker:
             files.metrics = self.telemetry.open(files.record, beginning.progress.step)
 
         def extra_state() -> ExtraState:
-            return {**model.extra_state, **save_hooks(job.hooks)}
+            return {**model.extra_state(), **save_hooks(job.hooks)}
 
         hooks: list[Hook] = [
             # A terminal shows every report, in one place.
@@ -127,7 +127,7 @@ class Worker:
             *self.telemetry.hooks(),
             *([] if files.console is None else [ShowProgress(files.console)]),
         ]
-        accumulation = GradientAccumulation(model, strategy.grads, config.training.accumulate_steps, state)
+        accumulation = GradientAccumulation(model, strategy.grads, config.training.accumulate_steps)
         loop = self.loop(cluster, plan, strategy, model, accumulation, loader, files, hooks)
         self.telemetry.attach(loop, resumed=beginning.resumed is not None)
         _log.info("%s", describe_job(loop, len(job.train_split), beginning.resumed))

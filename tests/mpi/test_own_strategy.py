@@ -128,3 +128,22 @@ def test_an_incomplete_strategy_is_refused(openmpi: Mpi, tmp_path: Path, source:
 def test_a_strategy_without_the_vectors_of_the_plan_is_refused(openmpi: Mpi, tmp_path: Path, vectors: str) -> None:
     source = STRATEGY.replace("self.initial_vectors = self.vectors", f"self.initial_vectors = {vectors}")
     test_an_incomplete_strategy_is_refused(openmpi, tmp_path, source, "initial_vectors")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    "flags", [("--mode", "async"), ("--mode", "local", "--local-steps", "2", "--elastic-rho", "0.3")], ids=" ".join
+)
+def test_snapshots_include_the_extra_state_of_a_subclass(openmpi: Mpi, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    job = tmp_path / "own.py"
+    lines = [
+        "from mpitrain.core.extra_state import Versioned",
+        "from mpitrain.strategy import local",
+        "from mpitrain.strategy.ps import asynchronous",
+        "for strategy in (local.Local, asynchronous.Async):",
+        "    strategy.extra_state = lambda self: {'own': Versioned(3, {'step': float(self.progress.step)})}",
+    ]
+    job.write_text("\n".join([(ROOT / "jobs" / "mnist_mlp.py").read_text(), *lines, ""]))
+    openmpi.train(2, job, "--run-dir", tmp_path / "run", "--train-steps", "4", *flags)
+    with checkpoint.Checkpoint(checkpoint.path_for(tmp_path / "run" / "checkpoints", 4)) as file:
+        assert file.attributes["run/state/own"] == {"version": 3, "step": 4.0}

@@ -85,7 +85,7 @@ def reference(o, gradients, moving=None):
     m, v = np.zeros(SIZE), np.zeros(SIZE)
     decayed, factors = np.zeros(SIZE), np.ones(SIZE)
     for entry in LAYOUT.entries:
-        factors[entry.start : entry.stop] = o.rate_factor(entry.name)
+        factors[entry.start : entry.stop] = o.by_name(entry.name).rate_factor
         decayed[entry.start : entry.stop] = entry.kind == "param" and o.decays(entry.name)
     state = np.arange(SIZE) >= TRAINED
     for t, raw in enumerate(gradients):

@@ -97,7 +97,7 @@ class Local:
         self.model = make_model(self.job, self.plan, devices, self.state_of_run)
         self.model.bind(self.params, self.grads)
         micro_batches = self.plan.config.training.accumulate_steps
-        self.accumulation = GradientAccumulation(self.model, self.grads, micro_batches, self.state_of_run)
+        self.accumulation = GradientAccumulation(self.model, self.grads, micro_batches)
         self.updater = self.plan.updater(self.vectors, self.state_of_run.frozen)
         split = self.job.train_split
         self.loader = split.own_loader(SEED)

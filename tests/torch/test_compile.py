@@ -32,7 +32,7 @@ def assert_trains(kind: str, backend: str) -> None:
     ours.train(), plain.train()
     assert ours.state().keys() == plain.state().keys()
     kept, expected = (
-        {group: sorted(part.values) for group, part in each.model.extra_state.items()} for each in (ours, plain)
+        {group: sorted(part.values) for group, part in each.model.extra_state().items()} for each in (ours, plain)
     )
     assert kept == expected
     np.testing.assert_allclose(ours.params, plain.params, atol=1e-12, rtol=0)

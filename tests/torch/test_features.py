@@ -173,7 +173,7 @@ def test_an_unused_parameter_has_a_gradient_of_zero() -> None:
 
 def test_buffers_are_part_of_the_state() -> None:
     ours = assert_same_training(making(Counter))
-    state = ours.model.extra_state
+    state = ours.model.extra_state()
     assert state.keys() == {"buffers", "transient"}
     buffers = state["buffers"].values
     assert buffers.keys() == {"seen", "norm.num_batches_tracked"}  # without "constant", which never changes
@@ -183,7 +183,7 @@ def test_buffers_are_part_of_the_state() -> None:
     grown = Local(making(Growing))
     grown.step(0)
     again = Local(making(Growing))
-    again.model.load_extra_state(grown.model.extra_state)
+    again.model.load_extra_state(grown.model.extra_state())
     assert again.job.model.mask.shape == (6,)
     other = Local(making(Counter))
     other.model.load_extra_state(state)
@@ -194,7 +194,7 @@ def test_buffers_are_part_of_the_state() -> None:
 def test_buffers_that_are_not_finite_are_kept() -> None:
     ours = assert_same_training(making(Masked))
     assert np.isfinite(ours.params).all()
-    stored = ours.model.extra_state["buffers"].values
+    stored = ours.model.extra_state()["buffers"].values
     assert stored.keys() == {"mask", "first"}
     assert np.array_equal(stored["mask"], Masked().mask) and np.isfinite(stored["first"]).all()
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import configparser
 import re
+import sys
+from pathlib import Path
 
 from ..support.launch import ROOT
 
 PACKAGE = ROOT / "mpitrain"
+# The names under which projects are imported, where they differ.
+IMPORTED_AS = {
+    "docstring-parser": "docstring_parser",
+    "tomli-w": "tomli_w",
+    "ml-dtypes": "ml_dtypes",
+    "nvidia-ml-py": "pynvml",
+    "nvidia-cudnn-frontend": "cudnn",
+}
+PARTS_OF = {"cupy_backends": "cupy", "cuda": "cupy"}  # installed with CuPy
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 
@@ -49,3 +61,46 @@ def test_every_file_that_the_page_names_exists() -> None:
     named = set(re.findall(r"`((?:\w+/)+[\w.]*)`", PAGE)) - {"core/ops"}
     missing = {name for name in named if not (PACKAGE / name).exists() and not (ROOT / name).exists()}
     assert missing == set()
+
+
+def listed_importers() -> dict[str, set[str]]:
+    """Return the packages and modules that the page lists for each project, by the name in imports."""
+    section = PAGE.partition("\n## Dependencies\n")[2]
+    importers: dict[str, set[str]] = {}
+    for projects, modules_of, _ in re.findall(r"^\| ([\w, .()-]+) \| ([^|]*) \| ([^|]*) \|$", section, re.MULTILINE)[
+        1:
+    ]:
+        names = [re.sub(r"\(.*?\)", "", name).strip() for name in projects.split(",")]
+        everywhere = {""} if modules_of.strip() == "everywhere" else set()
+        for name in names:
+            importers[IMPORTED_AS.get(name, name)] = set(re.findall(r"`([\w.]+)`", modules_of)) | everywhere
+    return importers
+
+
+def names_used(path: Path, projects: set[str]) -> tuple[set[str], set[str]]:
+    """Return the other projects that a module imports, and those that its strings name, as dynamic imports do."""
+    imported, named = set(), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            imported.add(str(node.module).partition(".")[0])
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named.add(node.value.partition(".")[0])
+    imported = {PARTS_OF.get(name, name) for name in imported - sys.stdlib_module_names - {"mpitrain", "tomllib"}}
+    return imported, named & projects
+
+
+def test_the_table_of_dependencies_lists_all_imports_and_no_others() -> None:
+    listed = listed_importers()
+    missing, used = set(), set()
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+        imported, named = names_used(path, set(listed))
+        for name in imported | named:
+            covering = {entry for entry in listed.get(name, ()) if not entry or f"{module}.".startswith(f"{entry}.")}
+            used |= {(name, entry) for entry in covering}
+            if name in imported and not covering:
+                missing.add((name, module))
+    assert missing == set()
+    assert {(name, entry) for name, entries in listed.items() for entry in entries} - used == set()

@@ -85,7 +85,7 @@ def gradient(
     sum_over_workers = None if summing is None else lambda array: summing.append(array.copy())
     model = make_model(made, plan, [Cpu(i) for i in range(devices)], TrainingState(plan.layout), sum_over_workers)
     model.bind(params, grads)
-    accumulation = GradientAccumulation(model, grads, 1, TrainingState(plan.layout))
+    accumulation = GradientAccumulation(model, grads, 1)
     announced: list[int] = []
     try:
         for _ in range(2):  # nothing of one batch may remain for the next
@@ -156,7 +156,7 @@ def test_a_container_states_whether_it_announces_its_children(container: type[Pa
     nn.initialize(made.model, plan.layout, params, 1)
     model = make_model(made, plan, [Cpu()], TrainingState(plan.layout))
     model.bind(params, grads)
-    accumulation, announced = GradientAccumulation(model, grads, 1, TrainingState(plan.layout)), []
+    accumulation, announced = GradientAccumulation(model, grads, 1), []
     accumulation.forward(batch())
     accumulation.backward(announced.append)
     assert announced == ([plan.layer_starts[1], 0] if container is Pair else [0])
@@ -179,7 +179,7 @@ def test_accumulation_gives_the_gradient_of_the_batch(parts: int, devices: int) 
         nn.initialize(made.model, plan.layout, params, 1)
         model = make_model(made, plan, [Cpu(i) for i in range(devices)], TrainingState(plan.layout))
         model.bind(params, grads)
-        accumulation = GradientAccumulation(model, grads, accumulate_steps, TrainingState(plan.layout))
+        accumulation = GradientAccumulation(model, grads, accumulate_steps)
         final = np.full_like(grads, np.nan)
 
         def keep(start: int, final: Array = final, grads: Array = grads) -> None:

@@ -163,3 +163,31 @@ class layered_sgd(optim.sgd):
 def test_a_group_cannot_turn_the_trust_ratio_on_or_off(layered):
     with pytest.raises(JobError, match="trust ratio"):
         layered_sgd(0.1, layered, groups={"dense2.*": {"layered": not layered}})
+
+
+@pytest.mark.parametrize(
+    ("composed", "whole"),
+    [
+        (optim.adamw(0.01, layer_scaling=optim.TrustRatio()), optim.lamb(0.01)),
+        (
+            optim.momentum(0.1, weight_decay=0.1, layer_scaling=optim.TrustRatio(0.02, after_rule=False)),
+            optim.lars(0.1, weight_decay=0.1, trust=0.02),
+        ),
+        (
+            optim.adamw(0.01, groups={"dense1.*": {"rate_factor": 0.1, "eps": 1e-6}, "*.bias": {"rate_factor": 3}}),
+            optim.adamw(0.01, groups={"dense1.*": {"eps": 1e-6}}, rate_factors={"dense1.*": 0.1, "*.bias": 3}),
+        ),
+    ],
+    ids=["lamb", "lars", "rate_factor"],
+)
+def test_compositions_give_the_same_bits(composed, whole):
+    runs = [Run(composed), Run(whole)]
+    for step in range(4):
+        for run in runs:
+            run.step(draw(step + 1, 1).astype(np.float32), step)
+    assert runs[0].everything().tobytes() == runs[1].everything().tobytes()
+
+
+def test_a_layer_scaling_is_a_trust_ratio():
+    with pytest.raises(JobError, match="layer_scaling"):
+        optim.adam(0.1, layer_scaling=0.5)

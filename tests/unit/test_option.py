@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import click
 import pytest
@@ -12,7 +13,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.launcher.batch.request import SubmitOptions
 from mpitrain.plan.config import BACKUP_WORKERS, FIELDS, GROUPS, LOCAL_STEPS, STALENESS, ParallelConfig, RunConfig
 from mpitrain.plan.launch_options import LaunchOptions
-from mpitrain.plan.modes import MODES, find_mode, modes_with
+from mpitrain.plan.modes import MODES, find_mode
 from mpitrain.plan.option import OptionGroup, OptionInfo, info_of, option
 from mpitrain.plan.options import options_of, run_options
 
@@ -22,6 +23,8 @@ class Options(OptionGroup):
     count: int = option(3, "How many.", "N", minimum=1, also="-c")
     rate: float | None = option(None, "Use a rate.", above=0, below=1, default_text="the best")
     names: tuple[str, ...] = option((), "Names.", is_repeated=True)
+    order: Literal["up", "down"] | None = option(None, "Order.")
+    color: str = option("red", "Color.", choices=("red", "blue"))
     quiet: bool = option(False, "Print nothing.", has_negative=False)
     fast: bool = option(True, "Be fast.")
 
@@ -50,6 +53,21 @@ def test_a_number_outside_of_its_limits_is_refused(values: dict[str, float], exp
     assert Options().rate is None
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"order": "dwon"}, "--order is 'dwon': .*up, down.*'down'"),
+        ({"color": "green"}, "--color is 'green': .*red, blue"),
+    ],
+)
+def test_a_word_that_is_none_of_the_choices_is_refused(values: dict[str, str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        Options(**values)  # type: ignore[arg-type]
+    assert Options(order="up", color="blue").order == "up"
+    with pytest.raises(ConfigError, match="--nan is 'bogus'"):
+        RunConfig.of(nan="bogus")
+
+
 def test_flags_and_help_follow_from_the_fields() -> None:
     flags = {str(flag.name): flag for flag in options_of(Options)}
     assert flags["count"].opts == ["--count", "-c"]
@@ -58,7 +76,15 @@ def test_flags_and_help_follow_from_the_fields() -> None:
     assert (flags["quiet"].secondary_opts, flags["fast"].secondary_opts) == ([], ["--no-fast"])
     command = click.Command("test", params=list(flags.values()), callback=lambda **values: values)
     given = command.main(["-c", "5", "--names", "a", "--names", "b", "--quiet"], standalone_mode=False)
-    assert given == {"count": 5, "rate": None, "names": ("a", "b"), "quiet": True, "fast": True}
+    assert given == {
+        "count": 5,
+        "rate": None,
+        "names": ("a", "b"),
+        "order": None,
+        "color": "red",
+        "quiet": True,
+        "fast": True,
+    }
 
 
 @pytest.mark.parametrize("group", [*GROUPS, LaunchOptions, Resources, SubmitOptions])
@@ -67,11 +93,10 @@ def test_every_option_has_help_and_its_default_is_valid(group: type[OptionGroup]
     group()
 
 
-def test_each_option_of_a_mode_exists_and_is_refused_in_the_others() -> None:
-    assert {name for mode in MODES.values() for name in mode.options} <= set(FIELDS)
+def test_each_option_of_a_mode_is_refused_in_the_others() -> None:
     text = {str(flag.name): flag.help or "" for flag in run_options()}
     for name, field in FIELDS.items():
-        modes = modes_with(name)
+        modes = info_of(field).mode_names
         assert text[name].startswith(f"{', '.join(modes)}: ") == bool(modes)
         for mode in MODES:
             valid = {"local_steps": 2, "elastic_rho": 0.5, "push_precision": "float16", "gpu_transport": "nccl"}
@@ -98,7 +123,9 @@ def test_modes_that_use_servers() -> None:
     for name in MODES:
         assert RunConfig.of(mode=name).uses_servers == MODES[name].uses_servers
     own = find_mode("package.module:Strategy")
-    assert own.options == MODES["sync"].options
+    assert all(
+        info_of(field).is_valid_in(own) == info_of(field).is_valid_in(MODES["sync"]) for field in FIELDS.values()
+    )
     assert not own.uses_servers
     with pytest.raises(ConfigError, match="--precision float16"):
         RunConfig.of(mode="package.module:Strategy", precision="float16")

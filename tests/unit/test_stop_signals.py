@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mpitrain.process.signals import Signals, TimeLimit, end_in, end_of_time
+from mpitrain.process.signals import Signals, TimeLimit
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -42,32 +42,6 @@ with signals.recorded():
     assert done.stdout.split("\n")[:-1] == [number.name, *([] if ends else ["still there"])]
 
 
-@pytest.mark.parametrize(
-    ("limit_s", "environ", "end"),
-    [
-        (None, {}, None),
-        (60.0, {}, 1060.0),
-        (None, {"SLURM_JOB_END_TIME": "1500"}, 1500.0),
-        (60.0, {"SLURM_JOB_END_TIME": "1500"}, 1060.0),
-        (900.0, {"SLURM_JOB_END_TIME": "1500"}, 1500.0),
-        (None, {"SLURM_JOB_END_TIME": "NONE"}, None),
-        (None, {"MPITRAIN_END_TIME": "1400", "SLURM_JOB_END_TIME": "1500"}, 1400.0),
-    ],
-)
-def test_the_earliest_end_counts(limit_s: float | None, environ: dict[str, str], end: float | None) -> None:
-    assert end_of_time(limit_s, environ, now=1000.0) == end
-
-
-def test_slurm_is_asked_where_it_does_not_say() -> None:
-    def ask(job: str) -> float | None:
-        return {"7": 1300.0}.get(job)
-
-    assert end_of_time(None, {"SLURM_JOB_ID": "7"}, 1000.0, ask) == 1300.0
-    assert end_of_time(None, {"SLURM_JOB_ID": "8"}, 1000.0, ask) is None
-    assert end_of_time(None, {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1500"}, 1000.0, ask) == 1500.0
-    assert end_of_time(None, {}, 1000.0, ask) is None
-
-
 def test_without_an_end_it_is_never_reached() -> None:
     assert not TimeLimit(None, 0.0).reached(1e12, 1e6, 1e6)
 
@@ -79,9 +53,3 @@ def test_there_is_time_left_to_save(step_s: float, save_s: float) -> None:
         now += max(step_s, 0.01)
     assert now + step_s + save_s < 3600.0
     assert now > 3600.0 - 60.0 - 2 * step_s - 2 * save_s - 0.02
-
-
-def test_a_task_of_an_array_has_its_own_end() -> None:
-    output = "12 1300\n11 1200\n10 N/A\n"
-    assert [end_in(output, job) for job in ("10", "11", "12", "13")] == [None, 1200.0, 1300.0, None]
-    assert end_in("", "1") is None

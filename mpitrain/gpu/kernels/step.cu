@@ -13,6 +13,7 @@ struct State {
     double own, total, updated;  // this step's values, for the host
 };
 
+// The table of strategy/non_finite.py, decided on the device, so that no update waits for the host.
 constexpr int kStop = 0, kIgnore = 2;  // indices in the policies stop, skip, ignore
 
 // The scale is doubled after this many steps without overflow, and halved at each overflow. Micikevicius et al., Mixed

@@ -14,7 +14,7 @@ from ...batch_systems.registry import SYSTEMS
 from ...batch_systems.resources import Resources
 from ...errors import ConfigError
 from ...plan.config import RunConfig
-from ...plan.modes import modes_with
+from ...plan.modes import names_of_modes
 from ...plan.request import JobRequest, Workload
 from ..mpi_flavors import library_flavor
 from .request import SubmitRequest
@@ -87,7 +87,8 @@ def _check_roles(resources: Resources, workload: Workload) -> None:
         raise ConfigError("--ps-nodes is for jobs with parameter servers, and a program is submitted; remove it")
     config = workload.config
     if not config.uses_servers:
-        raise ConfigError(f"--ps-nodes requires --mode {', '.join(modes_with('ps'))}, not {config.parallel.mode}")
+        modes = names_of_modes(lambda mode: mode.uses_servers)
+        raise ConfigError(f"--ps-nodes requires --mode {', '.join(modes)}, not {config.parallel.mode}")
     RunConfig.of(**config.options() | {"ps": resources.servers}).check_ranks(resources.ranks)
     ps = config.servers.ps
     if ps not in (0, resources.servers):

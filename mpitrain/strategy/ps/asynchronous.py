@@ -11,14 +11,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...comm.cluster import Cluster
 from ...core.device import Device
 from ...core.training_state import TrainingState
 from ...monitor.trace import span
 from ...optim import Updater
+from ...plan.plan import Plan
 from ..base import StepResult
 from .client import PsStrategy
 from .shard import Push, Ranges
 from .store import Store
+
+
+def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> Async:
+    """Return the strategy for ``async`` or ``ssp``. Collective over all ranks."""
+    return Async(Store(cluster, plan, state), devices, state)
 
 
 class Async(PsStrategy):
@@ -39,35 +46,36 @@ class Async(PsStrategy):
             slots = dict.fromkeys(plan.optimizer.slots, np.empty(0, plan.dtype))  # not needed for norms
             self._measure = Updater(plan.optimizer, plan.layout, self.params, slots)
         self._early = devices[0].is_gpu and self._measure is None
+        self._counts_lead = plan.config.mode.bounds_staleness
         self._posted: set[int] = set()  # shards that this gradient was sent to
 
     def ready(self, start: int) -> None:
-        if self._early and start > 0 and self._non_finite.applies(self._take_loss()):
+        if self._early and start > 0 and self.non_finite.applies(self.take_loss()):
             self._post(start, 1.0)
 
     @span("push")
     def finish(self) -> None:
-        loss = self._take_loss()
-        updated = self._non_finite.applies(loss)
+        loss = self.take_loss()
+        updated = self.non_finite.applies(loss)
         staleness = self._push() if updated else 0
-        if self._plan.config.parallel.mode == "ssp":
-            staleness = self._lead
-        self._advance_to(self._coordinator.finish(loss, staleness, self._reads_since(), not updated))
+        if self._counts_lead:
+            staleness = self.lead
+        self.advance_to(self.coordinator.finish(loss, staleness, self.take_reads(), not updated))
         self.result = StepResult(loss, updated)
 
     def _push(self) -> int:
         """Have every shard apply the gradient; return its staleness at the first shard."""
         self._post(0, self._clip())
         self._posted.clear()
-        staleness, *_ = [shard.wait_apply() for shard in self._shards]
+        staleness, *_ = [shard.wait_apply() for shard in self.shards]
         return staleness
 
     def _post(self, start: int, clip: float) -> None:
         """Send the gradient to the shards whose ranges start at ``start`` or later, unless they have it."""
-        for s in self._order:
-            if s not in self._posted and (start == 0 or _complete_from(start, self._shards[s].ranges)):
-                push = Push(self._versions[s], clip, self._plan.config.parallel.staleness_scaling)
-                self._shards[s].post_apply(self.grads, push)
+        for s in self.shard_order:
+            if s not in self._posted and (start == 0 or _complete_from(start, self.shards[s].ranges)):
+                push = Push(self.versions[s], clip, self.plan.config.parallel.staleness_scaling)
+                self.shards[s].post_apply(self.grads, push)
                 self._posted.add(s)
 
     def _clip(self) -> float:
@@ -76,8 +84,8 @@ class Async(PsStrategy):
         if measure is None:
             return 1.0
         rows = self.grads[np.newaxis]
-        squares = sum(measure.prepare(b.lo, b.hi, rows, self.grads, 0) for b in self._plan.buckets)
-        return self._plan.optimizer.clip_factor(float(np.asarray(squares)[0]))
+        squares = sum(measure.prepare(b.lo, b.hi, rows, self.grads, 0) for b in self.plan.buckets)
+        return self.plan.optimizer.clip_factor(float(np.asarray(squares)[0]))
 
 
 def _complete_from(start: int, ranges: Ranges) -> bool:

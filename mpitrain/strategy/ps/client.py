@@ -28,44 +28,58 @@ class PsStrategy:
 
     Local, except ``next`` before and after a ``ConsistentPoint``, and ``close``.
 
+    A subclass implements ``finish``, which takes the loss with ``take_loss``, and calls ``advance_to`` and sets
+    ``result``. It may override ``allocate``, ``least_version``, ``read_params``, ``vector`` and ``extra_state``.
+
     Args:
         store: The parameters; started and freed with this object.
+
+    Attributes:
+        store: The parameters.
+        plan: The plan of the run.
+        worker: The index of this worker.
+        shards: All shards, by number; ``versions`` are those of the parameters that were read last.
+        shard_order: The numbers of the shards in the order in which this worker sends requests.
+        coordinator: Assigns work items and counts steps.
+        non_finite: The policy for losses that are not finite.
+        item, work, lead: The current work item: its number, step and examples, and how many steps this worker is ahead
+            of the slowest one.
     """
 
     synchronous = False
 
     def __init__(self, store: Store, state: TrainingState) -> None:
-        self._store, plan, cluster = store, store.plan, store.cluster
-        self._plan, self._worker, self._chief = plan, cluster.task_index, cluster.chief
+        self.store, plan, cluster = store, store.plan, store.cluster
+        self.plan, self.worker, self._chief = plan, cluster.task_index, cluster.chief
         self.initial_vectors = store.initial_vectors
         self.progress = Progress(0, 0)
-        self._non_finite = NonFinitePolicy(plan.config.training.nan, plan.workers)
+        self.non_finite = NonFinitePolicy(plan.config.training.nan, plan.workers)
         self._training_state, self._frozen = state, state.frozen.tobytes()  # the latter as the shards have them
-        self.params, self.grads = self._memory()
-        self._shards = store.shard_clients(self.params)
+        self.params, self.grads = self.allocate()
+        self.shards = store.shard_clients(self.params)
         # Requests to other nodes first. Workers begin at different shards of their node, so that they do not all wait
         # for the same one.
         local = sorted(store.shards)
-        first = self._worker % max(1, len(local))
-        self._order = [s for s in range(len(self._shards)) if s not in store.shards] + local[first:] + local[:first]
-        self._coordinator = store.step_coordinator()
+        first = self.worker % max(1, len(local))
+        self.shard_order = [s for s in range(len(self.shards)) if s not in store.shards] + local[first:] + local[:first]
+        self.coordinator = store.step_coordinator()
         self._pauses = PauseRequests(cluster.workers)
-        self._versions = [0] * len(self._shards)
-        self._item, self._lead, self._work = 0, 0, WorkItem(0, 0)
+        self.versions = [0] * len(self.shards)
+        self.item, self.lead, self.work = 0, 0, WorkItem(0, 0)
         self._loss: Any = math.nan
         self._paused, self._ended = True, False  # at the beginning, workers wait for each other as after a pause
-        self._reads = 0  # not yet reported
+        self.n_reads = 0  # not yet reported
         self.result = StepResult(math.nan, True)
 
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
-        self._store.start(progress)
+        self.store.start(progress)
         self.progress = self._began = progress
         # In backup a step uses several work items, which are numbered from 0 in each run.
-        self._first_item = progress.step if self._plan.config.mode.is_asynchronous else 0
+        self._first_item = progress.step if self.plan.config.mode.is_asynchronous else 0
 
-    def _memory(self) -> tuple[Array, Array]:
+    def allocate(self) -> tuple[Array, Array]:
         """Return this worker's parameters and gradient; the RPC transport's vector if parameters arrive there."""
-        size, dtype, rpc = self._plan.layout.size, self._plan.dtype, self._store.rpc
+        size, dtype, rpc = self.plan.layout.size, self.plan.dtype, self.store.rpc
         arrives = rpc is not None and len(rpc.vector) == size
         params = rpc.vector if rpc is not None and arrives else np.zeros(size, dtype)
         return params, np.zeros(size, dtype)
@@ -78,22 +92,22 @@ class PsStrategy:
             self._leave_point()
         if self._ended:
             return None
-        item, step, self._lead = self._coordinator.next()
+        item, step, self.lead = self.coordinator.next()
         if item in (PAUSE, END):
             self._ended = item == END
             return self._pause()
-        self._item, self._work = item, WorkItem(step, self._cursor_of(item))
-        self._read(step)
-        return self._work
+        self.item, self.work = item, WorkItem(step, self._cursor_of(item))
+        self.read_params(step)
+        return self.work
 
     def _pause(self) -> ConsistentPoint:
         """Wait until all workers are here, and read the parameters. Collective over the workers."""
         self._await_workers()
         self._paused = True
-        self._store.waiting.until(self._complete)  # a server may not have counted the last step yet
+        self.store.waiting.until(self._complete)  # a server may not have counted the last step yet
         state = self._coordinator_state
         self.progress = Progress(state.done, self._cursor_of(state.items))
-        self._read(state.done)
+        self.read_params(state.done)
         return ConsistentPoint(*self.progress, self._pauses.take(), self._ended)
 
     def _complete(self, spins: int) -> bool:
@@ -107,59 +121,63 @@ class PsStrategy:
         self._paused = False
         if self._chief and not self._ended:
             step = self.progress.step  # a hook may have requested another point at this one
-            self._coordinator.set_pause_step(step + 1 if self._pauses else self._plan.next_pause(step))
+            self.coordinator.set_pause_step(step + 1 if self._pauses else self.plan.next_pause(step))
 
     def _await_workers(self) -> None:
-        barrier = self._store.cluster.workers.Ibarrier()
-        self._store.waiting.until(lambda spins: barrier.Test())
+        barrier = self.store.cluster.workers.Ibarrier()
+        self.store.waiting.until(lambda spins: barrier.Test())
 
     def request_pause(self, reason: str) -> None:
         self._pauses.add(reason)
-        self._coordinator.request_pause()
+        self.coordinator.request_pause()
 
     def request_stop(self) -> None:
-        self._coordinator.stop()
+        self.coordinator.stop()
 
     def _state_now(self) -> CoordinatorState:
         """Return the progress of training, and the statistics of each worker since this run began."""
-        return self._coordinator.state()
+        return self.coordinator.state()
 
     def _cursor_of(self, item: int) -> int:
         """Return the index of the first example of a work item."""
-        return self._began.data_cursor + (item - self._first_item) * self._plan.batch
+        return self._began.data_cursor + (item - self._first_item) * self.plan.batch
 
     # Parameters.
 
-    def _least_version(self, step: int) -> int:
+    def least_version(self, step: int) -> int:
         """Return the version that every shard must have before this worker reads parameters for ``step``."""
         return 0
 
     @span("pull")
-    def _read(self, step: int) -> None:
+    def read_params(self, step: int) -> None:
         """Read the newest parameters of every shard."""
-        self._reads += 1
-        least = self._least_version(step)
-        for s in self._order:
-            self._shards[s].post_read(least)
-        for s in self._order:
-            self._versions[s] = self._shards[s].wait_read()
+        self.n_reads += 1
+        least = self.least_version(step)
+        for s in self.shard_order:
+            self.shards[s].post_read(least)
+        for s in self.shard_order:
+            self.versions[s] = self.shards[s].wait_read()
 
     def vector(self, name: str) -> Array:
         """Return one of the vectors; ``params`` were read by ``next``."""
         if name == "params":
             return self.params
         vector, params = np.zeros_like(self.params), self.params.copy()  # replies from other nodes overwrite them
-        for shard in self._shards:
+        for shard in self.shards:
             shard.read_vector(name, vector)
         self.params[:] = params
         return vector
 
     def snapshot(self) -> Snapshot:
-        names = self._plan.vectors if self._chief else []
+        names = self.plan.vectors if self._chief else []
         vectors = {name: self.vector(name) for name in names}
         if "params" in vectors:
             vectors["params"] = self.params.copy()
-        return Snapshot(vectors, *self.progress, private=True)
+        return Snapshot(vectors, *self.progress, self.extra_state(), private=True)
+
+    def extra_state(self) -> ExtraState:
+        """Return state of the mode that is not in the vectors; ``start`` restores it. Local."""
+        return {}
 
     # Gradients.
 
@@ -168,25 +186,25 @@ class PsStrategy:
         frozen = self._training_state.frozen
         if (flags := frozen.tobytes()) != self._frozen:
             self._frozen = flags
-            for shard in self._shards:
+            for shard in self.shards:
                 shard.freeze(frozen)
 
-    def _take_loss(self) -> float:
+    def take_loss(self) -> float:
         """Return this worker's share of the loss; waits for it on a GPU.
 
         Raises:
             NonFiniteLoss: It is not finite and ``--nan`` is ``stop``.
         """
         loss = self._loss = float(self._loss)
-        self._non_finite.check_own(loss, self._worker, self._work.step)
+        self.non_finite.check_own(loss, self.worker, self.work.step)
         return loss
 
-    def _advance_to(self, step: int) -> None:
+    def advance_to(self, step: int) -> None:
         self.progress = Progress(step, self.progress.data_cursor)
 
-    def _reads_since(self) -> int:
+    def take_reads(self) -> int:
         """Return the number of reads since the last call."""
-        reads, self._reads = self._reads, 0
+        reads, self.n_reads = self.n_reads, 0
         return reads
 
     def ready(self, start: int) -> None:
@@ -201,4 +219,4 @@ class PsStrategy:
         return {}
 
     def close(self) -> None:
-        self._store.free()
+        self.store.free()

@@ -49,13 +49,13 @@ class Server:
         self._names = store.plan.vectors
         self._coordinator = store.coordinator if self._number == 0 else None
         # Workers on this node that change the shard themselves.
-        self._has_local_workers = store.plan.config.parallel.mode != "backup" and any(
+        self._has_local_workers = not store.plan.config.mode.drops_late_gradients and any(
             store.nodes.same(cluster.rank, worker) for worker in cluster.worker_ranks
         )
         self._staging = np.zeros(store.plan.layout.size if self._has_local_workers else 0, store.plan.dtype)
         self._deferred: list[Callable[[], bool]] = []  # replies to send when they are ready
         self._collector = None
-        if store.plan.config.parallel.mode == "backup" and not store.on_one_node:
+        if store.plan.config.mode.drops_late_gradients and not store.on_one_node:
             self._collector = Collector(store, self._number, cluster.training.comm)
 
     def start(self, progress: Progress) -> None:

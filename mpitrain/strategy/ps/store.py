@@ -54,8 +54,9 @@ class Store:
         shards: The shards on this node, by number.
         coordinator: The step coordinator's memory if it is on this node, else None.
         vectors: This node's vectors, by name, if it holds shards.
-        rows: backup: the gradients of this node's ranks, shape (ranks, size or more), if it holds shards.
-        on_one_node: backup: whether all workers and shards share one node, so that workers update by themselves.
+        rows: In modes that drop late gradients: the gradients of this node's ranks, shape (ranks, size or more), if
+            it holds shards.
+        on_one_node: In these modes: whether all workers and shards share one node; workers then update by themselves.
         rpc: The transport between workers and the servers on other nodes; None if there are none.
         waiting: How this rank waits.
         frozen: ``TrainingState.frozen`` as the shards of this node apply it; shared by the node.
@@ -73,8 +74,8 @@ class Store:
         self._shared = SharedArrays(self.nodes.comm)
         local_workers = sum(self.nodes.same(w, cluster.rank) for w in cluster.worker_ranks)
         self.waiting = Backoff(oversubscribed=local_workers > cluster.cores)
-        every, mode = [*cluster.worker_ranks, *self.holders], plan.config.parallel.mode
-        self.on_one_node = mode == "backup" and all(self.nodes.same(rank, every[0]) for rank in every)
+        every, mode = [*cluster.worker_ranks, *self.holders], plan.config.mode
+        self.on_one_node = mode.drops_late_gradients and all(self.nodes.same(rank, every[0]) for rank in every)
         self.ranges = [ranges_of(plan.placements, s, plan.layout) for s in range(plan.n_servers)]
         self.vectors: dict[str, Array] = {}
         self.shards: dict[int, Shard] = {}
@@ -142,7 +143,7 @@ class Store:
             updater = plan.updater(self.vectors, self.frozen)
             for s in local:
                 self.shards[s] = Shard(shared, self.ranges[s], updater, self.vectors, self.frozen, self.waiting)
-            if plan.config.parallel.mode == "backup":
+            if plan.config.mode.drops_late_gradients:
                 self.rows = shared.allocate((self.nodes.comm.size, stride), plan.dtype)
                 self.partials = shared.allocate((self.nodes.comm.size, updater.n_sums), np.float64)
         self.coordinator: CoordinatorMemory | None = None
@@ -150,13 +151,13 @@ class Store:
             self.coordinator = CoordinatorMemory(shared, self._rules())
 
     def _rules(self) -> CoordinatorRules:
-        options, workers = self.plan.config.parallel, self.plan.workers
-        if options.mode == "backup":
+        mode, workers = self.plan.config.mode, self.plan.workers
+        if mode.drops_late_gradients:
             return CoordinatorRules(
                 workers, gradients_per_step=self.plan.gradients_per_step, on_one_node=self.on_one_node
             )
-        if options.mode == "ssp":
-            return CoordinatorRules(workers, bound=options.max_staleness)
+        if mode.bounds_staleness:
+            return CoordinatorRules(workers, bound=self.plan.config.parallel.max_staleness)
         return CoordinatorRules(workers)
 
     def _open_transport(self) -> RpcTransport | None:
@@ -182,7 +183,7 @@ class Store:
 def _nodes(cluster: Cluster, plan: Plan) -> Nodes:
     """Return the nodes; each rank is its own node if memory cannot or must not be shared."""
     if plan.config.parallel.shared_memory:
-        vectors = len(plan.vectors) + (cluster.node.size if plan.config.parallel.mode == "backup" else 0)
+        vectors = len(plan.vectors) + (cluster.node.size if plan.config.mode.drops_late_gradients else 0)
         nbytes = vectors * plan.nbytes
         problem = next(filter(None, cluster.comm.allgather(sharing_problem(cluster.node, nbytes))), "")
         if not problem:

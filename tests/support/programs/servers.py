@@ -21,9 +21,10 @@ from mpitrain.plan.config import RunConfig
 from mpitrain.plan.placement import place, ranges_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.progress import ConsistentPoint, Progress
+from mpitrain.strategy.ps.asynchronous import Async
+from mpitrain.strategy.ps.backup import strategy_of
 from mpitrain.strategy.ps.server import Server
 from mpitrain.strategy.ps.store import Store
-from mpitrain.strategy.select import ps_strategy
 
 what, mode, servers, count, share, one_sided = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7])
 
@@ -62,7 +63,7 @@ used = np.concatenate([np.arange(e.start, e.stop) for e in LAYOUT.entries])
 
 
 def train() -> None:
-    strategy = ps_strategy(store, [CPU], state)
+    strategy = strategy_of(store, state) if mode == "backup" else Async(store, [CPU], state)
     strategy.start(Progress(0, 0), {})
     strategy.grads[used] = -1.0
     steps = 0
@@ -73,7 +74,7 @@ def train() -> None:
         check_read(strategy.params)
         if what == "torn" and cluster.task_index == 0:
             for _ in range(20):  # reads between two pushes of its own
-                strategy._read(0)
+                strategy.read_params(0)
                 check_read(strategy.params)
         strategy.begin(0.0)
         strategy.ready(0)
