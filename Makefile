@@ -36,7 +36,7 @@ lint: .venv/.lint docs
 docs: .venv/.lint
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
 
-env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done $(PARALLEL_HDF5)
+env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done .venv-programs/.done $(PARALLEL_HDF5)
 
 .venv/.demo: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -68,6 +68,13 @@ env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done $(PARALLEL_HDF5)
 	.venv-nvcc/bin/$(PIP) 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-nvrtc==13.*' 'cupy-cuda13x==14.*' numba
 	touch $@
 
+# Programs that ranks execute, such as Lightning, beside the packages of the first environment.
+.venv-programs/.done: .venv/.test-all
+	$(PYTHON) -m venv .venv-programs
+	echo "$(CURDIR)"/.venv/lib/python3*/site-packages > "$$(echo .venv-programs/lib/python3*/site-packages)"/project.pth
+	.venv-programs/bin/$(PIP) lightning accelerate
+	touch $@
+
 # An h5py with parallel HDF5, for the first environment's MPI library and the system's HDF5 (Debian packages
 # libhdf5-openmpi-dev, pkg-config, g++). Takes half a minute.
 .venv-hdf5/.done: .venv/.test-all
@@ -80,7 +87,7 @@ env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done $(PARALLEL_HDF5)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-mpich .venv-nvcc .venv-hdf5 build dist docs/_build *.egg-info
+	rm -rf .venv .venv-mpich .venv-nvcc .venv-programs .venv-hdf5 build dist docs/_build *.egg-info
 
 # The programs that the benchmarks compare with, each in its own environment.
 .PHONY: bench-env
