@@ -29,7 +29,7 @@ from ..process.run_directory import make_run_dir
 from ..version import __version__
 from .environment import environment_of, without_own_settings
 from .output import RankOutput
-from .reaper import ProgramReaper, adopt_orphans, describe_ranks
+from .reaper import ProgramRank, ProgramReaper, adopt_orphans, describe_ranks
 from .world import World, meet, own_entry
 
 _STARTUP = Path(__file__).with_name("startup")
@@ -62,7 +62,7 @@ def run_program(request: ProgramRequest) -> NoReturn:
         for note in _notes(world):
             print(f"mpitrain: {note}", file=sys.stderr, flush=True)
     variables = {**without_own_settings(environ), **environment_of(world, rank, run_dir, environ)}
-    _start(request, run_dir, rank, world, variables)
+    _start(ProgramRank(rank, world, folder, run_dir, request), variables)
 
 
 def _run_dir(request: ProgramRequest, size: int) -> Path:
@@ -127,16 +127,17 @@ def _notes(world: World) -> list[str]:
     return []
 
 
-def _start(request: ProgramRequest, run_dir: Path, rank: int, world: World, variables: Mapping[str, str]) -> NoReturn:
+def _start(own: ProgramRank, variables: Mapping[str, str]) -> NoReturn:
     """Start the program in a child, and watch it."""
+    options, argv = own.request.options, own.request.argv
     end_with_parent(signal.SIGKILL)  # a killed launcher does not end its ranks
     adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     page, stacks = ActivityPage("program"), os.memfd_create("stacks")
     activity.write_to(page)
-    activity.set_limits(request.options.hang_timeout, request.options.long_timeout)
-    activity.describe(role="", run_dir=str(run_dir))
-    output = RankOutput(f"rank {rank}: " if rank else "", path_for(run_dir, rank))
+    activity.set_limits(options.hang_timeout, options.long_timeout)
+    activity.describe(role="", run_dir=str(own.run_dir))
+    output = RankOutput(f"rank {own.rank}: " if own.rank else "", path_for(own.run_dir, own.rank))
     environment = {
         **variables,
         activity.PAGE_VARIABLE: page.path,
@@ -146,12 +147,12 @@ def _start(request: ProgramRequest, run_dir: Path, rank: int, world: World, vari
     child = fork_rank()
     if not child:
         os.setpgid(0, 0)  # some launchers signal the process group; only the reaper signals the program
-        if request.options.signal != "USR1":
+        if options.signal != "USR1":
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # srun signals all processes to have the reaper stop this one
         output.redirect()
-        _execute(request.argv, environment)
-    output.start(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}: {shlex.join(request.argv)}")
-    ProgramReaper(run_dir, rank, world, child, page, stacks, request.options, output).run()
+        _execute(argv, environment)
+    output.start(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}: {shlex.join(argv)}")
+    ProgramReaper(own, child, page, stacks, output).run()
     raise AssertionError
 
 

@@ -8,61 +8,76 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 from ..core.activity import ActivityPage
 from ..monitor import heartbeat
 from ..monitor.heartbeat import Heartbeat, RunEnd
-from ..plan.program import ProgramOptions
+from ..plan.program import ProgramRequest
 from ..process import rank_status
 from ..process.launcher_env import ATTEMPT
 from ..process.pid import parent_of
 from ..process.reaper import HANGS, Reaper
 from ..process.signals import STOPPED_EARLY
 from .output import RankOutput, error_in
-from .world import World
+from .world import World, leave
 
+_SAVING_S = 600.0  # at most, for the other ranks to save when this one has
 _ENDING_S = 2.0  # between SIGTERM and SIGKILL to processes that a program leaves
 _WITHOUT_PROGRESS_S = 60.0  # after which a program is said not to be watched
+
+
+@dataclass(frozen=True)
+class ProgramRank:
+    """A rank that executes a program.
+
+    Attributes:
+        rank: Its number.
+        world: All ranks.
+        meeting: The folder in which they have met.
+        run_dir: The run directory.
+        request: The program.
+    """
+
+    rank: int
+    world: World
+    meeting: Path
+    run_dir: Path
+    request: ProgramRequest
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.world.entries)
 
 
 class ProgramReaper(Reaper):
     """Watches the process of a program.
 
     Args:
-        run_dir: The run directory.
-        world: All ranks.
+        own: The rank.
+        child: The process of the program.
+        page: Where the program reports progress.
         stacks: A file to which a Python program writes its stacks.
         output: The output of the program.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        rank: int,
-        world: World,
-        child: int,
-        page: ActivityPage,
-        stacks: int,
-        options: ProgramOptions,
-        output: RankOutput,
-    ) -> None:
-        super().__init__(run_dir, rank, child, page, stacks)
-        self._folder, self._output, self._options = run_dir, output, options
-        self._stop_signal = signal.Signals[f"SIG{options.signal}"]
+    def __init__(self, own: ProgramRank, child: int, page: ActivityPage, stacks: int, output: RankOutput) -> None:
+        super().__init__(own.run_dir, own.rank, child, page, stacks)
+        self._own, self._output, self._options = own, output, own.request.options
+        self._stop_signal = signal.Signals[f"SIG{self._options.signal}"]
         self._is_stopping = self._has_said = False
         self._started_at = time.monotonic()
-        self._stop_at = world.stop_at
-        rank_status.register_program(run_dir, rank, child)
+        rank_status.register_program(own.run_dir, own.rank, child)
         self._heartbeat = (
-            Heartbeat(run_dir, describe_ranks(len(world.entries)), 0, lambda: page.read().step) if rank == 0 else None
+            Heartbeat(own.run_dir, describe_ranks(own.size), 0, lambda: page.read().step) if own.rank == 0 else None
         )
 
     def look(self) -> None:
-        rank_status.record_step(self._folder, self.rank, self.page.read().step)
-        if self._stop_at is not None and time.time() > self._stop_at:
+        rank_status.record_step(self._own.run_dir, self.rank, self.page.read().step)
+        if (stop_at := self._own.world.stop_at) is not None and time.time() > stop_at:
             self._ask_to_stop()
         self._report_without_progress()
         self._reap_orphans()
@@ -82,11 +97,11 @@ class ProgramReaper(Reaper):
         stopped = status == STOPPED_EARLY or (self._is_stopping and killed_by == self._stop_signal)
         done = stopped or not (killed_by or status)
         traceback = "" if done or status == HANGS else self._output.traceback
-        rank_status.record_step(self._folder, self.rank, self.page.read().step)
+        rank_status.record_step(self._own.run_dir, self.rank, self.page.read().step)
         if traceback:
-            rank_status.record_traceback(self._folder, self.rank, traceback)
+            rank_status.record_traceback(self._own.run_dir, self.rank, traceback)
         rank_status.record_end(
-            self._folder,
+            self._own.run_dir,
             self.rank,
             self.child,
             0 if done else killed_by,
@@ -97,20 +112,22 @@ class ProgramReaper(Reaper):
         )
         if self._heartbeat is not None:
             self._heartbeat.end(RunEnd("stopped" if stopped else "finished" if done else "failed"))
+        # Launchers end ranks that still save when the first rank exits with another status than 0.
+        status_of_stopped = 0 if ATTEMPT in os.environ else STOPPED_EARLY
+        leave(self._own.meeting, self.rank, self._own.size, _SAVING_S if stopped and status_of_stopped else 0.0)
         if done:
-            # A launcher would end ranks that still save when the first rank exits with another status than 0.
-            self.exit_like(0, STOPPED_EARLY if stopped and ATTEMPT not in os.environ else 0)
+            self.exit_like(0, status_of_stopped if stopped else 0)
         self._record_failure()
         self.exit_like(killed_by, status)
 
     def _record_failure(self) -> None:
         """Record that the run has failed, and have ``mpitrain run`` end the other ranks."""
-        recorded = heartbeat.read(self._folder)
+        recorded = heartbeat.read(self._own.run_dir)
         if recorded is not None and recorded.state != "failed":
             with contextlib.suppress(OSError):
-                heartbeat.write(self._folder, replace(recorded, state="failed"))
+                heartbeat.write(self._own.run_dir, replace(recorded, state="failed"))
         if not self._is_stopping:  # else the other ranks may still save
-            rank_status.record_killed(self._folder)
+            rank_status.record_killed(self._own.run_dir)
 
     def _ask_to_stop(self) -> None:
         """Send the program the signal to stop; once, because a second one may end it at once."""

@@ -11,6 +11,7 @@ import ipaddress
 import json
 import os
 import random
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from ..errors import LaunchError
 from ..process.launcher_env import NETWORK
 from ..process.network import address_in
 
-_WORLD = "world"
+_WORLD, _ENDED = "world", "ended-"  # names of files; the latter with a rank
 _MEETING_S = 300.0
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.002, 0.2
 _PORTS = range(20_000, 32_768)  # below the ports that Linux gives to outgoing connections
@@ -114,6 +115,23 @@ def meet(
         failure.on_all_ranks = True
         raise failure
     return _world_of(found)
+
+
+def leave(folder: Path, rank: int, size: int, wait_s: float) -> None:
+    """Record that a rank has ended; the last one removes the folder.
+
+    Args:
+        wait_s: Wait at most this long until all ranks have ended.
+    """
+    deadline = time.monotonic() + wait_s
+    with suppress(OSError):
+        (folder / f"{_ENDED}{rank}").touch()
+        for pause_s in _pauses():
+            if len(list(folder.glob(f"{_ENDED}*"))) == size:
+                shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists() or time.monotonic() >= deadline:
+                return
+            time.sleep(pause_s)
 
 
 def _world_of(content: Mapping[str, Any]) -> World:

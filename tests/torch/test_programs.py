@@ -43,7 +43,8 @@ def test_the_guides_scripts_train(heading: str, openmpi: Mpi, tmp_path: Path) ->
         missing(f"an environment with {heading} ({PROGRAMS}); 'make env' makes it")
     script = tmp_path / "script.py"
     script.write_text(
-        example(heading) + "import os\nparameters = torch.cat([p.detach().flatten() for p in model_of().parameters()])\n"
+        example(heading)
+        + "import os\nparameters = torch.cat([p.detach().flatten() for p in model_of().parameters()])\n"
         "torch.save((loss_of_last(), parameters), f'{os.environ[\"RANK\"]}.pt')\n"
     )
     prelude = {
