@@ -20,6 +20,7 @@ from ..core.toml import read_toml
 from ..errors import RecordError
 from ..plan.config import flag
 
+PROGRAM = "program"  # in place of a mode, if the ranks execute a program
 HISTORY, CONFIG = "history", "config.toml"
 _UNCOMPARED = {"run_dir", "resume", "time_limit", "job_path"}  # where and until when a run trains, not how
 _GIT_S = 10.0  # at most, for one command
@@ -46,7 +47,9 @@ class RunRecord:
     def changes(self) -> list[str]:
         """Return each option that differs from the last start, such as ``--batch-size: 100 -> 50``."""
         before, now = _compared(_read(self._folder / CONFIG)), _compared(self.tables)
-        changed = []
+        changed: list[str] = []
+        if PROGRAM in (before.get("run", {}).get("mode"), now["run"].get("mode")):
+            return changed  # the options of a job say nothing about a program
         for table in ("run", "job") if before else ():
             old, new = before.get(table, {}), now[table]
             names = [name for name in {**old, **new} if old.get(name) != new.get(name)]

@@ -19,7 +19,7 @@ from ..errors import LaunchError, UserError
 from ..monitor import heartbeat
 from ..monitor.format import format_table
 from ..monitor.rank_log import path_for
-from ..monitor.run_record import RunRecord
+from ..monitor.run_record import PROGRAM, RunRecord
 from ..plan.config import plain
 from ..plan.program import ProgramOptions, ProgramRequest
 from ..process.launcher_env import attempt_id, launched_rank, launched_size
@@ -96,7 +96,7 @@ def _stop_time(options: ProgramOptions) -> float | None:
 def _prepare(run_dir: Path, request: ProgramRequest, world: World) -> float | None:
     """Record the program, its options, and the ranks; return when to ask the program to stop."""
     tables = {
-        "run": {"mode": "program", **plain(vars(request.options))},
+        "run": {"mode": PROGRAM, **plain(vars(request.options))},
         "job": {},
         "versions": {
             "job_file": request.name,

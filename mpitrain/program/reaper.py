@@ -69,14 +69,16 @@ class ProgramReaper(Reaper):
         self._own, self._output, self._options = own, output, own.request.options
         self._stop_signal = signal.Signals[f"SIG{self._options.signal}"]
         self._is_stopping = self._has_said = False
-        self._started_at = time.monotonic()
+        self._started_at, self._recorded_step = time.monotonic(), 0
         rank_status.register_program(own.run_dir, own.rank, child)
         self._heartbeat = (
             Heartbeat(own.run_dir, describe_ranks(own.size), 0, lambda: page.read().step) if own.rank == 0 else None
         )
 
     def look(self) -> None:
-        rank_status.record_step(self._own.run_dir, self.rank, self.page.read().step)
+        if (step := self.page.read().step) != self._recorded_step:
+            self._recorded_step = step
+            rank_status.record_step(self._own.run_dir, self.rank, step)
         if (stop_at := self._own.world.stop_at) is not None and time.time() > stop_at:
             self._ask_to_stop()
         self._report_without_progress()
@@ -169,7 +171,11 @@ def adopt_orphans() -> None:
 
 def children() -> list[int]:
     """Return the process ids of this process's children."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and parent_of(int(name)) == os.getpid()]
+    threads = Path("/proc/self/task").iterdir()
+    try:
+        return [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
+    except OSError:  # a kernel without these files, or a thread has ended
+        return [int(name) for name in os.listdir("/proc") if name.isdigit() and parent_of(int(name)) == os.getpid()]
 
 
 def end_orphans() -> None:
