@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ import numpy as np
 
 from ..monitor import heartbeat as status
 from ..monitor.format import amount, duration
+from ..monitor.rank_log import path_for
+from ..monitor.run_record import PROGRAM
 from ..process.pid import is_alive
 from .braille import curve
 from .history import METRICS, Run, Series, Tail, open_run
@@ -29,6 +32,7 @@ _PLOTS = (
     ("staleness_mean", "staleness"),
     ("learning_rate", "learning rate"),
 )
+_LOG_BYTES = 16_384  # read of the end of a log
 _LABEL = 9  # width of the labels left of a curve, in columns
 
 
@@ -115,6 +119,9 @@ class View:
         head: list[RenderableType] = [
             Text.assemble((self.run.name, "bold"), "  ", self._about(), overflow="ellipsis", no_wrap=True)
         ]
+        if self.run.option("mode") == PROGRAM:
+            head.append(Text(f" step {self.step:,}" if self.step else ""))
+            return Group(*head, *_last_lines(path_for(self.folder, 0), height - len(head) - 1))
         head += [self._progress(width), Text(self._newest(), overflow="ellipsis", no_wrap=True)]
         # One line is reserved for the cursor; a view that fills the terminal would scroll.
         return Group(*head, *self._plots(width, height - len(head) - 1))
@@ -167,6 +174,20 @@ class View:
         for at in range(0, down * across, across):
             grid.add_row(*(_plot(title, series, size, each) for title, series in found[at : at + across]))
         return [grid]
+
+
+def _last_lines(path: Path, number: int) -> list[RenderableType]:
+    """Return the last lines of a log file; of a progress bar, which rewrites its line, only the last state."""
+    from rich.text import Text
+
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return []
+    shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines if line.strip()]
+    return [Text(line, overflow="ellipsis", no_wrap=True) for line in shown[-number:]] if number > 0 else []
 
 
 def _plot(title: str, series: Series, width: int, height: int) -> RenderableType:

@@ -241,3 +241,9 @@ def test_a_port_in_use_is_one_line(openmpi: Mpi, tmp_path: Path) -> None:
         port = str(server.getsockname()[1])
         done = start(openmpi, "-n", 2, REPORTING, "print", tmp_path, env={"MASTER_PORT": port}, cwd=tmp_path)
     assert done.returncode == 2 and port in one_line(done.stderr)
+
+
+def test_watch_shows_the_output_of_a_program(openmpi: Mpi, tmp_path: Path) -> None:
+    assert start(openmpi, "-n", 2, "--run-dir", tmp_path / "run", REPORTING, "print", tmp_path).returncode == 0
+    done = run([sys.executable, "-m", "mpitrain", "watch", str(tmp_path / "run")], env={"COLUMNS": "80"})
+    assert "to standard output" in done.stdout and "2 ranks" in done.stdout
