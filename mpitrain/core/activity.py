@@ -20,7 +20,7 @@ KINDS = tuple(
 )
 LONG_LIMIT_S = 1800.0  # for operations that take long, until ``set_limits`` is called
 _WAIT = KINDS.index("wait")
-_STATE, _STEP, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP = range(6)
+_STATE, _STEP, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP, _PROGRESS = range(7)
 _STACK, _STACK_WORDS = 8, 32
 # The state is one word, so that a mark is one store: the count times 32, plus the depth of the stack, below 32.
 _CHANGED, _ENTERED, _LEFT = 32, 33, 31
@@ -37,7 +37,7 @@ class Activity:
     """What a process was doing at one moment.
 
     Attributes:
-        count: Grows with every activity that begins or ends.
+        count: Grows with every activity that begins or ends, and with ``mark_progress``.
         step: Number of completed steps.
         steps: Number of those in this process, which may have resumed.
         kinds: The activities, the outermost first.
@@ -79,7 +79,7 @@ class ActivityPage:
             facts = {}
         waits_for, limit_s = words[_WAITS_FOR] - 1, words[_LIMIT_S]
         return Activity(
-            count,
+            count + words[_PROGRESS],
             words[_STEP],
             words[_STEP] - words[_FIRST_STEP],
             kinds,
@@ -133,6 +133,11 @@ def become(kind: str) -> None:
 def set_step(step: int) -> None:
     """Record the number of completed steps."""
     _words[_STEP] = step
+
+
+def mark_progress() -> None:
+    """Record that this process makes progress, such as a completed collective operation. Any thread may call it."""
+    _words[_PROGRESS] += 1  # a word of its own: other threads must not change the state
 
 
 def set_limits(limit_s: float | None, long_limit_s: float) -> None:
