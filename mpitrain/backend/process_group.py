@@ -70,6 +70,14 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
     def name(self) -> str:
         return "mpitrain"
 
+    @property
+    def group_name(self) -> str:
+        """The name by which PyTorch registers the group."""
+        return self._members.name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._members.name
+
     def get_group_store(self) -> Any:
         """Return the store of the group. Local."""
         return self._store
