@@ -117,6 +117,8 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
     def _number(self, operation: Operation) -> None:
         """Give an operation that starts its sequence number."""
+        if not self._count:
+            self._check_devices()
         operation.number = self._count
         self._count += 1
 
@@ -141,6 +143,20 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         if timeout is not None and timeout > timedelta(0):
             operation.deadline += timeout.total_seconds() - self._timeout_s
         return self._queue.submit(operation, blocking)
+
+    def _check_devices(self) -> None:
+        """Refuse groups with several backends: PyTorch lets a process group in Python replace them all.
+
+        Raises:
+            ValueError: Such as for "cpu:mpitrain,cuda:nccl".
+        """
+        config = dist.distributed_c10d._world.pg_backend_config.get(self, "")
+        others = {entry.rpartition(":")[2] for entry in str(config).split(",")} - {"mpitrain", ""}
+        if others:
+            raise ValueError(
+                f"the process group was created for {config}; PyTorch cannot combine mpitrain with {', '.join(others)}: "
+                "use init_process_group('mpitrain'), and new_group(backend='nccl') for tensors on GPUs"
+            )
 
     # The operations.
 
@@ -345,7 +361,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         completed: Callable[[], object],
         rank: int,
     ) -> Message:
-        text = f"rank {self.rank()} of process group {self._members.name!r}, {text}, {_shapes([tensor])[0]}"
+        text = f"rank {self.rank()} of process group {self._members.name!r}, {text}, {_text(_shapes([tensor]))}"
         local = self._members.ranks_of_node(self._members.node)
 
         def has_ended() -> bool:
@@ -367,9 +383,18 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
 def _describe(name: str, agreed: tuple[object, ...]) -> tuple[str, int]:
     """Return the text and the signature of an operation."""
-    text = " ".join([name, *map(str, agreed)])
+    text = " ".join([name, *map(_text, agreed)])
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return text, int.from_bytes(digest, "little", signed=True)
+
+
+def _text(value: object) -> str:
+    """Return such as ``float32``, ``(3, 4)`` or both."""
+    if isinstance(value, torch.Size):
+        return str(tuple(value))
+    if isinstance(value, tuple):
+        return " ".join(map(_text, value))
+    return str(value).removeprefix("torch.")
 
 
 def _shapes(tensors: Sequence[Tensor]) -> tuple[object, ...]:
