@@ -33,7 +33,8 @@ class Operation(Work):  # type: ignore[misc]
         text: Its name, such as ``all_reduce``, with what the ranks must agree on.
         steps: The operation itself; set before it is submitted.
         number: Its sequence number in its group; set when it starts.
-        deadline: When it times out, on the clock of ``perf_counter``.
+        submitted: When it was, on the clock of ``perf_counter``.
+        timeout_s: Seconds after which it times out.
         condition: What it waits for; None if it has not started.
         error: Why it failed.
     """
@@ -42,7 +43,8 @@ class Operation(Work):  # type: ignore[misc]
         super().__init__()
         self.text, self.number = text, -1
         self.steps: Steps = iter(())
-        self.deadline = perf_counter() + queue.timeout_s
+        self.timeout_s = queue.timeout_s
+        self.submitted = perf_counter()
         self.condition: Condition | None = None
         self.error: Exception | None = None
         self.done = False
@@ -57,7 +59,7 @@ class Operation(Work):  # type: ignore[misc]
         """
         if not self.done:
             if timeout is not None and timeout > timedelta(0):
-                self.deadline = perf_counter() + timeout.total_seconds()
+                self.timeout_s = perf_counter() - self.submitted + timeout.total_seconds()
             self._queue.complete(self)
         if self.error is not None:
             raise self.error

@@ -97,7 +97,7 @@ class Message(Work):  # type: ignore[misc]
     def _look(self) -> None:
         now = perf_counter()
         if now > self._deadline:
-            self._fail("timed out")
+            self._fail("exceeded the timeout")
         elif now > self._looked + 0.25:
             if self._looked and self._has_ended() and not self._poll():
                 self._fail("the other rank has ended")

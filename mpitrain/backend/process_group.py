@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..comm.mpi import MPI
-from . import process_end
+from . import process_end, sparse
 from .collectives import Collectives, Steps, messages_of
 from .members import join
 from .operations import Operation, OperationQueue
@@ -139,9 +139,8 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         operation.steps = self._waiting.signed(operation, signature, steps)
         on_gpu = bool(outputs) and not outputs[0].is_cpu  # copies follow the calling thread's stream
         blocking = on_gpu or (options is not None and not getattr(options, "asyncOp", True))
-        timeout = getattr(options, "timeout", None)
-        if timeout is not None and timeout > timedelta(0):
-            operation.deadline += timeout.total_seconds() - self._timeout_s
+        if options is not None and options.timeout > timedelta(0):
+            operation.timeout_s = options.timeout.total_seconds()
         return self._queue.submit(operation, blocking)
 
     def _check_devices(self) -> None:
@@ -171,9 +170,14 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
     def _all_reduce(self, name: str, tensors: list[Tensor], opts: Any) -> Operation:
         reduction = reduction_of(_reduce_op(opts), tensors[0].dtype)
+        if any(tensor.is_sparse for tensor in tensors) and reduction.name not in ("sum", "avg"):
+            raise ValueError(f"{name} of sparse tensors has sum and avg only, not {reduction.name}")
 
         def steps() -> Steps:
             for tensor in tensors:
+                if tensor.is_sparse:
+                    yield from sparse.all_reduce(self._collectives, tensor, reduction, self.size())
+                    continue
                 with _host(tensor) as flat:
                     yield from self._collectives.all_reduce(flat, reduction)
 
@@ -422,7 +426,7 @@ def _check_sizes(row: Sequence[Tensor], tensor: Tensor, size: int, name: str, of
 def _to_host(tensor: Tensor, reads: bool = True) -> Tensor:
     """Return a tensor's elements as a contiguous CPU tensor of shape (n,): a view if possible."""
     if tensor.layout != torch.strided:
-        raise ValueError(f"the backend mpitrain has dense tensors only; call to_dense() on one with layout {tensor.layout}")
+        raise ValueError(f"the backend mpitrain has dense tensors only, except for all_reduce; call to_dense() on one with layout {tensor.layout}")
     if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor.detach().view(-1)
     if not reads:

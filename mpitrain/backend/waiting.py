@@ -96,7 +96,7 @@ class Waiting:
         operation = self._operation
         assert operation is not None
         self._check_headers()
-        if now > operation.deadline:
+        if now > operation.submitted + operation.timeout_s:
             raise self._timeout(operation)
         if now < self._looked + _LOOK_S:
             return
@@ -112,8 +112,9 @@ class Waiting:
         arrived |= set(self._local) - behind
         if not self._members.on_one_node:
             arrived |= self._arrived_elsewhere(operation)
+        seconds = operation.timeout_s
         absent = [rank for rank in range(self._members.size) if rank not in arrived]
-        return self._failed(f"timed out; {ranks_text(absent)} did not join it" if absent else "timed out")
+        return self._failed(f"exceeded the timeout of {seconds:g} s; {ranks_text(absent)} did not join it" if absent else f"exceeded the timeout of {seconds:g} s")
 
     def _arrived_elsewhere(self, operation: Operation) -> set[int]:
         """Ask through the store which ranks have timed out in the same operation; those have arrived."""
