@@ -25,7 +25,7 @@ def _register() -> None:
 
     if not dist.is_available() or _NAME in dist.Backend.backend_list:
         return
-    dist.register_rendezvous_handler(_NAME, _rendezvous)
+    dist.register_rendezvous_handler(_NAME, _rendezvous)  # type: ignore[attr-defined]
     dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
 
 

@@ -27,40 +27,51 @@ STEPS = {"mlp100": 300, "mlp1024": 100, "cnn": 20, "gpt": 6}  # of a round
 TARGETS = {"mlp100": 1.8, "mlp1024": 2.0, "cnn": 0.98, "gpt": 0.98}
 
 
-def collectives(rounds: int) -> None:
-    """Print microseconds per call by size: this backend, gloo, MPI, and the ratio of gloo to this backend."""
+def programs_of(name: str, nbytes: int, groups: dict[str, object]) -> dict[str, Callable[[], object]]:
+    """Return an operation over each group, and by MPI's own call; ``nbytes`` is the size of a rank's whole input."""
     import torch
     import torch.distributed as dist
     from mpi4py import MPI
 
-    groups = {"mpitrain": None, "gloo": dist.new_group(backend="gloo")}
-    size, comm = dist.get_world_size(), MPI.COMM_WORLD
-    if dist.get_rank() == 0:
+    comm, size = MPI.COMM_WORLD, dist.get_world_size()
+    n = max(1, nbytes // 4)
+    whole, part = torch.zeros(n * size), torch.zeros(n)
+    equal, received = torch.zeros(max(size, n // size * size)), torch.zeros(max(size, n // size * size))
+    share = torch.zeros(equal.numel() // size)
+    calls: dict[str, tuple[Callable[[object], object], Callable[[], object]]] = {
+        "all_reduce": (
+            lambda group: dist.all_reduce(part, group=group),
+            lambda: comm.Allreduce(MPI.IN_PLACE, part.numpy()),
+        ),
+        "broadcast": (lambda group: dist.broadcast(part, 0, group=group), lambda: comm.Bcast(part.numpy())),
+        "all_gather": (
+            lambda group: dist.all_gather_into_tensor(whole, part, group=group),
+            lambda: comm.Allgather(part.numpy(), whole.numpy()),
+        ),
+        "reduce_scatter": (
+            lambda group: dist.reduce_scatter_tensor(share, equal, group=group),
+            lambda: comm.Reduce_scatter_block(equal.numpy(), share.numpy()),
+        ),
+        "all_to_all": (
+            lambda group: dist.all_to_all_single(received, equal, group=group),
+            lambda: comm.Alltoall(equal.numpy(), received.numpy()),
+        ),
+    }
+    call, plain = calls[name]
+    return {**{key: (lambda group=group: call(group)) for key, group in groups.items()}, "MPI": plain}
+
+
+def collectives(rounds: int) -> None:
+    """Print microseconds per call by size: this backend, gloo, MPI, and the ratio of gloo to this backend."""
+    import torch.distributed as dist
+    from mpi4py import MPI
+
+    comm, groups = MPI.COMM_WORLD, {"mpitrain": None, "gloo": dist.new_group(backend="gloo")}
+    if comm.rank == 0:
         print(f"{'operation':15}{'bytes':>11}{'mpitrain us':>13}{'gloo us':>11}{'MPI us':>11}   gloo / mpitrain")
     for name in ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"):
-        for nbytes in SIZES:
-            if nbytes > LARGEST.get(name, nbytes):
-                continue
-            n = max(1, nbytes // 4)
-            whole, part = torch.zeros(n * size), torch.zeros(n)
-            equal, received = torch.zeros(max(size, n // size * size)), torch.zeros(max(size, n // size * size))
-            share = torch.zeros(equal.numel() // size)
-            calls: dict[str, Callable[[object], object]] = {
-                "all_reduce": lambda group: dist.all_reduce(part, group=group),
-                "broadcast": lambda group: dist.broadcast(part, 0, group=group),
-                "all_gather": lambda group: dist.all_gather_into_tensor(whole, part, group=group),
-                "reduce_scatter": lambda group: dist.reduce_scatter_tensor(share, equal, group=group),
-                "all_to_all": lambda group: dist.all_to_all_single(received, equal, group=group),
-            }
-            plain: dict[str, Callable[[], object]] = {
-                "all_reduce": lambda: comm.Allreduce(MPI.IN_PLACE, part.numpy()),
-                "broadcast": lambda: comm.Bcast(part.numpy()),
-                "all_gather": lambda: comm.Allgather(part.numpy(), whole.numpy()),
-                "reduce_scatter": lambda: comm.Reduce_scatter_block(equal.numpy(), share.numpy()),
-                "all_to_all": lambda: comm.Alltoall(equal.numpy(), received.numpy()),
-            }
-            programs = {key: (lambda group=group: calls[name](group)) for key, group in groups.items()}
-            programs["MPI"] = plain[name]
+        for nbytes in (size for size in SIZES if size <= LARGEST.get(name, size)):
+            programs = programs_of(name, nbytes, groups)
             repeats = max(1, min(100, BYTES_PER_ROUND // 4 // nbytes))
             found: dict[str, list[float]] = {key: [] for key in programs}
             for program in programs.values():
@@ -73,63 +84,76 @@ def collectives(rounds: int) -> None:
                         program()
                     found[key].append(comm.allreduce(time.perf_counter() - began, op=MPI.MAX) / repeats)
             us = {key: 1e6 * statistics.median(values) for key, values in found.items()}
-            if dist.get_rank() == 0:
-                ratio = us["gloo"] / us["mpitrain"]
-                print(
-                    f"{name:15}{nbytes:11,}{us['mpitrain']:13,.1f}{us['gloo']:11,.1f}{us['MPI']:11,.1f}{ratio:9.2f}",
-                    flush=True,
-                )
+            if comm.rank == 0:
+                times = f"{us['mpitrain']:13,.1f}{us['gloo']:11,.1f}{us['MPI']:11,.1f}"
+                print(f"{name:15}{nbytes:11,}{times}{us['gloo'] / us['mpitrain']:9.2f}", flush=True)
+
+
+def loop_of(name: str, group: object) -> Callable[[int], float]:
+    """Return a training loop, which takes the number of steps and returns the examples/s of all ranks.
+
+    Args:
+        group: The process group of DistributedDataParallel; ``alone`` to train without it.
+    """
+    import torch
+    import torch.distributed as dist
+    import torch_models as models
+    from torch import nn
+
+    rank, size, batch = dist.get_rank(), dist.get_world_size(), models.BATCH[name]
+    examples, labels = map(torch.from_numpy, models.arrays_of(name))
+    torch.manual_seed(0)
+    model = models.module_of(name)
+    if group != "alone":
+        model = nn.parallel.DistributedDataParallel(model, process_group=group)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+    order = torch.randperm(len(examples))
+
+    def train(steps: int) -> float:
+        dist.barrier()
+        began = time.perf_counter()
+        for step in range(steps):
+            start = (step * size + rank) * batch % (len(examples) - batch)
+            chosen = order[start : start + batch]
+            optimizer.zero_grad()
+            models.loss_of(model(examples[chosen]), labels[chosen]).backward()
+            optimizer.step()
+        dist.barrier()
+        return steps * batch * size / (time.perf_counter() - began)
+
+    return train
 
 
 def ddp(rounds: int, names: list[str]) -> None:
-    """Print examples/s of DistributedDataParallel over both backends, and the median of the rounds' ratios."""
-    import torch
+    """Print examples/s of DistributedDataParallel over both backends, and the median of the rounds' ratios.
+
+    Beside them: DistributedDataParallel whose groups have one rank, which does not communicate, and no wrapper.
+    """
     import torch.distributed as dist
-    from torch import nn
 
     sys.path.insert(0, str(BENCH / "jobs"))
-    import torch_models as models
-
-    rank, size = dist.get_rank(), dist.get_world_size()
+    singles = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     groups = {"mpitrain": None, "gloo": dist.new_group(backend="gloo")}
+    groups |= {"DDP of one rank each": singles[dist.get_rank()], "without DDP": "alone"}
     for name in names:
-        examples, labels = map(torch.from_numpy, models.arrays_of(name))
-        batch = models.BATCH[name]
-
-        def loop(group: object, name: str = name) -> Callable[[int], float]:
-            torch.manual_seed(0)
-            model = models.module_of(name)
-            if group != "alone":
-                model = nn.parallel.DistributedDataParallel(model, process_group=group)
-            optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
-            order = torch.randperm(len(examples))
-
-            def train(steps: int) -> float:
-                """Train; return the examples/s of all ranks."""
-                dist.barrier()
-                began = time.perf_counter()
-                for step in range(steps):
-                    start = (step * size + rank) * batch % (len(examples) - batch)
-                    chosen = order[start : start + batch]
-                    optimizer.zero_grad()
-                    models.loss_of(model(examples[chosen]), labels[chosen]).backward()
-                    optimizer.step()
-                dist.barrier()
-                return steps * batch * size / (time.perf_counter() - began)
-
-            return train
-
-        loops = {**{key: loop(group) for key, group in groups.items()}, "alone": loop("alone")}
+        loops = {key: loop_of(name, group) for key, group in groups.items()}
         found: dict[str, list[float]] = {key: [] for key in loops}
         for train in loops.values():
             train(max(3, STEPS[name] // 10))
         for _ in range(rounds):
             for key, train in loops.items():
                 found[key].append(train(STEPS[name]))
-        ratios = [a / b for a, b in zip(found["mpitrain"], found["gloo"], strict=True)]
-        if rank == 0:
+        ratio = statistics.median(a / b for a, b in zip(found["mpitrain"], found["gloo"], strict=True))
+        if dist.get_rank() == 0:
             rates = ", ".join(f"{key} {statistics.median(values):,.0f}" for key, values in found.items())
-            print(f"DDP {name:8} examples/s: {rates}; ratio to gloo {statistics.median(ratios):.2f} (target {TARGETS[name]})", flush=True)
+            print(f"{name:8} examples/s: {rates}; {ratio:.2f} x gloo (target {TARGETS[name]})", flush=True)
+
+
+def cpu() -> str:
+    """Return the CPU's name, family and model."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    fields = dict(reversed([tuple(map(str.strip, line.split(":", 1))) for line in lines if ":" in line]))
+    return f"{fields.get('model name')} (family {fields.get('cpu family')}, model {fields.get('model')})"
 
 
 def main() -> None:
@@ -157,10 +181,9 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("mpitrain", init_method="mpitrain://")
     if dist.get_rank() == 0:
-        model = next(
-            (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ""
-        )
-        print(f"{arguments.ranks} ranks, {os.cpu_count()} cores, {model}; torch {torch.__version__}, mpitrain {mpitrain.__version__}, Python {platform.python_version()}", flush=True)
+        versions = f"torch {torch.__version__}, mpitrain {mpitrain.__version__}, Python {platform.python_version()}"
+        load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+        print(f"{arguments.ranks} ranks, {os.cpu_count()} cores, {cpu()}; {versions}; load {load}", flush=True)
     if "ddp" in arguments.parts:
         ddp(arguments.rounds, arguments.models)
     if "collectives" in arguments.parts:

@@ -7,8 +7,7 @@ import socket
 import zlib
 from dataclasses import dataclass
 from datetime import timedelta
-
-from torch.distributed import Store
+from typing import Any
 
 from ..comm.hierarchy import Hierarchy
 from ..comm.mpi import MPI, library_name, start
@@ -77,7 +76,7 @@ def split_by_node(comm: MPI.Intracomm) -> MPI.Intracomm:
     return MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
 
 
-def join(store: Store, rank: int, size: int, name: str, timeout: timedelta, shared_bytes: int) -> Members:
+def join(store: Any, rank: int, size: int, name: str, timeout: timedelta, shared_bytes: int) -> Members:
     """Return the members of a new process group. Collective over its ranks only.
 
     Args:
@@ -91,8 +90,8 @@ def join(store: Store, rank: int, size: int, name: str, timeout: timedelta, shar
     world = start()
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise LaunchError(
-            "the backend mpitrain needs MPI_THREAD_MULTIPLE, but the program has started MPI with a lower thread level; "
-            "remove mpi4py.rc.thread_level or the call of MPI.Init, or pass MPI.THREAD_MULTIPLE to MPI.Init_thread"
+            "the backend mpitrain needs MPI_THREAD_MULTIPLE, but the program has started MPI with a lower "
+            "thread level; remove mpi4py.rc.thread_level or the call of MPI.Init, or pass MPI.THREAD_MULTIPLE to MPI.Init_thread"
         )
     world_ranks = _exchange_ranks(store, world, rank, size, timeout)
     members = world.group.Incl(world_ranks)
@@ -114,7 +113,7 @@ def join(store: Store, rank: int, size: int, name: str, timeout: timedelta, shar
     return Members(name, comm, comm.Dup(), headers, hierarchy, node_of, index_of)
 
 
-def _exchange_ranks(store: Store, world: MPI.Intracomm, rank: int, size: int, timeout: timedelta) -> list[int]:
+def _exchange_ranks(store: Any, world: MPI.Intracomm, rank: int, size: int, timeout: timedelta) -> list[int]:
     """Return the rank in MPI's world of each of the group's ranks."""
     keys = [f"mpitrain/{index}" for index in range(size)]
     store.set(keys[rank], f"{world.rank} {world.size} {library_name()}")

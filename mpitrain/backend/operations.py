@@ -78,7 +78,7 @@ class Operation(Work):  # type: ignore[misc]
         """
         with self._queue.ending:
             if self._future is None:
-                devices = list({tensor.device for tensor in self._outputs if tensor.is_cuda})
+                devices: list[Any] = list({tensor.device for tensor in self._outputs if tensor.is_cuda})
                 self._future = Future(devices=devices) if devices else Future()
                 if self.done:
                     self._complete_future()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from time import perf_counter
 from typing import Any
@@ -24,6 +25,7 @@ class Message(Work):  # type: ignore[misc]
     Args:
         text: Describes the message in errors.
         requests: Of MPI.
+        buffer: What MPI sends or receives; it must live until the message is complete.
         nbytes: The size that a received message must have; None for one that is sent.
         outputs: The tensors.
         completed: Called once after the message is complete, such as to copy it to its tensor.
@@ -35,6 +37,7 @@ class Message(Work):  # type: ignore[misc]
         self,
         text: str,
         requests: list[MPI.Request],
+        buffer: Tensor,
         nbytes: int | None,
         outputs: list[Tensor],
         timeout_s: float,
@@ -43,7 +46,8 @@ class Message(Work):  # type: ignore[misc]
         end_process: Callable[[Exception], None],
     ) -> None:
         super().__init__()
-        self._text, self._requests, self._nbytes, self._outputs = text, requests, nbytes, outputs
+        self._text, self._requests, self._buffer = text, requests, buffer
+        self._nbytes, self._outputs = nbytes, outputs
         self._deadline = perf_counter() + timeout_s
         self._completed, self._has_ended, self._end_process = completed, has_ended, end_process
         self._lock = threading.Lock()
@@ -120,10 +124,8 @@ class Message(Work):  # type: ignore[misc]
         return self._future
 
     def _wait_quietly(self) -> None:
-        try:
+        with suppress(CollectiveFailed):  # then the future has ended the process
             self.wait()
-        except CollectiveFailed:
-            pass  # the future's end has ended the process
 
     def _complete_future(self) -> None:
         if self._error is not None:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..comm.mpi import MPI
 from . import process_end, sparse
 from .collectives import Collectives, Steps, messages_of
+from .host_tensors import all_on_host, check_sizes, copy_back, on_host, to_host
 from .members import join
 from .operations import Operation, OperationQueue
 from .point_to_point import Message
 from .reductions import reduction_of
+from .signatures import describe, shapes_of, text_of
 from .staging import Staging, shared_bytes_per_rank
 from .waiting import Waiting
 
@@ -133,7 +132,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         key = (name, *agreed)
         call = self._calls.get(key)
         if call is None:
-            call = self._calls[key] = _describe(name, agreed)
+            call = self._calls[key] = describe(name, agreed)
         text, signature = call
         operation = Operation(self._queue, text, outputs)
         operation.steps = self._waiting.signed(operation, signature, steps)
@@ -153,7 +152,8 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         others = {entry.rpartition(":")[2] for entry in str(config).split(",")} - {"mpitrain", ""}
         if others:
             raise ValueError(
-                f"the process group was created for {config}; PyTorch cannot combine mpitrain with {', '.join(others)}: "
+                f"the process group was created for {config}; "
+                f"PyTorch cannot combine mpitrain with {', '.join(others)}: "
                 "use init_process_group('mpitrain'), and new_group(backend='nccl') for tensors on GPUs"
             )
 
@@ -178,30 +178,31 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
                 if tensor.is_sparse:
                     yield from sparse.all_reduce(self._collectives, tensor, reduction, self.size())
                     continue
-                with _host(tensor) as flat:
-                    yield from self._collectives.all_reduce(flat, reduction)
+                flat = to_host(tensor)
+                yield from self._collectives.all_reduce(flat, reduction)
+                copy_back(tensor, flat)
 
-        return self._operation(name, (reduction.name, *_shapes(tensors)), tensors, steps(), opts)
+        return self._operation(name, (reduction.name, *shapes_of(tensors)), tensors, steps(), opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Operation:
         (tensor,) = tensors
         reduction, root = reduction_of(_reduce_op(opts), tensor.dtype), opts.rootRank
 
         def steps() -> Steps:
-            with _host(tensor) as flat:
+            with on_host(tensor) as flat:
                 yield from self._collectives.reduce(flat, reduction, root)
 
-        return self._operation("reduce", (reduction.name, root, *_shapes(tensors)), tensors, steps(), opts)
+        return self._operation("reduce", (reduction.name, root, *shapes_of(tensors)), tensors, steps(), opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Operation:
         (tensor,) = tensors
         root = opts.rootRank if opts is not None else 0
 
         def steps() -> Steps:
-            with _host(tensor) as flat:
+            with on_host(tensor) as flat:
                 yield from self._collectives.broadcast(flat, root)
 
-        return self._operation("broadcast", (root, *_shapes(tensors)), tensors, steps(), opts)
+        return self._operation("broadcast", (root, *shapes_of(tensors)), tensors, steps(), opts)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Operation:
         return self._all_gather("all_gather", outputs, inputs, opts)
@@ -218,56 +219,58 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
         def steps() -> Steps:
             for output, tensor in zip(outputs, inputs, strict=True):
-                with _host(output) as flat, _host(tensor, writes=False) as own:
-                    yield from self._collectives.all_gather(flat.chunk(self.size()) if flat.numel() else [flat] * self.size(), own)
+                with on_host(output) as flat, on_host(tensor, writes=False) as own:
+                    yield from self._collectives.all_gather(
+                        flat.chunk(self.size()) if flat.numel() else [flat] * self.size(), own
+                    )
 
-        return self._operation("all_gather_into_tensor", _shapes(inputs), outputs, steps(), opts)
+        return self._operation("all_gather_into_tensor", shapes_of(inputs), outputs, steps(), opts)
 
     def _all_gather(self, name: str, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Operation:
         def steps() -> Steps:
             for row, tensor in zip(outputs, inputs, strict=True):
-                with _hosts(row, reads=False) as flats, _host(tensor, writes=False) as own:
+                with all_on_host(row, reads=False) as flats, on_host(tensor, writes=False) as own:
                     yield from self._collectives.all_gather(flats, own)
 
         for row, tensor in zip(outputs, inputs, strict=True):
-            _check_sizes(row, tensor, self.size(), name)
-        return self._operation(name, _shapes(inputs), [t for row in outputs for t in row], steps(), opts)
+            check_sizes(row, tensor, self.size(), name)
+        return self._operation(name, shapes_of(inputs), [t for row in outputs for t in row], steps(), opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Operation:
         (tensor,), root = inputs, opts.rootRank
         row = outputs[0] if outputs and self.rank() == root else []
         if row:
-            _check_sizes(row, tensor, self.size(), "gather")
+            check_sizes(row, tensor, self.size(), "gather")
 
         def steps() -> Steps:
-            with _hosts(row, reads=False) as flats, _host(tensor, writes=False) as own:
+            with all_on_host(row, reads=False) as flats, on_host(tensor, writes=False) as own:
                 yield from self._collectives.gather(flats, own, root)
 
-        return self._operation("gather", (root, *_shapes(inputs)), row, steps(), opts)
+        return self._operation("gather", (root, *shapes_of(inputs)), row, steps(), opts)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Operation:
         (tensor,), root = outputs, opts.rootRank
         row = inputs[0] if inputs and self.rank() == root else []
         if row:
-            _check_sizes(row, tensor, self.size(), "scatter")
+            check_sizes(row, tensor, self.size(), "scatter")
 
         def steps() -> Steps:
-            with _host(tensor, reads=False) as out, _hosts(row, writes=False) as flats:
+            with on_host(tensor, reads=False) as out, all_on_host(row, writes=False) as flats:
                 yield from self._collectives.scatter(out, flats, root)
 
-        return self._operation("scatter", (root, *_shapes(outputs)), outputs, steps(), opts)
+        return self._operation("scatter", (root, *shapes_of(outputs)), outputs, steps(), opts)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Operation:
         reduction = reduction_of(_reduce_op(opts), outputs[0].dtype)
         for row, output in zip(inputs, outputs, strict=True):
-            _check_sizes(row, output, self.size(), "reduce_scatter", of="input")
+            check_sizes(row, output, self.size(), "reduce_scatter", of="input")
 
         def steps() -> Steps:
             for output, row in zip(outputs, inputs, strict=True):
-                with _host(output, reads=False) as out, _hosts(row, writes=False) as flats:
+                with on_host(output, reads=False) as out, all_on_host(row, writes=False) as flats:
                     yield from self._collectives.reduce_scatter(out, flats, reduction)
 
-        return self._operation("reduce_scatter", (reduction.name, *_shapes(outputs)), outputs, steps(), opts)
+        return self._operation("reduce_scatter", (reduction.name, *shapes_of(outputs)), outputs, steps(), opts)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Operation:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
@@ -280,15 +283,15 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
         def steps() -> Steps:
             for output, tensor in zip(outputs, inputs, strict=True):
-                with _host(output, reads=False) as out, _host(tensor, writes=False) as flat:
+                with on_host(output, reads=False) as out, on_host(tensor, writes=False) as flat:
                     parts = flat.view(self.size(), -1).unbind() if flat.numel() else [flat] * self.size()
                     yield from self._collectives.reduce_scatter(out, parts, reduction)
 
-        return self._operation("reduce_scatter_tensor", (reduction.name, *_shapes(outputs)), outputs, steps(), opts)
+        return self._operation("reduce_scatter_tensor", (reduction.name, *shapes_of(outputs)), outputs, steps(), opts)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Operation:
         def steps() -> Steps:
-            with _hosts(outputs, reads=False) as received, _hosts(inputs, writes=False) as sent:
+            with all_on_host(outputs, reads=False) as received, all_on_host(inputs, writes=False) as sent:
                 yield from self._collectives.all_to_all(received, sent, equal=False)
 
         return self._operation("all_to_all", (str(inputs[0].dtype),), outputs, steps(), opts)
@@ -300,10 +303,10 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         received_rows, sent_rows = self._split_rows(output, output_sizes), self._split_rows(tensor, input_sizes)
 
         def steps() -> Steps:
-            with _host(output, reads=False) as received, _host(tensor, writes=False) as sent:
+            with on_host(output, reads=False) as received, on_host(tensor, writes=False) as sent:
                 yield from self._collectives.all_to_all(received.split(received_rows), sent.split(sent_rows), equal)
 
-        agreed = _shapes([tensor]) if equal else (str(tensor.dtype), *tensor.shape[1:])
+        agreed = shapes_of([tensor]) if equal else (str(tensor.dtype), *tensor.shape[1:])
         return self._operation("all_to_all_single", agreed, [output], steps(), opts)
 
     def _split_rows(self, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
@@ -311,7 +314,9 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         rows = tensor.shape[0] if tensor.dim() else 1
         if not sizes:
             if rows % self.size():
-                raise ValueError(f"Tensor's dim 0 does not divide equally across group size: {rows} rows, {self.size()} ranks")
+                raise ValueError(
+                    f"Tensor's dim 0 does not divide equally across group size: {rows} rows, {self.size()} ranks"
+                )
             sizes = [rows // self.size()] * self.size()
         if sum(sizes) != rows or len(sizes) != self.size():
             raise ValueError(f"Split sizes doesn't match total dim 0 size: {list(sizes)} of {rows} rows")
@@ -332,7 +337,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
     def send(self, tensors: list[Tensor], rank: int, tag: int = 0) -> Message:
         (tensor,) = tensors
-        flat = _to_host(tensor)
+        flat = to_host(tensor)
         requests = [self._members.messages.Isend(part, rank, tag) for part in messages_of(flat)]
         return self._message(f"send to rank {rank}", tensor, requests, None, flat, lambda: None, rank)
 
@@ -344,16 +349,16 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
     def _receive(self, tensors: list[Tensor], rank: int, tag: int, text: str) -> Message:
         (tensor,) = tensors
-        flat = _to_host(tensor, reads=False)
+        flat = to_host(tensor, reads=False)
         parts = messages_of(flat)
         if len(parts) > 1 and rank == MPI.ANY_SOURCE:
             raise ValueError(f"recv from any rank takes at most 256 MiB; the tensor has {flat.nbytes} bytes")
         requests = [self._members.messages.Irecv(part, rank, tag) for part in parts]
 
-        def copy_back() -> None:
-            _copy_back(tensor, flat)
+        def receive() -> None:
+            copy_back(tensor, flat)
 
-        return self._message(text, tensor, requests, parts[-1][0].nbytes, flat, copy_back, rank)
+        return self._message(text, tensor, requests, parts[-1][0].nbytes, flat, receive, rank)
 
     def _message(
         self,
@@ -365,17 +370,14 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         completed: Callable[[], object],
         rank: int,
     ) -> Message:
-        text = f"rank {self.rank()} of process group {self._members.name!r}, {text}, {_text(_shapes([tensor]))}"
+        text = f"rank {self.rank()} of process group {self._members.name!r}, {text}, {text_of(shapes_of([tensor]))}"
         local = self._members.ranks_of_node(self._members.node)
 
         def has_ended() -> bool:
             return rank in local and self._staging.has_ended(local.index(rank))
 
-        message = Message(
-            text, requests, nbytes, [tensor], self._timeout_s, completed, has_ended, process_end.end_process
-        )
-        message.buffer = flat  # MPI uses it until the message is complete
-        return message
+        ends = (completed, has_ended, process_end.end_process)
+        return Message(text, requests, flat, nbytes, [tensor], self._timeout_s, *ends)
 
     # Names of older releases.
     _allgather_base = all_gather_single
@@ -385,73 +387,5 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
     alltoall_base = all_to_all_single
 
 
-def _describe(name: str, agreed: tuple[object, ...]) -> tuple[str, int]:
-    """Return the text and the signature of an operation."""
-    text = " ".join([name, *map(_text, agreed)])
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return text, int.from_bytes(digest, "little", signed=True)
-
-
-def _text(value: object) -> str:
-    """Return such as ``float32``, ``(3, 4)`` or both."""
-    if isinstance(value, torch.Size):
-        return str(tuple(value))
-    if isinstance(value, tuple):
-        return " ".join(map(_text, value))
-    return str(value).removeprefix("torch.")
-
-
-def _shapes(tensors: Sequence[Tensor]) -> tuple[object, ...]:
-    """Return the data types and shapes of tensors: a part of what must be the same on all ranks."""
-    if len(tensors) == 1:
-        return (tensors[0].dtype, tensors[0].shape)
-    return tuple((tensor.dtype, tensor.shape) for tensor in tensors)
-
-
 def _reduce_op(options: Any) -> Any:
     return dist.ReduceOp.SUM if options is None else options.reduceOp
-
-
-def _check_sizes(row: Sequence[Tensor], tensor: Tensor, size: int, name: str, of: str = "output") -> None:
-    if len(row) != size:
-        raise ValueError(f"{name}: {len(row)} {of} tensors for {size} ranks")
-    for part in row:
-        if part.dtype != tensor.dtype or part.numel() != tensor.numel():
-            raise ValueError(
-                f"{name}: every {of} tensor must have {tensor.numel()} elements of {tensor.dtype}; "
-                f"one has {part.numel()} of {part.dtype}"
-            )
-
-
-def _to_host(tensor: Tensor, reads: bool = True) -> Tensor:
-    """Return a tensor's elements as a contiguous CPU tensor of shape (n,): a view if possible."""
-    if tensor.layout != torch.strided:
-        raise ValueError(f"the backend mpitrain has dense tensors only, except for all_reduce; call to_dense() on one with layout {tensor.layout}")
-    if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        return tensor.detach().view(-1)
-    if not reads:
-        return torch.empty(tensor.numel(), dtype=tensor.dtype)
-    return tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous().view(-1)
-
-
-def _copy_back(tensor: Tensor, flat: Tensor) -> None:
-    if flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat.view(tensor.shape))
-
-
-@contextmanager
-def _host(tensor: Tensor, reads: bool = True, writes: bool = True) -> Iterator[Tensor]:
-    """Give a tensor's elements as a contiguous CPU tensor; copy them back if it is not a view of the tensor."""
-    flat = _to_host(tensor, reads)
-    yield flat
-    if writes:
-        _copy_back(tensor, flat)
-
-
-@contextmanager
-def _hosts(tensors: Sequence[Tensor], reads: bool = True, writes: bool = True) -> Iterator[list[Tensor]]:
-    flats = [_to_host(tensor, reads) for tensor in tensors]
-    yield flats
-    if writes:
-        for tensor, flat in zip(tensors, flats, strict=True):
-            _copy_back(tensor, flat)

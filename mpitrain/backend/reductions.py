@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ def _by_numpy(combine: Binary) -> Binary:
     return combined
 
 
-_REDUCTIONS = (
+_REDUCTIONS: tuple[tuple[Any, Reduction], ...] = (
     (ReduceOp.SUM, Reduction("sum", torch.add)),
     (ReduceOp.AVG, Reduction("avg", torch.add, is_mean=True)),
     (ReduceOp.PRODUCT, Reduction("product", torch.mul)),
@@ -96,9 +97,12 @@ def reduction_of(op: ReduceOp, dtype: torch.dtype) -> Reduction:
         ValueError: There is no such reduction, such as the minimum of complex numbers.
     """
     reductions = _BY_KIND_NUMPY if dtype in _BY_NUMPY else _BY_KIND
-    reduction = reductions.get(int(getattr(op, "op", op)))
+    kind: Any = getattr(op, "op", op)  # a ReduceOp, or one of its values
+    reduction = reductions.get(int(kind))
     if reduction is None:
-        raise ValueError(f"the backend mpitrain has no reduction {op}; use SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR or BXOR")
+        raise ValueError(
+            f"the backend mpitrain has no reduction {op}; use SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR or BXOR"
+        )
     if dtype.is_complex and reduction.name not in ("sum", "avg", "product"):
         raise ValueError(f"{reduction.name} of {dtype} is not defined; complex tensors have sum, avg and product")
     if dtype.is_floating_point and reduction.name in ("band", "bor", "bxor"):

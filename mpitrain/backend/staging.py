@@ -68,7 +68,7 @@ class Staging:
         own = self._words[self.rank * WORDS : (self.rank + 1) * WORDS]
         own[:] = 0
         own[_PID], own[_NAMESPACE] = os.getpid(), _pid_namespace()
-        self._own = memoryview(own)
+        self._own = memoryview(own)  # type: ignore[arg-type]
         self._memory = torch.from_numpy(shared.allocate((2, self.size, self.block_bytes), np.uint8))
         self._rows: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         self._buffer = 0

@@ -6,9 +6,9 @@ import os
 import time
 from collections.abc import Iterable
 from time import perf_counter
+from typing import Any
 
 import numpy as np
-from torch.distributed import Store
 
 from ..comm.backoff import Backoff
 from ..comm.mpi import MPI
@@ -29,7 +29,7 @@ _HEADER_BYTES = 256
 class Waiting:
     """What the operations of a group wait for. Every method is local, but returns when other ranks have acted."""
 
-    def __init__(self, members: Members, staging: Staging, store: Store, cores: int) -> None:
+    def __init__(self, members: Members, staging: Staging, store: Any, cores: int) -> None:
         self._members, self._staging, self._store = members, staging, store
         self._local = members.ranks_of_node(members.node)
         self._polls = 1 if staging.size > cores else _POLLS
@@ -114,7 +114,11 @@ class Waiting:
             arrived |= self._arrived_elsewhere(operation)
         seconds = operation.timeout_s
         absent = [rank for rank in range(self._members.size) if rank not in arrived]
-        return self._failed(f"exceeded the timeout of {seconds:g} s; {ranks_text(absent)} did not join it" if absent else f"exceeded the timeout of {seconds:g} s")
+        return self._failed(
+            f"exceeded the timeout of {seconds:g} s; {ranks_text(absent)} did not join it"
+            if absent
+            else f"exceeded the timeout of {seconds:g} s"
+        )
 
     def _arrived_elsewhere(self, operation: Operation) -> set[int]:
         """Ask through the store which ranks have timed out in the same operation; those have arrived."""
@@ -131,7 +135,7 @@ class Waiting:
         if (self._headers == self._headers[0]).all():
             return
         texts = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in self._headers]
-        self._raise_different({node: text for node, text in enumerate(texts)}, "node")
+        self._raise_different(dict(enumerate(texts)), "node")
 
     def _explain_message_error(self) -> None:
         """Raise the reason of an error of MPI, such as a message of the wrong size, if the headers tell it."""

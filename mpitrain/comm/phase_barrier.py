@@ -76,7 +76,7 @@ class PhaseBarrier:
 
     def behind(self, phase: int) -> list[int]:
         """Return the ranks of the node that have not published ``phase``."""
-        return np.flatnonzero(self._words[_PHASE :: WORDS] < phase).tolist()
+        return np.flatnonzero(self._words[_PHASE::WORDS] < phase).tolist()
 
     def poll(self, phase: int, polls: int) -> bool:
         """Return whether every rank publishes ``phase`` within a number of polls, without yielding the core."""

@@ -28,7 +28,9 @@ def test_the_bits_do_not_depend_on_the_run_or_the_library(openmpi: Mpi, mpich_wi
 
 
 def test_one_process_without_a_launcher(openmpi: Mpi) -> None:
-    program = "import torch, torch.distributed as dist; dist.init_process_group('mpitrain', init_method='mpitrain://'); "
+    program = (
+        "import torch, torch.distributed as dist; dist.init_process_group('mpitrain', init_method='mpitrain://'); "
+    )
     program += "t = torch.ones(3); dist.all_reduce(t); print(t.tolist(), dist.get_world_size())"
     done = run([str(openmpi.python), "-c", program])
     assert done.stdout.split("\n")[0] == "[1.0, 1.0, 1.0] 1", done.stderr

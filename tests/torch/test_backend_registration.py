@@ -10,11 +10,18 @@ import pytest
 
 from ..support.launch import Mpi, run
 
-IS_REGISTERED = "import torch.distributed as dist; assert 'mpitrain' in dist.Backend.backend_list, dist.Backend.backend_list"
+IS_REGISTERED = (
+    "import torch.distributed as dist; assert 'mpitrain' in dist.Backend.backend_list, dist.Backend.backend_list"
+)
 
 
 @pytest.mark.parametrize(
-    "program", [f"import torch; {IS_REGISTERED}", f"import mpitrain, torch; {IS_REGISTERED}", f"import torch, mpitrain; {IS_REGISTERED}"]
+    "program",
+    [
+        f"import torch; {IS_REGISTERED}",
+        f"import mpitrain, torch; {IS_REGISTERED}",
+        f"import torch, mpitrain; {IS_REGISTERED}",
+    ],
 )
 def test_the_backend_is_registered(program: str) -> None:
     done = run([sys.executable, "-c", program])
@@ -22,7 +29,9 @@ def test_the_backend_is_registered(program: str) -> None:
 
 
 def test_without_entry_points_mpitrain_registers_it_if_torch_is_there() -> None:
-    done = run([sys.executable, "-c", f"import torch, mpitrain; {IS_REGISTERED}"], env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+    done = run(
+        [sys.executable, "-c", f"import torch, mpitrain; {IS_REGISTERED}"], env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    )
     assert done.returncode == 0, done.stderr
 
 

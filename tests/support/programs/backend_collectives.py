@@ -73,7 +73,9 @@ def close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, msg=what)
 
 
-def reduced(shape: tuple[int, ...], dtype: torch.dtype, op: object, seed: int = 0, index: int | None = None) -> torch.Tensor:
+def reduced(
+    shape: tuple[int, ...], dtype: torch.dtype, op: object, seed: int = 0, index: int | None = None
+) -> torch.Tensor:
     tensors = [tensor_of(rank, shape, dtype, seed) for rank in range(SIZE)]
     result = functools.reduce(COMBINE[op], tensors)
     if op == OPS.AVG:
@@ -96,7 +98,7 @@ def reductions() -> None:
                 root = SIZE - 1
                 found = tensor_of(RANK, shape, dtype)
                 dist.reduce(found, root, op)
-                if RANK == root:
+                if root == RANK:
                     close(found, reduced(shape, dtype, op), f"reduce {what}")
                 inputs = [tensor_of(RANK, shape, dtype, seed) for seed in range(SIZE)]
                 found = torch.empty(shape, dtype=dtype)
@@ -117,12 +119,12 @@ def copies() -> None:
                 dist.broadcast(found, root)
                 equal(found, everyone[root], f"broadcast {what}")
                 rows = [torch.empty_like(own) for _ in range(SIZE)]
-                dist.gather(own, rows if RANK == root else None, root)
-                for rank in range(SIZE) if RANK == root else ():
+                dist.gather(own, rows if root == RANK else None, root)
+                for rank in range(SIZE) if root == RANK else ():
                     equal(rows[rank], everyone[rank], f"gather {what}")
                 found = torch.empty_like(own)
                 parts = [tensor_of(root, shape, dtype, seed) for seed in range(SIZE)]
-                dist.scatter(found, parts if RANK == root else None, root)
+                dist.scatter(found, parts if root == RANK else None, root)
                 equal(found, tensor_of(root, shape, dtype, RANK), f"scatter {what}")
             rows = [torch.empty_like(own) for _ in range(SIZE)]
             dist.all_gather(rows, own)

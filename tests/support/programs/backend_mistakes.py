@@ -21,7 +21,9 @@ RANK = int(next(os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"
 
 
 def start(seconds: float = 20, **options: object) -> None:
-    dist.init_process_group("mpitrain", timeout=datetime.timedelta(seconds=seconds), init_method="mpitrain://", **options)
+    dist.init_process_group(
+        "mpitrain", timeout=datetime.timedelta(seconds=seconds), init_method="mpitrain://", **options
+    )
 
 
 def absent_rank() -> None:

@@ -36,7 +36,9 @@ found: dict[str, float] = {}
 
 def make() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 4))
+    return nn.Sequential(
+        nn.Linear(20, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 4)
+    )
 
 
 def train(model: nn.Module, rule: torch.optim.Optimizer) -> None:
@@ -96,7 +98,11 @@ def dtensor() -> None:
     a, b = torch.arange(24.0).view(6, 4), torch.arange(20.0).view(4, 5)
     product = distribute_tensor(a, mesh, [Shard(1)]) @ distribute_tensor(b, mesh, [Shard(0)])
     found["DTensor"] = float((product.full_tensor() - a @ b).abs().max())
-    moved = distribute_tensor(a, mesh, [Shard(0)]).redistribute(placements=[Shard(1)]).redistribute(placements=[Replicate()])
+    moved = (
+        distribute_tensor(a, mesh, [Shard(0)])
+        .redistribute(placements=[Shard(1)])
+        .redistribute(placements=[Replicate()])
+    )
     found["DTensor moved"] = float((moved.to_local() - a).abs().max())
 
 
