@@ -1,6 +1,8 @@
 """The backend of torch.distributed against gloo, and against plain MPI calls, on the ranks of one mpirun.
 
-    python bench/backend.py [--ranks 2] [--rounds 9] [--parts collectives ddp]
+    python bench/backend.py [--ranks 2] [--rounds 9] [--parts collectives ddp] [--hosts] [--rate 1gbit]
+
+``--hosts`` (root, iproute2) puts the ranks in two network namespaces, whose links are as fast as ``--rate`` says.
 
 Both backends are process groups of the same processes, which measure them in alternating rounds with one thread per
 rank. A result is the median over rounds. The training loops are those of a user of DistributedDataParallel, unchanged.
@@ -17,6 +19,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 BENCH = Path(__file__).parent
@@ -61,7 +64,7 @@ def programs_of(name: str, nbytes: int, groups: dict[str, object]) -> dict[str, 
     return {**{key: (lambda group=group: call(group)) for key, group in groups.items()}, "MPI": plain}
 
 
-def collectives(rounds: int) -> None:
+def collectives(rounds: int, largest: int) -> None:
     """Print microseconds per call by size: this backend, gloo, MPI, and the ratio of gloo to this backend."""
     import torch.distributed as dist
     from mpi4py import MPI
@@ -70,7 +73,7 @@ def collectives(rounds: int) -> None:
     if comm.rank == 0:
         print(f"{'operation':15}{'bytes':>11}{'mpitrain us':>13}{'gloo us':>11}{'MPI us':>11}   gloo / mpitrain")
     for name in ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"):
-        for nbytes in (size for size in SIZES if size <= LARGEST.get(name, size)):
+        for nbytes in (size for size in SIZES if size <= min(largest, LARGEST.get(name, size))):
             programs = programs_of(name, nbytes, groups)
             repeats = max(1, min(100, BYTES_PER_ROUND // 4 // nbytes))
             found: dict[str, list[float]] = {key: [] for key in programs}
@@ -162,16 +165,42 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--parts", nargs="*", default=["collectives", "ddp"], choices=["collectives", "ddp"])
     parser.add_argument("--models", nargs="*", default=list(STEPS), choices=list(STEPS))
+    parser.add_argument("--largest", type=int, default=SIZES[-1], metavar="BYTES")
+    parser.add_argument("--hosts", action="store_true")
+    parser.add_argument("--rate", default="")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not arguments.rank:
-        launch = [str(Path(sys.executable).parent / "mpirun"), "-n", str(arguments.ranks)]
-        options = ["--oversubscribe", "--bind-to", "none"]
-        settings = {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        if arguments.ranks > (os.cpu_count() or 1):
-            settings["OMPI_MCA_mpi_yield_when_idle"] = "1"
-        words = [*launch, *options, sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--rank"]
-        raise SystemExit(subprocess.run(words, env={**os.environ, **settings}).returncode)
+        raise SystemExit(launch(arguments))
+    measure(arguments)
+
+
+def launch(arguments: argparse.Namespace) -> int:
+    """Run this program on the ranks; return mpirun's exit status."""
+    rank = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--rank"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if arguments.ranks > (os.cpu_count() or 1):
+        environment["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    with ExitStack() as stack:
+        if arguments.hosts:
+            sys.path.insert(0, str(BENCH.parent))
+            from tests.support.hosts.network import make_hosts
+
+            environment["OMPI_MCA_mpi_yield_when_idle"] = "1"
+            environment["GLOO_SOCKET_IFNAME"] = "eth0"
+            hosts = stack.enter_context(make_hosts(Path(sys.executable), 2, arguments.rate))
+            share = ["env", "OMP_NUM_THREADS=1", "GLOO_SOCKET_IFNAME=eth0", *rank]
+            words = hosts.launch([arguments.ranks - arguments.ranks // 2, arguments.ranks // 2], share)
+            environment |= hosts.environment
+        else:
+            mpirun = str(Path(sys.executable).parent / "mpirun")
+            words = [mpirun, "-n", str(arguments.ranks), "--oversubscribe", "--bind-to", "none", *rank]
+        return subprocess.run(words, env=environment).returncode
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Measure on this rank."""
     import torch
     import torch.distributed as dist
 
@@ -187,7 +216,7 @@ def main() -> None:
     if "ddp" in arguments.parts:
         ddp(arguments.rounds, arguments.models)
     if "collectives" in arguments.parts:
-        collectives(arguments.rounds)
+        collectives(arguments.rounds, arguments.largest)
     dist.destroy_process_group()
 
 

@@ -91,7 +91,8 @@ def join(store: Any, rank: int, size: int, name: str, timeout: timedelta, shared
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise LaunchError(
             "the backend mpitrain needs MPI_THREAD_MULTIPLE, but the program has started MPI with a lower "
-            "thread level; remove mpi4py.rc.thread_level or the call of MPI.Init, or pass MPI.THREAD_MULTIPLE to MPI.Init_thread"
+            "thread level; remove mpi4py.rc.thread_level or the call of MPI.Init, or pass MPI.THREAD_MULTIPLE to "
+            "MPI.Init_thread"
         )
     world_ranks = _exchange_ranks(store, world, rank, size, timeout)
     members = world.group.Incl(world_ranks)
