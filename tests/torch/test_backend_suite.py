@@ -6,21 +6,18 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 from ..support.launch import ROOT, missing, run
 
 
-@pytest.mark.parametrize(("pattern", "least"), [("test_*gather*", 15), ("test_ddp_[a-g]*", 10)])
-def test_tests_of_pytorch_pass(tmp_path: Path, pattern: str, least: int) -> None:
+def test_tests_of_pytorch_pass(tmp_path: Path) -> None:
     try:
         import expecttest  # noqa: F401
     except ImportError:
         missing("expecttest, which PyTorch's tests import")
     output = tmp_path / "outcomes.json"
     words = [sys.executable, ROOT / "bench" / "torch_suite.py", "--ranks", "2", "--backends", "mpitrain"]
-    done = run([*map(str, words), "--tests", pattern, "--output", str(output)], timeout=150)
+    done = run([*map(str, words), "--tests", "test_*gather*", "--output", str(output)], timeout=150)
     assert done.returncode == 0, done.stderr
     (entry,) = json.loads(output.read_text())
     assert entry["mpitrain fails"] == {}
-    assert entry["mpitrain"]["passed"] >= least
+    assert entry["mpitrain"]["passed"] > 15
