@@ -97,18 +97,25 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
             return
         self._left = True
         self._queue.close()
-        if self._queue.failed is None:
-            self._queue.timeout_s = _LEAVE_S
-            leaving = self._operation("destroy_process_group", (), [], self._collectives.barrier())
+        if self._queue.failed is None and self._agree_to_leave():
+            self._members.free()
+            process_end.forget(self._staging)
+        else:
+            self._staging.mark_ended()
+
+    def _agree_to_leave(self) -> bool:
+        """Return whether all ranks destroy the group; the same on all ranks.
+
+        Freeing is collective, so nobody may free alone. A rank that has waited long enough for the others leaves after
+        the first step. Then nobody completes the second, which begins only when all ranks have joined the first.
+        """
+        for timeout_s in (_LEAVE_S, self._timeout_s):
+            self._queue.timeout_s = timeout_s
             try:
-                leaving.wait()
+                self._operation("destroy_process_group", (), [], self._collectives.barrier()).wait()
             except RuntimeError:
-                pass  # they have ended, or still use the group
-            else:
-                self._members.free()
-                process_end.forget(self._staging)
-                return
-        self._staging.mark_ended()
+                return False
+        return True
 
     abort = shutdown
 
