@@ -29,7 +29,7 @@ def on_hosts(hosts: Hosts, ranks: list[int], *words: str) -> tuple[int, list[dic
 def test_operations_on_hosts_with_unequal_numbers_of_ranks(hosts: Hosts) -> None:
     status, printed, errors = on_hosts(hosts, [2, 1], str(PROGRAMS / "backend_collectives.py"))
     assert status == 0, errors
-    assert printed[0]["checks"] > 1000
+    assert printed[0]["checks"] > 500
 
 
 @pytest.mark.parametrize(

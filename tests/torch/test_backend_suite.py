@@ -20,4 +20,4 @@ def test_tests_of_pytorch_pass(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (entry,) = json.loads(output.read_text())
     assert entry["mpitrain fails"] == {}
-    assert entry["mpitrain"]["passed"] > 15
+    assert entry["mpitrain"]["passed"] >= 14

@@ -90,7 +90,7 @@ def reductions() -> None:
                 continue
             if (dtype.is_complex and op not in (OPS.SUM, OPS.AVG)) or (dtype == torch.bool and op == OPS.AVG):
                 continue
-            for shape in SHAPES if op == OPS.SUM and dtype in (torch.float32, torch.bfloat16) else SHAPES[1:4]:
+            for shape in SHAPES if op == OPS.SUM and dtype in (torch.float32, torch.bfloat16) else [(5, 3)]:
                 what = f"{op} {dtype} {shape}"
                 found = tensor_of(RANK, shape, dtype)
                 dist.all_reduce(found, op)
