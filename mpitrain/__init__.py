@@ -5,10 +5,16 @@ are loaded.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 from .core import openblas as blas  # before NumPy is imported
 from .version import __version__
+
+if "torch" in sys.modules:  # otherwise ``import torch`` registers the backend, by the entry point
+    import mpitrain_torch
+
+    mpitrain_torch.register()
 
 if TYPE_CHECKING:
     from . import data, nn, optim

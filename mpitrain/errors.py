@@ -48,6 +48,12 @@ class RankMismatch(UserError):
     """The ranks disagree on something that must be the same everywhere."""
 
 
+class CollectiveFailed(UserError, RuntimeError):
+    """An operation of the torch.distributed backend timed out, or its ranks called different operations."""
+
+    exit_status = 1
+
+
 class DeviceError(UserError):
     """A GPU cannot be used, or its memory has run out."""
 

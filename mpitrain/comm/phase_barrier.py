@@ -74,6 +74,14 @@ class PhaseBarrier:
         """Whether every rank has published ``phase``."""
         return _reached(self._words, self.size, phase, 1)  # type: ignore[no-any-return]
 
+    def behind(self, phase: int) -> list[int]:
+        """Return the ranks of the node that have not published ``phase``."""
+        return np.flatnonzero(self._words[_PHASE::WORDS] < phase).tolist()
+
+    def poll(self, phase: int, polls: int) -> bool:
+        """Return whether every rank publishes ``phase`` within a number of polls, without yielding the core."""
+        return _reached(self._words, self.size, phase, polls)  # type: ignore[no-any-return]
+
     def wait(self, phase: int, progress: Callable[[], object] | None = None) -> None:
         """Return when every rank has published ``phase``.
 

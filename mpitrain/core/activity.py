@@ -23,8 +23,8 @@ KINDS = tuple(
 PAGE_VARIABLE = "MPITRAIN_ACTIVITY"  # the path of a program's page
 LONG_LIMIT_S = 1800.0  # for operations that take long, until ``set_limits`` is called
 _WAIT = KINDS.index("wait")
-_STATE, _STEP, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP, _STACKS_PID = range(7)
-_STACK, _STACK_WORDS = 8, 32
+_STATE, _STEP, _WAITS_FOR, _LIMIT_S, _LONG_LIMIT_S, _FIRST_STEP, _STACKS_PID, _PROGRESS, _BLOCKED = range(9)
+_STACK, _STACK_WORDS = 16, 32
 # The state is one word, so that a mark is one store: the count times 32, plus the depth of the stack, below 32.
 _CHANGED, _ENTERED, _LEFT = 32, 33, 31
 _TEXT = 8 * (_STACK + _STACK_WORDS)  # byte offset
@@ -41,7 +41,7 @@ class Activity:
     """What a process was doing at one moment.
 
     Attributes:
-        count: Grows with every activity that begins or ends.
+        count: Grows with every activity that begins or ends, and with ``mark_progress``.
         step: Number of completed steps.
         steps: Number of those in this process, which may have resumed; of a program the number of its marks.
         kinds: The activities, the outermost first.
@@ -96,6 +96,8 @@ class ActivityPage:
         count, depth = divmod(words[_STATE], _CHANGED)
         stack = words[_STACK : _STACK + depth + 1].tolist()
         kinds = tuple(KINDS[kind] for kind in stack if 0 <= kind < len(KINDS))
+        if kinds == ("program",) and words[_BLOCKED] > 0:
+            kinds = ("program", "wait")
         text = bytes(self.memory[_TEXT:]).split(b"\0", 1)[0]
         try:
             facts = json.loads(text) if text else {}
@@ -103,9 +105,9 @@ class ActivityPage:
             facts = {}
         waits_for, limit_s = words[_WAITS_FOR] - 1, words[_LIMIT_S]
         return Activity(
-            count,
+            count + words[_PROGRESS],
             words[_STEP],
-            count if kinds[:1] == ("program",) else words[_STEP] - words[_FIRST_STEP],
+            words[_PROGRESS] if kinds[:1] == ("program",) else words[_STEP] - words[_FIRST_STEP],
             kinds,
             waits_for if waits_for >= 0 else None,
             None if limit_s < 0 else limit_s / 1e3,
@@ -141,10 +143,15 @@ def leave() -> None:
 def waiting() -> Iterator[None]:
     """Mark that this process waits for the other ranks, such as in a collective operation."""
     enter(_WAIT)
+    words = _page_of_program()
+    if words is not None:
+        words[_BLOCKED] += 1
     try:
         yield
     finally:
         leave()
+        if words is not None:
+            words[_BLOCKED] -= 1
 
 
 def become(kind: str) -> None:
@@ -175,17 +182,22 @@ def progress(step: int | None = None) -> None:
 
 def mark_progress() -> memoryview | None:
     """Mark that this process makes progress; return the page of a program, or None if there is none."""
+    words = _page_of_program()
+    if words is not None:
+        words[_PROGRESS] += 1
+    elif _thread:  # a rank that marks its activities
+        _words[_PROGRESS] += 1
+    return words
+
+
+def _page_of_program() -> memoryview | None:
+    """Return the page of a program that ``mpitrain run`` has started; None if this process is none."""
     global _program_words
-    if _thread:  # a rank that marks its activities
-        if get_ident() == _thread:
-            _change()
+    if _thread:
         return None
     if _program_words is None:
         _program_words = _open_page(os.environ.get(PAGE_VARIABLE))
-    if len(_program_words):
-        _program_words[_STATE] += _CHANGED
-        return _program_words
-    return None
+    return _program_words if len(_program_words) else None
 
 
 def _open_page(path: str | None) -> memoryview:

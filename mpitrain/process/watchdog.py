@@ -67,14 +67,16 @@ class Watchdog:
 
     def is_informed(self, seen: Activity) -> bool:
         """Return whether the activity says anything: that of a program does after its first report of progress."""
-        return seen.kinds != ("program",) or seen.count > 0
+        return seen.kinds[:1] != ("program",) or seen.count > 0
 
     def is_busy(self, seen: Activity, stopped: bool) -> bool:
         """Return whether the process may soon be done: it neither waits for others nor takes far longer than usual."""
         if stopped or is_waiting(seen):
             return False
         return (
-            _is_long(seen) or seen.kinds == ("program",) or self.idle_s <= max(_USUAL_S, _TIMES_USUAL * self._longest_s)
+            _is_long(seen)
+            or seen.kinds[:1] == ("program",)
+            or self.idle_s <= max(_USUAL_S, _TIMES_USUAL * self._longest_s)
         )
 
     def limit_s(self, seen: Activity, stopped: bool) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sysconfig
 
 import pytest
 
-from ..support.launch import STRICT
+from ..support.launch import STRICT, Mpi
 
 # Where nothing may be missing, collecting them fails without torch.
 collect_ignore_glob = [] if STRICT or importlib.util.find_spec("torch") else ["test_*.py"]
@@ -18,3 +20,14 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def mpich_with_torch(mpich: Mpi, monkeypatch: pytest.MonkeyPatch) -> Mpi:
+    """MPICH, in whose environment this environment's packages are found: its own has no torch.
+
+    mpi4py is the same in both: it loads the MPI library of the environment that runs it.
+    """
+    paths = [os.environ.get("PYTHONPATH"), sysconfig.get_path("purelib")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    return mpich

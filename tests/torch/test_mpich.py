@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import sysconfig
 from pathlib import Path
 
-import pytest
 import torch
 
 from ..support.launch import Mpi
 from . import support
-
-
-@pytest.fixture
-def mpich_with_torch(mpich: Mpi, monkeypatch: pytest.MonkeyPatch) -> Mpi:
-    """MPICH, in whose environment this environment's packages are found: its own has no torch.
-
-    mpi4py is the same in both: it loads the MPI library of the environment that runs it.
-    """
-    paths = [os.environ.get("PYTHONPATH"), sysconfig.get_path("purelib")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
-    return mpich
 
 
 def test_ranks_train_as_a_plain_loop_does(mpich_with_torch: Mpi, tmp_path: Path) -> None:

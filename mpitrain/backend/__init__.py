@@ -1,0 +1,1 @@
+"""MPI and shared memory as a backend of ``torch.distributed``."""

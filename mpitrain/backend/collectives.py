@@ -1,0 +1,352 @@
+"""Collective operations on contiguous CPU tensors: shared memory within a node, MPI between nodes.
+
+An operation is a generator. It yields what it waits for, a phase of the node's barrier or an MPI request, and is
+resumed when that is complete; so the calling thread can start an operation, and another thread finish it. Every
+operation is collective over the group, and each rank publishes at least one phase of its node's barrier in it.
+
+Sums are added in the order of the ranks on a node, then in the order of the nodes, whatever the sizes are. So they do
+not depend on timing or on the MPI library, and are the same bits on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..comm.mpi import MPI
+from ..core.ranges import aligned_range
+from .members import Members
+from .reductions import Reduction
+from .staging import Staging
+
+Condition: TypeAlias = "int | MPI.Request"
+Steps: TypeAlias = Iterator[Condition]
+
+_DIVIDED_BYTES = 32 << 10  # reductions of smaller blocks are computed by every rank for itself
+_EXCHANGED_BYTES = 16 << 10  # the same between nodes
+_MESSAGE_BYTES = 256 << 20  # MPI counts are 32-bit integers in many libraries
+
+
+class Collectives:
+    """The operations of one process group."""
+
+    def __init__(self, members: Members, staging: Staging) -> None:
+        self._members, self._staging = members, staging
+        self._rank, self._size = staging.rank, staging.size
+        self._alone, self._one_node = staging.size == 1, members.on_one_node
+        self._internode = members.hierarchy.internode
+
+    def barrier(self) -> Steps:
+        """Wait for all ranks."""
+        yield self._staging.publish()
+        if not self._one_node:
+            if self._rank == 0:
+                yield self._first_ranks.Ibarrier()
+            yield self._staging.publish()
+
+    @property
+    def _first_ranks(self) -> MPI.Intracomm:
+        """The first ranks of all nodes; called by these only."""
+        assert self._internode is not None
+        return self._internode
+
+    # Within a node.
+
+    def _block(self, tensor: Tensor, parts: int = 1) -> int:
+        return max(1, self._staging.block_bytes // tensor.element_size() // parts)
+
+    def _node_all_reduce(self, flat: Tensor, reduction: Reduction, receives: bool = True) -> Steps:
+        """Reduce ``flat``, shape (n,), in place over the node's ranks; only where ``receives`` if not all do."""
+        if self._alone:
+            return
+        staging, rank, size = self._staging, self._rank, self._size
+        block, n = self._block(flat), flat.numel()
+        divided = size > 2 and min(n, block) * flat.element_size() >= _DIVIDED_BYTES
+        for lo in range(0, n, block):
+            part = flat[lo : lo + block] if n > block else flat
+            m = part.numel()
+            buffers = staging.next_buffers(flat.dtype)
+            buffers[rank][:m].copy_(part)
+            yield staging.publish()
+            if not divided:
+                if receives:
+                    reduction([buffer[:m] for buffer in buffers], part)
+                continue
+            start, stop = aligned_range(0, m, rank, size)
+            if stop > start:
+                reduction([buffer[start:stop] for buffer in buffers], part[start:stop])
+                buffers[rank][start:stop].copy_(part[start:stop])
+            yield staging.publish()
+            for other in range(size) if receives else ():
+                start, stop = aligned_range(0, m, other, size)
+                if other != rank and stop > start:
+                    part[start:stop].copy_(buffers[other][start:stop])
+
+    def _node_broadcast(self, flat: Tensor, root: int) -> Steps:
+        """Copy ``flat``, shape (n,), from the node's rank ``root`` to its other ranks."""
+        if self._alone:
+            return
+        staging, block = self._staging, self._block(flat)
+        for lo in range(0, flat.numel(), block):
+            part = flat[lo : lo + block]
+            buffer = staging.next_buffers(flat.dtype)[root][: part.numel()]
+            if self._rank == root:
+                buffer.copy_(part)
+            yield staging.publish()
+            if self._rank != root:
+                part.copy_(buffer)
+
+    # The operations.
+
+    def all_reduce(self, flat: Tensor, reduction: Reduction) -> Steps:
+        """Reduce ``flat``, shape (n,), over all ranks, in place."""
+        if not flat.numel():
+            yield self._staging.publish()
+            return
+        if self._alone:
+            yield self._staging.publish()
+        yield from self._node_all_reduce(flat, reduction)
+        if not self._one_node:
+            yield from self._reduce_between_nodes(flat, reduction)
+        reduction.finish(flat, self._members.size)
+
+    def reduce(self, flat: Tensor, reduction: Reduction, root: int) -> Steps:
+        """Reduce ``flat``, shape (n,), in place on ``root``; elsewhere its contents stay as they are."""
+        is_root = self._members.rank == root
+        if self._one_node and not self._alone and flat.numel():
+            divided = self._size > 2 and flat.numel() * flat.element_size() >= _DIVIDED_BYTES
+            target = flat if is_root or not divided else flat.clone()
+            yield from self._node_all_reduce(target, reduction, receives=is_root)
+            if is_root:
+                reduction.finish(flat, self._members.size)
+            return
+        yield from self.all_reduce(flat if is_root else flat.clone(), reduction)
+
+    def broadcast(self, flat: Tensor, root: int) -> Steps:
+        """Copy ``flat``, shape (n,), from ``root`` to all ranks."""
+        members = self._members
+        on_root_node = members.node == members.node_of[root]
+        if self._alone or not self._one_node or not flat.numel():
+            yield self._staging.publish()
+        if on_root_node:
+            yield from self._node_broadcast(flat, members.index_of[root])
+        if self._one_node:
+            return
+        if self._rank == 0:
+            for message in messages_of(flat):
+                yield self._first_ranks.Ibcast(message, root=members.node_of[root])
+        if not on_root_node:
+            yield from self._node_broadcast(flat, 0)
+
+    def all_gather(self, outputs: Sequence[Tensor], flat: Tensor) -> Steps:
+        """Copy each rank's ``flat``, shape (n,), to all ranks' ``outputs[rank]``."""
+        if not self._one_node:
+            yield from self._exchange_by_mpi([flat] * len(outputs), outputs)
+            return
+        staging, block = self._staging, self._block(flat)
+        own = outputs[self._rank]
+        if own.data_ptr() != flat.data_ptr():
+            own.copy_(flat)
+        if self._alone or not flat.numel():
+            yield staging.publish()
+            return
+        for lo in range(0, flat.numel(), block):
+            part = flat[lo : lo + block]
+            m = part.numel()
+            buffers = staging.next_buffers(flat.dtype)
+            buffers[self._rank][:m].copy_(part)
+            yield staging.publish()
+            for rank, output in enumerate(outputs):
+                if rank != self._rank:
+                    output[lo : lo + m].copy_(buffers[rank][:m])
+
+    def gather(self, outputs: Sequence[Tensor], flat: Tensor, root: int) -> Steps:
+        """Copy each rank's ``flat``, shape (n,), to ``outputs[rank]`` of ``root``; ``outputs`` is empty elsewhere."""
+        if not self._one_node:
+            empty = flat[:0]
+            sent = [flat if rank == root else empty for rank in range(self._members.size)]
+            yield from self._exchange_by_mpi(sent, list(outputs) or [empty] * self._members.size)
+            return
+        staging, block = self._staging, self._block(flat)
+        if outputs:
+            outputs[root].copy_(flat)
+        if self._alone or not flat.numel():
+            yield staging.publish()
+            return
+        for lo in range(0, flat.numel(), block):
+            part = flat[lo : lo + block]
+            m = part.numel()
+            buffers = staging.next_buffers(flat.dtype)
+            if not outputs:
+                buffers[self._rank][:m].copy_(part)
+            yield staging.publish()
+            for rank, output in enumerate(outputs):
+                if rank != root:
+                    output[lo : lo + m].copy_(buffers[rank][:m])
+
+    def scatter(self, out: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
+        """Copy ``inputs[rank]`` of ``root`` to each rank's ``out``, shape (n,); ``inputs`` is empty elsewhere."""
+        if not self._one_node:
+            empty = out[:0]
+            received = [out if rank == root else empty for rank in range(self._members.size)]
+            yield from self._exchange_by_mpi(list(inputs) or [empty] * self._members.size, received)
+            return
+        staging, block = self._staging, self._block(out, self._size)
+        if inputs:
+            out.copy_(inputs[root])
+        if self._alone or not out.numel():
+            yield staging.publish()
+            return
+        for lo in range(0, out.numel(), block):
+            part = out[lo : lo + block]
+            m = part.numel()
+            buffer = staging.next_buffers(out.dtype)[root]
+            for rank, sent in enumerate(inputs):
+                if rank != root:
+                    buffer[rank * block : rank * block + m].copy_(sent[lo : lo + m])
+            yield staging.publish()
+            if not inputs:
+                part.copy_(buffer[self._rank * block : self._rank * block + m])
+
+    def reduce_scatter(self, out: Tensor, inputs: Sequence[Tensor], reduction: Reduction) -> Steps:
+        """Set ``out``, shape (n,), to the reduction of all ranks' ``inputs[rank]``, each of shape (n,)."""
+        rank, size = self._rank, self._members.size
+        if not self._one_node:
+            received = out.new_empty((size, out.numel()))
+            yield from self._exchange_by_mpi(inputs, list(received.unbind()))
+            reduction(self._by_node(received), out)
+            reduction.finish(out, size)
+            return
+        if self._alone or not out.numel():
+            yield self._staging.publish()
+            out.copy_(inputs[0])
+            return
+        block = self._block(out, size)
+        for lo in range(0, out.numel(), block):
+            part = out[lo : lo + block]
+            m = part.numel()
+            buffers = self._staging.next_buffers(out.dtype)
+            for other, sent in enumerate(inputs):
+                buffers[rank][other * block : other * block + m].copy_(sent[lo : lo + m])
+            yield self._staging.publish()
+            reduction([buffer[rank * block : rank * block + m] for buffer in buffers], part)
+        reduction.finish(out, size)
+
+    def _by_node(self, received: Tensor) -> list[Tensor]:
+        """Return the rows of a tensor with one row per rank, in the order of the nodes."""
+        members = self._members
+        return [received[rank] for node in range(members.hierarchy.n_nodes) for rank in members.ranks_of_node(node)]
+
+    def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], equal: bool) -> Steps:
+        """Copy ``inputs[j]`` of each rank i to ``outputs[i]`` of rank j.
+
+        Args:
+            equal: All tensors on all ranks have the same size. Otherwise the ranks compare the sizes first.
+
+        Raises:
+            ValueError: A rank sends another number of elements than this one expects.
+        """
+        longest = outputs[0].numel()
+        if not equal:
+            sizes = torch.tensor([sent.numel() for sent in inputs], dtype=torch.int64)
+            all_sizes = [torch.empty_like(sizes) for _ in inputs]
+            yield from self.all_gather(all_sizes, sizes)
+            self._compare_sizes(outputs, all_sizes)
+            longest = max(int(row.max()) for row in all_sizes)
+        if not self._one_node:
+            yield from self._exchange_by_mpi(inputs, outputs)
+            return
+        rank, size = self._rank, self._size
+        outputs[rank].copy_(inputs[rank])
+        if self._alone or not longest:
+            yield self._staging.publish()
+            return
+        block = self._block(outputs[0], size)
+        for lo in range(0, longest, block):
+            buffers = self._staging.next_buffers(outputs[0].dtype)
+            for other, sent in enumerate(inputs):
+                part = sent[lo : lo + block]
+                if other != rank and part.numel():
+                    buffers[rank][other * block : other * block + part.numel()].copy_(part)
+            yield self._staging.publish()
+            for other, output in enumerate(outputs):
+                part = output[lo : lo + block]
+                if other != rank and part.numel():
+                    part.copy_(buffers[other][rank * block : rank * block + part.numel()])
+
+    def _compare_sizes(self, outputs: Sequence[Tensor], all_sizes: Sequence[Tensor]) -> None:
+        for rank, (output, sizes) in enumerate(zip(outputs, all_sizes, strict=True)):
+            sent = int(sizes[self._members.rank])
+            if sent != output.numel():
+                raise ValueError(
+                    f"rank {rank} sends {sent} elements to rank {self._members.rank}, which expects {output.numel()}; "
+                    "output_split_sizes must be the input_split_sizes of the other ranks"
+                )
+
+    # Between nodes.
+
+    def _reduce_between_nodes(self, flat: Tensor, reduction: Reduction) -> Steps:
+        """Reduce the nodes' equal ``flat`` over all nodes: each rank of a node exchanges its chunk."""
+        hierarchy = self._members.hierarchy
+        chunks = [aligned_range(0, flat.numel(), index, hierarchy.n_chunks) for index in range(hierarchy.n_chunks)]
+        if self._internode is not None:
+            lo, hi = chunks[self._rank]
+            step = _MESSAGE_BYTES // flat.element_size()
+            for start in range(lo, hi, step):
+                yield from self._reduce_chunk(flat[start : min(start + step, hi)], reduction)
+        for index, (lo, hi) in enumerate(chunks):
+            if hi > lo:
+                yield from self._node_broadcast(flat[lo:hi], index)
+
+    def _reduce_chunk(self, chunk: Tensor, reduction: Reduction) -> Steps:
+        """Reduce ``chunk`` over the nodes, in their order. Collective over ``internode``."""
+        internode, n_nodes = self._internode, self._members.hierarchy.n_nodes
+        assert internode is not None
+        if n_nodes == 2 or chunk.numel() * chunk.element_size() <= _EXCHANGED_BYTES:
+            received = chunk.new_empty((n_nodes, chunk.numel()))
+            yield internode.Iallgather(_bytes(chunk), _bytes(received))
+            reduction(received.unbind(), chunk)
+            return
+        ranges = [aligned_range(0, chunk.numel(), node, n_nodes) for node in range(n_nodes)]
+        lo, hi = ranges[internode.rank]
+        received = chunk.new_empty((n_nodes, hi - lo))
+        width = chunk.element_size()
+        counts, starts = [width * (b - a) for a, b in ranges], [width * a for a, _ in ranges]
+        own = width * (hi - lo)
+        yield internode.Ialltoallv(
+            [_memory(chunk), (counts, starts), MPI.BYTE],
+            [_memory(received), ([own] * n_nodes, [own * node for node in range(n_nodes)]), MPI.BYTE],
+        )
+        result = received.new_empty(hi - lo)
+        reduction(received.unbind(), result)
+        yield internode.Iallgatherv([_memory(result), own, MPI.BYTE], [_memory(chunk), (counts, starts), MPI.BYTE])
+
+    def _exchange_by_mpi(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
+        """Copy ``inputs[j]`` of each rank i to ``outputs[i]`` of rank j, in messages."""
+        yield self._staging.publish()
+        comm, rank = self._members.comm, self._members.rank
+        outputs[rank].copy_(inputs[rank])
+        others = [(rank + shift) % comm.size for shift in range(1, comm.size)]
+        requests = [
+            comm.Irecv(message, other) for other in reversed(others) for message in messages_of(outputs[other])
+        ] + [comm.Isend(message, other) for other in others for message in messages_of(inputs[other])]
+        yield from requests
+
+
+def _memory(tensor: Tensor) -> Any:
+    """Return a contiguous tensor's memory as a NumPy array of bytes."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def _bytes(tensor: Tensor) -> list[Any]:
+    """Return a contiguous tensor as a buffer of MPI."""
+    return [_memory(tensor), MPI.BYTE]
+
+
+def messages_of(tensor: Tensor) -> list[list[Any]]:
+    """Return a contiguous tensor as buffers of MPI that are small enough for its counts."""
+    memory = _memory(tensor)
+    return [[memory[lo : lo + _MESSAGE_BYTES], MPI.BYTE] for lo in range(0, max(1, memory.size), _MESSAGE_BYTES)]

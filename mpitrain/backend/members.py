@@ -1,0 +1,141 @@
+"""The ranks of a process group as MPI communicators, with the shared memory of each node."""
+
+from __future__ import annotations
+
+import os
+import socket
+import zlib
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from ..comm.hierarchy import Hierarchy
+from ..comm.mpi import MPI, library_name, start
+from ..comm.shared_memory import sharing_problem
+from ..errors import LaunchError
+
+_LARGEST_TAG = 32767  # the standard guarantees tags up to this one
+
+
+@dataclass(frozen=True)
+class Members:
+    """A process group's ranks.
+
+    Attributes:
+        name: The group's name, as PyTorch generated it.
+        comm: Communicator of all ranks, in the order of the group's ranks.
+        messages: Another one, for messages between two ranks.
+        headers: Of the first ranks of all nodes, on which they compare operations; None elsewhere and on one node.
+        hierarchy: Communicators within and between nodes.
+        node_of: For each rank, the index of its node.
+        index_of: For each rank, its index on its node.
+    """
+
+    name: str
+    comm: MPI.Intracomm
+    messages: MPI.Intracomm
+    headers: MPI.Intracomm | None
+    hierarchy: Hierarchy
+    node_of: list[int]
+    index_of: list[int]
+
+    @property
+    def rank(self) -> int:
+        return self.comm.rank
+
+    @property
+    def size(self) -> int:
+        return self.comm.size
+
+    @property
+    def on_one_node(self) -> bool:
+        return self.hierarchy.n_nodes == 1
+
+    @property
+    def node(self) -> int:
+        """The index of this rank's node."""
+        return self.node_of[self.rank]
+
+    def ranks_of_node(self, node: int) -> list[int]:
+        """Return the group's ranks on a node, by their index there."""
+        return [rank for rank, on in enumerate(self.node_of) if on == node]
+
+    def free(self) -> None:
+        """Free communicators and shared memory. Collective over ``comm``."""
+        self.hierarchy.free()
+        if self.hierarchy.node != MPI.COMM_SELF:
+            self.hierarchy.node.Free()
+        if self.headers is not None:
+            self.headers.Free()
+        self.messages.Free()
+        self.comm.Free()
+
+
+def split_by_node(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """Return the ranks of this node as a communicator. Collective over ``comm``."""
+    return MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
+
+
+def join(store: Any, rank: int, size: int, name: str, timeout: timedelta, shared_bytes: int) -> Members:
+    """Return the members of a new process group. Collective over its ranks only.
+
+    Args:
+        store: Of this group; the ranks exchange their numbers in MPI's world through it.
+        rank, size: In the group.
+        shared_bytes: Bytes of shared memory per rank that the group will use on a node.
+
+    Raises:
+        LaunchError: MPI was not started for these ranks, or does not allow calls by several threads.
+    """
+    world = start()
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise LaunchError(
+            "the backend mpitrain needs MPI_THREAD_MULTIPLE, but the program has started MPI with a lower "
+            "thread level; remove mpi4py.rc.thread_level or the call of MPI.Init, or pass MPI.THREAD_MULTIPLE to "
+            "MPI.Init_thread"
+        )
+    world_ranks = _exchange_ranks(store, world, rank, size, timeout)
+    members = world.group.Incl(world_ranks)
+    comm = world.Create_group(members, zlib.crc32(name.encode()) % _LARGEST_TAG)
+    members.Free()
+    node = split_by_node(comm)
+    cores = len(set().union(*node.allgather(os.sched_getaffinity(0))))
+    problems = comm.allgather(sharing_problem(node, shared_bytes * node.size))
+    if any(problems):
+        node = MPI.Intracomm(MPI.COMM_SELF)  # ranks that cannot share memory use messages, as if on separate nodes
+    hierarchy = Hierarchy(comm, node, cores)
+    leaders: list[int] = comm.allgather(node.bcast(comm.rank, root=0))
+    order = sorted(set(leaders))
+    node_of = [order.index(leader) for leader in leaders]
+    index_of = [node_of[:rank].count(on) for rank, on in enumerate(node_of)]
+    headers = None
+    if hierarchy.internode is not None and hierarchy.n_nodes > 1 and node.rank == 0:
+        headers = hierarchy.internode.Dup()
+    return Members(name, comm, comm.Dup(), headers, hierarchy, node_of, index_of)
+
+
+def _exchange_ranks(store: Any, world: MPI.Intracomm, rank: int, size: int, timeout: timedelta) -> list[int]:
+    """Return the rank in MPI's world of each of the group's ranks."""
+    keys = [f"mpitrain/{index}" for index in range(size)]
+    store.set(keys[rank], f"{world.rank} {world.size} {library_name()}")
+    try:
+        store.wait(keys, timeout)
+    except Exception as error:  # DistStoreError, and RuntimeError in older releases
+        absent = [index for index in range(size) if not store.check([keys[index]])]
+        raise LaunchError(
+            f"rank {rank} of {size} on {socket.gethostname()}: after {timeout.total_seconds():g} s, "
+            f"{_ranks(absent)} had not called init_process_group or new_group"
+        ) from error
+    found = [store.get(key).decode().split(" ", 2) for key in keys]
+    world_ranks = [int(words[0]) for words in found]
+    if len(set(world_ranks)) < size or any(words[1:] != found[0][1:] for words in found):
+        raise LaunchError(
+            f"the {size} ranks of the process group are not ranks of one MPI program: MPI sees a world of size "
+            f"{world.size}, {library_name()}; start the program with 'mpirun -n {size} python PROGRAM' or "
+            "'srun --mpi=pmix', not with torchrun"
+        )
+    return world_ranks
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

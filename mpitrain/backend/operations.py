@@ -1,0 +1,243 @@
+"""Operations of a process group, and the queue that performs them in order.
+
+A thread that needs an operation's result performs it itself, with all those before it. Only an operation that nobody
+waits for yet, and that other ranks have not joined, is left to a thread of the queue: handing an operation over takes
+longer than a small one, and on a node without spare cores the thread delays the computation that it overlaps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import Work
+from torch.futures import Future
+
+from ..core import activity
+from .collectives import Condition, Steps
+
+Wait = Callable[["Operation", Condition], None]
+Poll = Callable[[Condition], bool]
+
+
+class Operation(Work):  # type: ignore[misc]
+    """One operation of a process group, as ``torch.distributed`` returns it. Local, unless noted.
+
+    Attributes:
+        text: Its name, such as ``all_reduce``, with what the ranks must agree on.
+        steps: The operation itself; set before it is submitted.
+        number: Its sequence number in its group; set when it starts.
+        submitted: When it was, on the clock of ``perf_counter``.
+        timeout_s: Seconds after which it times out.
+        condition: What it waits for; None if it has not started.
+        error: Why it failed.
+    """
+
+    def __init__(self, queue: OperationQueue, text: str, outputs: list[Tensor]) -> None:
+        super().__init__()
+        self.text, self.number = text, -1
+        self.steps: Steps = iter(())
+        self.timeout_s = queue.timeout_s
+        self.submitted = perf_counter()
+        self.condition: Condition | None = None
+        self.error: Exception | None = None
+        self.done = False
+        self._queue, self._outputs = queue, outputs
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return when the operation is complete; raise its error. The other ranks must take part.
+
+        Args:
+            timeout: Of this operation from now on; the group's timeout if None or zero.
+        """
+        if not self.done:
+            if timeout is not None and timeout > timedelta(0):
+                self.timeout_s = perf_counter() - self.submitted + timeout.total_seconds()
+            self._queue.complete(self)
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def end(self, error: Exception | None = None) -> None:
+        """Mark the operation as complete or failed. Its queue calls this."""
+        self.error, self.steps, self.done = error, iter(()), True  # the steps refer to this operation
+        if self._future is not None:
+            self._complete_future()
+
+    def get_future(self) -> Any:
+        """Return a future of the output tensors. If the operation fails, the process ends with the reason.
+
+        A future with an exception would make the reducer of DistributedDataParallel dereference a null pointer.
+        """
+        with self._queue.ending:
+            if self._future is None:
+                devices: list[Any] = list({tensor.device for tensor in self._outputs if tensor.is_cuda})
+                self._future = Future(devices=devices) if devices else Future()
+                if self.done:
+                    self._complete_future()
+        return self._future
+
+    def _complete_future(self) -> None:
+        if self.error is not None:
+            self._queue.end_process(self.error)
+        self._future.set_result(self._outputs)
+
+    def is_completed(self) -> bool:
+        """Return whether the operation has ended."""
+        if not self.done:
+            self._queue.poll(self)
+        return self.done
+
+    def is_success(self) -> bool:
+        """Return whether the operation has ended without an error."""
+        return self.done and self.error is None
+
+    def exception(self) -> Exception | None:
+        """Return the error of the operation."""
+        return self.error
+
+    def result(self) -> list[Tensor]:
+        """Return the output tensors of a completed operation."""
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """As ``wait``."""
+        self.wait()
+
+
+class OperationQueue:
+    """Performs a group's operations in the order of their calls.
+
+    Args:
+        name: Of the thread, which starts when it is needed.
+        timeout_s: Of each operation.
+        start: Called with an operation when its turn comes.
+        wait: Waits for a condition of an operation; raises if it fails.
+        poll: Returns whether a condition is met, or is within microseconds.
+        end_process: Ends all ranks, after printing an error.
+
+    Attributes:
+        ending: Held while an operation ends.
+        failed: The first error; later operations fail with it, too.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        timeout_s: float,
+        start: Callable[[Operation], None],
+        wait: Wait,
+        poll: Poll,
+        end_process: Callable[[Exception], None],
+    ) -> None:
+        self.timeout_s, self.end_process = timeout_s, end_process
+        self.ending = threading.RLock()
+        self.failed: Exception | None = None
+        self._name, self._start, self._wait, self._poll = name, start, wait, poll
+        self._pending: deque[Operation] = deque()
+        self._executing = threading.RLock()  # held by the thread that performs operations
+        self._left = threading.Semaphore(0)  # operations that were left to the thread
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(self, operation: Operation, blocking: bool) -> Operation:
+        """Perform an operation; if it is not ``blocking``, leave it to the thread unless it can be done at once."""
+        self._pending.append(operation)
+        if blocking:
+            operation.wait()
+        elif not self.poll(operation):
+            self._leave_to_thread()
+        return operation
+
+    def poll(self, operation: Operation) -> bool:
+        """Perform an operation if it is the next one and all ranks have joined it. Return whether it is done."""
+        if not self._executing.acquire(blocking=False):
+            return operation.done
+        try:
+            while self._pending and not operation.done:
+                head = self._pending[0]
+                if not self._begin(head) or (head.condition is not None and not self._poll(head.condition)):
+                    break
+                self._perform(head)
+        finally:
+            self._executing.release()
+        return operation.done
+
+    def complete(self, operation: Operation) -> None:
+        """Perform operations until ``operation`` is done."""
+        with self._executing:
+            while not operation.done:
+                self._perform(self._pending[0])
+
+    def close(self) -> None:
+        """Perform the operations that are left, and end the thread."""
+        with self._executing:
+            while self._pending and self.failed is None:
+                self._perform(self._pending[0])
+        self._closed = True
+        self._left.release()
+
+    def _leave_to_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._left.release()
+
+    def _run(self) -> None:
+        torch.set_grad_enabled(False)
+        while True:
+            self._left.acquire()
+            if self._closed:
+                return
+            with self._executing:
+                if self._pending:
+                    self._perform(self._pending[0])
+
+    def _begin(self, operation: Operation) -> bool:
+        """Perform an operation up to its first condition; return False if that has ended it."""
+        if operation.condition is not None:
+            return True
+        try:
+            if self.failed is not None:
+                raise self.failed
+            self._start(operation)
+            operation.condition = next(operation.steps)
+        except StopIteration:
+            self._end(operation, None)
+            return False
+        except BaseException as error:
+            self._end(operation, error)
+            return False
+        return True
+
+    def _perform(self, operation: Operation) -> None:
+        """Perform an operation to its end."""
+        if not self._begin(operation):
+            return
+        try:
+            assert operation.condition is not None
+            self._wait(operation, operation.condition)
+            for condition in operation.steps:
+                self._wait(operation, condition)
+        except BaseException as error:
+            self._end(operation, error)
+        else:
+            self._end(operation, None)
+
+    def _end(self, operation: Operation, error: BaseException | None) -> None:
+        self._pending.popleft()
+        if error is not None and self.failed is None:
+            self.failed = error if isinstance(error, Exception) else RuntimeError("interrupted")
+        with self.ending:
+            operation.end(self.failed if error is not None else None)
+        if error is None:
+            activity.mark_progress()
+        elif not isinstance(error, Exception):
+            raise error  # such as KeyboardInterrupt

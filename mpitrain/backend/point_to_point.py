@@ -1,0 +1,159 @@
+"""Messages between two ranks of a process group. They start at once, and are not part of the group's queue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import Work
+from torch.futures import Future
+
+from ..comm.backoff import Backoff
+from ..comm.mpi import MPI
+from ..core import activity
+from ..errors import CollectiveFailed
+
+
+class Message(Work):  # type: ignore[misc]
+    """A message that is being sent or received. Every method is local, but ``wait`` needs the other rank.
+
+    Args:
+        text: Describes the message in errors.
+        requests: Of MPI.
+        buffer: What MPI sends or receives; it must live until the message is complete.
+        nbytes: The size that a received message must have; None for one that is sent.
+        outputs: The tensors.
+        completed: Called once after the message is complete, such as to copy it to its tensor.
+        has_ended: Returns whether the other rank's process has ended.
+        end_process: Ends all ranks, after printing an error.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        requests: list[MPI.Request],
+        buffer: Tensor,
+        nbytes: int | None,
+        outputs: list[Tensor],
+        timeout_s: float,
+        completed: Callable[[], object],
+        has_ended: Callable[[], bool],
+        end_process: Callable[[Exception], None],
+    ) -> None:
+        super().__init__()
+        self._text, self._requests, self._buffer = text, requests, buffer
+        self._nbytes, self._outputs = nbytes, outputs
+        self._deadline = perf_counter() + timeout_s
+        self._completed, self._has_ended, self._end_process = completed, has_ended, end_process
+        self._lock = threading.Lock()
+        self._looked, self._source, self._done = 0.0, -1, False
+        self._error: Exception | None = None
+        self._future: Any = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return when the message is complete.
+
+        Raises:
+            CollectiveFailed: It timed out, has the wrong size, or the other rank has ended.
+        """
+        if timeout is not None and timeout > timedelta(0):
+            self._deadline = perf_counter() + timeout.total_seconds()
+        if not self._done:
+            Backoff(oversubscribed=True).until(lambda polls: self._poll(), self._look)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _poll(self) -> bool:
+        """Let MPI make progress; return whether the message has ended."""
+        with self._lock:
+            if self._done:
+                return True
+            status = MPI.Status()
+            try:
+                while self._requests:
+                    if not self._requests[0].Test(status):
+                        return False
+                    self._requests.pop(0)
+            except MPI.Exception as error:
+                return self._end(f"MPI reports {error}; the sizes of both tensors must be equal")
+            if self._nbytes is not None:
+                self._source = status.Get_source()
+                received = status.Get_count(MPI.BYTE)
+                if received != self._nbytes:
+                    return self._end(f"the message has {received} bytes, but the tensor {self._nbytes}")
+            self._completed()
+            activity.mark_progress()
+            return self._end("")
+
+    def _end(self, problem: str) -> bool:
+        self._error = CollectiveFailed(f"{self._text}: {problem}") if problem else None
+        self._done = True
+        if self._future is not None:
+            self._complete_future()
+        return True
+
+    def _look(self) -> None:
+        now = perf_counter()
+        if now > self._deadline:
+            self._fail("exceeded the timeout")
+        elif now > self._looked + 0.25:
+            if self._looked and self._has_ended() and not self._poll():
+                self._fail("the other rank has ended")
+            self._looked = now
+
+    def _fail(self, problem: str) -> None:
+        with self._lock:
+            if not self._done:
+                self._end(problem)
+
+    def get_future(self) -> Any:
+        """Return a future of the tensors; a thread completes it."""
+        with self._lock:
+            if self._future is None:
+                self._future = Future()
+                if self._done:
+                    self._complete_future()
+                else:
+                    threading.Thread(target=self._wait_quietly, daemon=True).start()
+        return self._future
+
+    def _wait_quietly(self) -> None:
+        with suppress(CollectiveFailed):  # then the future has ended the process
+            self.wait()
+
+    def _complete_future(self) -> None:
+        if self._error is not None:
+            self._end_process(self._error)
+        self._future.set_result(self._outputs)
+
+    def is_completed(self) -> bool:
+        """Return whether the message has been sent or received."""
+        return self._poll()
+
+    def is_success(self) -> bool:
+        """Return whether it is complete without an error."""
+        return self._done and self._error is None
+
+    def exception(self) -> Exception | None:
+        """Return its error."""
+        return self._error
+
+    def result(self) -> list[Tensor]:
+        """Return the tensors."""
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """As ``wait``."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Return the rank that sent a received message."""
+        return self._source
+
+    _source_rank = source_rank

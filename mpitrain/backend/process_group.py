@@ -1,0 +1,398 @@
+"""The process group: PyTorch's interface, in terms of operations on contiguous CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ..comm.mpi import MPI
+from . import process_end, sparse
+from .collectives import Collectives, Steps, messages_of
+from .host_tensors import all_on_host, check_sizes, copy_back, on_host, to_host
+from .members import join
+from .operations import Operation, OperationQueue
+from .point_to_point import Message
+from .reductions import reduction_of
+from .signatures import describe, shapes_of, text_of
+from .staging import Staging, shared_bytes_per_rank
+from .waiting import Waiting
+
+_LEAVE_S = 10.0  # at most, for the other ranks to destroy the group
+
+# Releases after 2.13 have a base class for backends in Python.
+_Base: Any = getattr(dist, "BackendBase", dist.ProcessGroup)
+
+
+def create(options: Any, backend_options: Any = None) -> MpiProcessGroup:
+    """Create a process group: the function that is registered with PyTorch. Collective over the group's ranks."""
+    return MpiProcessGroup(
+        options.store, options.group_rank, options.group_size, options.timeout, str(options.group_id)
+    )
+
+
+class MpiProcessGroup(_Base):  # type: ignore[misc]
+    """A process group of MPI ranks.
+
+    Methods have the names and arguments of PyTorch's ``ProcessGroup``, and are collective over the group unless noted.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, name: str) -> None:
+        super().__init__(rank, size)
+        self._store = store
+        self._timeout_s = timeout.total_seconds()
+        self._members = join(store, rank, size, name, timeout, shared_bytes_per_rank(size))
+        self._staging = Staging(self._members.hierarchy)
+        self._collectives = Collectives(self._members, self._staging)
+        self._waiting = Waiting(self._members, self._staging, store, self._members.hierarchy.cores)
+        self._queue = OperationQueue(
+            f"mpitrain {name}",
+            self._timeout_s,
+            self._number,
+            self._waiting.wait,
+            self._waiting.poll,
+            process_end.end_process,
+        )
+        self._calls: dict[object, tuple[str, int]] = {}
+        self._count = 0
+        self._left = False
+        process_end.watch(self._staging)
+
+    # What the group is.
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "mpitrain"
+
+    def name(self) -> str:
+        return "mpitrain"
+
+    @property
+    def group_name(self) -> str:
+        """The name by which PyTorch registers the group."""
+        return self._members.name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._members.name
+
+    def get_group_store(self) -> Any:
+        """Return the store of the group. Local."""
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the timeout of later operations. Local."""
+        self._queue.timeout_s = self._timeout_s = timeout.total_seconds()
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: operations are counted from 0."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._count
+
+    def shutdown(self) -> None:
+        """Free the group. Without the other ranks its memory is freed when the process ends."""
+        if self._left:
+            return
+        self._left = True
+        self._queue.close()
+        if self._queue.failed is None and self._agree_to_leave():
+            self._members.free()
+            process_end.forget(self._staging)
+        else:
+            self._staging.mark_ended()
+
+    def _agree_to_leave(self) -> bool:
+        """Return whether all ranks destroy the group; the same on all ranks.
+
+        Freeing is collective, so nobody may free alone. A rank that has waited long enough for the others leaves after
+        the first step. Then nobody completes the second, which begins only when all ranks have joined the first.
+        """
+        for timeout_s in (_LEAVE_S, self._timeout_s):
+            self._queue.timeout_s = timeout_s
+            try:
+                self._operation("destroy_process_group", (), [], self._collectives.barrier()).wait()
+            except RuntimeError:
+                return False
+        return True
+
+    abort = shutdown
+
+    # Performing operations.
+
+    def _number(self, operation: Operation) -> None:
+        """Give an operation that starts its sequence number."""
+        if not self._count:
+            self._check_devices()
+        operation.number = self._count
+        self._count += 1
+
+    def _operation(
+        self, name: str, agreed: tuple[object, ...], outputs: list[Tensor], steps: Steps, options: Any = None
+    ) -> Operation:
+        """Submit an operation.
+
+        Args:
+            agreed: What must be the same on all ranks: shapes, data types, reductions, roots.
+        """
+        key = (name, *agreed)
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = describe(name, agreed)
+        text, signature = call
+        operation = Operation(self._queue, text, outputs)
+        operation.steps = self._waiting.signed(operation, signature, steps)
+        on_gpu = bool(outputs) and not outputs[0].is_cpu  # copies follow the calling thread's stream
+        blocking = on_gpu or (options is not None and not getattr(options, "asyncOp", True))
+        if options is not None and options.timeout > timedelta(0):
+            operation.timeout_s = options.timeout.total_seconds()
+        return self._queue.submit(operation, blocking)
+
+    def _check_devices(self) -> None:
+        """Refuse groups with several backends: PyTorch lets a process group in Python replace them all.
+
+        Raises:
+            ValueError: Such as for "cpu:mpitrain,cuda:nccl".
+        """
+        config = dist.distributed_c10d._world.pg_backend_config.get(self, "")
+        others = {entry.rpartition(":")[2] for entry in str(config).split(",")} - {"mpitrain", ""}
+        if others:
+            raise ValueError(
+                f"the process group was created for {config}; "
+                f"PyTorch cannot combine mpitrain with {', '.join(others)}: "
+                "use init_process_group('mpitrain'), and new_group(backend='nccl') for tensors on GPUs"
+            )
+
+    # The operations.
+
+    def barrier(self, opts: Any = None) -> Operation:
+        return self._operation("barrier", (), [], self._collectives.barrier(), opts)
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Operation:
+        return self._all_reduce("all_reduce", tensors, opts)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Operation:
+        return self._all_reduce("all_reduce_coalesced", tensors, opts)
+
+    def _all_reduce(self, name: str, tensors: list[Tensor], opts: Any) -> Operation:
+        reduction = reduction_of(_reduce_op(opts), tensors[0].dtype)
+        if any(tensor.is_sparse for tensor in tensors) and reduction.name not in ("sum", "avg"):
+            raise ValueError(f"{name} of sparse tensors has sum and avg only, not {reduction.name}")
+
+        def steps() -> Steps:
+            for tensor in tensors:
+                if tensor.is_sparse:
+                    yield from sparse.all_reduce(self._collectives, tensor, reduction, self.size())
+                    continue
+                flat = to_host(tensor)
+                yield from self._collectives.all_reduce(flat, reduction)
+                copy_back(tensor, flat)
+
+        return self._operation(name, (reduction.name, *shapes_of(tensors)), tensors, steps(), opts)
+
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> Operation:
+        (tensor,) = tensors
+        reduction, root = reduction_of(_reduce_op(opts), tensor.dtype), opts.rootRank
+
+        def steps() -> Steps:
+            with on_host(tensor) as flat:
+                yield from self._collectives.reduce(flat, reduction, root)
+
+        return self._operation("reduce", (reduction.name, root, *shapes_of(tensors)), tensors, steps(), opts)
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Operation:
+        (tensor,) = tensors
+        root = opts.rootRank if opts is not None else 0
+
+        def steps() -> Steps:
+            with on_host(tensor) as flat:
+                yield from self._collectives.broadcast(flat, root)
+
+        return self._operation("broadcast", (root, *shapes_of(tensors)), tensors, steps(), opts)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Operation:
+        return self._all_gather("all_gather", outputs, inputs, opts)
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Operation:
+        rows = [[row[index] for row in outputs] for index in range(len(inputs))] if outputs else []
+        return self._all_gather("all_gather_coalesced", rows, inputs, opts)
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Operation:
+        return self.all_gather_single_coalesced([output], [tensor], opts)
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Operation:
+        self._check_parts(outputs, inputs, "the output")
+
+        def steps() -> Steps:
+            for output, tensor in zip(outputs, inputs, strict=True):
+                with on_host(output) as flat, on_host(tensor, writes=False) as own:
+                    yield from self._collectives.all_gather(
+                        flat.chunk(self.size()) if flat.numel() else [flat] * self.size(), own
+                    )
+
+        return self._operation("all_gather_into_tensor", shapes_of(inputs), outputs, steps(), opts)
+
+    def _all_gather(self, name: str, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Operation:
+        def steps() -> Steps:
+            for row, tensor in zip(outputs, inputs, strict=True):
+                with all_on_host(row, reads=False) as flats, on_host(tensor, writes=False) as own:
+                    yield from self._collectives.all_gather(flats, own)
+
+        for row, tensor in zip(outputs, inputs, strict=True):
+            check_sizes(row, tensor, self.size(), name)
+        return self._operation(name, shapes_of(inputs), [t for row in outputs for t in row], steps(), opts)
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Operation:
+        (tensor,), root = inputs, opts.rootRank
+        row = outputs[0] if outputs and self.rank() == root else []
+        if row:
+            check_sizes(row, tensor, self.size(), "gather")
+
+        def steps() -> Steps:
+            with all_on_host(row, reads=False) as flats, on_host(tensor, writes=False) as own:
+                yield from self._collectives.gather(flats, own, root)
+
+        return self._operation("gather", (root, *shapes_of(inputs)), row, steps(), opts)
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Operation:
+        (tensor,), root = outputs, opts.rootRank
+        row = inputs[0] if inputs and self.rank() == root else []
+        if row:
+            check_sizes(row, tensor, self.size(), "scatter")
+
+        def steps() -> Steps:
+            with on_host(tensor, reads=False) as out, all_on_host(row, writes=False) as flats:
+                yield from self._collectives.scatter(out, flats, root)
+
+        return self._operation("scatter", (root, *shapes_of(outputs)), outputs, steps(), opts)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Operation:
+        reduction = reduction_of(_reduce_op(opts), outputs[0].dtype)
+        for row, output in zip(inputs, outputs, strict=True):
+            check_sizes(row, output, self.size(), "reduce_scatter", of="input")
+
+        def steps() -> Steps:
+            for output, row in zip(outputs, inputs, strict=True):
+                with on_host(output, reads=False) as out, all_on_host(row, writes=False) as flats:
+                    yield from self._collectives.reduce_scatter(out, flats, reduction)
+
+        return self._operation("reduce_scatter", (reduction.name, *shapes_of(outputs)), outputs, steps(), opts)
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Operation:
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Operation:
+        self._check_parts(inputs, outputs, "the input")
+        reduction = reduction_of(_reduce_op(opts), outputs[0].dtype)
+
+        def steps() -> Steps:
+            for output, tensor in zip(outputs, inputs, strict=True):
+                with on_host(output, reads=False) as out, on_host(tensor, writes=False) as flat:
+                    parts = flat.view(self.size(), -1).unbind() if flat.numel() else [flat] * self.size()
+                    yield from self._collectives.reduce_scatter(out, parts, reduction)
+
+        return self._operation("reduce_scatter_tensor", (reduction.name, *shapes_of(outputs)), outputs, steps(), opts)
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Operation:
+        def steps() -> Steps:
+            with all_on_host(outputs, reads=False) as received, all_on_host(inputs, writes=False) as sent:
+                yield from self._collectives.all_to_all(received, sent, equal=False)
+
+        return self._operation("all_to_all", (str(inputs[0].dtype),), outputs, steps(), opts)
+
+    def all_to_all_single(
+        self, output: Tensor, tensor: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], opts: Any = None
+    ) -> Operation:
+        equal = not output_sizes and not input_sizes
+        received_rows, sent_rows = self._split_rows(output, output_sizes), self._split_rows(tensor, input_sizes)
+
+        def steps() -> Steps:
+            with on_host(output, reads=False) as received, on_host(tensor, writes=False) as sent:
+                yield from self._collectives.all_to_all(received.split(received_rows), sent.split(sent_rows), equal)
+
+        agreed = shapes_of([tensor]) if equal else (str(tensor.dtype), *tensor.shape[1:])
+        return self._operation("all_to_all_single", agreed, [output], steps(), opts)
+
+    def _split_rows(self, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
+        """Return the numbers of elements of the parts of a tensor's first dimension, one for each rank."""
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if not sizes:
+            if rows % self.size():
+                raise ValueError(
+                    f"Tensor's dim 0 does not divide equally across group size: {rows} rows, {self.size()} ranks"
+                )
+            sizes = [rows // self.size()] * self.size()
+        if sum(sizes) != rows or len(sizes) != self.size():
+            raise ValueError(f"Split sizes doesn't match total dim 0 size: {list(sizes)} of {rows} rows")
+        width = tensor.numel() // rows if rows else 0
+        return [size * width for size in sizes]
+
+    def _check_parts(self, wholes: list[Tensor], parts: list[Tensor], what: str) -> None:
+        for whole, part in zip(wholes, parts, strict=True):
+            if whole.numel() != part.numel() * self.size():
+                raise ValueError(
+                    f"{what} must have {self.size()} times as many elements as the other tensor: "
+                    f"{tuple(whole.shape)} and {tuple(part.shape)}"
+                )
+            if whole.dtype != part.dtype:
+                raise ValueError(f"input and output must have the same type: {part.dtype} and {whole.dtype}")
+
+    # Messages between two ranks; these are not collective.
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int = 0) -> Message:
+        (tensor,) = tensors
+        flat = to_host(tensor)
+        requests = [self._members.messages.Isend(part, rank, tag) for part in messages_of(flat)]
+        return self._message(f"send to rank {rank}", tensor, requests, None, flat, lambda: None, rank)
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int = 0) -> Message:
+        return self._receive(tensors, rank, tag, f"recv from rank {rank}")
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Message:
+        return self._receive(tensors, MPI.ANY_SOURCE, tag, "recv from any rank")
+
+    def _receive(self, tensors: list[Tensor], rank: int, tag: int, text: str) -> Message:
+        (tensor,) = tensors
+        flat = to_host(tensor, reads=False)
+        parts = messages_of(flat)
+        if len(parts) > 1 and rank == MPI.ANY_SOURCE:
+            raise ValueError(f"recv from any rank takes at most 256 MiB; the tensor has {flat.nbytes} bytes")
+        requests = [self._members.messages.Irecv(part, rank, tag) for part in parts]
+
+        def receive() -> None:
+            copy_back(tensor, flat)
+
+        return self._message(text, tensor, requests, parts[-1][0].nbytes, flat, receive, rank)
+
+    def _message(
+        self,
+        text: str,
+        tensor: Tensor,
+        requests: list[MPI.Request],
+        nbytes: int | None,
+        flat: Tensor,
+        completed: Callable[[], object],
+        rank: int,
+    ) -> Message:
+        text = f"rank {self.rank()} of process group {self._members.name!r}, {text}, {text_of(shapes_of([tensor]))}"
+        local = self._members.ranks_of_node(self._members.node)
+
+        def has_ended() -> bool:
+            return rank in local and self._staging.has_ended(local.index(rank))
+
+        ends = (completed, has_ended, process_end.end_process)
+        return Message(text, requests, flat, nbytes, [tensor], self._timeout_s, *ends)
+
+    # Names of older releases.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _reduce_op(options: Any) -> Any:
+    return dist.ReduceOp.SUM if options is None else options.reduceOp

@@ -1,0 +1,136 @@
+"""Blocks of tensors that the ranks of a node pass to each other through shared memory.
+
+Each rank has two buffers. An operation passes a tensor block by block; for every block a rank writes its buffer,
+publishes a phase of the node's barrier, waits until all ranks have, and reads the others' buffers. Blocks alternate
+between the two buffers, so one wait per block is enough:
+
+    rank writes block k+2 into the buffer of block k
+      after it has seen phase k+1 of all ranks,
+      which each rank publishes only after it has read block k.
+
+Signatures of operations alternate between two words in the same way, one for every operation.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..comm.atomics import WORDS
+from ..comm.hierarchy import Hierarchy
+from ..core.kernels import kernel
+from ..core.layout import PAGE, Array
+from ..process.pid import process_state
+
+_PID, _NAMESPACE, _ENDED, _DESCRIBED = 2, 3, 4, 5  # words 0 and 1 are signatures
+_TEXT_BYTES = 512
+_SHARED_BYTES = 32 << 20  # of all buffers of a node, at most, if there are many ranks
+_LARGEST_BLOCK, _SMALLEST_BLOCK = 1 << 20, 64 << 10  # bytes
+
+
+def block_bytes(node_size: int) -> int:
+    """Return the size of a buffer; a multiple of the page size. Buffers of few ranks fit into the L3 cache."""
+    share = _SHARED_BYTES // (2 * max(1, node_size)) // PAGE * PAGE
+    return min(_LARGEST_BLOCK, max(_SMALLEST_BLOCK, share))
+
+
+def shared_bytes_per_rank(node_size: int) -> int:
+    """Return the bytes of shared memory that a rank's buffers need."""
+    return 2 * block_bytes(node_size) + 2 * PAGE
+
+
+@kernel
+def _disagrees(words: Array, n: int, at: int) -> bool:
+    for rank in range(1, n):
+        if words[rank * WORDS + at] != words[at]:
+            return True
+    return False
+
+
+class Staging:
+    """Buffers, signatures and the state of a node's ranks. Construction is collective over the node.
+
+    Attributes:
+        rank, size: On the node.
+        phase: The last phase that this rank has published.
+    """
+
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self.rank, self.size = hierarchy.node.rank, hierarchy.node.size
+        self.barrier, self.phase = hierarchy.barrier, 0
+        self.block_bytes = block_bytes(self.size)
+        shared = hierarchy.shared
+        self._words = shared.allocate((self.size * WORDS,), np.int64)
+        self._texts = shared.allocate((self.size, _TEXT_BYTES), np.uint8)
+        own = self._words[self.rank * WORDS : (self.rank + 1) * WORDS]
+        own[:] = 0
+        own[_PID], own[_NAMESPACE] = os.getpid(), _pid_namespace()
+        self._own = memoryview(own)  # type: ignore[arg-type]
+        self._memory = torch.from_numpy(shared.allocate((2, self.size, self.block_bytes), np.uint8))
+        self._rows: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        self._buffer = 0
+        hierarchy.node.Barrier()  # all words are set
+
+    def next_buffers(self, dtype: torch.dtype) -> list[Tensor]:
+        """Return the buffers of all ranks for the next block, each of shape (block_bytes / itemsize,).
+
+        This rank may write its own one now, and read the others' once all ranks have published.
+        """
+        self._buffer ^= 1
+        rows = self._rows.get(dtype)
+        if rows is None:
+            typed = self._memory.view(dtype)
+            rows = self._rows[dtype] = (list(typed[0].unbind()), list(typed[1].unbind()))
+        return rows[self._buffer]
+
+    def publish(self) -> int:
+        """Announce that this rank's buffer is written; return the phase to wait for."""
+        self.phase += 1
+        self.barrier.publish(self.phase)
+        return self.phase
+
+    def sign(self, operation: int, signature: int) -> None:
+        """Set the signature of this rank's operation; it is visible with the next published phase."""
+        self._own[operation & 1] = signature
+
+    def disagrees(self, operation: int) -> bool:
+        """Return whether the ranks have signed different operations; call after waiting for a phase of it."""
+        return _disagrees(self._words, self.size, operation & 1)  # type: ignore[no-any-return]
+
+    def describe(self, operation: int, text: str) -> None:
+        """Tell the others which operation this rank has called."""
+        encoded = text.encode()[: _TEXT_BYTES - 1] + b"\0"
+        self._texts[self.rank, : len(encoded)] = np.frombuffer(encoded, np.uint8)
+        self._own[_DESCRIBED] = operation + 1
+
+    def description(self, operation: int, rank: int) -> str | None:
+        """Return what a rank has said about its operation; None if it has not yet."""
+        if self._words[rank * WORDS + _DESCRIBED] <= operation:
+            return None
+        return self._texts[rank].tobytes().split(b"\0", 1)[0].decode(errors="replace")
+
+    def mark_ended(self) -> None:
+        """Tell the others that this rank takes part in no further operations."""
+        self._own[_ENDED] = 1
+
+    def has_ended(self, rank: int) -> bool:
+        """Return whether a rank has left, or its process has ended."""
+        words = self._words[rank * WORDS : (rank + 1) * WORDS]
+        if words[_ENDED]:
+            return True
+        same_namespace = words[_NAMESPACE] == self._own[_NAMESPACE]
+        return bool(same_namespace) and process_state(int(words[_PID])) in ("", "Z", "X")
+
+    def behind(self) -> list[int]:
+        """Return the ranks that have not published this rank's phase."""
+        return self.barrier.behind(self.phase)
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return os.getpid()  # unlike any other: process ids cannot be compared

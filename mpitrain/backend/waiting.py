@@ -1,0 +1,185 @@
+"""Waiting for the other ranks of a process group: timeouts, ranks that have ended, and ranks that disagree."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ..comm.backoff import Backoff
+from ..comm.mpi import MPI
+from ..core import activity
+from ..errors import CollectiveFailed
+from .collectives import Condition, Steps
+from .members import Members
+from .operations import Operation
+from .staging import Staging
+
+_POLLS = 2000  # about 20 us before this rank yields its core
+_JOIN_S = 200e-6  # an operation that all ranks join within this time is performed by the calling thread
+_LOOK_S = 0.25  # between checks for ranks that have ended
+_EXPLAIN_S = 2.0  # at most, for other ranks to say which operation they have called
+_LATE_S = 1.0  # after a timeout, for other nodes to tell which ranks have arrived
+_HEADER_BYTES = 256
+
+
+class Waiting:
+    """What the operations of a group wait for. Every method is local, but returns when other ranks have acted."""
+
+    def __init__(self, members: Members, staging: Staging, store: Any, cores: int) -> None:
+        self._members, self._staging, self._store = members, staging, store
+        self._local = members.ranks_of_node(members.node)
+        self._polls = 1 if staging.size > cores else _POLLS
+        self._backoff = Backoff(oversubscribed=members.size > cores)
+        self._operation: Operation | None = None
+        self._looked = 0.0
+        self._header: MPI.Request | None = None
+        self._headers = np.zeros((members.hierarchy.n_nodes, _HEADER_BYTES), np.uint8)
+
+    def signed(self, operation: Operation, signature: int, steps: Steps) -> Steps:
+        """Perform an operation, and check that all ranks have called the same one.
+
+        Within a node the ranks compare signatures when all have arrived. Between nodes their first ranks exchange
+        headers beside the operation's own messages.
+        """
+        staging, self._operation = self._staging, operation
+        staging.sign(operation.number, signature)
+        if self._members.headers is not None:
+            own = np.zeros(_HEADER_BYTES, np.uint8)
+            encoded = operation.text.encode()[:_HEADER_BYTES]
+            own[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+            self._header = self._members.headers.Iallgather(own, self._headers)
+        yield next(steps)
+        if staging.size > 1 and staging.disagrees(operation.number):
+            raise self._disagreement(operation)
+        yield from steps
+        while self._header is not None:
+            yield self._header
+            self._check_headers()
+
+    def poll(self, condition: Condition) -> bool:
+        """Return whether a condition is met, or is within 0.2 ms."""
+        if not isinstance(condition, int):
+            return bool(condition.Test())
+        barrier = self._staging.barrier
+        if barrier.poll(condition, self._polls):
+            return True
+        until = perf_counter() + _JOIN_S
+        while perf_counter() < until:
+            os.sched_yield()
+            if barrier.poll(condition, 1):
+                return True
+        return False
+
+    def wait(self, operation: Operation, condition: Condition) -> None:
+        """Return when a condition of an operation is met.
+
+        Raises:
+            CollectiveFailed: The operation timed out; a rank has ended; or nodes have called different operations.
+        """
+        self._operation, self._looked = operation, 0.0
+        with activity.waiting():
+            if isinstance(condition, int):
+                self._staging.barrier.wait(condition, self._look)
+                return
+            try:
+                self._backoff.until(lambda polls: condition.Test(), self._look)
+            except MPI.Exception as error:
+                self._explain_message_error()
+                raise self._failed(f"MPI reports {error}") from error
+
+    def _look(self) -> None:
+        """Called from time to time while waiting."""
+        now = perf_counter()
+        operation = self._operation
+        assert operation is not None
+        self._check_headers()
+        if now > operation.submitted + operation.timeout_s:
+            raise self._timeout(operation)
+        if now < self._looked + _LOOK_S:
+            return
+        if self._looked:
+            ended = [index for index in self._staging.behind() if self._staging.has_ended(index)]
+            if ended:
+                raise self._failed(f"{ranks_text(self._local[index] for index in ended)} of this node ended before it")
+        self._looked = now
+
+    def _timeout(self, operation: Operation) -> CollectiveFailed:
+        arrived = {self._members.rank}
+        behind = {self._local[index] for index in self._staging.behind()}
+        arrived |= set(self._local) - behind
+        if not self._members.on_one_node:
+            arrived |= self._arrived_elsewhere(operation)
+        seconds = operation.timeout_s
+        absent = [rank for rank in range(self._members.size) if rank not in arrived]
+        return self._failed(
+            f"exceeded the timeout of {seconds:g} s; {ranks_text(absent)} did not join it"
+            if absent
+            else f"exceeded the timeout of {seconds:g} s"
+        )
+
+    def _arrived_elsewhere(self, operation: Operation) -> set[int]:
+        """Ask through the store which ranks have timed out in the same operation; those have arrived."""
+        keys = [f"late/{operation.number}/{rank}" for rank in range(self._members.size)]
+        self._store.set(keys[self._members.rank], "")
+        time.sleep(_LATE_S)
+        return {rank for rank, key in enumerate(keys) if self._store.check([key])}
+
+    def _check_headers(self) -> None:
+        """Compare the nodes' operations, if all headers have arrived."""
+        if self._header is None or not self._header.Test():
+            return
+        self._header = None
+        if (self._headers == self._headers[0]).all():
+            return
+        texts = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in self._headers]
+        self._raise_different(dict(enumerate(texts)), "node")
+
+    def _explain_message_error(self) -> None:
+        """Raise the reason of an error of MPI, such as a message of the wrong size, if the headers tell it."""
+        until = perf_counter() + _EXPLAIN_S
+        while self._header is not None and perf_counter() < until:
+            self._check_headers()
+
+    def _disagreement(self, operation: Operation) -> CollectiveFailed:
+        """Return the error of ranks of this node that have called different operations."""
+        staging, texts = self._staging, dict[int, str]()
+        staging.describe(operation.number, operation.text)
+        until = perf_counter() + _EXPLAIN_S
+        while len(texts) < staging.size and perf_counter() < until:
+            for index, rank in enumerate(self._local):
+                text = staging.description(operation.number, index)
+                if text is not None:
+                    texts[rank] = text
+            time.sleep(1e-3)
+        try:
+            self._raise_different(texts, "rank")
+        except CollectiveFailed as error:
+            return error
+        return self._failed("another rank has called a different operation")
+
+    def _raise_different(self, texts: dict[int, str], where: str) -> None:
+        by_text: dict[str, list[int]] = {}
+        for place, text in texts.items():
+            by_text.setdefault(text, []).append(place)
+        if len(by_text) > 1:
+            called = "; ".join(f"{ranks_text(places, where)}: {text}" for text, places in by_text.items())
+            raise self._failed(f"the {where}s have called different operations: {called}")
+
+    def _failed(self, reason: str) -> CollectiveFailed:
+        operation = self._operation
+        assert operation is not None
+        return CollectiveFailed(
+            f"rank {self._members.rank} of process group {self._members.name!r}, operation {operation.number}, "
+            f"{operation.text}: {reason}"
+        )
+
+
+def ranks_text(ranks: Iterable[int], what: str = "rank") -> str:
+    """Return such as ``ranks 1, 2``."""
+    listed = list(ranks)
+    return f"{what}{'s' * (len(listed) > 1)} {', '.join(map(str, listed))}"

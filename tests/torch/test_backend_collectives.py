@@ -1,0 +1,36 @@
+"""Operations of the backend of torch.distributed: every type, shape and reduction, on one node and on several."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ..support.launch import PROGRAMS, Mpi, run
+
+
+def results(mpi: Mpi, n: int, *words: str) -> dict[str, object]:
+    done = mpi.run(n, "-W", "ignore", PROGRAMS / "backend_collectives.py", *words, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("n", "ranks_per_node"), [(1, None), (2, None), (3, "2")], ids=["one-rank", "one-node", "two-nodes"]
+)
+def test_operations_agree_with_sums_of_each_rank(openmpi: Mpi, n: int, ranks_per_node: str | None) -> None:
+    words = () if ranks_per_node is None else (ranks_per_node,)
+    assert results(openmpi, n, *words)["checks"] > 500
+
+
+def test_the_bits_do_not_depend_on_the_run_or_the_library(openmpi: Mpi, mpich_with_torch: Mpi) -> None:
+    assert results(openmpi, 3) == results(mpich_with_torch, 3)
+
+
+def test_one_process_without_a_launcher(openmpi: Mpi) -> None:
+    program = (
+        "import torch, torch.distributed as dist; dist.init_process_group('mpitrain', init_method='mpitrain://'); "
+    )
+    program += "t = torch.ones(3); dist.all_reduce(t); print(t.tolist(), dist.get_world_size())"
+    done = run([str(openmpi.python), "-c", program])
+    assert done.stdout.split("\n")[0] == "[1.0, 1.0, 1.0] 1", done.stderr

