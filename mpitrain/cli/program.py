@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +76,8 @@ def find_program(options: Sequence[click.Option], args: Sequence[str]) -> Progra
     path = Path(program[0])
     if path.suffix != ".py" and path.is_file():
         raise click.UsageError(f"{path} is not a Python file: to start a command, put -- before it, as in -- {path}")
+    if path.suffix != ".py" and not path.exists() and shutil.which(program[0]) is not None:
+        raise click.UsageError(f"{path} is a command: put -- before it, as in -- {shlex.join(program[:2])}")
     return ProgramWords(before, program) if is_program(path) else None
 
 

@@ -117,6 +117,8 @@ def describe_exit(rank_exit: RankExit, statuses: Sequence[RankStatus], ranks: in
         number = f", process {rank_exit.pid}" if rank_exit.pid else ""
         return f"{who}{where}{number}, {_how(rank_exit)} before training started"
     how = f"{status.hang}; it was ended" if status.hang else _how(rank_exit)
+    if status.last_line:
+        return f"{_name(status, ranks)}, {how}{_when(status, statuses)}; its last line was: {status.last_line}"
     return f"{_name(status, ranks)}, {how}{_when(status, statuses)}"
 
 

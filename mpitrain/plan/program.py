@@ -15,9 +15,11 @@ from ..core.activity import LONG_LIMIT_S
 from ..errors import ConfigError, LaunchError
 from .option import OptionGroup, option
 from .options import group_words
+from .script import only_defines
 
 # Programs that start ranks of their own, and the words in place of which ``mpitrain run -n N`` starts them.
 _STARTERS = ("torchrun", "mpirun", "mpiexec", "srun", "horovodrun", "deepspeed")
+_STARTER_COMMANDS = (("accelerate", "launch"), ("mpitrain", "run"))
 _STARTER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
@@ -112,6 +114,11 @@ def script_request(path: Path, arguments: Sequence[str], options: ProgramOptions
     """
     if not path.is_file():
         raise LaunchError(f"{path}: no such file")
+    if only_defines(path):
+        raise LaunchError(
+            f"{path} only defines functions or classes: a job file must define job(), and a script must call what it "
+            f"defines; to start it all the same, pass -- python {path}"
+        )
     return ProgramRequest((sys.executable, str(path), *arguments), path.stem, options)
 
 
@@ -135,18 +142,23 @@ def command_request(words: Sequence[str], options: ProgramOptions) -> ProgramReq
     if not words:
         raise ConfigError("there is no command after --; give one, such as -- python train.py")
     program = words[0]
-    if shutil.which(program) is None:
-        why = (
-            "is not executable" if os.path.exists(program) else "is not on PATH" if "/" not in program else "is missing"
-        )
-        hint = f"; to run a Python script, leave out --, or pass -- python {program}" if program.endswith(".py") else ""
-        raise LaunchError(f"the command {program} {why}{hint}")
     name = Path(program).name
     modules = [word for flag, word in itertools.pairwise(words) if flag == "-m"]
     if name in _STARTERS or (name.startswith("python") and modules[:1] and modules[0] in _STARTER_MODULES):
         raise _starts_ranks(modules[0] if modules and name.startswith("python") else name)
-    if name == "accelerate" and "launch" in words[1:2]:
-        raise _starts_ranks("accelerate launch")
+    if (name, *words[1:2]) in _STARTER_COMMANDS:
+        raise _starts_ranks(f"{name} {words[1]}")
+    if shutil.which(program) is None:
+        why = (
+            "is not executable" if os.path.exists(program) else "is not on PATH" if "/" not in program else "is missing"
+        )
+        if shutil.which((program.split() or [""])[0]) is not None:
+            hint = "; it is one argument: give its words without quotation marks"
+        elif program.endswith(".py"):
+            hint = f"; to run a Python script, leave out --, or pass -- python {program}"
+        else:
+            hint = ""
+        raise LaunchError(f"the command {program} {why}{hint}")
     return ProgramRequest(tuple(words), _name_of(words), options)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from .config import RunConfig
 
 _STARTS = {"Trainer", "train"}  # names of this package by which scripts train
+_LITERALS = (ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.UnaryOp, ast.unaryop, ast.expr_context)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -65,6 +66,16 @@ def is_program(path: Path) -> bool:
     return acts or not any("job" in _names_defined(node) for node in imported)
 
 
+def only_defines(path: Path) -> bool:
+    """Return whether a Python file has functions or classes, but no statement that does anything."""
+    tree = _parsed(path)
+    if tree is None:
+        return False
+    passive = (*_DEFINITIONS, ast.Import, ast.ImportFrom)
+    inert = [node for node in tree.body if isinstance(node, passive) or _is_constant(node)]
+    return len(inert) == len(tree.body) and any(isinstance(node, _DEFINITIONS) for node in inert)
+
+
 def may_define_job(path: Path) -> bool:
     """Return whether a Python file contains the name ``job`` in any form, or imports all names of a module."""
     tree = _parsed(path)
@@ -108,6 +119,13 @@ def _refers_to(tree: ast.Module, statements: Iterable[ast.stmt], wanted: set[str
         for statement in statements
         for node in ast.walk(statement)
     )
+
+
+def _is_constant(node: ast.stmt) -> bool:
+    """Return whether a statement is a docstring, or gives a name to a value that is written down."""
+    if isinstance(node, (ast.Expr, ast.Assign, ast.AnnAssign)):
+        return node.value is None or all(isinstance(part, _LITERALS) for part in ast.walk(node.value))
+    return isinstance(node, ast.Pass)
 
 
 def _is_guard(node: ast.stmt) -> bool:

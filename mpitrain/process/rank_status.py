@@ -51,6 +51,7 @@ class RankStatus:
         signal, status: The signal that killed it, 0 for none; otherwise its exit status.
         step: Number of completed steps.
         is_program: Whether it runs a program that need not know this package.
+        last_line: The last line on standard error of a program that has exited with a status; empty if it has none.
     """
 
     rank: int
@@ -71,6 +72,7 @@ class RankStatus:
     status: int = 0
     step: int = 0
     is_program: bool = False
+    last_line: str = ""
 
 
 @dataclass(frozen=True)

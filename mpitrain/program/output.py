@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 _KEPT_BYTES = 65_536  # of the latest standard error
+_LONGEST_LINE = 200  # characters of a line that is quoted
 _JOIN_S = 2.0  # for the output of a process that has ended to arrive
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # before each line of a traceback in a process group
@@ -61,6 +62,12 @@ class RankOutput:
         text = _TORCH_PREFIX.sub("", self._kept.decode(errors="replace"))
         found = [match.start() for match in _TRACEBACK.finditer(text)]
         return text[found[-1] :].strip() if found else ""
+
+    @property
+    def last_line(self) -> str:
+        """The last line on standard error; empty if there is none."""
+        lines = [line.strip() for line in self._kept.decode(errors="replace").splitlines()]
+        return next((line[:_LONGEST_LINE] for line in reversed(lines) if line), "")
 
     def _copy(self, source: int, descriptor: int) -> None:
         line = b""

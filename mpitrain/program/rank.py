@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
@@ -163,7 +164,8 @@ def _execute(argv: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
     try:
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
-        os.write(2, f"mpitrain: {argv[0]} cannot be executed: {error.strerror}\n".encode())
+        hint = "; its first line must name an interpreter, as in #!/bin/bash" if error.errno == errno.ENOEXEC else ""
+        os.write(2, f"{argv[0]} cannot be executed: {error.strerror}{hint}\n".encode())
     os._exit(126)
 
 

@@ -111,6 +111,7 @@ class ProgramReaper(Reaper):
             done=done,
             stopped=stopped,
             error=error_in(traceback),
+            last_line=self._output.last_line if status not in (0, HANGS) and not (done or traceback) else "",
         )
         if self._heartbeat is not None:
             self._heartbeat.end(RunEnd("stopped" if stopped else "finished" if done else "failed"))

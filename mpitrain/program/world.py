@@ -149,7 +149,8 @@ def _make_world(
         if failed is not None:
             return {"error": f"{entries[failed]['error']} (rank {failed} on {entries[failed]['host']})"}
         on_one_host = len({entry["host"] for entry in entries}) == 1
-        address = environ.get("MASTER_ADDR") or _own_address(on_one_host, environ.get(NETWORK))
+        given = environ.get("MASTER_ADDR")
+        address = _checked(given) if given else _own_address(on_one_host, environ.get(NETWORK))
         content = {"entries": entries, "address": address, "port": _free_port(environ.get("MASTER_PORT"))}
         return {**content, "stop_at": prepare(_world_of(content))}
     except LaunchError as error:
@@ -198,17 +199,37 @@ def _write(path: Path, content: Mapping[str, object]) -> None:
     os.replace(partial, path)
 
 
+def _checked(address: str) -> str:
+    """Return the address that the user has set.
+
+    Raises:
+        LaunchError: It is not one of this host, so that no rank could connect.
+    """
+    for family, kind, *_, found in _addresses_of(address):
+        with suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(found)
+            return address
+    raise LaunchError(
+        f"MASTER_ADDR={address}: not an address of {socket.gethostname()}, the host of rank 0; unset it, and the right "
+        "one is used"
+    )
+
+
+def _addresses_of(name: str) -> list[Any]:
+    with suppress(OSError):
+        return socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    return []
+
+
 def _own_address(on_one_host: bool, network: str | None) -> str:
     """Return an address of this host that the other ranks can reach; a name if no such address is known."""
     if on_one_host:
         return "127.0.0.1"
     if network is not None and (address := address_in(network)) is not None:
         return address
-    with suppress(OSError):
-        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-        addresses = [str(sockaddr[0]) for *_, sockaddr in found]
-        if outside := [address for address in addresses if not ipaddress.ip_address(address).is_loopback]:
-            return outside[0]
+    addresses = [str(sockaddr[0]) for *_, sockaddr in _addresses_of(socket.gethostname())]
+    if outside := [address for address in addresses if not ipaddress.ip_address(address).is_loopback]:
+        return outside[0]
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing; finds the address of the default route
         return str(probe.getsockname()[0])

@@ -204,12 +204,16 @@ def test_the_python_api_launches_programs(openmpi: Mpi, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "mentioned"),
     [
-        (["--", "torchrun", "x.py"], "torchrun"),
+        (["--", "torchrun", "x.py"], "torchrun starts ranks"),
         (["-m", "torch.distributed.run", "x.py"], "torch.distributed.run"),
         (["--", "python", "-m", "torch.distributed.run", "x.py"], "torch.distributed.run"),
-        (["--", "mpirun", "x"], "mpirun"),
+        (["--", "mpirun", "x"], "mpirun starts ranks"),
         (["--", "accelerate", "launch", "x.py"], "accelerate"),
+        (["--", "mpitrain", "run", "x.py"], "mpitrain run"),
         (["--", "no-such-program"], "no-such-program"),
+        (["--", "python program.py"], "quotation marks"),
+        (["python", "program.py"], "-- python program.py"),
+        (["functions.py"], "functions.py"),
         (["--"], "command"),
         (["-m"], "JOB"),
         (["missing.py"], "missing.py"),
@@ -225,6 +229,7 @@ def test_the_python_api_launches_programs(openmpi: Mpi, tmp_path: Path) -> None:
 )
 def test_mistakes_are_one_line(words: list[str], mentioned: str, openmpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("print(1)\n")
+    (tmp_path / "functions.py").write_text("import os\nNAMES = ['a']\ndef train() -> None: ...\n")
     (tmp_path / "data.txt").write_text("1\n")
     (tmp_path / "job.py").write_text("from mpitrain import Job\ndef job() -> Job: ...\n")
     (tmp_path / "broken_job.py").write_text("from mpitrain import Job\ndef jobs() -> Job: ...\n")
@@ -232,6 +237,29 @@ def test_mistakes_are_one_line(words: list[str], mentioned: str, openmpi: Mpi, t
     assert done.returncode == 2, done.stdout + done.stderr
     assert mentioned in one_line(done.stderr)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7", "no-such-host.invalid"])
+def test_an_address_of_another_host_is_one_line(openmpi: Mpi, address: str, tmp_path: Path) -> None:
+    done = start(openmpi, "-n", 2, REPORTING, "print", tmp_path, env={"MASTER_ADDR": address}, cwd=tmp_path)
+    assert done.returncode == 2 and address in one_line(done.stderr)
+    assert not records(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["arguments", "module", "executable"])
+def test_an_exit_status_is_reported_with_the_last_line(mpi: Mpi, kind: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    program.chmod(0o755)
+    words, last = {
+        "arguments": ([program, "--lr", "1"], "unrecognized arguments: --lr 1"),
+        "module": (["-m", "no_such_module"], "No module named no_such_module"),
+        "executable": (["--", program], "#!/bin/bash"),
+    }[kind]
+    done = start(mpi, "-n", 2, "--run-dir", tmp_path / "run", *words)
+    failure = read_failure(tmp_path / "run")
+    assert done.returncode == 1 and failure is not None
+    assert last in failure.reason and failure.reason in one_line(done.stderr)
 
 
 def test_a_port_in_use_is_one_line(openmpi: Mpi, tmp_path: Path) -> None:

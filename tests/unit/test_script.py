@@ -8,7 +8,7 @@ import pytest
 
 from mpitrain.errors import JobError
 from mpitrain.plan.job import load_job_file
-from mpitrain.plan.script import is_script
+from mpitrain.plan.script import is_script, only_defines
 
 _JOB = "def job(): pass\n"
 _GUARDED = "if __name__ == '__main__':\n    mpitrain.train(job)\n"
@@ -33,6 +33,24 @@ def test_is_script(text: str, expected: bool, tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text(text)
     assert is_script(path) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('"""A module."""\nimport os\nSIZES = (1, -2)\nclass A: pass\ndef main() -> None: ...', True),
+        ("def main(): pass\nmain()", False),
+        ("def main(): pass\nresult = main()", False),
+        ("def main(): pass\nif __name__ == '__main__':\n    main()", False),
+        ("import program", False),
+        ("", False),
+        ("def", False),
+    ],
+)
+def test_only_defines(text: str, expected: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(text)
+    assert only_defines(path) is expected
 
 
 def test_a_file_that_cannot_define_a_job_is_not_run(tmp_path: Path) -> None:

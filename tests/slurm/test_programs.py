@@ -1,0 +1,119 @@
+"""Programs that do not know mpitrain, as jobs on a real Slurm cluster: they are stopped in time, and resume."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ..support.launch import PROGRAMS, Mpi
+from ..support.slurm.cluster import ENDED
+from ..support.slurm.site import Site, Submitted
+
+LAUNCHERS = ("mpirun", "srun")
+STEPS = 300  # 15 s
+
+
+@pytest.fixture(scope="module")
+def limited(site: Site, openmpi: Mpi) -> dict[str, Submitted]:
+    """Jobs that are asked to stop 45 s before the end of their minute, by how they end then."""
+    flags = ["--time", "1", "--stop-secs", "45"]
+    return {
+        "save": submit_resuming(site, openmpi, "limited", "save", "mpirun", *flags),
+        "die": submit_resuming(site, openmpi, "limited", "die", "srun", *flags),
+    }
+
+
+@pytest.fixture(scope="module")
+def summing(site: Site, openmpi: Mpi, limited: dict[str, Submitted]) -> dict[str, Submitted]:
+    """Jobs that sum over three nodes, with each way to start ranks."""
+    return {starter: submit_summing(site, openmpi, starter) for starter in LAUNCHERS}
+
+
+def until(condition: Callable[[], bool], timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.1)
+
+
+def submit_summing(site: Site, mpi: Mpi, starter: str) -> Submitted:
+    folder = site.folder / f"sums-{starter}"
+    folder.mkdir()
+    flags = ["--nodes", "3", "--tasks-per-node", "2", "--time", "5", "--launcher", starter]
+    return site.submit(mpi, f"summing-{starter}", *flags, "--", "python", PROGRAMS / "summing.py", folder)
+
+
+def submit_resuming(site: Site, mpi: Mpi, name: str, ending: str, launcher: str, *flags: str) -> Submitted:
+    """Submit a program of two ranks on two nodes that resumes; at SIGTERM it does what ``ending`` says."""
+    nodes = ["--nodes", "2"] if "--nodes" not in flags else []
+    words = ["--launcher", launcher, "--", "python", PROGRAMS / "resuming.py", steps_of(site, name, ending)]
+    return site.submit(mpi, f"{name}-{ending}", *nodes, *flags, *words, str(STEPS), ending)
+
+
+def steps_of(site: Site, name: str, ending: str) -> Path:
+    """Return the folder of a program's checkpoints."""
+    return site.folder / f"{name}-{ending}-steps"
+
+
+def assert_resumes(site: Site, job: Submitted, folder: Path) -> None:
+    """Check that a job that has been requeued finishes, and that its ranks resume where they have stopped."""
+    deadline = time.monotonic() + 90
+    site.cluster.restart_now(job.number)
+    while (state := site.cluster.state_of(job.number)) not in ENDED:
+        assert time.monotonic() < deadline, job.log()
+        if state == "PENDING":  # it was asked to stop a second time; Slurm would start it again after two minutes
+            site.cluster.call("scontrol", "update", f"jobid={job.number}", "starttime=now", check=False)
+        time.sleep(0.5)
+    assert state == "COMPLETED", job.log()
+    assert "mpitrain: requeueing the job" in job.log()
+    for checkpoint in folder.glob("step-*"):
+        starts = [int(line) for line in (folder / checkpoint.name.replace("step", "starts")).read_text().split()]
+        assert starts[0] == 0 < starts[1] and starts == sorted(starts)
+        assert int(checkpoint.read_text()) == STEPS
+
+
+@pytest.mark.parametrize("starter", LAUNCHERS)
+def test_a_program_sums_over_three_nodes(site: Site, summing: dict[str, Submitted], starter: str) -> None:
+    job = summing[starter]
+    assert site.cluster.wait(job.number) == "COMPLETED", job.log()
+    folder = site.folder / f"sums-{starter}"
+    found = [json.loads((folder / f"sum-{rank}.json").read_text()) for rank in range(6)]
+    assert {record["sum"] for record in found} == {21.0}
+    assert {record["MASTER_ADDR"] for record in found} == {f"{site.cluster.net}.1"}
+    for rank, record in enumerate(found):
+        assert (record["RANK"], record["WORLD_SIZE"], record["LOCAL_WORLD_SIZE"]) == (str(rank), "6", "2")
+        assert (record["LOCAL_RANK"], record["GROUP_RANK"], record["GROUP_WORLD_SIZE"]) == (
+            str(rank % 2),
+            str(rank // 2),
+            "3",
+        )
+        assert record["host"] == f"n{rank // 2 + 1}"
+
+
+def test_preempted_programs_resume(site: Site, openmpi: Mpi, summing: dict[str, Submitted]) -> None:
+    for job in summing.values():
+        site.cluster.wait(job.number)  # they would take the nodes first
+    low = ["--partition", "low", "--time", "5"]
+    jobs = {
+        "save": submit_resuming(site, openmpi, "preempted", "save", "srun", *low, "--sbatch=--nodelist=n1,n2"),
+        "die": submit_resuming(
+            site, openmpi, "preempted", "die", "mpirun", *low, "--nodes", "1", "--sbatch=--nodelist=n3"
+        ),
+    }
+    folders = {ending: steps_of(site, "preempted", ending) for ending in jobs}
+    until(lambda: all(list(folder.glob("step-*")) for folder in folders.values()))
+    time.sleep(1)
+    taker = ["--partition=high", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
+    taken = site.cluster.call("sbatch", "--parsable", *taker)
+    for ending, job in jobs.items():
+        assert_resumes(site, job, folders[ending])
+    assert site.cluster.state_of(taken.stdout.strip()) == "COMPLETED"
+
+
+@pytest.mark.parametrize("ending", ["save", "die"])
+def test_programs_are_requeued_before_their_time_limit(site: Site, limited: dict[str, Submitted], ending: str) -> None:
+    assert_resumes(site, limited[ending], steps_of(site, "limited", ending))

@@ -1,0 +1,39 @@
+"""A program that saves its steps, and resumes.
+
+Its arguments: a folder, the number of steps, and how it ends at SIGTERM: ``save`` to save and exit with status 75,
+``die`` to be killed by the signal; then it saves after every step.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+folder, steps, ending = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+checkpoint = folder / f"step-{os.environ['RANK']}"
+folder.mkdir(parents=True, exist_ok=True)
+step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+
+
+def save() -> None:
+    partial = checkpoint.with_suffix(".partial")
+    partial.write_text(str(step))
+    partial.replace(checkpoint)
+
+
+def save_and_exit(number: int, frame: object) -> None:
+    save()
+    sys.exit(75)
+
+
+with (folder / f"starts-{os.environ['RANK']}").open("a") as file:
+    file.write(f"{step}\n")
+if ending == "save":
+    signal.signal(signal.SIGTERM, save_and_exit)
+while step < steps:
+    time.sleep(0.05)
+    step += 1
+    if ending == "die" or step == 1:
+        save()
+save()
