@@ -10,7 +10,7 @@ from ..support.launch import PROGRAMS, Mpi, run
 
 
 def results(mpi: Mpi, n: int, *words: str) -> dict[str, object]:
-    done = mpi.run(n, "-W", "ignore", PROGRAMS / "backend_collectives.py", *words, timeout=120)
+    done = mpi.run(n, "-W", "ignore", PROGRAMS / "backend_collectives.py", *words, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

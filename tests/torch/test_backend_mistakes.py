@@ -47,7 +47,7 @@ def assert_named(line: dict[str, object], kind: str, named: str) -> None:
 
 
 def test_mistakes_are_named_on_all_ranks(openmpi: Mpi) -> None:
-    done = openmpi.run(2, "-W", "ignore", PROGRAMS / "backend_mistakes.py", *ON_ALL_RANKS, timeout=60)
+    done = openmpi.run(2, "-W", "ignore", PROGRAMS / "backend_mistakes.py", *ON_ALL_RANKS, timeout=90)
     assert done.returncode == 0, done.stderr
     printed = errors(done.stdout)
     for name, (kind, named) in ON_ALL_RANKS.items():
@@ -59,7 +59,7 @@ def test_mistakes_are_named_on_all_ranks(openmpi: Mpi) -> None:
 
 @pytest.mark.parametrize("name", ON_ONE_RANK)
 def test_a_mistake_of_one_rank_ends_all(openmpi: Mpi, name: str) -> None:
-    done = openmpi.run(2, "-W", "ignore", PROGRAMS / "backend_mistakes.py", name, timeout=30)
+    done = openmpi.run(2, "-W", "ignore", PROGRAMS / "backend_mistakes.py", name, timeout=90)
     assert done.returncode != 0
     (line, *others) = errors(done.stdout)
     for other in [line, *others]:
@@ -67,7 +67,7 @@ def test_a_mistake_of_one_rank_ends_all(openmpi: Mpi, name: str) -> None:
 
 
 def test_an_error_of_a_future_ends_the_process_with_one_line(openmpi: Mpi) -> None:
-    done = openmpi.run(2, PROGRAMS / "backend_mistakes.py", "absent_rank_in_future", timeout=30)
+    done = openmpi.run(2, PROGRAMS / "backend_mistakes.py", "absent_rank_in_future", timeout=90)
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("mpitrain: ")]
     assert len(lines) == 1 and "rank 1 did not join" in lines[0]
@@ -79,4 +79,8 @@ def test_an_error_of_a_future_ends_the_process_with_one_line(openmpi: Mpi) -> No
 )
 def test_a_dead_rank_ends_the_others(request: pytest.FixtureRequest, library: str, name: str) -> None:
     mpi: Mpi = request.getfixturevalue(library)
-    assert mpi.run(3, PROGRAMS / "backend_mistakes.py", name, timeout=15).returncode != 0
+    done = mpi.run(3, PROGRAMS / "backend_mistakes.py", name, timeout=90)
+    assert "continued" not in done.stdout
+    assert (
+        done.returncode != 0 or mpi.name == "mpich"
+    )  # whose mpirun may return the status of the rank that ended first

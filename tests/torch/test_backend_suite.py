@@ -16,7 +16,7 @@ def test_tests_of_pytorch_pass(tmp_path: Path) -> None:
         missing("expecttest, which PyTorch's tests import")
     output = tmp_path / "outcomes.json"
     words = [sys.executable, ROOT / "bench" / "torch_suite.py", "--ranks", "2", "--backends", "mpitrain"]
-    done = run([*map(str, words), "--tests", "test_*gather*", "--output", str(output)], timeout=150)
+    done = run([*map(str, words), "--tests", "test_*gather*", "--output", str(output)], timeout=300)
     assert done.returncode == 0, done.stderr
     (entry,) = json.loads(output.read_text())
     assert entry["mpitrain fails"] == {}

@@ -11,7 +11,7 @@ PARTS = {"DTensor", "DTensor moved", "checkpoint", "DataLoader"}
 
 
 def test_parameters_are_those_of_gloo(openmpi: Mpi) -> None:
-    done = openmpi.run(3, "-W", "ignore", PROGRAMS / "backend_training.py", timeout=120)
+    done = openmpi.run(3, "-W", "ignore", PROGRAMS / "backend_training.py", timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found.keys() == WAYS | PARTS

@@ -87,7 +87,10 @@ def names_used(path: Path, projects: set[str]) -> tuple[set[str], set[str]]:
             imported.add(str(node.module).partition(".")[0])
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             named.add(node.value.partition(".")[0])
-    imported = {PARTS_OF.get(name, name) for name in imported - sys.stdlib_module_names - {"mpitrain", "tomllib"}}
+    imported = {
+        PARTS_OF.get(name, name)
+        for name in imported - sys.stdlib_module_names - {"mpitrain", "mpitrain_torch", "tomllib"}
+    }
     return imported, named & projects
 
 
