@@ -2,9 +2,9 @@
 
     python bench/programs.py --examples DIR --nanogpt DIR [--only NAME ...]
 
-DIR are checkouts of github.com/pytorch/examples and github.com/karpathy/nanoGPT. Their programs need a GPU. The diffs
-in programs/ let copies of them run on CPUs; they are the same for both launchers. Needs an environment with mpitrain,
-torch, lightning, accelerate, hydra-core, boto3 and requests.
+DIR are checkouts of github.com/pytorch/examples and github.com/karpathy/nanoGPT. Their programs need a GPU.
+The diffs in programs/ let copies of them run on CPUs; they are the same for both launchers. Needs an environment with
+mpitrain, torch, lightning, accelerate, hydra-core, boto3 and requests.
 
 Each program runs with 2 ranks, one thread each, and gloo:
 - under torchrun (the MPI program: mpirun) and under mpitrain run: both finish, and the results are the same bits;

@@ -34,7 +34,10 @@ def launched_size(environ: Mapping[str, str]) -> int:
 
 def attempt_id(environ: Mapping[str, str]) -> str:
     """Return text that is the same on all ranks of one launch, and differs between launches; empty if there is none."""
-    if given := environ.get(ATTEMPT) or environ.get("PMIX_NAMESPACE"):
+    if given := environ.get(ATTEMPT):
         return given
+    # Slurm's numbers of jobs and steps, and its PMIx namespaces, are the same again when a job has been requeued.
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-    return "-".join(environ.get(name, "0") for name in names) if names[0] in environ else ""
+    parts = [environ[name] for name in ("PMIX_NAMESPACE",) if name in environ]
+    parts += [environ.get(name, "0") for name in names if "SLURM_JOB_ID" in environ]
+    return "-".join(parts)

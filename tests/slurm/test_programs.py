@@ -14,7 +14,8 @@ from ..support.slurm.cluster import ENDED
 from ..support.slurm.site import Site, Submitted
 
 LAUNCHERS = ("mpirun", "srun")
-STEPS = 300  # 15 s
+STEPS = 300  # 15 s, as long as the first part of a run with a time limit
+PREEMPTED_STEPS = 160
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +48,13 @@ def submit_summing(site: Site, mpi: Mpi, starter: str) -> Submitted:
     return site.submit(mpi, f"summing-{starter}", *flags, "--", "python", PROGRAMS / "summing.py", folder)
 
 
-def submit_resuming(site: Site, mpi: Mpi, name: str, ending: str, launcher: str, *flags: str) -> Submitted:
+def submit_resuming(
+    site: Site, mpi: Mpi, name: str, ending: str, launcher: str, *flags: str, steps: int = STEPS
+) -> Submitted:
     """Submit a program of two ranks on two nodes that resumes; at SIGTERM it does what ``ending`` says."""
     nodes = ["--nodes", "2"] if "--nodes" not in flags else []
     words = ["--launcher", launcher, "--", "python", PROGRAMS / "resuming.py", steps_of(site, name, ending)]
-    return site.submit(mpi, f"{name}-{ending}", *nodes, *flags, *words, str(STEPS), ending)
+    return site.submit(mpi, f"{name}-{ending}", *nodes, *flags, *words, str(steps), ending)
 
 
 def steps_of(site: Site, name: str, ending: str) -> Path:
@@ -59,21 +62,21 @@ def steps_of(site: Site, name: str, ending: str) -> Path:
     return site.folder / f"{name}-{ending}-steps"
 
 
-def assert_resumes(site: Site, job: Submitted, folder: Path) -> None:
+def assert_resumes(site: Site, job: Submitted, folder: Path, steps: int = STEPS) -> None:
     """Check that a job that has been requeued finishes, and that its ranks resume where they have stopped."""
     deadline = time.monotonic() + 90
     site.cluster.restart_now(job.number)
     while (state := site.cluster.state_of(job.number)) not in ENDED:
         assert time.monotonic() < deadline, job.log()
-        if state == "PENDING":  # it was asked to stop a second time; Slurm would start it again after two minutes
-            site.cluster.call("scontrol", "update", f"jobid={job.number}", "starttime=now", check=False)
+        if state == "PENDING":  # it was asked to stop a second time
+            site.cluster.restart_now(job.number)
         time.sleep(0.5)
     assert state == "COMPLETED", job.log()
     assert "mpitrain: requeueing the job" in job.log()
     for checkpoint in folder.glob("step-*"):
         starts = [int(line) for line in (folder / checkpoint.name.replace("step", "starts")).read_text().split()]
         assert starts[0] == 0 < starts[1] and starts == sorted(starts)
-        assert int(checkpoint.read_text()) == STEPS
+        assert int(checkpoint.read_text()) == steps
 
 
 @pytest.mark.parametrize("starter", LAUNCHERS)
@@ -98,11 +101,11 @@ def test_preempted_programs_resume(site: Site, openmpi: Mpi, summing: dict[str, 
     for job in summing.values():
         site.cluster.wait(job.number)  # they would take the nodes first
     low = ["--partition", "low", "--time", "5"]
+    steps = PREEMPTED_STEPS
+    two, one = ["--sbatch=--nodelist=n1,n2"], ["--nodes", "1", "--sbatch=--nodelist=n3"]
     jobs = {
-        "save": submit_resuming(site, openmpi, "preempted", "save", "srun", *low, "--sbatch=--nodelist=n1,n2"),
-        "die": submit_resuming(
-            site, openmpi, "preempted", "die", "mpirun", *low, "--nodes", "1", "--sbatch=--nodelist=n3"
-        ),
+        "save": submit_resuming(site, openmpi, "preempted", "save", "srun", *low, *two, steps=steps),
+        "die": submit_resuming(site, openmpi, "preempted", "die", "mpirun", *low, *one, steps=steps),
     }
     folders = {ending: steps_of(site, "preempted", ending) for ending in jobs}
     until(lambda: all(list(folder.glob("step-*")) for folder in folders.values()))
@@ -110,7 +113,7 @@ def test_preempted_programs_resume(site: Site, openmpi: Mpi, summing: dict[str, 
     taker = ["--partition=high", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
     taken = site.cluster.call("sbatch", "--parsable", *taker)
     for ending, job in jobs.items():
-        assert_resumes(site, job, folders[ending])
+        assert_resumes(site, job, folders[ending], steps)
     assert site.cluster.state_of(taken.stdout.strip()) == "COMPLETED"
 
 

@@ -1,4 +1,4 @@
-"""A program that saves its steps, and resumes.
+"""A program whose ranks connect to rank 0, that saves its steps, and resumes.
 
 Its arguments: a folder, the number of steps, and how it ends at SIGTERM: ``save`` to save and exit with status 75,
 ``die`` to be killed by the signal; then it saves after every step.
@@ -6,6 +6,7 @@ Its arguments: a folder, the number of steps, and how it ends at SIGTERM: ``save
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,25 @@ folder, steps, ending = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 checkpoint = folder / f"step-{os.environ['RANK']}"
 folder.mkdir(parents=True, exist_ok=True)
 step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+
+
+def meet() -> None:
+    """Connect to rank 0, which waits for all others."""
+    address, port, others = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"]) - 1
+    if os.environ["RANK"] == "0":
+        with socket.create_server((address, port)) as server:
+            server.settimeout(20)
+            for _ in range(others):
+                server.accept()[0].close()
+        return
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return socket.create_connection((address, port), timeout=20).close()
+        except ConnectionRefusedError:  # rank 0 does not listen yet
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def save() -> None:
@@ -31,6 +51,7 @@ with (folder / f"starts-{os.environ['RANK']}").open("a") as file:
     file.write(f"{step}\n")
 if ending == "save":
     signal.signal(signal.SIGTERM, save_and_exit)
+meet()
 while step < steps:
     time.sleep(0.05)
     step += 1
