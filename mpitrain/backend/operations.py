@@ -119,7 +119,7 @@ class OperationQueue:
         name: Of the thread, which starts when it is needed.
         timeout_s: Of each operation.
         start: Called with an operation when its turn comes.
-        wait: Waits for a condition of an operation; raises if it fails.
+        wait: Waits for a condition of an operation; raises an exception if the operation fails.
         poll: Returns whether a condition is met, or is within microseconds.
         end_process: Ends all ranks, after printing an error.
 

@@ -123,7 +123,7 @@ class Waiting:
         )
 
     def _arrived_elsewhere(self, operation: Operation) -> set[int]:
-        """Ask through the store which ranks have timed out in the same operation; those have arrived."""
+        """Return the ranks that have recorded in the store that they timed out in this operation: they had joined it."""
         keys = [f"late/{operation.number}/{rank}" for rank in range(self._members.size)]
         self._store.set(keys[self._members.rank], "")
         time.sleep(_LATE_S)

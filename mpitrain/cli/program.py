@@ -30,7 +30,7 @@ class ProgramWords:
 
     Attributes:
         flags: The flags before the program.
-        program: The program: a script, a module or a command; with its arguments.
+        program: A script, a module or a command, followed by its arguments.
         is_module: Whether it is a module.
         is_command: Whether it is a command.
     """

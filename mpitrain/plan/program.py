@@ -110,7 +110,7 @@ def script_request(path: Path, arguments: Sequence[str], options: ProgramOptions
     """Return the request for a Python script.
 
     Raises:
-        LaunchError: It is not a file.
+        LaunchError: It is not a file, or only defines functions or classes.
     """
     if not path.is_file():
         raise LaunchError(f"{path}: no such file")

@@ -149,7 +149,7 @@ def _start(own: ProgramRank, variables: Mapping[str, str]) -> NoReturn:
     if not child:
         os.setpgid(0, 0)  # some launchers signal the process group; only the reaper signals the program
         if options.signal != "USR1":
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # srun signals all processes to have the reaper stop this one
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # from srun it is for the reaper, which stops this one
         output.redirect()
         _execute(argv, environment)
     output.start(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}: {shlex.join(argv)}")
