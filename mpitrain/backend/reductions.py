@@ -42,7 +42,7 @@ class Reduction:
             self.combine(out, part, out=out)
 
     def finish(self, out: Tensor, size: int) -> None:
-        """If the result is a mean, divide the sum by ``size``, the number of ranks; integers round towards zero. Local."""
+        """If the result is a mean, divide the sum by ``size``, the number of ranks; integers round to zero. Local."""
         if not self.is_mean:
             return
         if out.is_floating_point() or out.is_complex():

@@ -123,7 +123,7 @@ class Waiting:
         )
 
     def _arrived_elsewhere(self, operation: Operation) -> set[int]:
-        """Return the ranks that have recorded in the store that they timed out in this operation: they had joined it."""
+        """Return the ranks that have timed out in this operation, and so had joined it; the store records them."""
         keys = [f"late/{operation.number}/{rank}" for rank in range(self._members.size)]
         self._store.set(keys[self._members.rank], "")
         time.sleep(_LATE_S)
