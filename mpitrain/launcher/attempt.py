@@ -228,7 +228,7 @@ class Attempt:
                 ranks = f"rank{'s' * (len(running) > 1)} {', '.join(map(str, running[:_LISTED]))}"
                 _say(
                     f"mpitrain: rank {first.rank} exited with status {first.status} {_EARLY_S:.0f} s ago, but {ranks} "
-                    "still run; press Ctrl-C to end them"
+                    f"still {'run' if len(running) > 1 else 'runs'}; press Ctrl-C to end the run"
                 )
 
     def _check_stop(self, process: subprocess.Popen[bytes], ranks: int, now: float) -> None:

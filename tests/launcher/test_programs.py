@@ -246,6 +246,17 @@ def test_an_address_of_another_host_is_one_line(openmpi: Mpi, address: str, tmp_
     assert not records(tmp_path)
 
 
+def test_torchrun_in_a_script_is_one_line(openmpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "torchrun").write_text("print('ranks of its own')\n")
+    script = tmp_path / "start.sh"
+    script.write_text(f"#!/bin/bash\n{openmpi.python} {tmp_path}/torchrun program.py\n")
+    script.chmod(0o755)
+    done = start(openmpi, "-n", 2, "--run-dir", tmp_path / "run", "--", script)
+    assert done.returncode == 0 and "torchrun" in one_line(done.stderr)
+    alone = start(openmpi, "-n", 1, "--run-dir", tmp_path / "alone", "--", script)
+    assert alone.returncode == 0 and "mpitrain:" not in alone.stderr
+
+
 @pytest.mark.parametrize("kind", ["arguments", "module", "executable"])
 def test_an_exit_status_is_reported_with_the_last_line(mpi: Mpi, kind: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 
+_OTHER_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 _STACKS_PID = 6  # index of the word on the activity page, as in core.activity
 
 
@@ -24,6 +25,19 @@ def _register() -> None:
     stacks = open(os.environ["MPITRAIN_STACKS"], "ab")  # noqa: SIM115 stays open
     faulthandler.register(signal.SIGRTMIN + 7, file=stacks)
     words[_STACKS_PID] = os.getpid()
+
+
+def _warn_of_other_launchers() -> None:
+    """Say once that torchrun starts ranks in each of several ranks of a host."""
+    names = {os.path.basename(word) for word in sys.orig_argv[1:4]}
+    several = os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
+    if several and os.environ.get("RANK") == "0" and names & _OTHER_LAUNCHERS:
+        print(
+            f"mpitrain: each rank starts ranks of its own with {(names & _OTHER_LAUNCHERS).pop()}; to start them once, "
+            "pass its program to mpitrain run, or start one rank per host",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _restore_path() -> None:
@@ -47,4 +61,5 @@ def _restore_path() -> None:
 
 with contextlib.suppress(KeyError, OSError, ValueError, AttributeError):
     _register()
+    _warn_of_other_launchers()
 _restore_path()
