@@ -150,7 +150,10 @@ class OperationQueue:
     def submit(self, operation: Operation, blocking: bool) -> Operation:
         """Perform an operation; if it is not ``blocking``, leave it to the thread unless it can be done at once."""
         self._pending.append(operation)
-        if blocking:
+        # A callback of a future runs on the thread that performs operations. It may wait for a future of its own
+        # operation, as PowerSGD's hook does, which no other thread could complete.
+        in_callback = self._executing._is_owned()  # type: ignore[attr-defined]
+        if blocking or in_callback:
             operation.wait()
         elif not self.poll(operation):
             self._leave_to_thread()
