@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import threading
 from pathlib import Path
 
 _KEPT_BYTES = 65_536  # of the latest standard error
 _LONGEST_LINE = 200  # characters of a line that is quoted
+_PART_S = 0.05  # before the beginning of a line is printed without the rest
 _JOIN_S = 2.0  # for the output of a process that has ended to arrive
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # before each line of a traceback in a process group
@@ -21,7 +23,8 @@ class RankOutput:
     Call ``start`` after the fork, in the parent, and ``redirect`` in the child.
 
     Args:
-        prefix: Begins every printed line; without one, output is copied as it arrives.
+        prefix: Begins every printed line. Without one, lines are printed as they are, and the beginning of a line, such
+            as a progress bar, after a moment.
         log: The log file, to which the output is appended; a file that cannot be written is left out.
     """
 
@@ -70,21 +73,27 @@ class RankOutput:
         return next((line[:_LONGEST_LINE] for line in reversed(lines) if line), "")
 
     def _copy(self, source: int, descriptor: int) -> None:
-        line = b""
-        while data := os.read(source, 65_536):
+        line = b""  # its beginning
+        while True:
+            if line and not self._prefix and not select.select([source], [], [], _PART_S)[0]:
+                _write(descriptor, line)
+                line = b""
+            data = os.read(source, 65_536)
+            if not data:
+                break
             with self._lock:
                 self._write_log(data)
                 if descriptor == 2:
                     self._kept = (self._kept + data)[-_KEPT_BYTES:]
-            if not self._prefix:
-                _write(descriptor, data)
-                continue
+            # Whole lines, so that those of several ranks do not mix: Python may write a line and its end separately.
             *lines, line = (line + data).split(b"\n")
-            _write(descriptor, b"".join(self._prefixed(line) for line in lines))
-        _write(descriptor, self._prefixed(line))
+            _write(descriptor, b"".join(map(self._prefixed, lines)))
+        _write(descriptor, self._prefixed(line) if self._prefix else line)
 
     def _prefixed(self, line: bytes) -> bytes:
         """Return a line with the prefix; of a progress bar, which rewrites its line, only the last state."""
+        if not self._prefix:
+            return line + b"\n"
         shown = line.rstrip(b"\r").rpartition(b"\r")[2]
         return self._prefix + shown + b"\n" if shown.strip() else b""
 

@@ -1,0 +1,49 @@
+"""What a program prints reaches the terminal in whole lines, and the log as it is."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from mpitrain.program.output import RankOutput, error_in
+
+
+def copied(prefix: str, folder: Path, parts: list[bytes | float], capfd: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """Return what is printed, and the log, if a program writes these parts, with pauses in seconds."""
+    output = RankOutput(prefix, folder / "logs" / "rank.log")
+    write_end = os.dup(output._pipes[0][1])
+    output.start("heading")
+    for part in parts:
+        if isinstance(part, bytes):
+            os.write(write_end, part)
+        else:
+            time.sleep(part)
+    os.close(write_end)
+    output.close()
+    return capfd.readouterr().out, (folder / "logs" / "rank.log").read_bytes().decode()
+
+
+def test_the_first_rank_prints_lines_as_they_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    printed, log = copied("", tmp_path, [b"one", b"\n", b"10%\r", 0.2, b"20%\r", b"\nlast"], capfd)
+    assert printed == "one\n10%\r20%\r\nlast" and log == "heading\n" + printed
+
+
+def test_other_ranks_prefix_their_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    printed, log = copied("rank 1: ", tmp_path, [b"o", 0.1, b"ne\n\n10%\r20%\r\nla", b"st"], capfd)
+    assert printed == "rank 1: one\nrank 1: 20%\nrank 1: last\n" and log == "heading\none\n\n10%\r20%\r\nlast"
+
+
+@pytest.mark.parametrize(
+    ("traceback", "error"),
+    [
+        ("Traceback (most recent call last):\n  File 'a'\nValueError: no file", "ValueError: no file"),
+        ("Traceback (most recent call last):\n  File 'a'\nKeyboardInterrupt", "KeyboardInterrupt"),
+        ("Traceback (most recent call last):\n  File 'a'\na.b.Error: x\nmore text", "a.b.Error: x"),
+        ("", ""),
+    ],
+)
+def test_the_exception_of_a_traceback(traceback: str, error: str) -> None:
+    assert error_in(traceback) == error
