@@ -294,7 +294,7 @@ def launch(
         raise LaunchError("mpitrain.launch was called on a rank of a run: call mpitrain.train there")
 
     def start(values: Mapping[str, Any], target: Target, text: str | None) -> Run:
-        request = launch_request(target, values)
+        request = launch_request(target, values, is_job=text is not None)
         prepare(request)
         with _run_dir(request.workload.name, run_dir) as folder:
             return _started(folder, replace(request, workload=_in_run_dir(request.workload, folder, text)))
@@ -316,7 +316,7 @@ def submit(job: JobSource | Command, *, run_dir: str | os.PathLike[str] | None =
     """
 
     def start(values: Mapping[str, Any], target: Target, text: str | None) -> Run:
-        request = submit_request(target, values)
+        request = submit_request(target, values, is_job=text is not None)
         with _run_dir(request.workload.name, run_dir) as folder:
             run = Run(folder)
             run._skip_output()

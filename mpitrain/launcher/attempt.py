@@ -319,6 +319,7 @@ class Attempt:
         if self._terminated_at is not None or not well:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # such as an ssh whose remote side waits for the dead launcher
+            host_watcher.end_ranks(str(self._run_dir))  # and the processes that they have started
             # A killed Open MPI launcher leaves a session directory that breaks a later one with the same process id.
             within_s = time.time() - self._began + 1.0
             host_watcher.remove_leftovers(str(self._run_dir), within_s)

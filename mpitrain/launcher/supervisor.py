@@ -147,6 +147,7 @@ def _run_dir(name: str, requested: Path | None) -> Iterator[Path]:
     folder, made = make_run_dir(name, requested)
     _wait_for_others(folder)
     if (age_s := rank_status.age_s(folder)) is not None:  # of a run whose supervisor was killed
+        host_watcher.end_ranks(str(folder.absolute()))
         host_watcher.remove_leftovers(str(folder.absolute()), age_s)
     try:
         with contextlib.suppress(OSError):

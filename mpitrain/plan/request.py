@@ -164,16 +164,16 @@ class LaunchRequest:
         return [*group_words(self.options), *self.workload.words]
 
 
-def launch_request(target: Path | Sequence[str], values: Mapping[str, Any]) -> LaunchRequest:
+def launch_request(target: Path | Sequence[str], values: Mapping[str, Any], is_job: bool = False) -> LaunchRequest:
     """Return the request for a job file, script or command with keyword arguments; see ``workload_request``."""
     names = [field.name for field in fields(LaunchOptions)]
     own, others = split_values(names, values)
     options = LaunchOptions(**convert_values(options_of(LaunchOptions), own))
-    return LaunchRequest(options, workload_request(target, others, names))
+    return LaunchRequest(options, workload_request(target, others, names, is_job))
 
 
 def workload_request(
-    target: Path | Sequence[str], values: Mapping[str, Any], other_names: Iterable[str] = ()
+    target: Path | Sequence[str], values: Mapping[str, Any], other_names: Iterable[str] = (), is_job: bool = False
 ) -> Workload:
     """Return the request for a job file, a script, or a command, with keyword arguments.
 
@@ -181,11 +181,12 @@ def workload_request(
         target: A file, or the words of a command.
         values: As for ``job_request``; for a program its options, and for a script that is one also the script's flags.
         other_names: Names that the caller takes, to suggest for a mistyped one.
+        is_job: Whether the file is known to be a job file.
 
     Raises:
         UserError: As of ``job_request``, or the program cannot be started.
     """
-    if isinstance(target, Path) and not is_program(target):
+    if isinstance(target, Path) and (is_job or not is_program(target)):
         return job_request(target, values, other_names)
     known = options_of(ProgramOptions)
     own, others = split_values([str(option.name) for option in known], values)

@@ -59,11 +59,13 @@ def is_program(path: Path) -> bool:
     tree = _parsed(path)
     if tree is None or is_script(path) or _refers_to(tree, tree.body, {"Job"}):
         return False
-    if any(isinstance(node, _DEFINITIONS) and node.name == "job" for node in tree.body):
-        return False
     acts = any(_is_guard(node) or isinstance(node, (ast.Expr, ast.For, ast.While, ast.With)) for node in tree.body[1:])
-    imported = (node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)))
-    return acts or not any("job" in _names_defined(node) for node in imported)
+    defining = [node for node in tree.body if "job" in _names_defined(node)]
+    if not defining:
+        return True
+    if any(isinstance(node, _DEFINITIONS) for node in defining):
+        return acts and not _imports_package(tree)
+    return acts
 
 
 def only_defines(path: Path) -> bool:
@@ -119,6 +121,14 @@ def _refers_to(tree: ast.Module, statements: Iterable[ast.stmt], wanted: set[str
         for statement in statements
         for node in ast.walk(statement)
     )
+
+
+def _imports_package(tree: ast.Module) -> bool:
+    """Return whether a file imports this package."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = [alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names]
+    names += [str(node.module) for node in imports if isinstance(node, ast.ImportFrom)]
+    return any(name.partition(".")[0] == "mpitrain" for name in names)
 
 
 def _is_constant(node: ast.stmt) -> bool:

@@ -65,11 +65,12 @@ def watch(address: str, token: bytes, run_dir: str, timeout_s: float) -> None:
 
 
 def end_ranks(run_dir: str) -> None:
-    """Kill this host's ranks of a run, and the daemons that started them."""
+    """Kill this host's ranks of a run, what they have started, and the daemons that started them."""
+    processes = _processes_of(run_dir)
     # Under ssh a daemon does not have the mark.
-    daemons = {daemon for pid in _processes_of(run_dir) for daemon in _daemons_above(pid)}
+    daemons = {daemon for pid in processes for daemon in _daemons_above(pid)}
     signal_ranks(run_dir, signal.SIGKILL)
-    for pid in daemons:
+    for pid in [*processes, *daemons]:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + _ENDING_S

@@ -10,6 +10,7 @@ from pathlib import Path
 
 _KEPT_BYTES = 65_536  # of the latest standard error
 _LONGEST_LINE = 200  # characters of a line that is quoted
+_LONGEST_PART = 1 << 20  # bytes of a line that are held back; a longer line is broken
 _PART_S = 0.05  # before the beginning of a line is printed without the rest
 _JOIN_S = 2.0  # for the output of a process that has ended to arrive
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):$", re.MULTILINE)
@@ -87,6 +88,8 @@ class RankOutput:
                     self._kept = (self._kept + data)[-_KEPT_BYTES:]
             # Whole lines, so that those of several ranks do not mix: Python may write a line and its end separately.
             *lines, line = (line + data).split(b"\n")
+            if len(line) > _LONGEST_PART:
+                lines, line = [*lines, line], b""
             _write(descriptor, b"".join(map(self._prefixed, lines)))
         _write(descriptor, self._prefixed(line) if self._prefix else line)
 

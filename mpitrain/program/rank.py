@@ -131,7 +131,7 @@ def _notes(world: World) -> list[str]:
 def _start(own: ProgramRank, variables: Mapping[str, str]) -> NoReturn:
     """Start the program in a child, and watch it."""
     options, argv = own.request.options, own.request.argv
-    end_with_parent(signal.SIGKILL)  # a killed launcher does not end its ranks
+    end_with_parent(signal.SIGTERM)  # a killed launcher does not end its ranks; the reaper then does
     adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     page, stacks = ActivityPage("program"), os.memfd_create("stacks")

@@ -25,7 +25,7 @@ from .output import RankOutput, error_in
 from .world import World, leave
 
 _SAVING_S = 600.0  # at most, for the other ranks to save when this one has
-_ENDING_S = 2.0  # between SIGTERM and SIGKILL to processes that a program leaves
+_ENDING_S = 0.5  # between SIGTERM and SIGKILL to processes that a program leaves
 _WITHOUT_PROGRESS_S = 60.0  # after which a program is said not to be watched
 
 
@@ -69,6 +69,7 @@ class ProgramReaper(Reaper):
         self._own, self._output, self._options = own, output, own.request.options
         self._stop_signal = signal.Signals[f"SIG{self._options.signal}"]
         self._is_stopping = self._has_said = False
+        self._launcher = os.getppid()
         self._started_at, self._recorded_step = time.monotonic(), 0
         rank_status.register_program(own.run_dir, own.rank, child)
         self._heartbeat = (
@@ -76,6 +77,8 @@ class ProgramReaper(Reaper):
         )
 
     def look(self) -> None:
+        if os.getppid() != self._launcher:
+            os.kill(self.child, signal.SIGKILL)  # nobody else would end what it has started
         if (step := self.page.read().step) != self._recorded_step:
             self._recorded_step = step
             rank_status.record_step(self._own.run_dir, self.rank, step)
@@ -146,7 +149,7 @@ class ProgramReaper(Reaper):
         if time.monotonic() > self._started_at + (limit_s or _WITHOUT_PROGRESS_S):
             self._has_said = True
             print(
-                "mpitrain: hangs are not detected, because the program does not call mpitrain.progress()",
+                "mpitrain: hangs are not detected until the program calls mpitrain.progress()",
                 file=sys.stderr,
                 flush=True,
             )

@@ -104,9 +104,10 @@ def read_submit_options(values: Mapping[str, Any]) -> tuple[Resources, SubmitOpt
     return request, SubmitOptions(**others)
 
 
-def submit_request(target: Path | Sequence[str], values: Mapping[str, Any]) -> SubmitRequest:
+def submit_request(target: Path | Sequence[str], values: Mapping[str, Any], is_job: bool = False) -> SubmitRequest:
     """Return the request with keyword arguments; see ``plan.request.workload_request``."""
     flags = submit_flags()
     names = [str(flag.name) for flag in flags]
     own, others = split_values(names, values)
-    return SubmitRequest(*read_submit_options(convert_values(flags, own)), workload_request(target, others, names))
+    workload = workload_request(target, others, names, is_job)
+    return SubmitRequest(*read_submit_options(convert_values(flags, own)), workload)
