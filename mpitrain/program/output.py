@@ -48,7 +48,8 @@ class RankOutput:
             self._log_file = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         except OSError:  # such as a full disk; the output is printed all the same
             self._log_file = -1
-        self._write_log(f"{heading}\n".encode())
+        if self._log_file >= 0:
+            _write(self._log_file, f"{heading}\n".encode())
         for descriptor, (source, pipe) in enumerate(self._pipes, start=1):
             os.close(pipe)
             thread = threading.Thread(target=self._copy, args=(source, descriptor), daemon=True)
@@ -74,24 +75,28 @@ class RankOutput:
         return next((line[:_LONGEST_LINE] for line in reversed(lines) if line), "")
 
     def _copy(self, source: int, descriptor: int) -> None:
+        """Copy whole lines, so that those of streams and ranks do not mix: Python may write the end of a line alone."""
         line = b""  # its beginning
         while True:
             if line and not self._prefix and not select.select([source], [], [], _PART_S)[0]:
-                _write(descriptor, line)
+                self._put(descriptor, line, line)
                 line = b""
             data = os.read(source, 65_536)
             if not data:
                 break
-            with self._lock:
-                self._write_log(data)
-                if descriptor == 2:
-                    self._kept = (self._kept + data)[-_KEPT_BYTES:]
-            # Whole lines, so that those of several ranks do not mix: Python may write a line and its end separately.
+            if descriptor == 2:
+                self._kept = (self._kept + data)[-_KEPT_BYTES:]
             *lines, line = (line + data).split(b"\n")
             if len(line) > _LONGEST_PART:
                 lines, line = [*lines, line], b""
-            _write(descriptor, b"".join(map(self._prefixed, lines)))
-        _write(descriptor, self._prefixed(line) if self._prefix else line)
+            self._put(descriptor, b"".join(part + b"\n" for part in lines), b"".join(map(self._prefixed, lines)))
+        self._put(descriptor, line, self._prefixed(line) if self._prefix else line)
+
+    def _put(self, descriptor: int, logged: bytes, printed: bytes) -> None:
+        with self._lock:
+            if self._log_file >= 0:
+                _write(self._log_file, logged)
+        _write(descriptor, printed)
 
     def _prefixed(self, line: bytes) -> bytes:
         """Return a line with the prefix; of a progress bar, which rewrites its line, only the last state."""
@@ -99,10 +104,6 @@ class RankOutput:
             return line + b"\n"
         shown = line.rstrip(b"\r").rpartition(b"\r")[2]
         return self._prefix + shown + b"\n" if shown.strip() else b""
-
-    def _write_log(self, data: bytes) -> None:
-        if self._log_file >= 0:
-            _write(self._log_file, data)
 
 
 def error_in(traceback: str) -> str:

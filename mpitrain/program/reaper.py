@@ -89,7 +89,9 @@ class ProgramReaper(Reaper):
 
     def pass_on(self, number: int) -> None:
         """Pass a signal on; ``mpitrain run`` and batch scripts send SIGUSR1 to ask the program to stop."""
-        if number == signal.SIGUSR1:
+        if os.getppid() != self._launcher:
+            os.kill(self.child, signal.SIGKILL)  # the launcher was killed, and the kernel has sent SIGTERM for it
+        elif number == signal.SIGUSR1:
             self._ask_to_stop()
         else:
             self._is_stopping |= number in (signal.SIGTERM, signal.SIGINT)
@@ -99,7 +101,9 @@ class ProgramReaper(Reaper):
         """Record how the program ended, and end in the same way; one that has stopped on request ends with 75."""
         end_orphans()
         self._output.close()
-        stopped = status == STOPPED_EARLY or (self._is_stopping and killed_by == self._stop_signal)
+        # A launcher sends SIGTERM to the other ranks when one has failed.
+        on_request = self._is_stopping and not rank_status.any_killed(self._own.run_dir)
+        stopped = status == STOPPED_EARLY or (on_request and killed_by == self._stop_signal)
         done = stopped or not (killed_by or status)
         traceback = "" if done or status == HANGS else self._output.traceback
         rank_status.record_step(self._own.run_dir, self.rank, self.page.read().step)
