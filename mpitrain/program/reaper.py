@@ -78,7 +78,7 @@ class ProgramReaper(Reaper):
 
     def look(self) -> None:
         if os.getppid() != self._launcher:
-            os.kill(self.child, signal.SIGKILL)  # nobody else would end what it has started
+            self._end_without_launcher()
         if (step := self.page.read().step) != self._recorded_step:
             self._recorded_step = step
             rank_status.record_step(self._own.run_dir, self.rank, step)
@@ -90,7 +90,7 @@ class ProgramReaper(Reaper):
     def pass_on(self, number: int) -> None:
         """Pass a signal on; ``mpitrain run`` and batch scripts send SIGUSR1 to ask the program to stop."""
         if os.getppid() != self._launcher:
-            os.kill(self.child, signal.SIGKILL)  # the launcher was killed, and the kernel has sent SIGTERM for it
+            self._end_without_launcher()  # the kernel has sent SIGTERM because it was killed
         elif number == signal.SIGUSR1:
             self._ask_to_stop()
         else:
@@ -129,6 +129,15 @@ class ProgramReaper(Reaper):
             self.exit_like(0, status_of_stopped if stopped else 0)
         self._record_failure()
         self.exit_like(killed_by, status)
+
+    def _end_without_launcher(self) -> NoReturn:
+        """End the program and what it has started; whoever has killed the launcher knows why."""
+        os.kill(self.child, signal.SIGKILL)
+        end_orphans()
+        self._output.close()
+        if self._heartbeat is not None:
+            self._heartbeat.end(RunEnd("failed"))
+        os._exit(1)
 
     def _record_failure(self) -> None:
         """Record that the run has failed, and have ``mpitrain run`` end the other ranks."""
