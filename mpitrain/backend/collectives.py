@@ -25,7 +25,7 @@ from .staging import Staging
 Condition: TypeAlias = "int | MPI.Request"
 Steps: TypeAlias = Iterator[Condition]
 
-_DIVIDED_BYTES = 32 << 10  # reductions of smaller blocks are computed by every rank for itself
+_DIVIDED_BYTES = 32 << 10  # each rank reduces smaller blocks completely; larger ones are divided among the ranks
 _EXCHANGED_BYTES = 16 << 10  # the same between nodes
 _MESSAGE_BYTES = 256 << 20  # MPI counts are 32-bit integers in many libraries
 

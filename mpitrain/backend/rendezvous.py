@@ -1,4 +1,4 @@
-"""The store of a program's ranks without MASTER_ADDR: MPI tells them where it is."""
+"""Rendezvous without MASTER_ADDR: rank 0 starts a store and broadcasts its address over MPI."""
 
 from __future__ import annotations
 

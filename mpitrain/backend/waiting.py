@@ -44,7 +44,7 @@ class Waiting:
         """Perform an operation, and check that all ranks have called the same one.
 
         Within a node the ranks compare signatures when all have arrived. Between nodes their first ranks exchange
-        headers beside the operation's own messages.
+        headers while the operation's messages are under way.
         """
         staging, self._operation = self._staging, operation
         staging.sign(operation.number, signature)

@@ -52,5 +52,5 @@ def environment_of(world: World, rank: int, run_dir: Path, environ: Mapping[str,
 
 
 def without_own_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what this package has set for itself."""
+    """Return the environment without the variables that this package has set."""
     return {name: value for name, value in environ.items() if openblas.CHOSEN.get(name) != value}
