@@ -146,10 +146,13 @@ class Collectives:
         if not self._one_node:
             yield from self._exchange_by_mpi([flat] * len(outputs), outputs)
             return
+        yield from self._collect(outputs, flat, is_sender=True)
+
+    def _collect(self, outputs: Sequence[Tensor], flat: Tensor, is_sender: bool) -> Steps:
+        """Copy the ``flat`` of the node's senders to ``outputs``; empty on ranks that receive nothing."""
         staging, block = self._staging, self._block(flat)
-        own = outputs[self._rank]
-        if own.data_ptr() != flat.data_ptr():
-            own.copy_(flat)
+        if outputs and outputs[self._rank].data_ptr() != flat.data_ptr():
+            outputs[self._rank].copy_(flat)
         if self._alone or not flat.numel():
             yield staging.publish()
             return
@@ -157,7 +160,8 @@ class Collectives:
             part = flat[lo : lo + block]
             m = part.numel()
             buffers = staging.next_buffers(flat.dtype)
-            buffers[self._rank][:m].copy_(part)
+            if is_sender:
+                buffers[self._rank][:m].copy_(part)
             yield staging.publish()
             for rank, output in enumerate(outputs):
                 if rank != self._rank:
@@ -170,22 +174,7 @@ class Collectives:
             sent = [flat if rank == root else empty for rank in range(self._members.size)]
             yield from self._exchange_by_mpi(sent, list(outputs) or [empty] * self._members.size)
             return
-        staging, block = self._staging, self._block(flat)
-        if outputs:
-            outputs[root].copy_(flat)
-        if self._alone or not flat.numel():
-            yield staging.publish()
-            return
-        for lo in range(0, flat.numel(), block):
-            part = flat[lo : lo + block]
-            m = part.numel()
-            buffers = staging.next_buffers(flat.dtype)
-            if not outputs:
-                buffers[self._rank][:m].copy_(part)
-            yield staging.publish()
-            for rank, output in enumerate(outputs):
-                if rank != root:
-                    output[lo : lo + m].copy_(buffers[rank][:m])
+        yield from self._collect(outputs, flat, is_sender=not outputs)
 
     def scatter(self, out: Tensor, inputs: Sequence[Tensor], root: int) -> Steps:
         """Copy ``inputs[rank]`` of ``root`` to each rank's ``out``, shape (n,); ``inputs`` is empty elsewhere."""

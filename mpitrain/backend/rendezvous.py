@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
-import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -14,10 +12,10 @@ import torch.distributed as dist
 
 from ..comm.mpi import MPI, start
 from ..errors import LaunchError
+from ..process.network import own_addresses
 
 _LOCAL = "127.0.0.1"
 _CONNECT_S = 3.0  # at most, to try one of rank 0's addresses
-_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 def rendezvous(url: str, timeout: timedelta = timedelta(minutes=5), **options: Any) -> Iterator[tuple[Any, int, int]]:
@@ -36,23 +34,12 @@ def rendezvous(url: str, timeout: timedelta = timedelta(minutes=5), **options: A
     open_store: Any = dist.TCPStore  # type: ignore[attr-defined]
     if comm.rank == 0:
         store = open_store(_LOCAL, 0, comm.size, is_master=True, timeout=timeout, wait_for_workers=False)
-    addresses = [_LOCAL] if one_node else [socket.gethostname(), *_interface_addresses()]
+    addresses = [_LOCAL] if one_node else [socket.gethostname(), *own_addresses()]
     addresses, port = comm.bcast((addresses, store.port if store else 0), root=0)
     if store is None:
         host = _reachable(addresses, port)
         store = open_store(host, port, comm.size, is_master=False, timeout=timeout, wait_for_workers=False)
     yield store, comm.rank, comm.size
-
-
-def _interface_addresses() -> list[str]:
-    """Return the IPv4 addresses of this host's interfaces, except loopback."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # an interface without an address
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return [address for address in found if not address.startswith("127.")]
 
 
 def _reachable(addresses: list[str], port: int) -> str:

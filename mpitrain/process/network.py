@@ -47,6 +47,12 @@ def interface_of(network: str) -> str:
     raise LaunchError(f"--network {network}: this host has no address in it; its addresses are {available}")
 
 
+def own_addresses() -> list[str]:
+    """Return the IPv4 addresses of this host's interfaces, without loopback."""
+    addresses = [address for _, name in socket.if_nameindex() if (address := _address_of(name)) is not None]
+    return [str(address) for address in addresses if not address.is_loopback]
+
+
 def _address_of(interface: str) -> ipaddress.IPv4Address | None:
     siocgifaddr = 0x8915
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
