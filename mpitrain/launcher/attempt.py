@@ -168,7 +168,7 @@ class Attempt:
         while process.poll() is None:
             self._handle_signals(process)
             self._handle_suspension()
-            if self._terminated_at is None and rank_status.any_killed(self._run_dir):
+            if self._terminated_at is None and rank_status.any_failed(self._run_dir):
                 # The launcher would take half a second to end the other ranks.
                 time.sleep(_FLUSH_REMOTE_S if self._others else _FLUSH_S)
                 self._kill(process)

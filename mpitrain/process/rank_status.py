@@ -23,7 +23,7 @@ from .pid import pid_start
 
 RUN_DIR_VARIABLE = "MPITRAIN_RUN_DIR"  # the run directory in which the ranks of ``mpitrain run`` register
 _FOLDER = ".ranks"
-_ACTIVITY, _KILLED = "activity-", "killed"  # names of the files that reapers write
+_ACTIVITY, _FAILED = "activity-", "failed"  # names of the files that reapers write
 _TRACEBACK = "traceback-"
 MEETING = "meeting-"  # begins the name of the folder in which the ranks of a program find each other
 _STEP_DIGITS = 19
@@ -212,15 +212,15 @@ def read_tracebacks(run_dir: Path) -> dict[int, str]:
     return found
 
 
-def record_killed(run_dir: Path) -> None:
+def record_failed(run_dir: Path) -> None:
     """Record that a signal has killed a rank, or that a program has failed; called by its reaper."""
     with contextlib.suppress(OSError):
-        (folder_of(run_dir) / _KILLED).touch()
+        (folder_of(run_dir) / _FAILED).touch()
 
 
-def any_killed(run_dir: Path) -> bool:
-    """Return whether a signal has killed a rank; quick."""
-    return os.path.exists(folder_of(run_dir) / _KILLED)
+def any_failed(run_dir: Path) -> bool:
+    """Return whether ``record_failed`` was called; quick."""
+    return os.path.exists(folder_of(run_dir) / _FAILED)
 
 
 def age_s(run_dir: Path) -> float | None:
@@ -246,7 +246,7 @@ def clear(run_dir: Path) -> None:
     folder = folder_of(run_dir)
     with contextlib.suppress(OSError):  # a reaper may still be writing
         for path in folder.iterdir():
-            if path.name == _KILLED or path.name.removeprefix(_ACTIVITY).removeprefix(_TRACEBACK).isdecimal():
+            if path.name == _FAILED or path.name.removeprefix(_ACTIVITY).removeprefix(_TRACEBACK).isdecimal():
                 path.unlink(missing_ok=True)
             elif path.name.startswith(MEETING):
                 shutil.rmtree(path, ignore_errors=True)

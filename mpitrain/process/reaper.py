@@ -133,7 +133,7 @@ class Reaper:
         if self.run_dir is not None:
             rank_status.record_end(self.run_dir, self.rank, self.child, killed_by, status)
             if killed_by and killed_by not in (*PASSED_ON, signal.SIGABRT):
-                rank_status.record_killed(self.run_dir)
+                rank_status.record_failed(self.run_dir)
         self.exit_like(killed_by, status)
 
     def exit_like(self, killed_by: int, status: int) -> NoReturn:

@@ -22,7 +22,7 @@ from ..process.pid import parent_of
 from ..process.reaper import HANGS, Reaper
 from ..process.signals import STOPPED_EARLY
 from .output import RankOutput, error_in
-from .world import World, leave
+from .world import World, any_failed, leave
 
 _SAVING_S = 600.0  # at most, for the other ranks to save when this one has
 _ENDING_S = 0.5  # between SIGTERM and SIGKILL to processes that a program leaves
@@ -102,7 +102,7 @@ class ProgramReaper(Reaper):
         end_orphans()
         self._output.close()
         # A launcher sends SIGTERM to the other ranks when one has failed.
-        on_request = self._is_stopping and not rank_status.any_killed(self._own.run_dir)
+        on_request = self._is_stopping and not any_failed(self._own.meeting)
         stopped = status == STOPPED_EARLY or (on_request and killed_by == self._stop_signal)
         done = stopped or not (killed_by or status)
         traceback = "" if done or status == HANGS else self._output.traceback
@@ -124,7 +124,8 @@ class ProgramReaper(Reaper):
             self._heartbeat.end(RunEnd("stopped" if stopped else "finished" if done else "failed"))
         # Launchers end ranks that still save when the first rank exits with another status than 0.
         status_of_stopped = 0 if ATTEMPT in os.environ else STOPPED_EARLY
-        leave(self._own.meeting, self.rank, self._own.size, _SAVING_S if stopped and status_of_stopped else 0.0)
+        wait_s = _SAVING_S if stopped and status_of_stopped else 0.0
+        leave(self._own.meeting, self.rank, self._own.size, not done, wait_s)
         if done:
             self.exit_like(0, status_of_stopped if stopped else 0)
         self._record_failure()
@@ -146,7 +147,7 @@ class ProgramReaper(Reaper):
             with contextlib.suppress(OSError):
                 heartbeat.write(self._own.run_dir, replace(recorded, state="failed"))
         if not self._is_stopping:  # else the other ranks may still save
-            rank_status.record_killed(self._own.run_dir)
+            rank_status.record_failed(self._own.run_dir)
 
     def _ask_to_stop(self) -> None:
         """Send the program the signal to stop; once, because a second one may end it at once."""

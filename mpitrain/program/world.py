@@ -6,11 +6,8 @@ hosts share: each rank writes its entry, rank 0 reads all of them and writes the
 
 from __future__ import annotations
 
-import errno
-import ipaddress
 import json
 import os
-import random
 import shutil
 import socket
 import time
@@ -21,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LaunchError
-from ..process.launcher_env import NETWORK
-from ..process.network import address_in
+from .address import choose_address, choose_port
 
-_WORLD, _ENDED = "world", "ended-"  # names of files; the latter with a rank
+_WORLD, _ENDED, _FAILED = "world", "ended-", "failed"  # names of files; the second ends with a rank
 _MEETING_S = 300.0
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.002, 0.2
-_PORTS = range(20_000, 32_768)  # below the ports that Linux gives to outgoing connections
 
 
 @dataclass(frozen=True)
@@ -117,7 +112,7 @@ def meet(
     return _world_of(found)
 
 
-def leave(folder: Path, rank: int, size: int, wait_s: float) -> None:
+def leave(folder: Path, rank: int, size: int, failed: bool, wait_s: float) -> None:
     """Record that a rank has ended; the last one removes the folder.
 
     Args:
@@ -125,6 +120,8 @@ def leave(folder: Path, rank: int, size: int, wait_s: float) -> None:
     """
     deadline = time.monotonic() + wait_s
     with suppress(OSError):
+        if failed:
+            (folder / _FAILED).touch()
         (folder / f"{_ENDED}{rank}").touch()
         for pause_s in _pauses():
             if len(list(folder.glob(f"{_ENDED}*"))) == size:
@@ -132,6 +129,11 @@ def leave(folder: Path, rank: int, size: int, wait_s: float) -> None:
             if not folder.exists() or time.monotonic() >= deadline:
                 return
             time.sleep(pause_s)
+
+
+def any_failed(folder: Path) -> bool:
+    """Return whether a rank of this launch has failed."""
+    return (folder / _FAILED).exists()
 
 
 def _world_of(content: Mapping[str, Any]) -> World:
@@ -149,9 +151,8 @@ def _make_world(
         if failed is not None:
             return {"error": f"{entries[failed]['error']} (rank {failed} on {entries[failed]['host']})"}
         on_one_host = len({entry["host"] for entry in entries}) == 1
-        given = environ.get("MASTER_ADDR")
-        address = _checked(given) if given else _own_address(on_one_host, environ.get(NETWORK))
-        content = {"entries": entries, "address": address, "port": _free_port(environ.get("MASTER_PORT"))}
+        address, port = choose_address(environ, on_one_host), choose_port(environ)
+        content = {"entries": entries, "address": address, "port": port}
         return {**content, "stop_at": prepare(_world_of(content))}
     except LaunchError as error:
         return {"error": str(error)}
@@ -197,75 +198,3 @@ def _write(path: Path, content: Mapping[str, object]) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(content), encoding="utf-8")
     os.replace(partial, path)
-
-
-def _checked(address: str) -> str:
-    """Return the address that the user has set.
-
-    Raises:
-        LaunchError: It is not one of this host, so that no rank could connect.
-    """
-    for family, kind, *_, found in _addresses_of(address):
-        with suppress(OSError), socket.socket(family, kind) as probe:
-            probe.bind(found)
-            return address
-    raise LaunchError(
-        f"MASTER_ADDR={address}: not an address of {socket.gethostname()}, the host of rank 0; unset it, and the right "
-        "one is used"
-    )
-
-
-def _addresses_of(name: str) -> list[Any]:
-    with suppress(OSError):
-        return socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
-    return []
-
-
-def _own_address(on_one_host: bool, network: str | None) -> str:
-    """Return an address of this host that the other ranks can reach; a name if no such address is known."""
-    if on_one_host:
-        return "127.0.0.1"
-    if network is not None and (address := address_in(network)) is not None:
-        return address
-    addresses = [str(sockaddr[0]) for *_, sockaddr in _addresses_of(socket.gethostname())]
-    if outside := [address for address in addresses if not ipaddress.ip_address(address).is_loopback]:
-        return outside[0]
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing; finds the address of the default route
-        return str(probe.getsockname()[0])
-    return socket.gethostname()
-
-
-def _free_port(given: str | None) -> int:
-    """Return a free port of this host, or the one that the user has set.
-
-    Raises:
-        LaunchError: The user's port is not valid, or in use.
-    """
-    if given is None:
-        return next(port for port in _candidates() if _is_free(port))
-    if not given.isdigit() or not 0 < int(given) < 65_536:
-        raise LaunchError(f"MASTER_PORT={given}: must be a number from 1 to 65535, or not set")
-    if not _is_free(int(given)):
-        raise LaunchError(
-            f"MASTER_PORT={given}: the port is in use on {socket.gethostname()}; unset it, and a free one is chosen"
-        )
-    return int(given)
-
-
-def _candidates() -> Iterator[int]:
-    source = random.SystemRandom()
-    while True:
-        yield source.choice(_PORTS)
-
-
-def _is_free(port: int) -> bool:
-    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((address, port))
-        except OSError as error:
-            if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                return False  # else this host does not have the protocol
-    return True
