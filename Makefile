@@ -71,7 +71,8 @@ env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done .venv-programs/.done $(P
 # Programs that ranks execute, such as Lightning, beside the packages of the first environment.
 .venv-programs/.done: .venv/.test-all
 	$(PYTHON) -m venv .venv-programs
-	echo "$(CURDIR)"/.venv/lib/python3*/site-packages > "$$(echo .venv-programs/lib/python3*/site-packages)"/project.pth
+	printf '%s\n' "$(CURDIR)" "$(CURDIR)"/.venv/lib/python3*/site-packages \
+	  > "$$(echo .venv-programs/lib/python3*/site-packages)"/project.pth
 	.venv-programs/bin/$(PIP) lightning accelerate
 	touch $@
 
