@@ -166,7 +166,7 @@ def load_job_file(path: Path) -> JobFunction:
     if not path.is_file():
         nearby = ", ".join(sorted(str(p) for p in path.parent.glob("*.py"))[:8]) if path.parent.is_dir() else ""
         hint = f"; found {nearby}" if nearby else ""
-        raise JobError(f"no job file {str(path)!r}{hint}")
+        raise JobError(f"no file {str(path)!r}{hint}")
     if path.suffix != ".py":
         raise JobError(f"{str(path)!r} is not a job file: must be a Python file that defines 'job'")
     if not may_define_job(path):
@@ -257,7 +257,8 @@ def _errors_described(path: Path, source: str = "") -> Iterator[None]:
 def _describe(path: Path, error: BaseException, source: str) -> str:
     """Return the error as one line, with the line of the job file that raised it."""
     if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno}: {error.msg}"
+        line = "" if error.lineno is None else f", line {error.lineno}"  # there is none for a null byte
+        return f"{error.filename or path}{line}: {error.msg}"
     place = _place(path, error, source) or f"job file {path}"
     text = " ".join(str(error).split())
     hint = f"; if it parses the command line, {_NO_ARGPARSE}" if isinstance(error, SystemExit) else _suggestion(error)
