@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import Work
 from torch.futures import Future
 
 from ..core import activity
 from .collectives import Condition, Steps
+from .work import TensorWork
 
 Wait = Callable[["Operation", Condition], None]
 Poll = Callable[[Condition], bool]
 
 
-class Operation(Work):  # type: ignore[misc]
+class Operation(TensorWork):
     """One operation of a process group, as ``torch.distributed`` returns it. Local, unless noted.
 
     Attributes:
@@ -36,20 +36,16 @@ class Operation(Work):  # type: ignore[misc]
         submitted: When it was, on the clock of ``perf_counter``.
         timeout_s: Seconds after which it times out.
         condition: What it waits for; None if it has not started.
-        error: Why it failed.
     """
 
     def __init__(self, queue: OperationQueue, text: str, outputs: list[Tensor]) -> None:
-        super().__init__()
+        super().__init__(outputs, queue.end_process)
         self.text, self.number = text, -1
         self.steps: Steps = iter(())
         self.timeout_s = queue.timeout_s
         self.submitted = perf_counter()
         self.condition: Condition | None = None
-        self.error: Exception | None = None
-        self.done = False
-        self._queue, self._outputs = queue, outputs
-        self._future: Any = None
+        self._queue = queue
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when the operation is complete; raise its error. The other ranks must take part.
@@ -68,8 +64,8 @@ class Operation(Work):  # type: ignore[misc]
     def end(self, error: Exception | None = None) -> None:
         """Mark the operation as complete or failed. Its queue calls this."""
         self.error, self.steps, self.done = error, iter(()), True  # the steps refer to this operation
-        if self._future is not None:
-            self._complete_future()
+        if self.future is not None:
+            self.complete_future()
 
     def get_future(self) -> Any:
         """Return a future of the output tensors. If the operation fails, the process ends with the reason.
@@ -77,39 +73,18 @@ class Operation(Work):  # type: ignore[misc]
         A future with an exception would make the reducer of DistributedDataParallel dereference a null pointer.
         """
         with self._queue.ending:
-            if self._future is None:
-                devices: list[Any] = list({tensor.device for tensor in self._outputs if tensor.is_cuda})
-                self._future = Future(devices=devices) if devices else Future()
+            if self.future is None:
+                devices: list[Any] = list({tensor.device for tensor in self.outputs if tensor.is_cuda})
+                self.future = Future(devices=devices) if devices else Future()
                 if self.done:
-                    self._complete_future()
-        return self._future
-
-    def _complete_future(self) -> None:
-        if self.error is not None:
-            self._queue.end_process(self.error)
-        self._future.set_result(self._outputs)
+                    self.complete_future()
+        return self.future
 
     def is_completed(self) -> bool:
         """Return whether the operation has ended."""
         if not self.done:
             self._queue.poll(self)
         return self.done
-
-    def is_success(self) -> bool:
-        """Return whether the operation has ended without an error."""
-        return self.done and self.error is None
-
-    def exception(self) -> Exception | None:
-        """Return the error of the operation."""
-        return self.error
-
-    def result(self) -> list[Tensor]:
-        """Return the output tensors of a completed operation."""
-        return self._outputs
-
-    def synchronize(self) -> None:
-        """As ``wait``."""
-        self.wait()
 
 
 class OperationQueue:

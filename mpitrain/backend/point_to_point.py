@@ -10,16 +10,16 @@ from time import perf_counter
 from typing import Any
 
 from torch import Tensor
-from torch.distributed import Work
 from torch.futures import Future
 
 from ..comm.backoff import Backoff
 from ..comm.mpi import MPI
 from ..core import activity
 from ..errors import CollectiveFailed
+from .work import TensorWork
 
 
-class Message(Work):  # type: ignore[misc]
+class Message(TensorWork):
     """A message that is being sent or received. Every method is local, but ``wait`` needs the other rank.
 
     Args:
@@ -45,15 +45,12 @@ class Message(Work):  # type: ignore[misc]
         has_ended: Callable[[], bool],
         end_process: Callable[[Exception], None],
     ) -> None:
-        super().__init__()
+        super().__init__(outputs, end_process)
         self._text, self._requests, self._buffer = text, requests, buffer
-        self._nbytes, self._outputs = nbytes, outputs
-        self._deadline = perf_counter() + timeout_s
-        self._completed, self._has_ended, self._end_process = completed, has_ended, end_process
+        self._nbytes, self._deadline = nbytes, perf_counter() + timeout_s
+        self._completed, self._has_ended = completed, has_ended
         self._lock = threading.Lock()
-        self._looked, self._source, self._done = 0.0, -1, False
-        self._error: Exception | None = None
-        self._future: Any = None
+        self._looked, self._source = 0.0, -1
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when the message is complete.
@@ -63,16 +60,17 @@ class Message(Work):  # type: ignore[misc]
         """
         if timeout is not None and timeout > timedelta(0):
             self._deadline = perf_counter() + timeout.total_seconds()
-        if not self._done:
-            Backoff(oversubscribed=True).until(lambda polls: self._poll(), self._look)
-        if self._error is not None:
-            raise self._error
+        if not self.done:
+            with activity.waiting():
+                Backoff(oversubscribed=True).until(lambda polls: self._poll(), self._look)
+        if self.error is not None:
+            raise self.error
         return True
 
     def _poll(self) -> bool:
         """Let MPI make progress; return whether the message has ended."""
         with self._lock:
-            if self._done:
+            if self.done:
                 return True
             status = MPI.Status()
             try:
@@ -92,10 +90,10 @@ class Message(Work):  # type: ignore[misc]
             return self._end("")
 
     def _end(self, problem: str) -> bool:
-        self._error = CollectiveFailed(f"{self._text}: {problem}") if problem else None
-        self._done = True
-        if self._future is not None:
-            self._complete_future()
+        self.error = CollectiveFailed(f"{self._text}: {problem}") if problem else None
+        self.done = True
+        if self.future is not None:
+            self.complete_future()
         return True
 
     def _look(self) -> None:
@@ -109,48 +107,27 @@ class Message(Work):  # type: ignore[misc]
 
     def _fail(self, problem: str) -> None:
         with self._lock:
-            if not self._done:
+            if not self.done:
                 self._end(problem)
 
     def get_future(self) -> Any:
         """Return a future of the tensors; a thread completes it."""
         with self._lock:
-            if self._future is None:
-                self._future = Future()
-                if self._done:
-                    self._complete_future()
+            if self.future is None:
+                self.future = Future()
+                if self.done:
+                    self.complete_future()
                 else:
                     threading.Thread(target=self._wait_quietly, daemon=True).start()
-        return self._future
+        return self.future
 
     def _wait_quietly(self) -> None:
         with suppress(CollectiveFailed):  # then the future has ended the process
             self.wait()
 
-    def _complete_future(self) -> None:
-        if self._error is not None:
-            self._end_process(self._error)
-        self._future.set_result(self._outputs)
-
     def is_completed(self) -> bool:
         """Return whether the message has been sent or received."""
         return self._poll()
-
-    def is_success(self) -> bool:
-        """Return whether it is complete without an error."""
-        return self._done and self._error is None
-
-    def exception(self) -> Exception | None:
-        """Return its error."""
-        return self._error
-
-    def result(self) -> list[Tensor]:
-        """Return the tensors."""
-        return self._outputs
-
-    def synchronize(self) -> None:
-        """As ``wait``."""
-        self.wait()
 
     def source_rank(self) -> int:
         """Return the rank that sent a received message."""
