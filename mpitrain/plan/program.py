@@ -52,7 +52,7 @@ class ProgramOptions(OptionGroup):
         default_text="10 times the longest pause so far, at least 600",
     )
     long_timeout: float = option(
-        LONG_LIMIT_S, "The same before the program has called mpitrain.progress() twice.", "S", minimum=1
+        LONG_LIMIT_S, "Without --hang-timeout: the same before the second call of mpitrain.progress().", "S", minimum=1
     )
 
 
