@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from ..errors import LaunchError
-from ..process.launcher_env import is_launched
+from ..process.launcher_env import is_launched, set_home
 
 # Open MPI probes UCX when the first window is created, and warns if there is no such device. Set before MPI starts,
 # unless the user has set it.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
-# Open MPI fails without HOME, as in containers and under some schedulers. Any path works, even a missing one.
-os.environ.setdefault("HOME", "/")
+set_home()
 
 
 import mpi4py

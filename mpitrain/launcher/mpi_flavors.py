@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import LaunchError
+from ..process.launcher_env import set_home
 
 Flavor = Literal["openmpi", "mpich", "intel"]
 
@@ -42,6 +43,7 @@ def find_launcher() -> Launcher:
     Raises:
         LaunchError: There is no MPI library, or no launcher of its flavor.
     """
+    set_home()
     flavor, library = library_flavor()
     failures = ""
     for program in _candidates():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 # What ``mpitrain run`` passes to its ranks besides the run directory: how often it has restarted them and may, an
@@ -13,6 +14,14 @@ NETWORK = "MPITRAIN_NETWORK"
 
 # The rank number: set by Open MPI's launcher; by MPICH's, Intel MPI's and srun with PMI; by launchers with PMIx.
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+
+
+def set_home() -> None:
+    """Set HOME if it is not: Open MPI and its mpirun fail without it, as in containers and under some schedulers.
+
+    Any path works, even a missing one.
+    """
+    os.environ.setdefault("HOME", "/")
 
 
 def is_launched(environ: Mapping[str, str]) -> bool:

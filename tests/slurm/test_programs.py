@@ -75,6 +75,7 @@ def assert_resumes(site: Site, job: Submitted, folder: Path, steps: int = STEPS)
     assert "mpitrain: requeueing the job" in job.log()
     for checkpoint in folder.glob("step-*"):
         starts = [int(line) for line in (folder / checkpoint.name.replace("step", "starts")).read_text().split()]
+        assert len(starts) > 1, (job.log(), {path.name: path.read_text() for path in folder.iterdir()})
         assert starts[0] == 0 < starts[1] and starts == sorted(starts)
         assert int(checkpoint.read_text()) == steps
 
