@@ -65,6 +65,7 @@ class BatchSystem(ABC):
         allocation_variable: The variable by which ``mpirun`` recognizes an allocation; empty if it does not.
         unsupported: The names of options in ``Resources`` that cannot be expressed.
         starters: The programs that can start the ranks; the first is the default.
+        unreliable_starters: Those that exit with 0 also if they could not start a rank.
         cancel_signals: The signals that a script receives when its job is cancelled.
         sets_end_time: Whether a rank can find out by itself when its job reaches the time limit.
         requeue_status: The exit status with which the batch system requeues a job; 0 if it does not.
@@ -86,6 +87,7 @@ class BatchSystem(ABC):
     allocation_variable: ClassVar[str] = ""
     unsupported: ClassVar[tuple[str, ...]] = ()
     starters: ClassVar[tuple[str, ...]] = ("mpirun",)
+    unreliable_starters: ClassVar[tuple[str, ...]] = ()
     cancel_signals: ClassVar[tuple[str, ...]] = ("TERM",)
     sets_end_time: ClassVar[bool] = False
     requeue_status: ClassVar[int] = 0

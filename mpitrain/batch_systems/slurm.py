@@ -34,6 +34,9 @@ class Slurm(BatchSystem):
     id_variables = ("SLURM_JOB_ID",)
     allocation_variable = "SLURM_JOB_ID"
     starters = ("mpirun", "srun")
+    # With --mpi=pmix srun cannot start a rank where a node still has the folder of the step with the same number from
+    # before the job was requeued.
+    unreliable_starters = ("srun",)
     sets_end_time = True
     node_check = (
         'srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --ntasks="$SLURM_JOB_NUM_NODES" true'

@@ -13,8 +13,6 @@ from ..process.launcher_env import is_launched, set_home
 # Open MPI probes UCX when the first window is created, and warns if there is no such device. Set before MPI starts,
 # unless the user has set it.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
-set_home()
-
 
 import mpi4py
 
@@ -47,6 +45,7 @@ def start() -> MPI.Intracomm:
     Raises:
         LaunchError: The launcher started several ranks but belongs to another MPI library than mpi4py's.
     """
+    set_home()
     # With a foreign launcher some libraries exit, or print a page of errors, so check first.
     if is_foreign_launcher(os.environ, MPI.Get_library_version()):
         check_launcher(os.environ, 1)

@@ -64,6 +64,24 @@ def test_a_cancelled_job_is_not_resubmitted(scheduler: str, signal: str, resubmi
     assert (tmp_path / "again").exists() == resubmits
 
 
+@pytest.mark.parametrize(("started_at", "status"), [(1, 0), (3, 0), (4, 1)])
+def test_srun_that_starts_no_rank_is_tried_again(started_at: int, status: int, tmp_path: Path) -> None:
+    finish = f"""echo '{{"state": "finished", "step": 0}}' >{tmp_path}/r/status.json"""
+    text = f"echo >>{tmp_path}/starts; [ $(wc -l <{tmp_path}/starts) -lt {started_at} ] || {finish}"
+    for name, program in (("srun", text), ("sleep", ":")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{program}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "status.json").write_text('{"state": "submitted"}')
+    resources = Resources(requeue=False)
+    made = Batch("n", resources, tmp_path, tmp_path / "r", "python", ["job.py"], "srun", mpi="pmix")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "5"}
+    command = ["bash", "-c", render("slurm", made).text]
+    done = subprocess.run(command, env=environment, timeout=30, check=False, capture_output=True)
+    assert done.returncode == status, done.stderr
+    assert len((tmp_path / "starts").read_text().splitlines()) == min(started_at, 3)
+
+
 @pytest.mark.parametrize("scheduler", ["slurm", "preemptible.sbatch"])
 def test_a_run_that_ends_before_the_script_waits_again(scheduler: str, tmp_path: Path) -> None:
     run = "trap 'exit 75' TERM; kill -USR1 $PPID; for i in {1..90}; do sleep 0.1; done"

@@ -56,6 +56,8 @@ def render(system: BatchSystem, batch: Batch) -> Script:
         keeps_checkpoints=batch.keeps_checkpoints,
         progress="a newer checkpoint" if batch.keeps_checkpoints else "a minute of running",
         command=system.command(batch),
+        starter=batch.starter,
+        checks_end=batch.starter in system.unreliable_starters,
         stop_signal=system.stop_signal(batch),
         requeue_command=system.requeue_command(batch) if resources.requeue else "",
         requeue_status=system.requeue_status if resources.requeue else 0,
