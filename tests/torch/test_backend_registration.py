@@ -35,20 +35,17 @@ def test_without_entry_points_mpitrain_registers_it_if_torch_is_there() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_registering_imports_nothing_and_takes_less_than_two_milliseconds() -> None:
+def test_registering_imports_nothing() -> None:
     program = """
 import os
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
-import sys, time, torch
-before, began = set(sys.modules), time.perf_counter()
+import sys, torch
+before = set(sys.modules)
 import mpitrain_torch
 mpitrain_torch.register()
-took = time.perf_counter() - began
-print(took, *(set(sys.modules) - before))
+print(*(set(sys.modules) - before))
 """
-    took, *imported = run([sys.executable, "-c", program]).stdout.split()
-    assert imported == ["mpitrain_torch"]
-    assert float(took) < 2e-3
+    assert run([sys.executable, "-c", program]).stdout.split() == ["mpitrain_torch"]
 
 
 def test_torch_imports_with_a_broken_installation(tmp_path: Path) -> None:
