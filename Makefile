@@ -1,6 +1,7 @@
 # make demo       train on two ranks
 # make test       the tests that need only Python, make and the package index; under five minutes
 # make test-all   all other tests: MPICH, emulated GPU kernels, several hosts, Slurm, parallel HDF5, a browser
+#                With SAMPLE=1/3 a third of the parameters of those that start ranks; CI takes another third each commit
 # make lint       formatting, types, layering, and the documentation's links
 # make docs       the documentation, in docs/_build/html
 # Each target makes the environments that it needs; a second run installs nothing.
@@ -8,6 +9,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
+SAMPLED := $(if $(SAMPLE),--sample $(SAMPLE))
 PARALLEL_HDF5 := $(shell pkg-config --exists hdf5-openmpi 2>/dev/null && echo .venv-hdf5/.done)
 
 .PHONY: demo test test-all test-hosts test-slurm lint docs env clean
@@ -21,11 +23,11 @@ test: .venv/.test
 # Tests of hosts and of Slurm start daemons that answer in time only if nothing else keeps the cores busy. These tests
 # mostly wait, so those of hosts run at the same time as those of Slurm; make prints the output of each as a whole.
 test-all: env
-	$(BIN)/python -m pytest -m full -n auto --durations 20 tests/unit tests/mpi tests/launcher tests/torch tests/gpu
+	$(BIN)/python -m pytest -m full -n auto $(SAMPLED) --durations 20 tests/unit tests/mpi tests/launcher tests/torch tests/gpu
 	$(MAKE) --jobs 2 --output-sync test-hosts test-slurm
 
 test-hosts test-slurm: test-%: env
-	$(BIN)/python -m pytest -m full --durations 10 tests/$*
+	$(BIN)/python -m pytest -m full $(SAMPLED) --durations 10 tests/$*
 
 lint: .venv/.lint docs
 	$(BIN)/ruff check .

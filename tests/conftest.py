@@ -37,8 +37,16 @@ _FULL_FOLDERS = {"hosts", "slurm", "torch"}
 _MPI_FOLDERS = {"mpi", "launcher"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of "make test-all"."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--sample",
+        metavar="K/N",
+        help="run only the Kth, (K+N)th, ... set of parameters of a test that starts ranks and has three or more",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests of "make test-all", and remove those that are not in the sample."""
     for item in items:
         folder, inner = item.path.relative_to(ROOT / "tests").parts[:2]
         fixtures = set(getattr(item, "fixturenames", ()))
@@ -49,6 +57,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         if with_mpi or needs_more or folder in _FULL_FOLDERS or "gpu" in (folder, inner):
             item.add_marker(pytest.mark.full)
+    if sample := config.getoption("--sample"):
+        first, distance = map(int, sample.split("/"))
+        left_out = _left_out(items, first % distance, distance)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _left_out(items: list[pytest.Item], first: int, distance: int) -> set[pytest.Item]:
+    """Return the tests that are not in the sample."""
+    sets: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        if folder in _MPI_FOLDERS | _FULL_FOLDERS and item.get_closest_marker("full"):
+            sets.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    return {
+        item
+        for alike in sets.values()
+        if len(alike) >= 3
+        for number, item in enumerate(alike)
+        if number % distance != first
+    }
 
 
 def _mpi(name: str, python: Path) -> Mpi:

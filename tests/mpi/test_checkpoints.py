@@ -194,7 +194,6 @@ def test_damage_that_one_rank_finds_while_it_reads_has_all_go_back(mpi: Mpi, ran
     assert skipped.startswith(f"{checkpoint.path_for(tmp_path, 3)} ") and f"(rank {rank} of 3" in skipped
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("mode", [["local"], ["async", "--ps", "1"]], ids=" ".join)
 def test_every_mode_goes_back(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
     flags = ["--mode", *mode, "--no-normalize", "--train-steps", "30", "--save-steps", "10", "--run-dir", tmp_path]
@@ -225,7 +224,6 @@ def test_a_run_with_nothing_left_to_train(openmpi: Mpi, mode: list[str], tmp_pat
     assert_same_bits(final(tmp_path / "b"), final(tmp_path / "a"))
 
 
-@pytest.mark.quick
 def test_init_from_takes_what_fits(openmpi: Mpi, tmp_path: Path) -> None:
     openmpi.train(1, SMALL, "--train-steps", "20", "--no-normalize", "--run-dir", tmp_path / "a")
     path = newest(tmp_path / "a")

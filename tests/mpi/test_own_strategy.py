@@ -62,7 +62,6 @@ def train(mpi: Mpi, folder: Path, steps: int, *flags: str) -> dict[str, np.ndarr
         return {name: file.read(name) for name in file.datasets if name.startswith("params/")}
 
 
-@pytest.mark.quick
 def test_a_strategy_of_a_user(openmpi: Mpi, tmp_path: Path) -> None:
     """Two steps with half the batch are one step of ``sync``; a resumed run gives the same bits."""
     (tmp_path / "own_strategy.py").write_text(STRATEGY)

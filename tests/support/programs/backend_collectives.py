@@ -44,6 +44,11 @@ checks, digest = 0, hashlib.sha256()
 
 def tensor_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     """The tensor of a rank, which every rank can compute."""
+    return _tensor_of(rank, shape, dtype, seed).clone()
+
+
+@functools.lru_cache(maxsize=64)
+def _tensor_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * rank + seed)
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
@@ -111,7 +116,7 @@ def reductions() -> None:
 
 def copies() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64):
-        for shape in SHAPES:
+        for shape in SHAPES if dtype == torch.float32 else SHAPES[:-1]:
             what, own = f"{dtype} {shape}", tensor_of(RANK, shape, dtype)
             everyone = [tensor_of(rank, shape, dtype) for rank in range(SIZE)]
             for root in {0, SIZE - 1}:

@@ -18,8 +18,8 @@ from ...support.emulation.kernels import write_sources
 from ...support.simulated_gpus import KERNELS
 
 ENVIRONMENT = ROOT / ".venv-nvcc"
-# All architectures have the same number of registers, so some types suffice for two of them.
-ARCHITECTURES = {"sm_80": ["Float16", "double"], "sm_90": sources.ALL, "sm_100": ["Bfloat16", "float"]}
+# All architectures have the same number of registers, so one type suffices for two of them.
+ARCHITECTURES = {"sm_80": ["Float16"], "sm_90": sources.ALL, "sm_100": ["float"]}
 LARGEST_FIRST = sorted(
     ((name, stored) for name, types in sources.TYPES.items() for stored in types),
     key=lambda pair: -(KERNELS / f"{pair[0]}.cu").stat().st_size,
