@@ -1,15 +1,17 @@
 """Programs that do not know mpitrain, under torchrun and under mpitrain run: results, a killed rank, a restart.
 
-    python bench/programs.py --examples DIR --nanogpt DIR [--only NAME ...]
+    python bench/programs.py --examples DIR --nanogpt DIR [--backend mpitrain] [--only NAME ...]
 
 DIR are checkouts of github.com/pytorch/examples and github.com/karpathy/nanoGPT. Their programs need a GPU.
 The diffs in programs/ let copies of them run on CPUs; they are the same for both launchers. Needs an environment with
 mpitrain, torch, lightning, accelerate, hydra-core, boto3 and requests.
 
-Each program runs with 2 ranks, one thread each, and gloo:
+Each program runs with 2 ranks, one thread each, under torchrun with gloo, and under mpitrain run with gloo or with the
+backend given, which the programs read from the variable BACKEND:
 - under torchrun (the MPI program: mpirun) and under mpitrain run: both finish, and the results are the same bits;
 - under mpitrain run with rank 1 killed by SIGKILL: one line names the rank and its host, and nothing is left;
-- the same with --max-restarts 1: the program finishes.
+- the same with --max-restarts 1: the program finishes;
+- with the backend mpitrain, rank 1 stopped by SIGSTOP: one line names the rank that hangs.
 """
 
 from __future__ import annotations
@@ -32,14 +34,24 @@ import torch
 from environment import one_thread_and_own_kernels, use_this_checkout
 
 from mpitrain.process import rank_status
+from mpitrain.process.failure import read_failure
 
 HERE = Path(__file__).parent / "programs"
 BIN = Path(sys.executable).parent
 LIMIT_S = 150.0
 _FILES = ("environ", "cmdline", "maps")
-COLUMNS = ("program", "torchrun", "mpitrain", "same results", "killed rank named", "nothing left", "restarted")
+COLUMNS = (
+    "program",
+    "torchrun",
+    "mpitrain",
+    "same results",
+    "killed rank named",
+    "nothing left",
+    "restarted",
+    "hang named",
+)
 NANOGPT = (
-    "--device=cpu --backend=gloo --compile=False --dtype=float32 --n_layer=2 --n_head=2 --n_embd=32 --block_size=32 "
+    "--device=cpu --compile=False --dtype=float32 --n_layer=2 --n_head=2 --n_embd=32 --block_size=32 "
     "--batch_size=4 --gradient_accumulation_steps=2 --max_iters=300 --eval_interval=20 --eval_iters=2 "
     "--always_save_checkpoint=True"
 ).split()
@@ -61,6 +73,7 @@ class Program:
         results: The files with its results.
         is_command: Whether ``words`` is a command.
         starter: What starts it for comparison.
+        uses_backend: Whether it uses torch.distributed.
         resuming: A command that resumes, if the program does not do so by itself.
     """
 
@@ -72,6 +85,7 @@ class Program:
     is_command: bool = False
     starter: str = "torchrun"
     resuming: tuple[str, ...] = ()
+    uses_backend: bool = True
 
     def compared(self) -> list[str]:
         """Return the command line of the other launcher."""
@@ -92,14 +106,15 @@ class Program:
 class Run:
     """A program that has been started in a folder of its own."""
 
-    def __init__(self, folder: Path, program: Program, words: list[str]) -> None:
+    def __init__(self, folder: Path, program: Program, words: list[str], backend: str = "gloo") -> None:
         if program.sources is None:
             folder.mkdir(parents=True)
         else:
             shutil.copytree(program.sources, folder)
         self.log = folder.with_suffix(".log")
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(words, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            self.process = subprocess.Popen(words, cwd=folder, env={**os.environ, "BACKEND": backend}, **streams)
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
@@ -113,8 +128,8 @@ class Run:
             self.process.wait()
             return None
 
-    def kill_rank(self, run_dir: Path, marker: str) -> int | None:
-        """Kill rank 1 after the program has saved; return the process id, None if the program ended before."""
+    def kill_rank(self, run_dir: Path, marker: str, number: int = signal.SIGKILL) -> int | None:
+        """Send rank 1 a signal after the program has saved; return its process id, None if the program ended before."""
         deadline = time.monotonic() + LIMIT_S
         while marker not in self.output():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -124,7 +139,7 @@ class Run:
         pids = [status.pid for status in rank_status.read(run_dir) if status.rank == 1]
         if not pids or self.process.poll() is not None:
             return None
-        os.kill(pids[0], signal.SIGKILL)
+        os.kill(pids[0], number)
         return pids[0]
 
 
@@ -154,13 +169,21 @@ def prepare(folder: Path, examples: Path, nanogpt: Path) -> list[Program]:
         Program("Lightning", (str(HERE / "lightning_ddp.py"), "20"), "epoch 6 is done"),
         Program("Accelerate", (str(HERE / "accelerate_script.py"), "400"), "step 100:"),
         Program("FSDP2", (str(HERE / "fsdp2.py"), "600"), "step 100:"),
-        Program("mpi4py", (str(HERE / "mpi_pi.py"), "1500"), "round 200:", ("result.txt",), starter="mpirun"),
+        Program(
+            "mpi4py",
+            (str(HERE / "mpi_pi.py"), "1500"),
+            "round 200:",
+            ("result.txt",),
+            starter="mpirun",
+            uses_backend=False,
+        ),
         Program(
             "shell command",
             (str(HERE / "count.sh"), "4"),
             "second 2",
             ("result-0.txt", "result-1.txt"),
             is_command=True,
+            uses_backend=False,
         ),
     ]
 
@@ -218,26 +241,28 @@ def _processes() -> Iterator[tuple[str, str, str]]:
         yield environment.decode(errors="replace"), command.replace(b"\0", b" ").decode(), maps.decode()
 
 
-def check(program: Program, folder: Path) -> list[str]:
+def check(program: Program, folder: Path, backend: str) -> list[str]:
     """Run a program in all ways; return a row of the table, and print what is not as expected."""
     compared = Run(folder / "compared", program, program.compared())
     theirs = compared.end() == 0
-    run = Run(folder / "ours", program, program.ours(folder / "run"))
+    run = Run(folder / "ours", program, program.ours(folder / "run"), backend)
     ours = run.end() == 0
     found = [[result_of(folder / name / path) for path in program.results] for name in ("compared", "ours")]
     same = None not in found[0] and found[0] == found[1]
-    named, clean = killed(program, folder)
-    rows = [theirs, ours, same, named, clean, restarted(program, folder)]
+    named, clean = killed(program, folder, backend)
+    row = [theirs, ours, same, named, clean, restarted(program, folder, backend)]
+    if backend == "mpitrain":
+        row.append(hang_named(program, folder, backend))
     for name, log, well in (("compared", compared, theirs), ("ours", run, ours)):
         if not well:
             print(f"--- {program.name}, {name}:\n{log.output()[-3000:]}")
-    return [program.name, *("yes" if value else "NO" for value in rows)]
+    return [program.name, *("yes" if value else "NO" for value in row)]
 
 
-def killed(program: Program, folder: Path) -> tuple[bool, bool]:
+def killed(program: Program, folder: Path, backend: str) -> tuple[bool, bool]:
     """Kill a rank; return whether one line named it and the run ended with status 1, and whether nothing was left."""
     before, run_dir = set(os.listdir("/dev/shm")), folder / "killed-run"
-    run = Run(folder / "killed", program, program.ours(run_dir))
+    run = Run(folder / "killed", program, program.ours(run_dir), backend)
     pid = run.kill_rank(run_dir, program.marker)
     status = run.end()
     lines = [line for line in run.output().splitlines() if line.startswith("mpitrain:")]
@@ -250,11 +275,11 @@ def killed(program: Program, folder: Path) -> tuple[bool, bool]:
     return named, not left
 
 
-def restarted(program: Program, folder: Path) -> bool:
+def restarted(program: Program, folder: Path, backend: str) -> bool:
     """Kill a rank of a run with a restart; return whether it finished."""
     before, run_dir = set(os.listdir("/dev/shm")), folder / "restarted-run"
     words = program.ours(run_dir, "--max-restarts", "1", resuming=True)
-    run = Run(folder / "restarted", program, words)
+    run = Run(folder / "restarted", program, words, backend)
     pid = run.kill_rank(run_dir, program.marker)
     status = run.end()
     output, results = run.output(), [(folder / "restarted" / path).exists() for path in program.results]
@@ -265,6 +290,20 @@ def restarted(program: Program, folder: Path) -> bool:
     if not well or left:
         print(f"--- restarted: pid {pid}, status {status}, left: {left}\n{output[-3000:]}")
     return well and not left
+
+
+def hang_named(program: Program, folder: Path, backend: str) -> bool:
+    """Stop a rank; return whether it was named, and the run ended with status 1 and left nothing."""
+    before, run_dir = set(os.listdir("/dev/shm")), folder / "hanging-run"
+    run = Run(folder / "hanging", program, program.ours(run_dir, "--hang-timeout", "8"), backend)
+    pid = run.kill_rank(run_dir, program.marker, signal.SIGSTOP)
+    status, failure, left = run.end(), read_failure(run_dir), left_of(run_dir, before)
+    named = pid is not None and failure is not None and failure.rank == 1
+    lines = [line for line in run.output().splitlines() if line.startswith("mpitrain:")]
+    print(f"{program.name}, stopped: {lines[0] if lines else 'no message'}", flush=True)
+    if not named or status != 1 or left:
+        print(f"--- stopped: pid {pid}, status {status}, left: {left}\n{run.output()[-3000:]}")
+    return named and status == 1 and not left
 
 
 def versions() -> str:
@@ -283,6 +322,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--examples", type=Path, required=True)
     parser.add_argument("--nanogpt", type=Path, required=True)
+    parser.add_argument("--backend", choices=["gloo", "mpitrain"], default="gloo")
     parser.add_argument("--only", nargs="*", default=[])
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
@@ -291,10 +331,12 @@ def main() -> None:
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
         for number, program in enumerate(prepare(Path(folder), arguments.examples, arguments.nanogpt)):
-            if not arguments.only or program.name in arguments.only:
-                rows.append(check(program, Path(folder) / f"program-{number}"))
-    widths = [max(len(row[column]) for row in [COLUMNS, *rows]) for column in range(len(COLUMNS))]
-    for row in [COLUMNS, *rows]:
+            is_compared = program.uses_backend or arguments.backend == "gloo"
+            if is_compared and (not arguments.only or program.name in arguments.only):
+                rows.append(check(program, Path(folder) / f"program-{number}", arguments.backend))
+    columns = COLUMNS if arguments.backend == "mpitrain" else COLUMNS[:-1]
+    widths = [max(len(row[column]) for row in [columns, *rows]) for column in range(len(columns))]
+    for row in [columns, *rows]:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
     if any("NO" in row for row in rows):
         sys.exit(1)

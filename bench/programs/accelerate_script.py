@@ -4,19 +4,21 @@ torchrun --nproc-per-node 2 accelerate_script.py STEPS
 mpitrain run -n 2 accelerate_script.py STEPS
 """
 
+import os
 import sys
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import InitProcessGroupKwargs, set_seed
 from torch.utils.data import DataLoader, TensorDataset
 
 STATE = Path("state")
 
 
 def main() -> None:
-    accelerator = Accelerator(cpu=True)
+    backend = InitProcessGroupKwargs(backend=os.environ["BACKEND"])
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[backend])
     set_seed(0)
     inputs = torch.randn(512, 8)
     loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=16)

@@ -4,6 +4,7 @@ torchrun --nproc-per-node 2 fsdp2.py STEPS
 mpitrain run -n 2 fsdp2.py STEPS
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    dist.init_process_group(os.environ["BACKEND"])
     rank, steps = dist.get_rank(), int(sys.argv[1])
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     torch.manual_seed(0)

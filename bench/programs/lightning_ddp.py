@@ -4,11 +4,13 @@ torchrun --nproc-per-node 2 lightning_ddp.py EPOCHS
 mpitrain run -n 2 lightning_ddp.py EPOCHS
 """
 
+import os
 import sys
 
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -33,7 +35,7 @@ def main() -> None:
     inputs = torch.randn(512, 8)
     loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=16, shuffle=True)
     trainer = lightning.Trainer(
-        strategy="ddp",
+        strategy=DDPStrategy(process_group_backend=os.environ["BACKEND"]),
         accelerator="cpu",
         devices=2,
         max_epochs=int(sys.argv[1]),
