@@ -27,6 +27,7 @@ Steps: TypeAlias = Iterator[Condition]
 
 _DIVIDED_BYTES = 32 << 10  # each rank reduces smaller blocks completely; larger ones are divided among the ranks
 _EXCHANGED_BYTES = 16 << 10  # the same between nodes
+_BLOCK_BYTES = 1 << 20  # between two nodes; small enough for the cache
 _MESSAGE_BYTES = 256 << 20  # MPI counts are 32-bit integers in many libraries
 
 
@@ -294,7 +295,10 @@ class Collectives:
         """Reduce ``chunk`` over the nodes, in their order. Collective over ``internode``."""
         internode, n_nodes = self._internode, self._members.hierarchy.n_nodes
         assert internode is not None
-        if n_nodes == 2 or chunk.numel() * chunk.element_size() <= _EXCHANGED_BYTES:
+        if n_nodes == 2:
+            yield from self._reduce_over_two_nodes(chunk, reduction, internode)
+            return
+        if chunk.numel() * chunk.element_size() <= _EXCHANGED_BYTES:
             received = chunk.new_empty((n_nodes, chunk.numel()))
             yield internode.Iallgather(_bytes(chunk), _bytes(received))
             reduction(received.unbind(), chunk)
@@ -312,6 +316,25 @@ class Collectives:
         result = received.new_empty(hi - lo)
         reduction(received.unbind(), result)
         yield internode.Iallgatherv([_memory(result), own, MPI.BYTE], [_memory(chunk), (counts, starts), MPI.BYTE])
+
+    def _reduce_over_two_nodes(self, chunk: Tensor, reduction: Reduction, internode: MPI.Intracomm) -> Steps:
+        """As ``_reduce_chunk``; each block is reduced while the next one is under way."""
+        other = 1 - internode.rank
+        parts = chunk.split(max(1, _BLOCK_BYTES // chunk.element_size()))
+        buffers = [torch.empty_like(part) for part in parts[:2]]
+
+        def exchange(index: int) -> tuple[Tensor, list[MPI.Request]]:
+            part = parts[index]
+            received = buffers[index % 2][: part.numel()]
+            return received, [internode.Irecv(_bytes(received), other), internode.Isend(_bytes(part), other)]
+
+        following = exchange(0)
+        for index, part in enumerate(parts):
+            received, requests = following
+            if index + 1 < len(parts):
+                following = exchange(index + 1)
+            yield from requests
+            reduction((part, received) if other else (received, part), part)
 
     def _exchange_by_mpi(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Steps:
         """Copy ``inputs[j]`` of each rank i to ``outputs[i]`` of rank j, in messages."""

@@ -32,7 +32,7 @@ class Reduction:
         """Set ``out`` to ((parts[0] + parts[1]) + parts[2]) + ..., in this order. Local.
 
         Args:
-            parts: Tensors with the shape and dtype of ``out``. ``out`` must not overlap them.
+            parts: Tensors with the shape and dtype of ``out``. ``out`` may be one of the first two, and must not overlap others.
         """
         if len(parts) == 1:
             out.copy_(parts[0])

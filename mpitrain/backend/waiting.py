@@ -21,6 +21,7 @@ from .staging import Staging
 
 _POLLS = 2000  # about 20 us before this rank yields its core
 _JOIN_S = 200e-6  # an operation that all ranks join within this time is performed by the calling thread
+_MESSAGE_S = 1e-3  # a rank that waits for a message yields its core this long before it sleeps: a block takes less
 _LOOK_S = 0.25  # between checks for ranks that have ended
 _EXPLAIN_S = 2.0  # at most, for other ranks to say which operation they have called
 _LATE_S = 1.0  # after a timeout, for other nodes to tell which ranks have arrived
@@ -34,7 +35,7 @@ class Waiting:
         self._members, self._staging, self._store = members, staging, store
         self._local = members.ranks_of_node(members.node)
         self._polls = 1 if staging.size > cores else _POLLS
-        self._backoff = Backoff(oversubscribed=members.size > cores)
+        self._backoff = Backoff(oversubscribed=staging.size > cores, yield_s=_MESSAGE_S)
         self._operation: Operation | None = None
         self._looked = 0.0
         self._header: MPI.Request | None = None
