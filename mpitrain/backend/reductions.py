@@ -32,7 +32,8 @@ class Reduction:
         """Set ``out`` to ((parts[0] + parts[1]) + parts[2]) + ..., in this order. Local.
 
         Args:
-            parts: Tensors with the shape and dtype of ``out``. ``out`` may be one of the first two, and must not overlap others.
+            parts: Tensors with the shape and dtype of ``out``, which may be one of the first two, but must not overlap
+                the others.
         """
         if len(parts) == 1:
             out.copy_(parts[0])
