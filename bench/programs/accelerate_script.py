@@ -9,16 +9,17 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, set_seed
+from accelerate.utils import set_seed
 from torch.utils.data import DataLoader, TensorDataset
 
 STATE = Path("state")
 
 
 def main() -> None:
-    backend = InitProcessGroupKwargs(backend=os.environ["BACKEND"])
-    accelerator = Accelerator(cpu=True, kwargs_handlers=[backend])
+    dist.init_process_group(os.environ["BACKEND"])
+    accelerator = Accelerator(cpu=True)
     set_seed(0)
     inputs = torch.randn(512, 8)
     loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=16)
