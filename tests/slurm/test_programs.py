@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -11,9 +12,9 @@ import pytest
 
 from ..support.launch import PROGRAMS, Mpi
 from ..support.slurm.cluster import ENDED
-from ..support.slurm.site import Site, Submitted
+from ..support.slurm.site import Site, Submitted, startup_failed
 
-LAUNCHERS = ("mpirun", "srun")
+LAUNCHERS, BACKENDS = ("mpirun", "srun"), ("gloo", "mpitrain")
 STEPS = 300  # 15 s, as long as the first part of a run with a time limit
 PREEMPTED_STEPS = 160
 
@@ -30,8 +31,9 @@ def limited(site: Site, openmpi: Mpi) -> dict[str, Submitted]:
 
 @pytest.fixture(scope="module")
 def summing(site: Site, openmpi: Mpi, unstartable: Submitted) -> dict[str, Submitted]:
-    """Jobs that sum over three nodes, with each way to start ranks."""
-    return {starter: submit_summing(site, openmpi, starter) for starter in LAUNCHERS}
+    """Jobs that sum over three nodes, with each way to start ranks and each backend."""
+    ways = itertools.product(LAUNCHERS, BACKENDS)
+    return {f"{starter}-{backend}": submit_summing(site, openmpi, starter, backend) for starter, backend in ways}
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +55,12 @@ def until(condition: Callable[[], bool], timeout: float = 60) -> None:
         time.sleep(0.1)
 
 
-def submit_summing(site: Site, mpi: Mpi, starter: str) -> Submitted:
-    folder = site.folder / f"sums-{starter}"
-    folder.mkdir()
+def submit_summing(site: Site, mpi: Mpi, starter: str, backend: str) -> Submitted:
+    folder = site.folder / f"sums-{starter}-{backend}"
+    folder.mkdir(exist_ok=True)
     flags = ["--nodes", "3", "--tasks-per-node", "2", "--time", "5", "--launcher", starter]
-    return site.submit(mpi, f"summing-{starter}", *flags, "--", "python", PROGRAMS / "summing.py", folder)
+    words = ["--", "python", PROGRAMS / "summing.py", folder, backend]
+    return site.submit(mpi, f"summing-{starter}-{backend}", *flags, *words)
 
 
 def submit_resuming(
@@ -91,11 +94,19 @@ def assert_resumes(site: Site, job: Submitted, folder: Path, steps: int = STEPS)
         assert int(checkpoint.read_text()) == steps
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("starter", LAUNCHERS)
-def test_a_program_sums_over_three_nodes(site: Site, summing: dict[str, Submitted], starter: str) -> None:
-    job = summing[starter]
-    assert site.cluster.wait(job.number) == "COMPLETED", job.log()
-    folder = site.folder / f"sums-{starter}"
+def test_a_program_sums_over_three_nodes(
+    site: Site, openmpi: Mpi, summing: dict[str, Submitted], starter: str, backend: str
+) -> None:
+    job = summing[f"{starter}-{backend}"]
+    for _ in range(5):
+        state = site.cluster.wait(job.number)
+        if state == "COMPLETED" or not startup_failed(job.log()):
+            break
+        job = submit_summing(site, openmpi, starter, backend)
+    assert state == "COMPLETED", job.log()
+    folder = site.folder / f"sums-{starter}-{backend}"
     found = [json.loads((folder / f"sum-{rank}.json").read_text()) for rank in range(6)]
     assert {record["sum"] for record in found} == {21.0}
     assert {record["MASTER_ADDR"] for record in found} == {f"{site.cluster.net}.1"}
