@@ -149,6 +149,17 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
             operation.timeout_s = options.timeout.total_seconds()
         return self._queue.submit(operation, blocking)
 
+    def _root(self, name: str, options: Any) -> int:
+        """Return the root of an operation.
+
+        Raises:
+            ValueError: It is not a rank of the group.
+        """
+        root = 0 if options is None else int(options.rootRank)
+        if not 0 <= root < self.size():
+            raise ValueError(f"{name}: there is no rank {root}; the ranks of the group are 0 to {self.size() - 1}")
+        return root
+
     def _check_devices(self) -> None:
         """Refuse groups with several backends: PyTorch lets a process group in Python replace them all.
 
@@ -193,7 +204,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Operation:
         (tensor,) = tensors
-        reduction, root = reduction_of(_reduce_op(opts), tensor.dtype), opts.rootRank
+        reduction, root = reduction_of(_reduce_op(opts), tensor.dtype), self._root("reduce", opts)
 
         def steps() -> Steps:
             with on_host(tensor) as flat:
@@ -203,7 +214,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Operation:
         (tensor,) = tensors
-        root = opts.rootRank if opts is not None else 0
+        root = self._root("broadcast", opts)
 
         def steps() -> Steps:
             with on_host(tensor) as flat:
@@ -244,7 +255,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         return self._operation(name, shapes_of(inputs), [t for row in outputs for t in row], steps(), opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Operation:
-        (tensor,), root = inputs, opts.rootRank
+        (tensor,), root = inputs, self._root("gather", opts)
         row = outputs[0] if outputs and self.rank() == root else []
         if row:
             check_sizes(row, tensor, self.size(), "gather")
@@ -256,7 +267,7 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
         return self._operation("gather", (root, *shapes_of(inputs)), row, steps(), opts)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Operation:
-        (tensor,), root = outputs, opts.rootRank
+        (tensor,), root = outputs, self._root("scatter", opts)
         row = inputs[0] if inputs and self.rank() == root else []
         if row:
             check_sizes(row, tensor, self.size(), "scatter")

@@ -165,7 +165,7 @@ class Waiting:
 
     def _raise_different(self, texts: dict[int, str], where: str) -> None:
         by_text: dict[str, list[int]] = {}
-        for place, text in texts.items():
+        for place, text in sorted(texts.items()):
             by_text.setdefault(text, []).append(place)
         if len(by_text) > 1:
             called = "; ".join(f"{ranks_text(places, where)}: {text}" for text, places in by_text.items())

@@ -59,6 +59,9 @@ def find_program(options: Sequence[click.Option], args: Sequence[str]) -> Progra
 
     Args:
         options: All flags that may stand before it.
+
+    Raises:
+        click.UsageError: They name a command without ``--``, or no module after ``-m``.
     """
     probe = click.Command("run", params=[*options], add_help_option=False)
     with click.Context(probe, ignore_unknown_options=True, allow_interspersed_args=False) as context:
@@ -69,6 +72,8 @@ def find_program(options: Sequence[click.Option], args: Sequence[str]) -> Progra
     before, program = list(args[:at]), list(rest)
     if before[-1:] == ["--"]:
         return ProgramWords(before[:-1], program, is_command=True)
+    if values.get("module") and not program:
+        raise click.UsageError("there is no module after -m; give one, such as -m package.train")
     if not program or program[0].startswith("-"):
         return None
     if values.get("module"):

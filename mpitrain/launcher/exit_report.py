@@ -17,6 +17,7 @@ _OPEN_MPI_STATUS = re.compile(r"Process name: \[\S+?,(\d+)\]\s+Exit code:\s+(\d+
 _INTEL = re.compile(r"=\s+RANK (\d+) PID (\d+) RUNNING AT (\S+)\s+=\s+(?:KILLED BY SIGNAL|EXIT STATUS): (\d+)( \()?")
 _MPICH = re.compile(r"=\s+PID (\d+) RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)")
 _LOST = re.compile(r"Remote daemon\s*:\s*\S+ on node (\S+)|Remote host:\s+(\S+)\s+Daemon exit status")
+_LOST_RANK = ("mpi4py.MPI.Exception: ", "mpitrain.errors.CollectiveFailed: ")
 _LOST_PEER = re.compile(r"Connection closed by peer|Connection reset by peer|Broken pipe|failed to recv, got 0 bytes")
 _LOST_SOME = "assert (!closed) failed"  # MPICH's launcher does not name the host
 
@@ -86,7 +87,7 @@ def first_error(statuses: Sequence[RankStatus]) -> RankStatus | None:
 
 def is_secondary_error(status: RankStatus) -> bool:
     """Return whether this rank's exception can be a consequence of another rank's exit: MPI's, gloo's, a store's."""
-    return status.error.startswith("mpi4py.MPI.Exception: ") or _LOST_PEER.search(status.error) is not None
+    return status.error.startswith(_LOST_RANK) or _LOST_PEER.search(status.error) is not None
 
 
 def is_secondary(rank_exit: RankExit) -> bool:
@@ -117,18 +118,31 @@ def describe_exit(rank_exit: RankExit, statuses: Sequence[RankStatus], ranks: in
         number = f", process {rank_exit.pid}" if rank_exit.pid else ""
         return f"{who}{where}{number}, {_how(rank_exit)} before training started"
     how = f"{status.hang}; it was ended" if status.hang else _how(rank_exit)
-    if status.last_line:
-        return f"{_name(status, ranks)}, {how}{_when(status, statuses)}; its last line was: {status.last_line}"
-    return f"{_name(status, ranks)}, {how}{_when(status, statuses)}"
+    last_line = f"; its last line was: {status.last_line}" if status.last_line else ""
+    return f"{_name(status, ranks)}, {how}{_when(status, statuses)}{last_line}"
 
 
 def describe_error(status: RankStatus, statuses: Sequence[RankStatus], ranks: int) -> str:
     """Return a one-line description of a rank that ended with an exception."""
     text = f"{_name(status, ranks)}, ended with {status.error.splitlines()[0]}{_when(status, statuses)}"
-    earlier = [other.rank for other in statuses if other.done and other.ended_at and not other.stopped]
-    if status.is_program and is_secondary_error(status) and earlier:
-        text += f"; rank {earlier[0]} had exited with status 0"
+    earlier = first_to_finish(statuses)
+    if earlier is not None and is_secondary_error(status):
+        text += f"; rank {earlier.rank} had exited with status 0"
     return text
+
+
+def first_to_finish(statuses: Sequence[RankStatus]) -> RankStatus | None:
+    """Return the rank of a program that exited first with status 0 and without having been asked to; None if none."""
+    finished = [status for status in statuses if status.is_program and status.done and not status.stopped]
+    return min(finished, key=lambda status: status.ended_at, default=None)
+
+
+def describe_early_exit(status: RankStatus, ranks: int) -> str:
+    """Return a one-line description of a rank of a program whose exit made the launcher end the other ranks."""
+    return (
+        f"{_name(status, ranks)}, exited with status 0, and the launcher ended the other ranks: often because a rank "
+        "has not called MPI_Finalize (such as after os._exit(0))"
+    )
 
 
 def _name(status: RankStatus, ranks: int) -> str:

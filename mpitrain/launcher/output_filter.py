@@ -6,7 +6,8 @@ import re
 
 _RULES = (b"-" * 74, b"-" * 60)  # Open MPI encloses its comments in two of these lines
 _COMMENTS = re.compile(
-    rb"MPI_ABORT was invoked on rank|exited with non-zero status|due to process rank .*\n?.*calling\s+\"abort\""
+    rb"MPI_ABORT was invoked on rank|exited with non-zero status"
+    rb"|due to process rank .*\n?.*(?:calling\s+\"abort\"|exiting\s+improperly)"
     rb"|noticed that process rank|Primary job\s+terminated normally|lost (?:communication|connection)"
     rb"|daemon has (?:failed|lost|unexpectedly)|failed to report back after being spawned|has unexpectedly disconnected"
 )

@@ -10,10 +10,12 @@ from typing import Literal
 
 from ..process.rank_status import RankStatus
 from .exit_report import (
+    describe_early_exit,
     describe_error,
     describe_exit,
     find_status,
     first_error,
+    first_to_finish,
     is_secondary,
     is_secondary_error,
     parse_exits,
@@ -80,6 +82,9 @@ def classify_exit(status: int, output: str, statuses: Sequence[RankStatus], rank
     if failed is not None and not (caused and is_secondary_error(failed)):
         step = _step_of([failed])
         return Outcome("failed", describe_error(failed, statuses, ranks), step, failed.rank)
+    early = first_to_finish(statuses)
+    if early is not None and status >= 0 and not lost and all(found.signal == signal.SIGTERM for found in exits):
+        return Outcome("failed", describe_early_exit(early, ranks), _step_of([early]), early.rank)
     exits = exits or parse_exits(output)
     if statuses and lost and (not exits or is_secondary(exits[0])):
         return Outcome("failed", f"{launcher}, lost contact with {lost}{_at(step, is_program)}", step)

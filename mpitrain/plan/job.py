@@ -163,6 +163,8 @@ def load_job_file(path: Path) -> JobFunction:
     Raises:
         JobError: The file does not exist, raises, or defines no ``job``.
     """
+    if path.is_dir():
+        raise JobError(f"{path} is a directory; give a Python file, such as {path / 'train.py'}, or a module after -m")
     if not path.is_file():
         nearby = ", ".join(sorted(str(p) for p in path.parent.glob("*.py"))[:8]) if path.parent.is_dir() else ""
         hint = f"; found {nearby}" if nearby else ""

@@ -83,6 +83,8 @@ class ProgramReaper(Reaper):
             self._recorded_step = step
             rank_status.record_step(self._own.run_dir, self.rank, step)
         if (stop_at := self._own.world.stop_at) is not None and time.time() > stop_at:
+            if self.rank == 0 and not self._is_stopping:
+                _say("the time limit is near; asking the program to stop")
             self._ask_to_stop()
         self._report_without_progress()
         self._reap_orphans()
@@ -94,7 +96,8 @@ class ProgramReaper(Reaper):
         elif number == signal.SIGUSR1:
             self._ask_to_stop()
         else:
-            self._is_stopping |= number in (signal.SIGTERM, signal.SIGINT)
+            # Under mpitrain run it comes from the launcher, which ends its ranks because one has ended.
+            self._is_stopping |= number in (signal.SIGTERM, signal.SIGINT) and ATTEMPT not in os.environ
             os.kill(self.child, number)
 
     def end(self, killed_by: int, status: int) -> NoReturn:
@@ -162,11 +165,7 @@ class ProgramReaper(Reaper):
             return
         if time.monotonic() > self._started_at + (limit_s or _WITHOUT_PROGRESS_S):
             self._has_said = True
-            print(
-                "mpitrain: hangs are not detected until the program calls mpitrain.progress()",
-                file=sys.stderr,
-                flush=True,
-            )
+            _say("hangs are not detected until the program calls mpitrain.progress()")
 
     def _reap_orphans(self) -> None:
         """Remove ended processes of the program whose own parent has ended."""
@@ -174,6 +173,10 @@ class ProgramReaper(Reaper):
             if pid != self.child:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
+
+
+def _say(line: str) -> None:
+    print(f"mpitrain: {line}", file=sys.stderr, flush=True)
 
 
 def describe_ranks(size: int) -> str:

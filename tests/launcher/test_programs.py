@@ -128,6 +128,7 @@ def test_a_program_is_stopped_before_the_time_limit(openmpi: Mpi, tmp_path: Path
     flags = ["--time-limit", 30, "--stop-secs", 27, "--signal", "USR1"]
     done = start(openmpi, "-n", 2, *flags, "--run-dir", tmp_path / "run", REPORTING, "stop", tmp_path, "SIGUSR1")
     assert done.returncode == 75 and time.monotonic() < began + 27
+    assert "time limit" in one_line(done.stderr)
     assert [(tmp_path / f"saved-{rank}").read_text() for rank in (0, 1)] == ["SIGUSR1", "SIGUSR1"]
 
 
@@ -153,7 +154,7 @@ def test_a_rank_without_progress_is_ended(openmpi: Mpi, tmp_path: Path) -> None:
 def test_one_line_says_that_hangs_are_not_detected(openmpi: Mpi, tmp_path: Path) -> None:
     flags = ["-n", 2, "--hang-timeout", 1, "--time-limit", 20, "--stop-secs", 16]
     done = start(openmpi, *flags, "--run-dir", tmp_path / "run", REPORTING, "stop", tmp_path)
-    assert done.returncode == 75 and "mpitrain.progress()" in one_line(done.stderr)
+    assert done.returncode == 75 and "mpitrain.progress()" in done.stderr.splitlines()[0]
 
 
 def test_stacks_of_a_program(openmpi: Mpi, tmp_path: Path) -> None:
@@ -215,7 +216,8 @@ def test_the_python_api_launches_programs(openmpi: Mpi, tmp_path: Path) -> None:
         (["python", "program.py"], "-- python program.py"),
         (["functions.py"], "functions.py"),
         (["--"], "command"),
-        (["-m"], "JOB"),
+        (["-m"], "module"),
+        (["package"], "directory"),
         (["missing.py"], "missing.py"),
         (["data.txt"], "--"),
         (["--mode", "async", "program.py"], "--mode"),
@@ -228,6 +230,7 @@ def test_the_python_api_launches_programs(openmpi: Mpi, tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_one_line(words: list[str], mentioned: str, openmpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
     (tmp_path / "program.py").write_text("print(1)\n")
     (tmp_path / "functions.py").write_text("import os\nNAMES = ['a']\ndef train() -> None: ...\n")
     (tmp_path / "data.txt").write_text("1\n")

@@ -83,6 +83,20 @@ def run(
     return done
 
 
+def torchrun(python: Path | str, *words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script with torchrun on two ranks, which must succeed; again if gloo's threads have aborted it at its end.
+
+    ``mpitrain/program/startup`` prevents that under ``mpitrain run``.
+    """
+    command = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *map(str, words)]
+    for _ in range(3):
+        done = run(command, timeout=120, cwd=cwd)
+        if "terminate called without an active exception" not in done.stderr:
+            break
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
 def _run_once(
     words: list[str], timeout: float, environment: dict[str, str], cwd: Path
 ) -> subprocess.CompletedProcess[str]:

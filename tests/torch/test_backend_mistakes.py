@@ -16,6 +16,7 @@ ON_ALL_RANKS = {
     "other_reduction": ("CollectiveFailed", r"rank 1: all_reduce max"),
     "other_operation": ("CollectiveFailed", r"rank 1: broadcast 0 float32 \(3,\)"),
     "other_root": ("CollectiveFailed", r"rank 1: broadcast 1"),
+    "unknown_root": ("ValueError", r"no rank 2.*0 to 1"),
     "other_large_shape": ("CollectiveFailed", r"rank 1: all_reduce sum float32 \(1000001,\)"),
     "other_sizes": ("ValueError", r"rank [01] sends [23] elements to rank [01]"),
     "mixed_backends": ("ValueError", "cannot combine mpitrain with nccl"),

@@ -14,7 +14,8 @@ from ..support.launch import PROGRAMS, Mpi, run
 
 @pytest.mark.parametrize("action", ["none", "stop", "hang", "kill"])
 def test_the_rank_that_makes_the_others_wait_is_named(action: str, openmpi: Mpi, tmp_path: Path) -> None:
-    flags = ["-n", "2", "--hang-timeout", "4", "--long-timeout", "4", "--run-dir", str(tmp_path)]
+    limit_s = "60" if action == "none" else "4"
+    flags = ["-n", "2", "--hang-timeout", limit_s, "--long-timeout", limit_s, "--run-dir", str(tmp_path)]
     command = [sys.executable, "-m", "mpitrain", "run", *flags, str(PROGRAMS / "backend_loop.py"), action]
     done = run(command, timeout=90)
     failure = read_failure(tmp_path)
@@ -22,3 +23,15 @@ def test_the_rank_that_makes_the_others_wait_is_named(action: str, openmpi: Mpi,
         assert done.returncode == 0 and failure is None, done.stderr
     else:
         assert done.returncode == 1 and failure is not None and failure.rank == 1, done.stderr
+
+
+def test_a_rank_that_exits_before_mpi_ends_fails_the_run(mpi: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nfrom mpi4py import MPI\ncomm = MPI.COMM_WORLD\ncomm.Barrier()\n"
+        "if comm.rank == 1:\n    os._exit(0)\ncomm.Barrier()\n"
+    )
+    done = run([str(mpi.python), "-m", "mpitrain", "run", "-n", "2", "--run-dir", str(tmp_path / "run"), str(script)])
+    failure = read_failure(tmp_path / "run")
+    assert done.returncode == 1 and failure is not None and failure.rank == 1, done.stderr
+    assert len(done.stderr.splitlines()) == 1

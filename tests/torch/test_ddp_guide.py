@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ..support.launch import ROOT, Mpi, run
+from ..support.launch import ROOT, Mpi, run, torchrun
 
 PAGE = (ROOT / "docs" / "ddp.md").read_text(encoding="utf-8")
 # Puts the examples of a step in the order of mpitrain, and gives each rank its share.
@@ -55,13 +55,8 @@ def scripts(tmp_path: Path) -> tuple[Path, Path]:
     return original, changed
 
 
-def trained(folder: Path, *words: str | Path) -> dict[str, torch.Tensor]:
-    """Run a command; return the model that it has saved."""
-    for _ in range(3):
-        done = run([*map(str, words)], timeout=120, env={"PYTHONPATH": str(ROOT)}, cwd=folder)
-        if "terminate called without an active exception" not in done.stderr:  # PyTorch at times, at a rank's exit
-            break
-    assert done.returncode == 0, done.stdout + done.stderr
+def saved_model(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the model that a script has saved, and remove its file."""
     model = torch.load(folder / "model.pt")
     (folder / "model.pt").unlink()
     return model
@@ -75,11 +70,13 @@ def assert_close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
 
 def test_the_changed_script_trains_as_the_original(openmpi: Mpi, scripts: tuple[Path, Path], tmp_path: Path) -> None:
     original, changed = scripts
-    python, options = openmpi.python, ["-n", "2", "--run-dir", tmp_path / "run"]
-    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    expected = trained(tmp_path, *torchrun, original)
+    torchrun(openmpi.python, original, cwd=tmp_path)
+    expected = saved_model(tmp_path)
+    command = [str(openmpi.python), "-m", "mpitrain", "run", "-n", "2", "--run-dir", str(tmp_path / "run")]
     for _ in range(2):  # the second time there is nothing left to train
-        assert_close(trained(tmp_path, python, "-m", "mpitrain", "run", *options, changed), expected)
+        done = run([*command, str(changed)], timeout=120, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert_close(saved_model(tmp_path), expected)
 
 
 def test_few_lines_change() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ..support.launch import ROOT, Mpi, missing, run
+from ..support.launch import ROOT, Mpi, missing, run, torchrun
 
 PAGE = (ROOT / "docs" / "programs.md").read_text(encoding="utf-8")
 DDP = ROOT / "jobs" / "ddp_script.py"
@@ -29,12 +29,28 @@ def start(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_a_ddp_script_trains_as_under_torchrun(openmpi: Mpi, tmp_path: Path) -> None:
     words = [str(DDP), "--epochs", "2", "--checkpoint"]
     assert start(*words, tmp_path / "ours.pt", folder=tmp_path).returncode == 0
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = run([*torchrun, *words, str(tmp_path / "torchrun.pt")], timeout=120, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    torchrun(sys.executable, *words, tmp_path / "torchrun.pt", cwd=tmp_path)
     ours, theirs = (torch.load(tmp_path / f"{name}.pt")["model"] for name in ("ours", "torchrun"))
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_threads_of_gloo_release_their_tensors_before_the_interpreter_ends(openmpi: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.ones(1)\n"
+        "dist.all_reduce(total)\n"
+        "for thread in map(int, os.listdir('/proc/self/task')):\n"
+        "    os.sched_setaffinity(thread, {min(os.sched_getaffinity(0))})\n"
+        "    if 'gloo_runloop' in open(f'/proc/self/task/{thread}/comm').read():\n"
+        "        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))  # runs when the main thread sleeps\n"
+        "for _ in range(20):\n"
+        "    dist.all_reduce(total)\n"
+    )
+    done = start(script, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("heading", ["Lightning", "Accelerate"])

@@ -160,6 +160,17 @@ def test_the_rank_that_died_is_named(entries: list[RankStatus], who: str, how: s
     assert (f"in step {step + 1}" in outcome.reason) if step is not None else ("in step" not in outcome.reason)
 
 
+def test_a_program_that_exits_with_0_too_early_is_named() -> None:
+    exited = rank(1, is_program=True, done=True, ended_at=1.0)
+    ended = rank(0, is_program=True, ended_at=2.0, signal=15)
+    for others in ([ended], [rank(0, is_program=True)]):
+        outcome = judged(1, exited, *others)
+        assert (outcome.kind, outcome.rank) == ("failed", 1) and outcome.reason.startswith(RANK_1)
+    killed = judged(1, exited, replace(ended, signal=9))
+    assert (killed.kind, killed.rank) == ("failed", 0)
+    assert judged(-9, exited, rank(0, is_program=True)).rank is None  # the launcher was killed
+
+
 def test_a_user_error_is_reported_already() -> None:
     assert judged(2, rank(0, is_user_error=True)) == Outcome("user error")
 

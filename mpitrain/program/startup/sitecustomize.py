@@ -1,9 +1,12 @@
 """Python imports this module when a program of ``mpitrain run`` starts: it lets ``mpitrain stacks`` show its stacks.
 
+It also prevents an abort at the end of programs that use gloo.
+
 Uses the standard library only, since the program's interpreter may be another one. Afterwards the import path and
 PYTHONPATH are as the user has set them, and the user's own module of this name is imported, if there is one.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import importlib
@@ -11,8 +14,11 @@ import mmap
 import os
 import signal
 import sys
+import time
 
 _OTHER_LAUNCHERS = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
+_GLOO_THREAD = "pt_gloo_runloop"
+_GLOO_S = 1.0  # at most, for gloo's threads to release their tensors
 _STACKS_PID = 6  # index of the word on the activity page, as in core.activity
 
 
@@ -40,6 +46,30 @@ def _warn_of_other_launchers() -> None:
         )
 
 
+def _wait_for_gloo() -> None:
+    """Wait until gloo's threads are idle.
+
+    The main thread goes on as soon as an operation is done. A thread that releases the operation's tensors only when
+    the interpreter ends makes PyTorch abort the process (issue 190489 of PyTorch).
+    """
+    deadline = time.monotonic() + _GLOO_S
+    while _GLOO_THREAD in (states := _thread_states()):
+        time.sleep(0.001)  # leaves them the interpreter's lock
+        if "R" not in states[_GLOO_THREAD] or time.monotonic() > deadline:
+            return
+
+
+def _thread_states() -> dict[str, str]:
+    """Return the states of this process's threads, such as ``RSS``, by name."""
+    states: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/stat") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(")")
+            states[name] = states.get(name, "") + rest.split()[0]
+    return states
+
+
 def _restore_path() -> None:
     """Remove this folder from the import path, and import the module that it hides."""
     folder = os.path.dirname(os.path.abspath(__file__))
@@ -62,4 +92,5 @@ def _restore_path() -> None:
 with contextlib.suppress(KeyError, OSError, ValueError, AttributeError):
     _register()
     _warn_of_other_launchers()
+atexit.register(_wait_for_gloo)
 _restore_path()

@@ -76,6 +76,11 @@ def other_root() -> None:
     dist.broadcast(torch.ones(3), RANK)
 
 
+def unknown_root() -> None:
+    start()
+    dist.broadcast(torch.ones(3), 2)
+
+
 def other_large_shape() -> None:
     start()
     dist.all_reduce(torch.ones(1_000_000 + RANK))
