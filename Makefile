@@ -1,7 +1,8 @@
 # make demo       train on two ranks
 # make test       the tests that need only Python, make and the package index; under five minutes
 # make test-all   all other tests: MPICH, emulated GPU kernels, several hosts, Slurm, parallel HDF5, a browser
-#                With SAMPLE=1/3 a third of the parameters of those that start ranks; CI takes another third each commit
+#                With SAMPLE=1/3 a part of those that start ranks: a third of their parameters, and two thirds of those
+#                without parameters; CI takes another part each commit
 # make lint       formatting, types, layering, and the documentation's links
 # make docs       the documentation, in docs/_build/html
 # Each target makes the environments that it needs; a second run installs nothing.

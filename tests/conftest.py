@@ -41,7 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--sample",
         metavar="K/N",
-        help="run only the Kth, (K+N)th, ... set of parameters of a test that starts ranks and has three or more",
+        help="of tests that start ranks: of one with several sets of parameters only the Kth, (K+N)th, ... set, and of "
+        "those with one set all but the Kth, (K+N)th, ...",
     )
 
 
@@ -71,13 +72,13 @@ def _left_out(items: list[pytest.Item], first: int, distance: int) -> set[pytest
         folder = item.path.relative_to(ROOT / "tests").parts[0]
         if folder in _MPI_FOLDERS | _FULL_FOLDERS and item.get_closest_marker("full"):
             sets.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    return {
-        item
-        for alike in sets.values()
-        if len(alike) >= 3
-        for number, item in enumerate(alike)
-        if number % distance != first
-    }
+    several = [alike for alike in sets.values() if len(alike) > 1]
+    single = [alike[0] for alike in sets.values() if len(alike) == 1]
+    left_out = {item for number, item in enumerate(single) if number % distance == first}
+    for alike in several:
+        period = min(distance, len(alike))  # at least one of them is run
+        left_out |= {item for number, item in enumerate(alike) if number % period != first % period}
+    return left_out
 
 
 def _mpi(name: str, python: Path) -> Mpi:

@@ -8,6 +8,7 @@ import cupy
 from cupy.cuda import runtime
 from cupy_backends.cuda.api import driver
 
+from ..core import subnormals
 from ..core.layout import Array, Shape
 from ..errors import DeviceError
 from .ops import Kernel, Pair
@@ -65,6 +66,7 @@ class CupyKernels:
 
     def _module(self, source: str, stored: str) -> Any:
         if (source, stored) not in self._modules:
-            options = "--std=c++17", f"-DSTORED={stored}"
+            flushes = str(subnormals.are_flushed()).lower()  # as the CPU does
+            options = "--std=c++17", f"-DSTORED={stored}", f"--ftz={flushes}"
             self._modules[source, stored] = cupy.RawModule(code=text(source), options=options, backend="nvrtc")
         return self._modules[source, stored]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import checkpoint
+from ..core import subnormals
 from ..core.layout import Array
 from ..data.batch import Batch
 from ..data.split import Split
@@ -104,9 +105,10 @@ def evaluate(path: Path, averages: bool | None = None) -> tuple[int, dict[str, f
     if split is None:
         raise ConfigError(f"{trained.path}: the job has no validation examples; give it some: Job(validation=...)")
     total, correct, counted = 0.0, 0, False
-    for batch in _batches(trained, split):
-        loss, found = model.evaluate(batch)
-        total, correct, counted = total + loss, correct + (found or 0), counted or found is not None
+    with subnormals.flushed(trained.config.device.flush_denormals):
+        for batch in _batches(trained, split):
+            loss, found = model.evaluate(batch)
+            total, correct, counted = total + loss, correct + (found or 0), counted or found is not None
     values = {"validation_loss": total / len(split)}
     return trained.step, {**values, "validation_accuracy": correct / len(split)} if counted else values
 
@@ -135,9 +137,10 @@ class Predictor:
             shapes = ", ".join(f"{name} {array.shape}".strip() for name, array in arrays.items())
             raise JobError(f"the examples have shapes {shapes}: must have the same first dimension, at least 1")
         outputs = []
-        for start in range(0, counts.pop(), self._size):
-            parts = {name: array[start : start + self._size] for name, array in arrays.items()}
-            outputs.append(self._model.predict(Batch(self._prepared(parts), None, 0)))
+        with subnormals.flushed(self._trained.config.device.flush_denormals):
+            for start in range(0, counts.pop(), self._size):
+                parts = {name: array[start : start + self._size] for name, array in arrays.items()}
+                outputs.append(self._model.predict(Batch(self._prepared(parts), None, 0)))
         return np.concatenate(outputs)
 
     def _prepared(self, parts: Mapping[str, Array]) -> Any:

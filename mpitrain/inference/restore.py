@@ -28,7 +28,7 @@ from ..plan.script import is_script
 
 _PASS_IT = "as in mpitrain.load(path, model=my_model)"
 # Options that a model outside of training depends on, too; all others get their defaults.
-_USED = ("batch_size", "train_steps", "accumulate_steps", "dtype", "seed")
+_USED = ("batch_size", "train_steps", "accumulate_steps", "dtype", "seed", "flush_denormals")
 
 
 @dataclass(frozen=True)

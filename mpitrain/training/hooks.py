@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..core import subnormals
 from ..core.extra_state import ExtraState
 from ..monitor import worker_stats
 from ..monitor.console import Console
@@ -23,6 +24,7 @@ from .evaluation import Evaluator
 
 _log = logging.getLogger(__name__)
 
+_CHECKED_STEPS = 100  # between two looks at the mode for subnormal numbers
 SAVE, VALIDATE = "save", "validate"  # reasons to request a consistent point
 
 
@@ -289,6 +291,25 @@ class Stop(Hook):
             # Launchers send SIGTERM when another rank has died, and may leave no time to save.
             _log.info("stopping after step %s%s: %s", f"{loop.step:,}", "" if why == "SIGTERM" else " to save", why)
             self._strategy.request_stop()
+
+
+class KeepFlushing(Hook):
+    """Restores the mode for subnormal numbers if a library or a hook has reset it, and warns once."""
+
+    def begin(self, loop: TrainingLoop) -> None:
+        self._steps, self._reported = EveryNSteps(_CHECKED_STEPS), False
+        self._steps.start(loop.step)
+
+    def after_step(self, loop: TrainingLoop) -> None:
+        if not self._steps.due(loop.step) or subnormals.are_flushed():
+            return
+        subnormals.flush(True)
+        if not self._reported and subnormals.are_flushed():
+            self._reported = True
+            _log.warning(
+                "a library or a hook has switched off the flushing of subnormal numbers, which is on again; "
+                "to compute with them, pass --no-flush-denormals"
+            )
 
 
 class ReportStep(Hook):

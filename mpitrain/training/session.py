@@ -17,7 +17,7 @@ from ..batch_systems.registry import end_of_time
 from ..checkpoint.resume import ResumePlan, plan_resume
 from ..comm.cluster import Cluster
 from ..comm.mpi import library_name
-from ..core import activity
+from ..core import activity, subnormals
 from ..core.training_state import TrainingState
 from ..gpu.discovery import choose_devices
 from ..monitor import heartbeat
@@ -94,6 +94,13 @@ def training_session(cluster: Cluster, request: TrainRequest, rank_status: RankS
 
     A parameter server serves before the block, until the workers have ended.
     """
+    # All threads that compute are started later, and inherit the mode.
+    with subnormals.flushed(request.config.device.flush_denormals), _session(cluster, request, rank_status) as session:
+        yield session
+
+
+@contextmanager
+def _session(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFile) -> Iterator[Session]:
     config = request.config
     cluster.assign(config)
     rank_status.set_role(cluster.role, cluster.task_index)

@@ -43,7 +43,7 @@ from ..strategy.select import make_strategy
 from .checkpointing import finish_saving, make_checkpoints
 from .evaluation import Evaluator
 from .hook_state import load_hooks, save_hooks
-from .hooks import Log, ReportStep, Save, ShowProgress, Stop, Validate
+from .hooks import KeepFlushing, Log, ReportStep, Save, ShowProgress, Stop, Validate
 from .loop import Loop, RunFiles
 from .messages import describe_job, summary
 from .restore import restore
@@ -122,6 +122,7 @@ class Worker:
             Save(save_steps, save_secs, strategy, extra_state, checkpoints, beginning.saved),
             stop,
             ReportStep(rank_status),
+            *([KeepFlushing()] if config.device.flush_denormals else []),
             *([ReportSlowWorker()] if strategy.synchronous and cluster.workers.size > 1 else []),
             *job.hooks,
             *self.telemetry.hooks(),
