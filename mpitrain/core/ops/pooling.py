@@ -25,16 +25,17 @@ def _max_pool(x: Array, size: int, stride: int, y: Array, place: Array) -> None:
     for n in range(batch):
         for i in range(height):
             for j in range(width):
+                largest, source = y[n, i, j], place[n, i, j]
+                corner = x[n, i * stride, j * stride]
                 for c in range(channels):
-                    y[n, i, j, c] = x[n, i * stride, j * stride, c]
-                    place[n, i, j, c] = 0
+                    largest[c], source[c] = corner[c], 0
                 for k in range(1, size * size):
-                    window = x[n, i * stride + k // size, j * stride + k % size]
+                    window, index = x[n, i * stride + k // size, j * stride + k % size], np.uint8(k)
                     for c in range(channels):
                         # Not "greater", which is false for NaN; a NaN that is the maximum stays.
-                        larger = not (window[c] <= y[n, i, j, c]) and y[n, i, j, c] == y[n, i, j, c]
-                        y[n, i, j, c] = window[c] if larger else y[n, i, j, c]
-                        place[n, i, j, c] = k if larger else place[n, i, j, c]
+                        value, other, kept = largest[c], window[c], source[c]
+                        larger = not (other <= value) and value == value
+                        largest[c], source[c] = other if larger else value, index if larger else kept
 
 
 @kernel

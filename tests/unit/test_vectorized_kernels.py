@@ -1,0 +1,128 @@
+"""The loops of compiled kernels over elements use the vector instructions of the machine that runs the test."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import platform
+import re
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from numba.core.registry import CPUDispatcher
+
+import mpitrain
+from mpitrain.optim.compiled import RULES
+
+pytestmark = pytest.mark.full
+
+PACKAGES = ("core", "comm", "data", "optim", "strategy", "backend")  # those with kernels
+ROW, GRID, IMAGES = np.ones(64, np.float32), np.ones((16, 64), np.float32), np.ones((2, 8, 8, 16), np.float32)
+PAIR, WIDE = np.ones((2, 64), np.float32), np.ones((2, 64))
+BITS, BYTES, PLACES = np.ones(64, np.uint32), np.ones((16, 64), np.uint8), np.ones((2, 4, 4, 16), np.uint8)
+POOLED = np.ones((2, 4, 4, 16), np.float32)
+WINDOWS = np.ones((2, 4, 4, 144), np.float32)
+INDICES = np.arange(16)
+SEED = np.uint64(1)
+CONSTANTS = (0.1,) * 6
+
+# Arguments of the kernels whose loops must be vectorized, by module and name.
+VECTORIZED: dict[str, tuple[Any, ...]] = {
+    "comm.compression._update_residual": (ROW, ROW, ROW),
+    "comm.compression._upcast_bfloat16": (np.ones(64, np.uint16), BITS),
+    "comm.compression._round_bfloat16": (BITS, np.ones(64, np.uint16)),
+    "core.kernels.sum_rows": (GRID, INDICES, 0, 64, 1.0, ROW),
+    "core.kernels.sum_in_place": (GRID, 0, 64, 1.0, 0),
+    "core.ops.activations._relu": (ROW, ROW),
+    "core.ops.activations._relu_in_place": (ROW,),
+    "core.ops.activations._relu_backward": (ROW, ROW),
+    "core.ops.activations._leaky_relu": (ROW, 0.1, ROW),
+    "core.ops.activations._leaky_relu_backward": (ROW, 0.1, ROW),
+    "core.ops.activations._tanh_backward": (ROW, ROW),
+    "core.ops.activations._sigmoid": (ROW, ROW),
+    "core.ops.activations._sigmoid_backward": (ROW, ROW),
+    "core.ops.batches.take": (BYTES, INDICES, 1.0, GRID),
+    "core.ops.dropout.drop": (GRID, GRID, SEED, SEED, 0, SEED, 1.0),
+    "core.ops.embedding.take_rows": (GRID, INDICES, GRID),
+    "core.ops.embedding.add_rows": (GRID, INDICES, GRID),
+    "core.ops.losses.softmax_gradient": (GRID, INDICES, 1.0, GRID, None),
+    "core.ops.losses.square_gradient": (GRID, GRID, 1.0, GRID, None),
+    "core.ops.losses.square_evaluate": (GRID, GRID),
+    "core.ops.normalization.moments": (GRID, np.ones((3, 64))),
+    "core.ops.normalization.normalize": (GRID, PAIR, ROW, ROW, ROW, GRID),
+    "core.ops.normalization.gradient_sums": (GRID, PAIR, ROW, GRID, WIDE),
+    "core.ops.normalization.normalize_backward": (GRID, PAIR, ROW, ROW, WIDE, GRID),
+    "core.ops.normalization.layer_norm": (GRID, 1e-5, ROW, ROW, GRID, ROW, GRID),
+    "core.ops.normalization.layer_norm_backward": (GRID, ROW, ROW, GRID, PAIR),
+    "core.ops.pooling._max_pool": (IMAGES, 3, 2, POOLED, PLACES),
+    "core.ops.pooling._max_pool_2": (IMAGES, 2, POOLED, PLACES),
+    "core.ops.pooling.max_pool_backward": (POOLED, PLACES, 2, 2, IMAGES),
+    "core.ops.pooling.average_pool": (IMAGES, 2, 2, POOLED),
+    "core.ops.pooling.average_pool_backward": (POOLED, 2, 2, IMAGES),
+    "core.ops.windows.copy_windows": (IMAGES, 0, 1, 1, 3, 3, WINDOWS),
+    "core.ops.windows.add_windows": (WINDOWS, 0, 1, 1, 3, 3, IMAGES),
+    "data.permutation._bijections": (0, 100, 4, SEED, INDICES),
+    "optim.compiled.add_scaled": (ROW, 0.1, ROW),
+    "optim.compiled._multiply": (ROW, 0.1),
+    "optim.compiled._move_average": (ROW, ROW, 0.1),
+    "optim.compiled._sum_squares": (ROW,),
+    **{f"optim.rules._{name}": (ROW, ROW, ROW, ROW, CONSTANTS) for name in RULES},
+}
+# The others: words of shared memory, and these.
+SCALAR = {
+    "core.ops.activations._gelu": "calls erf and erfc of the C library",
+    "core.ops.activations._gelu_backward": "calls exp of the C library",
+    "core.ops.losses.sigmoid_gradient": "calls exp and log1p of the C library",
+    "core.ops.losses.sigmoid_evaluate": "the same",
+    "core.ops.losses._sigmoid_loss": "one element",
+    "core.ops.losses.softmax_evaluate": "calls exp of the C library",
+    "core.ops.losses._largest": "a maximum that keeps NaN",
+    "core.ops.losses._first_largest": "stops at the first of equal elements",
+    "core.ops.dropout._mix": "one element",
+    "data.permutation._mix": "one element",
+    "data.permutation._bijection": "one element",
+    "data.permutation._half_bits": "a number",
+    "data.permutation._order": "calls _bijections",
+    "optim.compiled._keep_gradient": "does nothing",
+    "optim.compiled.measure_gradients": "calls sum_rows and _sum_squares",
+}
+WORDS = ("backend.staging.", "comm.atomics.", "comm.phase_barrier.", "comm.rpc.", "strategy.ps.coordinator.")
+
+# Arithmetic on vectors, in AT&T's syntax for x86, as LLVM prints it.
+ARITHMETIC = {
+    "x86_64": r"^\s+v?(?:(?:add|sub|mul|div|max|min|sqrt|cmp\w*|fn?m\w+)p[sd]"
+    r"|p(?:add|sub|mul|max|min|srl|sll|cmp|mov[sz]x)\w*)\s.*%[xyz]mm|^\s+v(?:blendv|andn)p[sd]\s.*%[yz]mm",
+    "aarch64": r"^\s+f?\w+\s+v\d+\.(?:4s|2d|8h|16b)",
+}
+# Kernels that only copy: loads of vectors in a loop, or the C library.
+COPIES = {"core.ops.embedding.take_rows", "core.ops.windows.copy_windows"}
+COPY = {"x86_64": r"^\s+v?movup[sd]\s+-?\d*\(%\w+,%\w+.*\), %[xyz]mm|\bmemcpy\b", "aarch64": r"^\s+ldp\s+q|\bmemcpy\b"}
+
+
+def kernels() -> dict[str, CPUDispatcher]:
+    """Return all kernels of the package, by module and name."""
+    found = {}
+    for package in PACKAGES:
+        folder = importlib.import_module(f"mpitrain.{package}")
+        for module in pkgutil.walk_packages(folder.__path__, f"mpitrain.{package}."):
+            for name, value in vars(importlib.import_module(module.name)).items():
+                if isinstance(value, CPUDispatcher) and value.py_func.__module__ == module.name:
+                    found[f"{module.name.removeprefix('mpitrain.')}.{name}"] = value
+    return found
+
+
+def test_every_kernel_is_listed() -> None:
+    assert mpitrain.__path__
+    assert {name for name in kernels() if not name.startswith(WORDS)} == VECTORIZED.keys() | SCALAR.keys()
+
+
+@pytest.mark.parametrize("name", VECTORIZED)
+def test_loops_are_vectorized(name: str) -> None:
+    known = kernels()[name]
+    fresh = numba.njit(nogil=True, fastmath=known.targetoptions["fastmath"], error_model="numpy")(known.py_func)
+    fresh.compile(tuple(map(numba.typeof, VECTORIZED[name])))
+    (code,) = fresh.inspect_asm().values()
+    wanted = (COPY if name in COPIES else ARITHMETIC)[platform.machine()]
+    assert re.search(wanted, code, re.MULTILINE)
