@@ -7,6 +7,8 @@ and loads acquire ordering, so that all earlier writes are visible.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 
 import numpy as np
@@ -64,7 +66,7 @@ class PhaseBarrier:
     @property
     def flags(self) -> int:
         """Bitwise or of all ranks' flags."""
-        return int(np.bitwise_or.reduce(self._flags))
+        return functools.reduce(operator.or_, self._flags.tolist())
 
     def publish(self, phase: int) -> None:
         """Announce that this rank has reached ``phase``; everything it has written may be read."""

@@ -35,22 +35,28 @@ class InMemory:
 
     def __init__(self, examples: Array, labels: Array, threads: int = 1) -> None:
         self.examples, self.labels = examples, labels
+        self._rows = examples.reshape(len(examples), -1)
         self._threads, self._pool = threads, ThreadPoolExecutor(threads, "gather")
 
     def take(self, indices: Array, scale: float, examples: Array, labels: Array) -> None:
         """Copy the examples of these indices, converted and scaled."""
-        count = len(indices)
-        stored, out = self.examples.reshape(len(self.examples), -1), examples.reshape(count, -1)
+        out = examples.reshape(len(indices), -1)
+        threads = min(self._threads, out.nbytes // _PART_BYTES)
+        if threads > 1:
+            self._copy_in_threads(threads, indices, scale, out)
+        else:
+            _copy(self._rows, indices, scale, out)
+        self.labels.take(indices, axis=0, out=labels, mode="clip")
+
+    def _copy_in_threads(self, threads: int, indices: Array, scale: float, out: Array) -> None:
+        """Copy a part of the examples in each thread: one cannot use the memory's full bandwidth."""
 
         def copy(ends: tuple[int, int]) -> None:
             part = slice(*ends)
-            _copy(stored, indices[part], scale, out[part])
+            _copy(self._rows, indices[part], scale, out[part])
 
-        # One thread cannot use the memory's full bandwidth. NumPy and the kernel release the GIL.
-        parts = split_batch(count, max(1, min(self._threads, out.nbytes // _PART_BYTES)))
-        for _ in map(copy, parts) if len(parts) == 1 else self._pool.map(copy, parts):
+        for _ in self._pool.map(copy, split_batch(len(indices), threads)):  # NumPy and the kernel release the GIL
             pass
-        np.take(self.labels, indices, axis=0, out=labels, mode="clip")
 
     def close(self) -> None:
         """Stop the threads."""

@@ -69,19 +69,69 @@ def add_bias(product: Array, bias: Array, kind: str, slope: float, buffer: Calla
 
     Overwrites ``product``; otherwise like ``activate``.
     """
-    np.add(product, bias, out=product)
+    if kind == "relu":
+        _add_bias_relu(product, bias)
+        return product, product
+    _add_bias(product, bias)
     return activate(product, kind, slope, True, buffer)
 
 
 def add_bias_backward(kept: Any, kind: str, slope: float, dy: Array, bias_grad: Array) -> None:
     """Replace ``dy`` with the gradient of the product, and set the gradient of the bias."""
+    is_wide = bias_grad.size > 1  # NumPy adds a single column in pairs
+    if kind == "relu" and is_wide:
+        _relu_backward_sum(kept, dy, bias_grad)
+        return
     activate_backward(kept, kind, slope, dy)
-    np.add.reduce(dy, axis=0, out=bias_grad)
+    if is_wide:
+        _sum_columns(dy, bias_grad)
+    else:
+        np.add.reduce(dy, axis=0, out=bias_grad)
 
 
 def add(a: Array, b: Array, total: Array) -> None:
     """Set ``total``, which may be one of the inputs, to the sum of two arrays."""
     np.add(a, b, out=total)
+
+
+@kernel
+def _add_bias(product: Array, bias: Array) -> None:
+    for i in range(product.shape[0]):
+        row = product[i]
+        for j in range(bias.size):
+            row[j] += bias[j]
+
+
+@kernel
+def _add_bias_relu(product: Array, bias: Array) -> None:
+    zero = product.dtype.type(0)
+    for i in range(product.shape[0]):
+        row = product[i]
+        for j in range(bias.size):
+            value = row[j] + bias[j]
+            row[j] = zero if value <= 0 else value
+
+
+@kernel
+def _relu_backward_sum(y: Array, dy: Array, sums: Array) -> None:
+    """Set ``dy`` to zero where ``y`` is, and ``sums`` to the sums of its columns."""
+    zero = dy.dtype.type(0)
+    sums[:] = 0
+    for i in range(dy.shape[0]):
+        output, gradient = y[i], dy[i]
+        for j in range(sums.size):
+            value = zero if output[j] <= 0 else gradient[j]
+            gradient[j] = value
+            sums[j] += value
+
+
+@kernel
+def _sum_columns(x: Array, sums: Array) -> None:
+    sums[:] = 0
+    for i in range(x.shape[0]):
+        row = x[i]
+        for j in range(sums.size):
+            sums[j] += row[j]
 
 
 @kernel
