@@ -49,6 +49,7 @@ def read_idx(path: Path, header: int) -> np.ndarray:
 
 def main(rank: int, ranks: int, name: str, steps: int, folder: str) -> None:
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     if ranks > 1:
         dist.init_process_group("gloo", rank=rank, world_size=ranks)
     images = read_idx(Path(folder) / "train-images-idx3-ubyte.gz", 16).reshape(-1, 784)
