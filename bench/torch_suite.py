@@ -125,11 +125,14 @@ def run_tests(backend: str, names: list[str], folder: Path) -> None:
                 outcome, text = "failed", f"{type(error).__name__}: {str(error)[:1500]}"
             seconds = time.perf_counter() - began
             results.write(json.dumps({"test": name, "outcome": outcome, "text": text, "s": round(seconds, 2)}) + "\n")
-            ended, until = comm.Ibarrier(), time.perf_counter() + (5 if outcome == "failed" else 1000)
+            failed, failures = bytearray([outcome == "failed"]), bytearray(comm.size)
+            ended, until = comm.Iallgather(failed, failures), time.perf_counter() + (5 if outcome == "failed" else 1000)
             while not ended.Test():
                 time.sleep(1e-3)
                 if time.perf_counter() > until:
                     os._exit(1)  # the other ranks hang, because this one has failed
+            if any(failures):
+                os._exit(1)  # a rank that has failed may have left the others in an operation: go on with new ranks
             if dist.is_initialized():
                 dist.destroy_process_group()
 

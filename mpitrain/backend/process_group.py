@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -68,6 +69,11 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
     def name(self) -> str:
         return "mpitrain"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices of the tensors that operations take; PyTorch's checkpoints look for them, the first one first."""
+        return [torch.device(kind) for kind in ("cpu", "cuda") if kind == "cpu" or torch.cuda.is_available()]
 
     @property
     def group_name(self) -> str:

@@ -7,7 +7,7 @@ import json
 from ..support.launch import PROGRAMS, Mpi
 
 WAYS = {"DDP", "DDP, many buckets", "DDP, allreduce", "DDP, fp16", "DDP, PowerSGD", "ZeRO", "FSDP1", "FSDP2"}
-PARTS = {"DTensor", "DTensor moved", "checkpoint", "DataLoader"}
+PARTS = {"DTensor", "DTensor moved", "checkpoint", "asynchronous checkpoint", "state of rank 0", "DataLoader"}
 
 
 def test_parameters_are_those_of_gloo(openmpi: Mpi) -> None:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -118,6 +119,27 @@ def saved() -> None:
     assert int(loaded["step"]) == 7
 
 
+def saved_while_training() -> None:
+    """Save an FSDP2 model in the background, over a group of its own; restore it from the file, and from rank 0."""
+    mesh = init_device_mesh("cpu", (SIZE,))
+    folder = [tempfile.mkdtemp() if RANK == 0 else None]
+    dist.broadcast_object_list(folder)
+    model = make()
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    fully_shard(model, mesh=mesh)
+    saving = checkpoint.async_save(model.state_dict(), checkpoint_id=folder[0], process_group=dist.new_group())
+    train(model, torch.optim.SGD(model.parameters(), 0.1))
+    saving.result()
+    state = model.state_dict()
+    checkpoint.load(state, checkpoint_id=folder[0])
+    model.load_state_dict(state)
+    found["asynchronous checkpoint"] = difference(whole(model), expected)
+    train(model, torch.optim.SGD(model.parameters(), 0.1))
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, dict(expected) if RANK == 0 else {}, options=options)  # which changes it
+    found["state of rank 0"] = difference(whole(model), expected)
+
+
 def loader() -> None:
     dataset = TensorDataset(torch.arange(12.0))
     total = torch.zeros(1)
@@ -146,6 +168,7 @@ for parameter in ddp(None).parameters():
     assert torch.equal(other, value), "ranks differ"
 dtensor()
 saved()
+saved_while_training()
 loader()
 dist.barrier()
 if RANK == 0:
