@@ -6,6 +6,7 @@ import contextlib
 import math
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from ..plan.options import run_config
 from ..process.signals import STOPPED_EARLY
 from ..pytorch.batches import CollatedBatch, as_split
 from ..pytorch.network import LossInLoop
+from ..pytorch.torch_rule import options_of
 from ..pytorch.translation import translated
 from ..training.hooks import SAVE
 from ..training.rank import Rank
@@ -66,8 +68,8 @@ class Trainer:
 
     Args:
         model: Used unmodified. All ranks begin with the chief's parameters and buffers.
-        optimizer: ``torch.optim.SGD``, ``Adam`` or ``AdamW``, which is translated and whose ``step`` is not called; or
-            one of ``mpitrain.optim``.
+        optimizer: One of ``torch.optim`` except LBFGS, Adafactor, Muon and SparseAdam, whose ``step`` is not called; or
+            one of ``mpitrain.optim``. The ranks of a node share its work and its state.
         scheduler: A learning-rate scheduler of the optimizer, or None. Its ``step`` is not called.
         scheduler_interval: Whether the scheduler counts epochs or steps.
         clip_norm: Maximum Euclidean norm of the averaged gradient.
@@ -119,8 +121,11 @@ class Trainer:
                 else:
                     self._optimizer = translated(optimizer, model, scheduler, scheduler_interval, clip_norm)
                     optimizer.register_step_pre_hook(_refuse_step)
+                    optimizer.register_load_state_dict_pre_hook(_refuse_state)
+                    optimizer.register_state_dict_pre_hook(_warn_of_state)
                     self._torch_optimizer = optimizer
                     self._rates = [group["lr"] for group in optimizer.param_groups]
+                    self._options = [options_of(group) for group in optimizer.param_groups]
             rank.cluster.assign(self._config)
             self.rank, self.size = rank.cluster.task_index, len(rank.cluster.worker_ranks)
             self.chief = rank.cluster.chief
@@ -195,20 +200,29 @@ class Trainer:
         """Update the parameters, in place of ``optimizer.step()``. Collective over the workers if they take the same
         steps."""
         loop = self._require_loop()
-        if self._torch_optimizer is not None and self._scheduler is None:
-            self._check_rates(self._torch_optimizer)
+        if self._torch_optimizer is not None:
+            self._check_options(self._torch_optimizer)
         loop.finish()
         if self._torch_optimizer is not None and self._scheduler is not None:
             self._show_rates(self._torch_optimizer, loop.learning_rate)
 
-    def _check_rates(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse learning rates that the script has changed: servers and other workers do not know them."""
-        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
-            if group["lr"] != rate:
+    def _check_options(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse options that the script has changed: servers and other workers do not know them."""
+        if len(optimizer.param_groups) != len(self._options):
+            raise JobError("a parameter group was added to the optimizer: add it before making the Trainer")
+        for index, group in enumerate(optimizer.param_groups):
+            rate, options = self._rates[index], self._options[index]
+            if self._scheduler is None and group["lr"] != rate:
                 raise JobError(
                     f"the learning rate in the optimizer was changed from {rate:g} to {float(group['lr']):g}: pass the "
                     "scheduler that changes it, as in Trainer(model, optimizer, scheduler=scheduler)"
                 )
+            for name, value in options.items():
+                if group[name] != value:
+                    raise JobError(
+                        f"the option {name} of the optimizer's parameter group {index} was changed from {value!r} to "
+                        f"{group[name]!r}: set it before making the Trainer"
+                    )
 
     def _show_rates(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
         """Set the rates of the last step in torch's optimizer and scheduler, where scripts read them."""
@@ -394,3 +408,16 @@ def _use_values_of_chief(model: nn.Module, rank: Rank) -> None:
 
 def _refuse_step(*_: Any) -> None:
     raise UserError("call trainer.step() in place of optimizer.step()")
+
+
+def _refuse_state(*_: Any) -> None:
+    raise UserError(
+        "optimizer.load_state_dict has no effect on a Trainer, which keeps the optimizer's state and restores it from "
+        "the run's checkpoints: remove it, and resume with --run-dir or Trainer(run_dir=...)"
+    )
+
+
+def _warn_of_state(*_: Any) -> None:
+    warnings.warn(
+        "optimizer.state_dict has no state: the Trainer keeps it, and the run's checkpoints contain it", stacklevel=4
+    )

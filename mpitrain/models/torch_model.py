@@ -24,7 +24,8 @@ from ..pytorch.batches import TORCH_DTYPES, Inputs, arguments_of, inputs_of, see
 from ..pytorch.gradients import Gradients
 from ..pytorch.linear import write_gradients
 from ..pytorch.modes import evaluating
-from ..pytorch.network import TorchNetwork, buffers_of, load_buffers, owners_of, parameters_of
+from ..pytorch.names import parameters_of
+from ..pytorch.network import TorchNetwork, buffers_of, load_buffers, owners_of
 from ..pytorch.rng_lock import exclusive, released
 from ..pytorch.sync_batch_norm import synchronize
 from .base import Model

@@ -58,7 +58,8 @@ class Backend(Protocol):
 
     Attributes:
         xp: NumPy, or a module with the same interface.
-        part: Maximum number of elements to which a rule without a compiled version is applied at a time.
+        part: Number of elements to which a rule without a compiled version is applied at a time, unless it asks for
+            more.
     """
 
     xp: Any
@@ -129,6 +130,8 @@ class CpuBackend:
 
     def sum_rows(self, gradient: Gradient, start: int, stop: int, scale: Any, trained: bool) -> Array:
         rows, order, origin, _ = gradient
+        if len(self._scratch) < stop - start:
+            self._scratch = CPU.empty((stop - start,), self._scratch.dtype)
         grads = self._scratch[: stop - start]
         sum_rows(rows, order, start - origin, stop - origin, scale, grads)
         return grads

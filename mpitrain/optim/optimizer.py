@@ -96,6 +96,7 @@ class Optimizer(ABC):
             group, unless 0, applies to all of its parameters: ``adam(1e-3, groups={"head.*": {"weight_decay": 0.1}})``.
         layer_scaling: Scales the step of each parameter that matches ``decay_names`` by a ratio of norms, or None.
         slots: Names of the vectors that the rule keeps in addition to the parameters; any number, initially zero.
+        part: Number of elements that ``update`` should get at least, if there are as many; it is called less often.
         trust_ratio: What scales the steps; a subclass may override it.
 
     Raises:
@@ -113,6 +114,7 @@ class Optimizer(ABC):
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, kw_only=True)
 
     slots: ClassVar[tuple[str, ...]] = ()
+    part: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "learning_rate", as_schedule(self.learning_rate))

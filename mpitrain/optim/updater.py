@@ -219,7 +219,8 @@ class Updater:
                         grads += l2 * params
                     if segment.decayed and weight_decay:
                         params *= 1 - weight_decay
-                    update(params, grads, slots, rate, step)
+                    if group.factor:  # a rule may change parameters also if the rate is 0
+                        update(params, grads, slots, rate, step)
                     average += ema_weight * (params[: average.size] - average)
                 backend.store(part, start, stop)
 
@@ -240,8 +241,9 @@ class Updater:
 
     def _parts(self, segment: Segment) -> Iterator[tuple[int, int]]:
         """Yield the segment in parts of the size that the backend works on at a time."""
-        for start in range(segment.start, segment.stop, self._backend.part):
-            yield start, min(start + self._backend.part, segment.stop)
+        size = max(self._backend.part, self.optimizer.part)
+        for start in range(segment.start, segment.stop, size):
+            yield start, min(start + size, segment.stop)
 
     def _gradient(self, rows: Array, order: Array | None, origin: int = 0) -> Gradient:
         """Return the gradient of some rows, by default of all in order."""

@@ -24,7 +24,7 @@ from ..nn.layer import Layer, walk
 from ..nn.loss import Loss
 from ..optim import Optimizer, moving_average
 from .hook import Hook
-from .network import Network, TorchLoss, TorchModule, must_be, network_of, without_address
+from .network import Network, TorchLoss, TorchModule, TorchOptimizer, must_be, network_of, without_address
 from .placement import Pins
 from .script import functions_in, may_define_job
 
@@ -40,7 +40,8 @@ class Job:
         model: Takes a batch of examples, shape ``(batch, *train.shape)``: layers, or a PyTorch module.
         loss: Takes the model's outputs and the labels. For a PyTorch module it is a torch loss, or a function that
             returns a tensor with one number, the mean over the batch.
-        optimizer: Updates the parameters.
+        optimizer: Updates the parameters: one of ``mpitrain.optim``. For a PyTorch module also one of ``torch.optim``,
+            or a function that makes it from the parameters: ``lambda params: torch.optim.RMSprop(params, 0.01)``.
         train: Examples to train on: a split, or for a PyTorch module also an object with ``__len__`` and
             ``__getitem__``, such as a ``torch.utils.data.Dataset``. Its examples are tuples, inputs followed by the
             label, or dicts with ``labels``.
@@ -56,7 +57,7 @@ class Job:
 
     model: Layer | TorchModule
     loss: Loss | TorchLoss
-    optimizer: Optimizer
+    optimizer: Optimizer | TorchOptimizer
     train: Split | Examples
     validation: Split | Examples | None = None
     batch_size: int = 100
@@ -73,7 +74,8 @@ class Job:
         self._splits: dict[str, tuple[object, Split]] = {}  # by name: the given object, and its split
         self._split("train")
         self._split("validation")
-        self._check("optimizer", self.optimizer, Optimizer)
+        self._rule: tuple[object, Optimizer] | None = None  # the given optimizer, and its rule
+        self._check("optimizer", self.rule, Optimizer)
         if self.moving_average is not None:
             self._check("moving_average", self.moving_average, moving_average)
         for name in ("batch_size", "train_steps"):
@@ -95,6 +97,13 @@ class Job:
         if self._network.model is not self.model or self._network.loss is not self.loss:
             self._network = network_of(self.model, self.loss)
         return self._network
+
+    @property
+    def rule(self) -> Optimizer:
+        """The optimizer, translated if it is one of torch."""
+        if self._rule is None or self._rule[0] is not self.optimizer:
+            self._rule = self.optimizer, self.network.rule_of(self.optimizer)
+        return self._rule[1]
 
     @property
     def train_split(self) -> Split:
@@ -128,7 +137,7 @@ class Job:
         splits = {"training": self.train_split, "validation": self.validation_split}
         return {
             **self.network.facts(),
-            "optimizer": without_address(repr(self.optimizer)),
+            "optimizer": without_address(repr(self.rule)),
             "number of training examples": len(self.train_split),
             "shape of an example": self.train_split.shape,
             "number of validation examples": 0 if self.validation_split is None else len(self.validation_split),

@@ -23,6 +23,9 @@ class LayerNetwork:
     def as_split(self, given: object) -> object:
         return given
 
+    def rule_of(self, given: Any) -> Any:
+        return given
+
     def lay_out(self, train: Split, dtype: Any) -> Layout:
         layout = layout_of(self.model, train.shape, dtype)
         self.loss.check(self.model.output_shape, train.classes)

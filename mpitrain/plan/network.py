@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ..core.layout import Array, Layout
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 TorchModule: TypeAlias = "torch.nn.Module"
 TorchLoss: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
+TorchOptimizer: TypeAlias = "torch.optim.Optimizer | Callable[[Iterator[torch.nn.Parameter]], torch.optim.Optimizer]"
 
 _VALID: dict[type, str] = {  # appended to the name of the class in messages
     Layer: ", such as nn.Sequential(nn.Dense(8, 16), nn.ReLU(), nn.Dense(16, 2)), or a torch.nn.Module",
     Loss: ", such as nn.SoftmaxCrossEntropy(), or for a torch.nn.Module a torch loss",
-    Optimizer: ", such as optim.adam(0.001)",
+    Optimizer: ", such as optim.adam(0.001), or for a torch.nn.Module a function that makes one of torch.optim",
     Split: "; for arrays use data.from_arrays(examples, labels)",
     Sequence: " of hooks, such as [MyHook()]",
     Hook: ", such as MyHook()",
@@ -45,6 +46,13 @@ class Network(Protocol):
 
     def as_split(self, given: object) -> object:
         """Return a dataset that the model can use as a split; return anything else as it is."""
+
+    def rule_of(self, given: Any) -> Any:
+        """Return an optimizer of torch for this model, or what makes it, as one of this package; else it as it is.
+
+        Raises:
+            JobError: This package does not support the optimizer.
+        """
 
     def lay_out(self, train: Split, dtype: Any) -> Layout:
         """Return the layout of parameters of type ``dtype`` for these examples. Called first.

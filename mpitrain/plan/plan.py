@@ -135,13 +135,13 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     layout = job.network.lay_out(job.train_split, dtype)
     if layout.n_params == 0:
         raise JobError("the model has no parameters; add a layer that has some")
-    job.optimizer.check()
-    job.optimizer.check_names([entry.name for entry in layout.entries if entry.kind == "param"])
+    job.rule.check()
+    job.rule.check_names([entry.name for entry in layout.entries if entry.kind == "param"])
     _check_mode(job, config, workers)
     return Plan(
         config=config,
         layout=layout,
-        optimizer=job.optimizer.for_epochs(len(job.train_split) / (config.training.batch_size * gradients_per_step)),
+        optimizer=job.rule.for_epochs(len(job.train_split) / (config.training.batch_size * gradients_per_step)),
         moving_average=job.moving_average,
         layer_starts=tuple(job.network.starts(layout)),
         placements=tuple(place(layout, max(1, config.servers.ps), config.servers.placement, dtype.itemsize, job.pins)),
@@ -191,7 +191,7 @@ def _check_mode(job: Job, config: RunConfig, workers: int) -> None:
     """Reject requests of the job that the mode does not support."""
     if not config.uses_servers:
         return
-    optimizer = job.optimizer
+    optimizer = job.rule
     if workers > 1 and job.network.synchronizes_statistics:
         raise ConfigError(
             f"the model uses BatchNorm statistics of all workers, but in --mode {config.parallel.mode} workers are not "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +16,14 @@ from ..core.layout import ARRAY_GROUPS, Array, Layout
 from ..data.batch import Batch
 from ..data.split import Split
 from ..errors import JobError
+from ..optim import Optimizer
 from .batches import Inputs, as_split, inputs_of
 from .modes import evaluating
+from .names import aliases_of, parameters_of, plain_name
+from .translation import translated
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "ScriptModule")
-_COMPILED = "_orig_mod."  # torch.compile adds it to the names of the module that it wraps
 _KEPT, _TRANSIENT = ARRAY_GROUPS
 _VERSION = 1  # of these groups in checkpoints
 _SAMPLE = 16  # values of each parameter in a digest
@@ -84,6 +86,14 @@ class TorchNetwork:
 
     def as_split(self, given: object) -> object:
         return as_split(given)
+
+    def rule_of(self, given: Any) -> Any:
+        if isinstance(given, Optimizer) or not (isinstance(given, torch.optim.Optimizer) or callable(given)):
+            return given
+        made = given if isinstance(given, torch.optim.Optimizer) else given(self.model.parameters())
+        if not isinstance(made, torch.optim.Optimizer):
+            raise JobError(f"Job(optimizer=...): the function returned {made!r}, must return an optimizer of torch")
+        return translated(made, self.model)
 
     def lay_out(self, train: Split, dtype: Any) -> Layout:
         own_loop = isinstance(self.loss, LossInLoop)  # whose inputs and outputs are unknown
@@ -178,24 +188,6 @@ def layout_of(model: nn.Module) -> Layout:
     )
 
 
-def parameters_of(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield each parameter once, with its first name in ``state_dict``."""
-    for name, each in model.named_parameters():
-        yield plain_name(name), each
-
-
-def aliases_of(model: nn.Module) -> dict[str, str]:
-    """Return the further names of shared parameters and buffers, each with the first name."""
-    first: dict[int, str] = {}
-    aliases = {}
-    for named in (model.named_parameters, model.named_buffers):
-        for name, each in named(remove_duplicate=False):
-            found = first.setdefault(id(each), plain_name(name))
-            if found != plain_name(name):
-                aliases[plain_name(name)] = found
-    return aliases
-
-
 def buffers_of(model: nn.Module) -> Buffers:
     """Return the module's buffers, each once. Call it before training: their values decide how they are treated."""
     averaged, kept, transient = {}, {}, set()
@@ -243,11 +235,6 @@ def owners_of(model: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, An
         path, _, key = name.rpartition(".")
         found.append((modules[path]._buffers, key))
     return found
-
-
-def plain_name(name: str) -> str:
-    """Return the name of a parameter, buffer or module without what ``torch.compile`` adds."""
-    return f"{name}.".replace(_COMPILED, "").rstrip(".")
 
 
 def _first(train: Split, dtype: Any, network: TorchNetwork) -> Batch:

@@ -1,11 +1,16 @@
-"""PyTorch's optimizers and learning-rate schedulers, translated to those of ``mpitrain.optim``."""
+"""PyTorch's optimizers and learning-rate schedulers as those of ``mpitrain.optim``.
+
+SGD, Adam and AdamW are translated, because compiled rules compute the same faster; the other optimizers run themselves
+(``torch_rule``).
+"""
 
 from __future__ import annotations
 
 import copy
 import glob
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,10 +20,12 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from .. import optim
 from ..errors import JobError
 from ..optim.schedule import Schedule, by_epoch
-from .network import parameters_of
+from .names import parameters_of
+from .torch_rule import ELEMENTWISE, TorchRule, options_of, state_of
 
 Interval = Literal["epoch", "step"]
-_UNSUPPORTED = {"amsgrad": False, "maximize": False, "dampening": 0}  # with their only valid value
+_COMPILED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+_NOT_COMPILED = {"amsgrad": False, "maximize": False, "dampening": 0}  # with the only value that compiled rules have
 
 
 class SchedulerRates:
@@ -89,30 +96,50 @@ def translated(
         clip_norm: Maximum Euclidean norm of the whole gradient.
 
     Raises:
-        JobError: The optimizer, one of its options or the scheduler is not supported.
+        JobError: The optimizer or the scheduler is not supported.
     """
     kind = type(optimizer).__name__
-    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+    if type(optimizer) not in ELEMENTWISE:
+        names = ", ".join(each.__name__ for each in ELEMENTWISE)
         raise JobError(
-            f"the optimizer {kind} is not supported: use torch.optim.SGD, Adam or AdamW, or one of mpitrain.optim"
+            f"the optimizer {kind} is not supported: must be one of torch.optim ({names}), not a subclass, or one of "
+            "mpitrain.optim; a script with another one runs over the MPI backend of torch.distributed"
         )
-    if optimizer.state:
-        raise JobError(f"the optimizer {kind} has taken steps already: pass a new one")
     groups = optimizer.param_groups
-    for group in groups:
-        for name, valid in _UNSUPPORTED.items():
-            if group.get(name, valid) != valid:
-                raise JobError(f"{kind}({name}={group[name]!r}) is not supported: must be {valid!r}")
+    if _has_taken_steps(optimizer):
+        raise JobError(f"the optimizer {kind} has taken steps already: pass a new one")
     rate: float | Schedule = float(groups[0]["lr"])
     if scheduler is not None:
         rates = SchedulerRates(scheduler, optimizer)
         rate = by_epoch(rates) if interval == "epoch" else rates
     patterns = _patterns(kind, groups, model)
-    make, options = (_sgd if isinstance(optimizer, torch.optim.SGD) else _adam)(groups)
+    make, options = _rule_of(optimizer)
     by_name = _by_name(options, patterns)
     for pattern, factor in _rate_factors(kind, groups, patterns, model).items():
         by_name["groups"].setdefault(pattern, {})["rate_factor"] = factor
     return make(rate, clip_norm=clip_norm, **by_name)
+
+
+def _has_taken_steps(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer has state of steps; Adagrad makes its state at first."""
+    return any(float(state.get("step", 1)) > 0 for state in optimizer.state.values())
+
+
+def _rule_of(optimizer: torch.optim.Optimizer) -> tuple[Callable[..., optim.Optimizer], list[dict[str, Any]]]:
+    """Return what makes the optimizer of this package, and its options for each group."""
+    groups = optimizer.param_groups
+    is_compiled = type(optimizer) in _COMPILED and all(
+        group.get(name, value) == value for group in groups for name, value in _NOT_COMPILED.items()
+    )
+    if is_compiled:
+        return (_sgd if isinstance(optimizer, torch.optim.SGD) else _adam)(groups)
+    options = []
+    for group in groups:
+        of_group = options_of(group)
+        vectors, numbers = state_of(type(optimizer), of_group)
+        options.append({"options": of_group, "vectors": vectors, "numbers": numbers})
+    slots = dict.fromkeys(name for group in options for name in (*group["vectors"], *group["numbers"]))
+    return partial(TorchRule, kind=type(optimizer), slots=tuple(slots)), options
 
 
 def _sgd(groups: Sequence[Mapping[str, Any]]) -> tuple[type[optim.Optimizer], list[dict[str, Any]]]:

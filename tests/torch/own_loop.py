@@ -37,7 +37,9 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
         "adam": lambda: torch.optim.Adam(params, 0.01),
         "l2": lambda: torch.optim.Adam(params, 0.01, weight_decay=0.1),
         "nesterov": lambda: torch.optim.SGD(params, 0.05, momentum=0.9, nesterov=True),
-        "rmsprop": lambda: torch.optim.RMSprop(params, 0.01),
+        "rmsprop": lambda: torch.optim.RMSprop(params, 0.01, momentum=0.5),
+        "nadam": lambda: torch.optim.NAdam(params, 0.01),
+        "lbfgs": lambda: torch.optim.LBFGS(params),
     }[name]()
 
 
@@ -82,6 +84,10 @@ def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: t
         nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     if fault == "rate":
         optimizer.param_groups[0]["lr"] = 0.5
+    if fault == "beta":
+        optimizer.param_groups[0]["betas"] = (0.5, 0.9)
+    if fault == "state":
+        optimizer.load_state_dict(optimizer.state_dict())
     if fault == "exit":
         sys.exit(0)
     if fault == "stop":

@@ -1,0 +1,114 @@
+"""An optimizer of torch as a rule for flat vectors: torch's own code updates each part of the vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop
+
+from ..core.layout import Array
+from ..optim.optimizer import Optimizer, Slots
+
+# Optimizers whose update of an element depends on no other element, by exact type.
+ELEMENTWISE = (Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RMSprop, Rprop, SGD)
+# Options that choose an implementation.
+_IMPLEMENTATION = {"foreach": False, "fused": None, "capturable": False, "differentiable": False}
+
+
+@dataclass(frozen=True)
+class TorchRule(Optimizer):
+    """Updates with an optimizer of torch, which has one flat parameter.
+
+    Its state of the same shape as the parameter is in slots of the same names. So is each of its numbers, such as
+    ``mu_product`` of NAdam, in every element of a slot; but not ``step``, which is the step of the run.
+
+    Attributes:
+        kind: One of ``ELEMENTWISE``.
+        options: Those of a parameter group, without its parameters and its learning rate.
+        vectors, numbers: Names of the state, from ``state_of``; those of a group may differ from the others'.
+        slots: All names of all groups.
+    """
+
+    kind: type[torch.optim.Optimizer] = field(default=SGD, kw_only=True)
+    options: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    vectors: tuple[str, ...] = field(default=(), kw_only=True)
+    numbers: tuple[str, ...] = field(default=(), kw_only=True)
+    slots: tuple[str, ...] = field(default=(), kw_only=True)  # type: ignore[misc]
+
+    part = 1 << 17
+
+    @property
+    def name(self) -> str:
+        return self.kind.__name__
+
+    def check(self) -> None:
+        """Do nothing: the rules of torch are known, and an element of a number's slot stands for all."""
+
+    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
+        parameter = _tensor(params)
+        parameter.grad = _tensor(grads)
+        optimizer = _make(self.kind, parameter, self.options, rate)
+        if step > 0:  # otherwise the optimizer makes its state
+            state = {"step": torch.tensor(float(step))}
+            state |= {name: _tensor(slots[name]) for name in self.vectors}
+            state |= {name: torch.tensor(float(slots[name][0])) for name in self.numbers}
+            self._set_initial(state, rate)
+            optimizer.state[parameter] = state
+        optimizer.step()
+        state = optimizer.state[parameter]
+        for name in self.vectors:
+            slot = _tensor(slots[name])
+            if state[name].data_ptr() != slot.data_ptr():
+                slot.copy_(state[name])
+        for name in self.numbers:
+            slots[name][...] = float(state[name])
+
+    def _set_initial(self, state: dict[str, torch.Tensor], rate: float) -> None:
+        """Set state that is not zero at first, for parameters that were not trained before."""
+        if self.kind is Rprop:
+            state["step_size"][state["step_size"] == 0] = rate
+        elif self.kind is Adagrad:
+            state["sum"][state["sum"] == 0] = self.options["initial_accumulator_value"]
+
+
+def state_of(kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of an optimizer's state that has the parameter's shape, and of its numbers except ``step``."""
+    parameter = torch.zeros(3)
+    parameter.grad = torch.ones(3)
+    optimizer = _make(kind, parameter, options, 0.1)
+    optimizer.step()
+    shapes = {
+        name: value.shape if isinstance(value, torch.Tensor) else ()
+        for name, value in optimizer.state[parameter].items()
+        if value is not None and name != "step"
+    }
+    vectors = tuple(name for name, shape in shapes.items() if shape == parameter.shape)
+    return vectors, tuple(name for name in shapes if name not in vectors)
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what determines the update of a parameter group, without its learning rate."""
+    other = {"params", "lr", "initial_lr", "param_names", *_IMPLEMENTATION}
+    return {name: value for name, value in group.items() if name not in other}
+
+
+def _make(
+    kind: type[torch.optim.Optimizer], parameter: torch.Tensor, options: Mapping[str, Any], rate: float
+) -> torch.optim.Optimizer:
+    """Return an optimizer of one parameter, with the implementation for one tensor."""
+    optimizer = kind([parameter], lr=rate)  # type: ignore[call-arg]
+    (group,) = optimizer.param_groups
+    group.update(options)
+    group.update({name: value for name, value in _IMPLEMENTATION.items() if name in group})
+    if isinstance(optimizer, Adagrad):  # has made its state with its default
+        optimizer.state[parameter]["sum"].fill_(options["initial_accumulator_value"])
+    return optimizer
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    """Return a tensor that shares the memory of an array, which is CuPy's on a GPU."""
+    return torch.from_numpy(array) if isinstance(array, np.ndarray) else torch.as_tensor(array, device="cuda")
