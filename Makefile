@@ -1,8 +1,8 @@
 # make demo       train on two ranks
 # make test       the tests that need only Python, make and the package index; under five minutes
 # make test-all   all other tests: MPICH, emulated GPU kernels, several hosts, Slurm, parallel HDF5, a browser
-#                With SAMPLE=1/3 a part of those that start ranks: a third of their parameters, and two thirds of those
-#                without parameters; CI takes another part each commit
+#                With SAMPLE=1/3, parametrized tests that start ranks run a third of their parameters, and a third of the
+#                other such tests is skipped; CI changes the part at each commit
 # make lint       formatting, types, layering, and the documentation's links
 # make docs       the documentation, in docs/_build/html
 # Each target makes the environments that it needs; a second run installs nothing.

@@ -3,8 +3,8 @@
     python bench/openblas.py [--rounds 7] [--kernels Haswell Zen SkylakeX Cooperlake SapphireRapids]
 
 A process for each set (``OPENBLAS_CORETYPE``), one thread, in alternating order. Prints medians over the rounds in
-GFLOP/s and their spread; ``default`` is OpenBLAS's own choice. ``mpitrain.core.openblas`` has a row for a CPU on which
-another set is faster for all products, in every round.
+GFLOP/s and their spread; ``default`` is OpenBLAS's own choice. ``mpitrain.core.openblas`` overrides the choice only for
+CPUs on which another set is faster for all products in every round.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from environment import one_thread_and_own_kernels, use_this_checkout
+from environment import one_thread_and_own_kernels
 
 SHAPES = {"forward": (100, 784, 100), "backward": (784, 100, 100), "forward 1024": (100, 784, 1024)}
 AVX512 = ("SkylakeX", "Cooperlake", "SapphireRapids")
@@ -58,7 +58,6 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="*", default=["Haswell", "Zen", *(AVX512 if " avx512f " in cpu else ())])
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
-    use_this_checkout()
     speeds: dict[str, list[dict[str, float | str]]] = defaultdict(list)
     for _ in range(arguments.rounds):
         for kernels in ("default", *arguments.kernels):

@@ -1,6 +1,6 @@
 """The time of a training step over that of its matrix products alone, with 1 and 2 ranks.
 
-    python bench/step.py [--rounds 5] [--models mlp100 ...] [--torch .venv/bin/python] [--data DIR]
+    python bench/step.py [--rounds 5] [--models mlp100 ...] [--ranks 1 2] [--data DIR]
 
 Each round runs the products (``bench/peers/products.py``, of the same shapes, in as many processes at once) and the
 job, alternating, with one BLAS thread per rank. Prints medians over the rounds, and the ratio of each round.
@@ -63,7 +63,7 @@ def main() -> None:
             target = MODELS[name][2]
             print(
                 f"{name:13} {ranks:5} {products:13,.0f} {steps:10,.0f}   {statistics.median(ratios):.2f} "
-                f"({min(ratios):.2f} to {max(ratios):.2f})" + (f"   asked: {target}" if target else ""),
+                f"({min(ratios):.2f} to {max(ratios):.2f})" + (f"   target: {target}" if target else ""),
                 flush=True,
             )
 

@@ -4,10 +4,11 @@
 
 The files are those of ``test/distributed`` in PyTorch's repository; the wheel does not have them. Their tests start
 processes or threads themselves. Here each test runs on the ranks of an ``mpirun`` of the size that its class asks for,
-and this backend passes for gloo, as in ``bench/torch_suite.py``.
+and this backend replaces gloo, as in ``bench/torch_suite.py``.
 
-Most of the tests ask for GPUs, and are skipped without. With ``--cpu`` they run on the CPU: as many "GPUs" are said to
-exist as there are ranks, ``"cuda"`` in the file is read as ``"cpu"``, and ``.cuda()`` and ``device_ids`` do nothing.
+Most of the tests ask for GPUs, and are skipped without. With ``--cpu`` they run on the CPU: the number of GPUs is
+reported as the number of ranks, ``"cuda"`` in the file is read as ``"cpu"``, and ``.cuda()`` and ``device_ids`` do
+nothing.
 
 Prints as JSON, for each file and number of ranks, the tests that passed, failed and were skipped, and those that gloo
 passes and this backend does not, with their errors.
@@ -33,7 +34,7 @@ import torch_suite
 MODULE = "torch_test_file"
 
 
-def _let_cpu_pass_for_gpus(count: int) -> None:
+def _run_gpu_tests_on_cpu(count: int) -> None:
     """Make the decorators and helpers of PyTorch's tests run on the CPU what asks for at most ``count`` GPUs."""
     import torch
     from torch.testing._internal import common_distributed
@@ -59,7 +60,7 @@ def load(path: Path, ranks: int, cpu: bool) -> tuple[types.ModuleType, dict[str,
 
     source = path.read_text()
     if cpu:
-        _let_cpu_pass_for_gpus(ranks)
+        _run_gpu_tests_on_cpu(ranks)
         source = source.replace('"cuda"', '"cpu"').replace("device_ids=[self.rank]", "device_ids=None")
         source = re.sub(r"/\{device_type\}:(\d|\{\w+\})", "/{device_type}", source)  # CPUs have no index in a placement
     module = types.ModuleType(MODULE)

@@ -41,8 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--sample",
         metavar="K/N",
-        help="of tests that start ranks: of one with several sets of parameters only the Kth, (K+N)th, ... set, and of "
-        "those with one set all but the Kth, (K+N)th, ...",
+        help="Sample the tests that start ranks. Parametrized tests run every Nth set of parameters, beginning with "
+        "the Kth; of the other tests, every Nth is skipped.",
     )
 
 
@@ -74,7 +74,7 @@ def _left_out(items: list[pytest.Item], first: int, distance: int) -> set[pytest
             sets.setdefault(item.nodeid.partition("[")[0], []).append(item)
     several = [alike for alike in sets.values() if len(alike) > 1]
     single = [alike[0] for alike in sets.values() if len(alike) == 1]
-    left_out = {item for number, item in enumerate(single) if number % distance == first}
+    left_out = {item for number, item in enumerate(single) if distance > 1 and number % distance == first}
     for alike in several:
         period = min(distance, len(alike))  # at least one of them is run
         left_out |= {item for number, item in enumerate(alike) if number % period != first % period}

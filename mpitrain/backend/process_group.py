@@ -72,8 +72,8 @@ class MpiProcessGroup(_Base):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices of the tensors that operations take; PyTorch's checkpoints look for them, the first one first."""
-        return [torch.device(kind) for kind in ("cpu", "cuda") if kind == "cpu" or torch.cuda.is_available()]
+        """The devices whose tensors the group accepts. PyTorch's checkpoints read this, and prefer the first."""
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
     @property
     def group_name(self) -> str:

@@ -1,40 +1,46 @@
-"""Compiled modules of this package in the user's cache, where Python writes none beside the sources.
+"""Store this package's compiled modules in the user's cache if Python may not write them beside the sources.
 
 With ``PYTHONDONTWRITEBYTECODE``, which container images set, and sources that were not compiled at installation, each
-rank of each run would compile a hundred modules.
+rank of each run would compile 170 modules.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import marshal
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import cache_from_source
+from importlib.util import MAGIC_NUMBER, cache_from_source
 from pathlib import Path
 from types import CodeType, ModuleType
 
 
-class _CachingLoader(SourceFileLoader):
-    """Loads a module; its compiled code lies below a folder, as with ``sys.pycache_prefix``."""
+class _StoringLoader(SourceFileLoader):
+    """Loads a module; stores its compiled code in a folder, under a name that depends on its path and its source."""
 
-    def __init__(self, name: str, path: str, folder: str) -> None:
+    def __init__(self, name: str, path: str, folder: Path) -> None:
         super().__init__(name, path)
         self._folder = folder
 
     def get_code(self, fullname: str) -> CodeType | None:
-        before = sys.pycache_prefix, sys.dont_write_bytecode
-        sys.pycache_prefix, sys.dont_write_bytecode = self._folder, False
-        try:
-            return super().get_code(fullname)
-        finally:
-            sys.pycache_prefix, sys.dont_write_bytecode = before
+        source = self.get_data(self.path)
+        key = repr((MAGIC_NUMBER, sys.flags.optimize, self.path)).encode() + source
+        stored = self._folder / f"{fullname}-{hashlib.sha256(key).hexdigest()[:32]}.bin"
+        code = _read(stored)
+        if code is None:
+            code = self.source_to_code(source, self.path)
+            _write(stored, marshal.dumps(code))
+        return code
 
 
-class _CachingFinder:
+class _StoringFinder:
     """Finds the modules of a package that have no compiled code beside their sources."""
 
-    def __init__(self, package: str, folder: str) -> None:
+    def __init__(self, package: str, folder: Path) -> None:
         self._prefix, self._folder = f"{package}.", folder
 
     def find_spec(
@@ -46,24 +52,41 @@ class _CachingFinder:
         if spec is not None and type(spec.loader) is SourceFileLoader:
             source = spec.loader.path
             if not os.path.exists(cache_from_source(source)):
-                spec.loader = _CachingLoader(name, source, self._folder)
+                spec.loader = _StoringLoader(name, source, self._folder)
         return spec
 
 
 def store(package: str) -> None:
     """Store the compiled code of a package's modules in the user's cache from now on.
 
-    Does nothing if Python stores it beside the sources, if there is no home directory, or if the folder is another
-    user's: its content is executed.
+    Does nothing if Python stores it beside the sources, or if there is no home directory.
     """
     if not sys.dont_write_bytecode or sys.pycache_prefix is not None:
         return
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(base, "mpitrain", "bytecode")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        is_own = folder.stat().st_uid == os.geteuid()
-    except OSError:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        if not base.is_absolute():
+            return
+        folder = base / "mpitrain" / "bytecode"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (RuntimeError, OSError):
         return
-    if is_own:
-        sys.meta_path.insert(0, _CachingFinder(package, str(folder)))
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), _StoringFinder(package, folder))
+
+
+def _read(path: Path) -> CodeType | None:
+    """Return stored code; None if there is none, if another user has written it, or if it is damaged."""
+    try:
+        with path.open("rb") as file:
+            is_own = os.fstat(file.fileno()).st_uid in (0, os.geteuid())  # it is executed
+            code = marshal.loads(file.read()) if is_own else None
+    except (OSError, ValueError, EOFError, TypeError):
+        return None
+    return code if isinstance(code, CodeType) else None
+
+
+def _write(path: Path, content: bytes) -> None:
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        whole = Path(folder, path.name)
+        whole.write_bytes(content)
+        whole.replace(path)

@@ -1,4 +1,4 @@
-"""Subnormal numbers as zero, in the threads of this process.
+"""Flush subnormal numbers to zero, in the threads of this process.
 
 A product with a subnormal operand or result takes some 20 times as long on Intel's CPUs. The moments of Adam become
 subnormal wherever an input is rarely different from zero. The mode is a property of a thread, which a new thread
@@ -25,35 +25,46 @@ _register = _REGISTERS.get(platform.machine())
 
 
 def are_flushed() -> bool:
-    """Return whether this thread computes with subnormal numbers as zero."""
-    if _register is None:
-        return False
-    word, bits = _register
-    return _environment()[word] & bits == bits
+    """Return whether this thread flushes subnormal numbers to zero."""
+    return _register is not None and _bits() == _register[1]
 
 
 def flush(enabled: bool) -> None:
-    """Make this thread, and those that it starts from now on, compute with subnormal numbers as zero, or as they are.
+    """Turn flush-to-zero on or off for this thread; threads that it starts later inherit the setting.
 
-    Without effect on CPUs that are neither x86 nor ARM.
+    No effect on CPUs other than x86-64 and aarch64.
     """
-    if _register is None or are_flushed() == enabled:
-        return
-    word, bits = _register
-    environment = _environment()
-    environment[word] = environment[word] | bits if enabled else environment[word] & ~bits
-    _library.fesetenv(environment)
+    if _register is not None:
+        _set_bits(_register[1] if enabled else 0)
 
 
 @contextmanager
 def flushed(enabled: bool) -> Iterator[None]:
-    """Flush inside the block; afterwards the thread is as before."""
-    before = are_flushed()
+    """Turn flush-to-zero on or off inside the block; afterwards this thread is as before."""
+    if _register is None:
+        yield
+        return
+    before = _bits()
     flush(enabled)
     try:
         yield
     finally:
-        flush(before)
+        _set_bits(before)
+
+
+def _bits() -> int:
+    """Return the bits of this thread's register that flush."""
+    assert _register is not None
+    word, bits = _register
+    return _environment()[word] & bits
+
+
+def _set_bits(value: int) -> None:
+    assert _register is not None
+    word, bits = _register
+    environment = _environment()
+    environment[word] = environment[word] & ~bits | value
+    _library.fesetenv(environment)
 
 
 def _environment() -> ctypes.Array[ctypes.c_uint32]:

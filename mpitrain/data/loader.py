@@ -49,7 +49,7 @@ class InMemory:
         self.labels.take(indices, axis=0, out=labels, mode="clip")
 
     def _copy_in_threads(self, threads: int, indices: Array, scale: float, out: Array) -> None:
-        """Copy a part of the examples in each thread: one cannot use the memory's full bandwidth."""
+        """Copy a part of the examples in each thread: one thread cannot use the memory's full bandwidth."""
 
         def copy(ends: tuple[int, int]) -> None:
             part = slice(*ends)

@@ -86,7 +86,7 @@ def first_error(statuses: Sequence[RankStatus]) -> RankStatus | None:
 
 
 def is_secondary_error(status: RankStatus) -> bool:
-    """Return whether this rank's exception can be a consequence of another rank's exit: MPI's, gloo's, a store's."""
+    """Return whether this rank's exception can follow from another rank's exit: of MPI, gloo, a store, the backend."""
     return status.error.startswith(_LOST_RANK) or _LOST_PEER.search(status.error) is not None
 
 
@@ -126,13 +126,13 @@ def describe_error(status: RankStatus, statuses: Sequence[RankStatus], ranks: in
     """Return a one-line description of a rank that ended with an exception."""
     text = f"{_name(status, ranks)}, ended with {status.error.splitlines()[0]}{_when(status, statuses)}"
     earlier = first_to_finish(statuses)
-    if earlier is not None and is_secondary_error(status):
+    if earlier is not None and earlier.ended_at < (status.ended_at or math.inf) and is_secondary_error(status):
         text += f"; rank {earlier.rank} had exited with status 0"
     return text
 
 
 def first_to_finish(statuses: Sequence[RankStatus]) -> RankStatus | None:
-    """Return the rank of a program that exited first with status 0 and without having been asked to; None if none."""
+    """Return the rank of a program that exited with status 0 first; None if there is none."""
     finished = [status for status in statuses if status.is_program and status.done and not status.stopped]
     return min(finished, key=lambda status: status.ended_at, default=None)
 
@@ -140,8 +140,8 @@ def first_to_finish(statuses: Sequence[RankStatus]) -> RankStatus | None:
 def describe_early_exit(status: RankStatus, ranks: int) -> str:
     """Return a one-line description of a rank of a program whose exit made the launcher end the other ranks."""
     return (
-        f"{_name(status, ranks)}, exited with status 0, and the launcher ended the other ranks: often because a rank "
-        "has not called MPI_Finalize (such as after os._exit(0))"
+        f"{_name(status, ranks)}, exited with status 0, and the launcher ended the other ranks; this rank probably did "
+        "not call MPI_Finalize (for example because of os._exit(0))"
     )
 
 

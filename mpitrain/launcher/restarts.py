@@ -10,6 +10,7 @@ from typing import Literal
 
 from ..process.rank_status import RankStatus
 from .exit_report import (
+    RankExit,
     describe_early_exit,
     describe_error,
     describe_exit,
@@ -25,6 +26,7 @@ from .exit_report import (
 
 Kind = Literal["finished", "stopped", "user error", "failed", "not begun"]
 _LONGEST_PAUSE_S = 60.0
+_CLEANUP_S = 10.0  # within which a launcher ends the other ranks
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def classify_exit(status: int, output: str, statuses: Sequence[RankStatus], rank
         step = _step_of([failed])
         return Outcome("failed", describe_error(failed, statuses, ranks), step, failed.rank)
     early = first_to_finish(statuses)
-    if early is not None and status >= 0 and not lost and all(found.signal == signal.SIGTERM for found in exits):
+    if early is not None and status >= 0 and not lost and _launcher_ended_others(early, exits, output, statuses):
         return Outcome("failed", describe_early_exit(early, ranks), _step_of([early]), early.rank)
     exits = exits or parse_exits(output)
     if statuses and lost and (not exits or is_secondary(exits[0])):
@@ -98,6 +100,17 @@ def classify_exit(status: int, output: str, statuses: Sequence[RankStatus], rank
     if not statuses:
         return Outcome("not begun", f"{launcher}, {how} before any rank started")
     return Outcome("failed", f"{launcher}, {how}{_at(step, is_program)}", step)
+
+
+def _launcher_ended_others(
+    early: RankStatus, exits: Sequence[RankExit], output: str, statuses: Sequence[RankStatus]
+) -> bool:
+    """Return whether the launcher has ended the other ranks because ``early`` had exited."""
+    if any(rank_exit.signal != signal.SIGTERM for rank_exit in exits):
+        return False
+    if any(status.signal and status.ended_at > early.ended_at + _CLEANUP_S for status in statuses):
+        return False
+    return bool(exits) or all(find_status(rank_exit, statuses) in (None, early) for rank_exit in parse_exits(output))
 
 
 def _step_of(statuses: Sequence[RankStatus]) -> int | None:

@@ -163,7 +163,8 @@ class DeviceConfig(OptionGroup):
         None, "BLAS threads per rank.", "N", minimum=1, default_text="cores / ranks of the node"
     )
     flush_denormals: bool = option(
-        True, "Compute with subnormal numbers (in float32 below 1.2e-38) as zero; many CPUs compute slowly with them."
+        True,
+        "Flush subnormal (denormal) numbers to zero, in float32 below 1.2e-38; many CPUs compute slowly with them.",
     )
     soft_placement: bool = option(True, "Workers without a GPU use the CPU if other workers have GPUs.")
     gpu_memory_fraction: float | None = option(

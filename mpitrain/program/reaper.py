@@ -68,7 +68,7 @@ class ProgramReaper(Reaper):
         super().__init__(own.run_dir, own.rank, child, page, stacks)
         self._own, self._output, self._options = own, output, own.request.options
         self._stop_signal = signal.Signals[f"SIG{self._options.signal}"]
-        self._is_stopping = self._has_said = False
+        self._is_stopping = self._has_stop_signal = self._has_said = False
         self._launcher = os.getppid()
         self._started_at, self._recorded_step = time.monotonic(), 0
         rank_status.register_program(own.run_dir, own.rank, child)
@@ -83,9 +83,10 @@ class ProgramReaper(Reaper):
             self._recorded_step = step
             rank_status.record_step(self._own.run_dir, self.rank, step)
         if (stop_at := self._own.world.stop_at) is not None and time.time() > stop_at:
-            if self.rank == 0 and not self._is_stopping:
-                _say("the time limit is near; asking the program to stop")
+            is_first = not self._is_stopping
             self._ask_to_stop()
+            if is_first and self.rank == 0:
+                _say("the time limit is near; the program has been asked to stop")
         self._report_without_progress()
         self._reap_orphans()
 
@@ -96,8 +97,9 @@ class ProgramReaper(Reaper):
         elif number == signal.SIGUSR1:
             self._ask_to_stop()
         else:
-            # Under mpitrain run it comes from the launcher, which ends its ranks because one has ended.
+            # Under mpitrain run a request comes as SIGUSR1; SIGTERM is usually the launcher's, which ends the ranks.
             self._is_stopping |= number in (signal.SIGTERM, signal.SIGINT) and ATTEMPT not in os.environ
+            self._has_stop_signal |= number == self._stop_signal
             os.kill(self.child, number)
 
     def end(self, killed_by: int, status: int) -> NoReturn:
@@ -154,8 +156,9 @@ class ProgramReaper(Reaper):
 
     def _ask_to_stop(self) -> None:
         """Send the program the signal to stop; once, because a second one may end it at once."""
-        if not self._is_stopping:
-            self._is_stopping = True
+        self._is_stopping = True
+        if not self._has_stop_signal:
+            self._has_stop_signal = True
             os.kill(self.child, self._stop_signal)
 
     def _report_without_progress(self) -> None:
@@ -176,7 +179,8 @@ class ProgramReaper(Reaper):
 
 
 def _say(line: str) -> None:
-    print(f"mpitrain: {line}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the terminal is gone, or a disk is full
+        print(f"mpitrain: {line}", file=sys.stderr, flush=True)
 
 
 def describe_ranks(size: int) -> str:

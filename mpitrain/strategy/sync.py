@@ -134,7 +134,7 @@ class Sync(BulkSynchronous):
         while self._handled < self._declared and self._barrier.reached(self._phase + self._handled + 1):
             if self._several_nodes:
                 self._reduce(self._handled)
-            elif self._updater.needs_sums or not math.isfinite(sum(self._barrier.losses.tolist())):
+            elif self._updater.needs_sums or not all(map(math.isfinite, self._barrier.losses.tolist())):
                 return  # left to ``finish``
             else:
                 self._update(self._handled, self._rows)

@@ -24,7 +24,7 @@ from .evaluation import Evaluator
 
 _log = logging.getLogger(__name__)
 
-_CHECKED_STEPS = 100  # between two looks at the mode for subnormal numbers
+_CHECK_STEPS = 100  # steps between two checks of flush-to-zero
 SAVE, VALIDATE = "save", "validate"  # reasons to request a consistent point
 
 
@@ -297,7 +297,7 @@ class KeepFlushing(Hook):
     """Restores the mode for subnormal numbers if a library or a hook has reset it, and warns once."""
 
     def begin(self, loop: TrainingLoop) -> None:
-        self._steps, self._reported = EveryNSteps(_CHECKED_STEPS), False
+        self._steps, self._reported = EveryNSteps(_CHECK_STEPS), False
         self._steps.start(loop.step)
 
     def after_step(self, loop: TrainingLoop) -> None:

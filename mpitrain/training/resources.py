@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import sys
 from collections.abc import Sequence
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from ..comm.cluster import Cluster
 from ..core.device import Device
@@ -27,6 +29,17 @@ def limit_threads(cluster: Cluster, given: int | None, devices: int) -> int:
     threads = max(1, (given or (from_environment[0] if from_environment else cluster.threads)) // devices)
     threadpool_limits(threads)
     return threads
+
+
+def restart_blas_threads() -> None:
+    """End OpenBLAS's threads; the next product starts new ones, which inherit this thread's flush-to-zero.
+
+    No other thread may be computing with BLAS.
+    """
+    for library in threadpool_info():
+        if library["internal_api"] == "openblas":
+            with contextlib.suppress(OSError, AttributeError):  # a build that does not export the function
+                ctypes.CDLL(library["filepath"]).blas_thread_shutdown_()
 
 
 def limit_threads_of_torch(threads: int) -> None:

@@ -38,7 +38,7 @@ from ..strategy.select import make_server, trains_on_gpus
 from .loop import Loop, RunFiles
 from .messages import headline, notes_on_data
 from .placement_report import placement_report
-from .resources import check_devices, limit_threads, limit_threads_of_torch
+from .resources import check_devices, limit_threads, limit_threads_of_torch, restart_blas_threads
 from .restore import restore
 from .telemetry import Telemetry
 from .versions import versions
@@ -94,9 +94,12 @@ def training_session(cluster: Cluster, request: TrainRequest, rank_status: RankS
 
     A parameter server serves before the block, until the workers have ended.
     """
-    # All threads that compute are started later, and inherit the mode.
-    with subnormals.flushed(request.config.device.flush_denormals), _session(cluster, request, rank_status) as session:
-        yield session
+    # Threads that compute are started later, and inherit the mode.
+    with subnormals.flushed(request.config.device.flush_denormals):
+        restart_blas_threads()
+        with _session(cluster, request, rank_status) as session:
+            yield session
+    restart_blas_threads()
 
 
 @contextmanager

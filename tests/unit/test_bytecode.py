@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import shutil
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from ..support.launch import ROOT, run
 
-ASK = "import mpitrain.plan.config as c, mpitrain; print(c.__file__); print(c.__cached__)"
+ASK = "import mpitrain.plan.config as c; print(c.__file__)"
 
 
 @pytest.fixture
@@ -21,48 +22,62 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def imported(folder: Path, **environment: str) -> str:
-    """Import a module of a copy of the package; return its file and where its compiled code would be."""
+def import_copy(folder: Path, **environment: str) -> None:
+    """Import a module of a copy of the package."""
     ours = {"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
     done = run([sys.executable, "-c", ASK], env=ours | environment, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(folder / "mpitrain"))
-    return done.stdout
 
 
 def stored(folder: Path) -> list[Path]:
-    return sorted((folder / "cache").rglob("config.*.pyc"))
+    return sorted((folder / "cache").rglob("mpitrain.plan.config-*.bin"))
 
 
 def test_modules_are_compiled_once(folder: Path) -> None:
-    imported(folder)
+    import_copy(folder)
     (path,) = stored(folder)
     assert not list(folder.glob("mpitrain/**/__pycache__"))
     before = path.stat().st_mtime_ns
-    imported(folder)
-    assert path.stat().st_mtime_ns == before
+    import_copy(folder)
+    assert stored(folder) == [path] and path.stat().st_mtime_ns == before
+
+
+def test_changed_source_is_compiled_whatever_its_time(folder: Path) -> None:
+    import_copy(folder)
     source = folder / "mpitrain" / "plan" / "config.py"
-    source.write_text(source.read_text() + "\n# changed\n")
-    imported(folder)
-    assert path.stat().st_mtime_ns != before
+    times = source.stat().st_atime_ns, source.stat().st_mtime_ns
+    source.write_text(source.read_text().replace("STALENESS = 3", "STALENESS = 4"))
+    os.utime(source, ns=times)
+    import_copy(folder)
+    assert len(stored(folder)) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged", marshal.dumps(3)])
+def test_damaged_code_is_compiled_again(folder: Path, content: bytes) -> None:
+    import_copy(folder)
+    (path,) = stored(folder)
+    path.write_bytes(content)
+    import_copy(folder)
+    assert path.read_bytes() != content
 
 
 @pytest.mark.parametrize("name", ["PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"])
 def test_the_users_choice_is_left_alone(folder: Path, name: str) -> None:
-    imported(folder, **{name: "" if name == "PYTHONDONTWRITEBYTECODE" else str(folder / "elsewhere")})
+    import_copy(folder, **{name: "" if name == "PYTHONDONTWRITEBYTECODE" else str(folder / "elsewhere")})
     assert not stored(folder)
 
 
 def test_a_folder_that_cannot_be_made(folder: Path) -> None:
     (folder / "cache").touch()
-    imported(folder)
+    import_copy(folder)
 
 
-def test_a_folder_of_another_user_is_not_used(folder: Path) -> None:
+def test_code_of_another_user_is_not_executed(folder: Path) -> None:
     if os.geteuid():
-        pytest.skip("only root can make another user's folder")
-    cache = folder / "cache" / "mpitrain" / "bytecode"
-    cache.mkdir(parents=True)
-    os.chown(cache, 65534, 65534)
-    imported(folder)
-    assert not stored(folder)
+        pytest.skip("only root can make another user's file")
+    import_copy(folder)
+    (path,) = stored(folder)
+    path.write_bytes(marshal.dumps(compile("raise SystemExit(3)", "theirs", "exec")))
+    os.chown(path, 65534, 65534)
+    import_copy(folder)

@@ -166,6 +166,9 @@ def test_a_program_that_exits_with_0_too_early_is_named() -> None:
     for others in ([ended], [rank(0, is_program=True)]):
         outcome = judged(1, exited, *others)
         assert (outcome.kind, outcome.rank) == ("failed", 1) and outcome.reason.startswith(RANK_1)
+    by_user = judged(1, exited, replace(ended, ended_at=9000.0))
+    assert by_user.rank == 0 and "signal 15" in by_user.reason
+    assert judged(1, exited, rank(0, is_program=True), output=OPEN_MPI.replace("rank 1", "rank 0")).rank == 0
     killed = judged(1, exited, replace(ended, signal=9))
     assert (killed.kind, killed.rank) == ("failed", 0)
     assert judged(-9, exited, rank(0, is_program=True)).rank is None  # the launcher was killed

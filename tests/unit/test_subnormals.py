@@ -12,6 +12,7 @@ import pytest
 from mpitrain.core import subnormals
 from mpitrain.core.kernels import kernel
 from mpitrain.training.hooks import KeepFlushing
+from mpitrain.training.resources import restart_blas_threads
 
 TINY = np.array([0x1000], np.uint32).view(np.float32)  # 5.7e-42
 
@@ -28,7 +29,10 @@ def doubled(how: str) -> int:
     if how == "numba":
         double(found)
     elif how == "blas":
-        found = np.full((1, 1), TINY) @ np.full((1, 1), 2, np.float32)
+        twice = np.zeros((64, 512), np.float32)
+        twice[0] = 2
+        found = np.full((512, 64), TINY) @ twice  # by several threads
+        assert len(np.unique(found)) == 1
     else:
         found = found * 2
     return int(found.view(np.uint32).flat[0])
@@ -38,10 +42,14 @@ def doubled(how: str) -> int:
 def test_numbers_are_flushed_inside_the_block_only(how: str) -> None:
     assert doubled(how) == 0x2000
     with subnormals.flushed(True):
+        restart_blas_threads()
         assert subnormals.are_flushed() and doubled(how) == 0
         with subnormals.flushed(False):
+            restart_blas_threads()
             assert not subnormals.are_flushed() and doubled(how) == 0x2000
+        restart_blas_threads()
         assert doubled(how) == 0
+    restart_blas_threads()
     assert not subnormals.are_flushed() and doubled(how) == 0x2000
 
 

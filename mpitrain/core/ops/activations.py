@@ -78,7 +78,7 @@ def add_bias(product: Array, bias: Array, kind: str, slope: float, buffer: Calla
 
 def add_bias_backward(kept: Any, kind: str, slope: float, dy: Array, bias_grad: Array) -> None:
     """Replace ``dy`` with the gradient of the product, and set the gradient of the bias."""
-    is_wide = bias_grad.size > 1  # NumPy adds a single column in pairs
+    is_wide = bias_grad.size > 1  # NumPy sums a single column pairwise, which is more accurate
     if kind == "relu" and is_wide:
         _relu_backward_sum(kept, dy, bias_grad)
         return

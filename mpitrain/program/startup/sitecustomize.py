@@ -6,6 +6,8 @@ Uses the standard library only, since the program's interpreter may be another o
 PYTHONPATH are as the user has set them, and the user's own module of this name is imported, if there is one.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import faulthandler
@@ -53,19 +55,18 @@ def _wait_for_gloo() -> None:
     the interpreter ends makes PyTorch abort the process (issue 190489 of PyTorch).
     """
     deadline = time.monotonic() + _GLOO_S
-    while _GLOO_THREAD in (states := _thread_states()):
-        time.sleep(0.001)  # leaves them the interpreter's lock
-        if "R" not in states[_GLOO_THREAD] or time.monotonic() > deadline:
+    while _GLOO_THREAD in _thread_states() and time.monotonic() < deadline:
+        time.sleep(0.001)  # releases the interpreter's lock, for which they may wait
+        if "R" not in _thread_states().get(_GLOO_THREAD, ""):
             return
 
 
 def _thread_states() -> dict[str, str]:
     """Return the states of this process's threads, such as ``RSS``, by name."""
     states: dict[str, str] = {}
-    with contextlib.suppress(OSError):
-        for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/stat") as file:
-                name, _, rest = file.read().partition("(")[2].rpartition(")")
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat", errors="replace") as file:
+            name, _, rest = file.read().partition("(")[2].rpartition(")")
             states[name] = states.get(name, "") + rest.split()[0]
     return states
 
