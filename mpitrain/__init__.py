@@ -8,10 +8,13 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from .core import bytecode, openblas as blas  # before NumPy is imported
+from .core import openblas as blas  # before NumPy is imported
 from .version import __version__
 
-bytecode.store(__name__)
+if sys.dont_write_bytecode:
+    from .core import bytecode
+
+    bytecode.store(__name__)
 
 if "torch" in sys.modules:  # otherwise ``import torch`` registers the backend, by the entry point
     import mpitrain_torch

@@ -82,6 +82,7 @@ class Run:
         if not self.path.is_dir():
             raise RecordError(f"{path}: no such directory; give a run directory, such as runs/JOB-TIME")
         self._process: subprocess.Popen[bytes] | None = None  # the supervisor, if this process has started it
+        self._stop_requested = False  # of that supervisor
         self._before: heartbeat.Status | None = None  # the status when this process started it
         self._shown: dict[Path, int] = {}  # bytes of output that ``wait`` has printed
         self._make_job: Callable[[], Job] | None = None  # if ``train`` has made this object
@@ -94,7 +95,7 @@ class Run:
     def status(self) -> RunStatus:
         """How far the run is. If it runs on another host, this may take 15 s."""
         found = heartbeat.read(self.path)
-        is_old = found is None or (self._before is not None and found.started_at == self._before.started_at)
+        is_old = self._is_old(found)
         if is_old and self._is_supervised():
             return RunStatus("starting")
         if is_old and self._process is not None and self._process.returncode:
@@ -103,6 +104,10 @@ class Run:
         if found is None:
             return RunStatus(state)
         return RunStatus(state, found.step, found.train_steps, found.reason)
+
+    def _is_old(self, found: heartbeat.Status | None) -> bool:
+        """Return whether there is no status of the run that this process has started."""
+        return found is None or (self._before is not None and found.started_at == self._before.started_at)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -175,6 +180,7 @@ class Run:
         """
         if self._process is not None:
             if self._process.poll() is None:
+                self._stop_requested = True
                 self._process.send_signal(signal.SIGINT)
             return
         status = heartbeat.read(self.path)
@@ -251,7 +257,8 @@ class Run:
         """
         status = self.status
         code = 0 if self._process is None else self._process.returncode
-        if code in _ENDED_AT_ONCE:
+        # While Python imports its first modules, an interrupt ends it with status 1.
+        if code in _ENDED_AT_ONCE or (self._stop_requested and code and self._is_old(heartbeat.read(self.path))):
             return replace(status, state="stopped", reason="ended without saving")
         has_failed = status.state in ("failed", "died") or (status.state == "unknown" and self._process is None)
         if code in (0, STOPPED_EARLY) and not has_failed:

@@ -59,9 +59,9 @@ class _StoringFinder:
 def store(package: str) -> None:
     """Store the compiled code of a package's modules in the user's cache from now on.
 
-    Does nothing if Python stores it beside the sources, or if there is no home directory.
+    Does nothing if the user has chosen a folder for Python's own cache, or if there is no home directory.
     """
-    if not sys.dont_write_bytecode or sys.pycache_prefix is not None:
+    if sys.pycache_prefix is not None:
         return
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

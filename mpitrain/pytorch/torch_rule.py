@@ -39,6 +39,7 @@ class TorchRule(Optimizer):
     numbers: tuple[str, ...] = field(default=(), kw_only=True)
     slots: tuple[str, ...] = field(default=(), kw_only=True)  # type: ignore[misc]
 
+    needs_rate = True
     part = 1 << 17
 
     @property

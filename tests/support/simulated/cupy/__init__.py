@@ -242,8 +242,9 @@ class RawModule:
     def __init__(self, *, code: str, options: tuple[str, ...], backend: str) -> None:
         from tests.support.emulation.kernels import EmulatedKernels
 
-        standard, stored = options
+        standard, stored, flushes = options
         assert backend == "nvrtc" and standard == "--std=c++17" and "KERNEL" in code
+        assert flushes in ("--ftz=true", "--ftz=false")  # the host flushes as its thread does
         self._stored = stored.removeprefix("-DSTORED=")
         self._kernels = EmulatedKernels(Path(os.environ["SIMULATED_CUDA_LIBRARY"]))
 
