@@ -96,9 +96,9 @@ class Optimizer(ABC):
             group, unless 0, applies to all of its parameters: ``adam(1e-3, groups={"head.*": {"weight_decay": 0.1}})``.
         layer_scaling: Scales the step of each parameter that matches ``decay_names`` by a ratio of norms, or None.
         slots: Names of the vectors that the rule keeps in addition to the parameters; any number, initially zero.
-        needs_rate: Whether ``update`` may change parameters also at a learning rate of 0; it is then not called for
-            those whose ``rate_factor`` is 0.
-        part: Number of elements that ``update`` should get at least, if there are as many; it is called less often.
+        changes_at_rate_zero: Whether ``update`` may change parameters also at a learning rate of 0; it is then not
+            called for those whose ``rate_factor`` is 0.
+        part: Number of elements that ``update`` should get at least, if there are as many, because a call is slow.
         trust_ratio: What scales the steps; a subclass may override it.
 
     Raises:
@@ -116,7 +116,7 @@ class Optimizer(ABC):
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, kw_only=True)
 
     slots: ClassVar[tuple[str, ...]] = ()
-    needs_rate: ClassVar[bool] = False
+    changes_at_rate_zero: ClassVar[bool] = False
     part: ClassVar[int] = 0
 
     def __post_init__(self) -> None:

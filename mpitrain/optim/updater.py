@@ -219,7 +219,7 @@ class Updater:
                         grads += l2 * params
                     if segment.decayed and weight_decay:
                         params *= 1 - weight_decay
-                    if group.factor or not group.applied.needs_rate:
+                    if group.factor or not group.applied.changes_at_rate_zero:
                         update(params, grads, slots, rate, step)
                     average += ema_weight * (params[: average.size] - average)
                 backend.store(part, start, stop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,24 +40,27 @@ class TorchRule(Optimizer):
     numbers: tuple[str, ...] = field(default=(), kw_only=True)
     slots: tuple[str, ...] = field(default=(), kw_only=True)  # type: ignore[misc]
 
-    needs_rate = True
-    part = 1 << 17
+    changes_at_rate_zero = True
+    part = 1 << 20
 
     @property
     def name(self) -> str:
         return self.kind.__name__
 
     def check(self) -> None:
-        """Do nothing: the rules of torch are known, and an element of a number's slot stands for all."""
+        """Do nothing: the rules of torch are known, and the slot of a number depends on all its elements."""
 
     def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
-        parameter = _tensor(params)
+        parameter, optimizer = _tensor(params), self._optimizer
         parameter.grad = _tensor(grads)
-        optimizer = _make(self.kind, parameter, self.options, rate)
-        if step > 0:  # otherwise the optimizer makes its state
+        (group,) = optimizer.param_groups
+        group["params"], group["lr"] = [parameter], rate
+        optimizer.state.clear()
+        if step > 0 or self.kind is Adagrad:  # else step() makes the state
             state = {"step": torch.tensor(float(step))}
             state |= {name: _tensor(slots[name]) for name in self.vectors}
-            state |= {name: torch.tensor(float(slots[name][0])) for name in self.numbers}
+            # Not of the first element: the gaps between parameters are zero after a resume.
+            state |= {name: torch.tensor(float(slots[name].max())) for name in self.numbers}
             self._set_initial(state, rate)
             optimizer.state[parameter] = state
         optimizer.step()
@@ -67,6 +71,10 @@ class TorchRule(Optimizer):
                 slot.copy_(state[name])
         for name in self.numbers:
             slots[name][...] = float(state[name])
+
+    @cached_property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return _make(self.kind, torch.zeros(1), self.options)
 
     def _set_initial(self, state: dict[str, torch.Tensor], rate: float) -> None:
         """Set state that is not zero at first, for parameters that were not trained before."""
@@ -80,7 +88,7 @@ def state_of(kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> t
     """Return the names of an optimizer's state that has the parameter's shape, and of its numbers except ``step``."""
     parameter = torch.zeros(3)
     parameter.grad = torch.ones(3)
-    optimizer = _make(kind, parameter, options, 0.1)
+    optimizer = _make(kind, parameter, options)
     optimizer.step()
     shapes = {
         name: value.shape if isinstance(value, torch.Tensor) else ()
@@ -98,15 +106,13 @@ def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make(
-    kind: type[torch.optim.Optimizer], parameter: torch.Tensor, options: Mapping[str, Any], rate: float
+    kind: type[torch.optim.Optimizer], parameter: torch.Tensor, options: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
     """Return an optimizer of one parameter, with the implementation for one tensor."""
-    optimizer = kind([parameter], lr=rate)  # type: ignore[call-arg]
+    optimizer = kind([parameter], lr=0.1)  # type: ignore[call-arg]
     (group,) = optimizer.param_groups
     group.update(options)
     group.update({name: value for name, value in _IMPLEMENTATION.items() if name in group})
-    if isinstance(optimizer, Adagrad):  # has made its state with its default
-        optimizer.state[parameter]["sum"].fill_(options["initial_accumulator_value"])
     return optimizer
 
 

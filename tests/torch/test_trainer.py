@@ -38,12 +38,12 @@ def train(mpi: Mpi, n: int, run_dir: Path, *flags: object, launch: tuple[object,
 
 
 def plain_loop(
-    kind: str, optimizer: str, epochs: int, scheduler: str = "", clip_norm: float | None = None
+    kind: str, optimizer: str, epochs: int, scheduler: str = "", clip_norm: float | None = None, seed: int = SEED
 ) -> dict[str, np.ndarray]:
     """Train as torch's users do, on whole batches in the order of mpitrain; return the parameters and buffers."""
     from .own_loop import make_optimizer, make_scheduler
 
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
     model = models.make(kind).double()
     loss_of = models.per_token if kind == "gpt" else nn.CrossEntropyLoss()
     rule = make_optimizer(optimizer, model)
@@ -90,10 +90,10 @@ def test_optimizers_of_torch(
     assert_close(stored, plain_loop("mlp", optimizer, 3, scheduler, clip_norm), tolerance)
 
 
-def test_an_optimizer_of_torch_updates_a_shard(openmpi: Mpi, tmp_path: Path) -> None:
+def test_a_server_updates_with_an_optimizer_of_torch(openmpi: Mpi, tmp_path: Path) -> None:
     flags = ["--optimizer", "nadam", "--batch-size", TOTAL]
-    stored = train(openmpi, 1, tmp_path, *flags, launch=("--mode", "async"))
-    assert_close(stored, plain_loop("mlp", "nadam", 2), 1e-10)
+    stored = train(openmpi, 2, tmp_path, *flags, launch=("--mode", "async", "--ps", "1"))
+    assert_close(stored, plain_loop("mlp", "nadam", 2, seed=1), 1e-10)  # rank 1 is the worker, and so the chief
 
 
 def test_the_state_of_an_optimizer_of_torch_is_resumed_on_other_ranks(openmpi: Mpi, tmp_path: Path) -> None:
