@@ -133,14 +133,7 @@ def run_tests(backend: str, path: Path, ranks: int, cpu: bool, names: list[str],
                 outcome, text = "failed", f"{type(error).__name__}: {str(error)[:1500]}\n{place}"
             seconds = time.perf_counter() - began
             results.write(json.dumps({"test": name, "outcome": outcome, "text": text, "s": round(seconds, 2)}) + "\n")
-            failed, failures = bytearray([outcome == "failed"]), bytearray(comm.size)
-            ended, until = comm.Iallgather(failed, failures), time.perf_counter() + (5 if failed[0] else 1000)
-            while not ended.Test():
-                time.sleep(1e-3)
-                if time.perf_counter() > until:
-                    os._exit(1)  # the other ranks hang, because this one has failed
-            if any(failures):
-                os._exit(1)  # a rank that has failed may have left the others in an operation: go on with new ranks
+            torch_suite.exit_if_any_failed(comm, outcome == "failed")
             if dist.is_initialized():
                 dist.destroy_process_group()
 

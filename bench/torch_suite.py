@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 TEST_LIMIT_S = 60.0
 START_LIMIT_S = 60.0
@@ -125,16 +126,24 @@ def run_tests(backend: str, names: list[str], folder: Path) -> None:
                 outcome, text = "failed", f"{type(error).__name__}: {str(error)[:1500]}"
             seconds = time.perf_counter() - began
             results.write(json.dumps({"test": name, "outcome": outcome, "text": text, "s": round(seconds, 2)}) + "\n")
-            failed, failures = bytearray([outcome == "failed"]), bytearray(comm.size)
-            ended, until = comm.Iallgather(failed, failures), time.perf_counter() + (5 if outcome == "failed" else 1000)
-            while not ended.Test():
-                time.sleep(1e-3)
-                if time.perf_counter() > until:
-                    os._exit(1)  # the other ranks hang, because this one has failed
-            if any(failures):
-                os._exit(1)  # a rank that has failed may have left the others in an operation: go on with new ranks
+            exit_if_any_failed(comm, outcome == "failed")
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+
+def exit_if_any_failed(comm: Any, has_failed: bool) -> None:
+    """End this rank if the test has failed on any rank: others may still be in an operation. Collective over ``comm``.
+
+    The remaining tests then run on new ranks.
+    """
+    own, all_ranks = bytearray([has_failed]), bytearray(comm.size)
+    request, deadline = comm.Iallgather(own, all_ranks), time.perf_counter() + (5 if has_failed else 1000)
+    while not request.Test():
+        time.sleep(1e-3)
+        if time.perf_counter() > deadline:
+            os._exit(1)  # the other ranks hang, because this one has failed
+    if any(all_ranks):
+        os._exit(1)
 
 
 # The program that starts the ranks.
