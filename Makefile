@@ -1,5 +1,5 @@
 # make demo       train on two ranks
-# make test       the tests that need only Python, make and the package index; under five minutes
+# make test       the tests that need only Python, make and the package index; about five minutes on two cores
 # make test-all   all other tests: MPICH, emulated GPU kernels, several hosts, Slurm, parallel HDF5, a browser
 #                With SAMPLE=1/3, parametrized tests that start ranks run a third of their parameters, and a third of the
 #                other such tests is skipped; CI changes the part at each commit

@@ -82,7 +82,7 @@ class Run:
         if not self.path.is_dir():
             raise RecordError(f"{path}: no such directory; give a run directory, such as runs/JOB-TIME")
         self._process: subprocess.Popen[bytes] | None = None  # the supervisor, if this process has started it
-        self._stop_requested = False  # of that supervisor
+        self._stop_requested = False  # whether ``stop`` has interrupted that supervisor
         self._before: heartbeat.Status | None = None  # the status when this process started it
         self._shown: dict[Path, int] = {}  # bytes of output that ``wait`` has printed
         self._make_job: Callable[[], Job] | None = None  # if ``train`` has made this object

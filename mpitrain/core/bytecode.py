@@ -1,4 +1,4 @@
-"""Store this package's compiled modules in the user's cache if Python may not write them beside the sources.
+"""Store the bytecode of this package's modules in the user's cache if Python does not write ``__pycache__``.
 
 With ``PYTHONDONTWRITEBYTECODE``, which container images set, and sources that were not compiled at installation, each
 rank of each run would compile 170 modules.
@@ -20,7 +20,7 @@ from types import CodeType, ModuleType
 
 
 class _StoringLoader(SourceFileLoader):
-    """Loads a module; stores its compiled code in a folder, under a name that depends on its path and its source."""
+    """Loads a module; stores its bytecode in a folder, in a file named by a digest of path and source."""
 
     def __init__(self, name: str, path: str, folder: Path) -> None:
         super().__init__(name, path)
@@ -38,7 +38,7 @@ class _StoringLoader(SourceFileLoader):
 
 
 class _StoringFinder:
-    """Finds the modules of a package that have no compiled code beside their sources."""
+    """Finds the modules of a package that are not in ``__pycache__``."""
 
     def __init__(self, package: str, folder: Path) -> None:
         self._prefix, self._folder = f"{package}.", folder
@@ -57,7 +57,7 @@ class _StoringFinder:
 
 
 def store(package: str) -> None:
-    """Store the compiled code of a package's modules in the user's cache from now on.
+    """Store the bytecode of a package's modules in the user's cache when they are imported.
 
     Does nothing if the user has chosen a folder for Python's own cache, or if there is no home directory.
     """
@@ -75,7 +75,7 @@ def store(package: str) -> None:
 
 
 def _read(path: Path) -> CodeType | None:
-    """Return stored code; None if there is none, if another user has written it, or if it is damaged."""
+    """Return the code of a file; None if the file does not exist, belongs to another user, or is damaged."""
     try:
         with path.open("rb") as file:
             is_own = os.fstat(file.fileno()).st_uid in (0, os.geteuid())  # it is executed

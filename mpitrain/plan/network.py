@@ -48,7 +48,7 @@ class Network(Protocol):
         """Return a dataset that the model can use as a split; return anything else as it is."""
 
     def rule_of(self, given: Any) -> Any:
-        """Return an optimizer of torch for this model, or what makes it, as one of this package; else it as it is.
+        """Translate an optimizer of torch for this model, or a function that makes one; return anything else as it is.
 
         Raises:
             JobError: This package does not support the optimizer.

@@ -24,7 +24,7 @@ def accuracy(log: str) -> float:
     return float(log.split("accuracy ")[-1].split()[0])
 
 
-def until(what: Callable[[], object], timeout: float = 120) -> None:
+def until(what: Callable[[], object], timeout: float = 60) -> None:
     deadline = time.monotonic() + timeout
     while not what():
         assert time.monotonic() < deadline, "it does not happen"

@@ -1,4 +1,4 @@
-"""Compiled modules in the user's cache, where Python writes none beside the sources."""
+"""The bytecode of the package's modules in the user's cache, if Python does not write ``__pycache__``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_modules_are_compiled_once(folder: Path) -> None:
     assert stored(folder) == [path] and path.stat().st_mtime_ns == before
 
 
-def test_changed_source_is_compiled_whatever_its_time(folder: Path) -> None:
+def test_changed_source_is_compiled_even_if_its_time_is_the_same(folder: Path) -> None:
     import_copy(folder)
     source = folder / "mpitrain" / "plan" / "config.py"
     times = source.stat().st_atime_ns, source.stat().st_mtime_ns

@@ -1,6 +1,6 @@
 """Python imports this module when a program of ``mpitrain run`` starts: it lets ``mpitrain stacks`` show its stacks.
 
-It also prevents an abort at the end of programs that use gloo.
+It also prevents that PyTorch aborts a program that uses gloo while the interpreter shuts down.
 
 Uses the standard library only, since the program's interpreter may be another one. Afterwards the import path and
 PYTHONPATH are as the user has set them, and the user's own module of this name is imported, if there is one.
@@ -51,8 +51,8 @@ def _warn_of_other_launchers() -> None:
 def _wait_for_gloo() -> None:
     """Wait until gloo's threads are idle.
 
-    The main thread goes on as soon as an operation is done. A thread that releases the operation's tensors only when
-    the interpreter ends makes PyTorch abort the process (issue 190489 of PyTorch).
+    An operation is complete before its thread has released the tensors. If the thread releases them while the
+    interpreter shuts down, PyTorch aborts the process (PyTorch issue 190489).
     """
     deadline = time.monotonic() + _GLOO_S
     while _GLOO_THREAD in _thread_states() and time.monotonic() < deadline:

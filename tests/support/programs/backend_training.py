@@ -120,7 +120,7 @@ def saved() -> None:
 
 
 def saved_while_training() -> None:
-    """Save an FSDP2 model in the background, over a group of its own; restore it from the file, and from rank 0."""
+    """Save an FSDP2 model in the background, over a second group; restore it from the file, and from rank 0."""
     mesh = init_device_mesh("cpu", (SIZE,))
     folder = [tempfile.mkdtemp() if RANK == 0 else None]
     dist.broadcast_object_list(folder)
