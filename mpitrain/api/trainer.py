@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import logging
 import math
 import sys
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .. import checkpoint, optim
 from ..data.batch import Batch
 from ..data.split import DescribedSplit, Examples, Split
+from ..data.steps import Steps
 from ..errors import CheckpointError, ConfigError, JobError, UserError
 from ..inference.model import load
 from ..monitor.trace import span
@@ -25,16 +30,18 @@ from ..plan.config import RunConfig
 from ..plan.job import Job
 from ..plan.options import run_config
 from ..process.signals import STOPPED_EARLY
-from ..pytorch.batches import CollatedBatch, as_split
+from ..pytorch.batches import CollatedBatch, as_split, seed_all
 from ..pytorch.network import LossInLoop
 from ..pytorch.torch_rule import options_of
-from ..pytorch.translation import translated
+from ..pytorch.translation import GroupRate, check_new, translated
 from ..training.hooks import SAVE
 from ..training.rank import Rank
 from ..training.session import TrainRequest, given_run_dir, training_session
 from ..training.stepped_loop import SteppedLoop
+from .script_state import HasState, ScriptState
 from .train import script_path
 
+_log = logging.getLogger(__name__)
 _WAIT = span("wait")
 _ELSEWHERE = {  # options of a run that a Trainer gets in another way
     "batch_size": "pass it to trainer.loader",
@@ -66,13 +73,22 @@ class Trainer:
 
     Flags before the script in ``mpitrain run FLAGS script.py`` replace ``mode`` and ``options``.
 
+    In ``sync`` and ``local`` on CPUs, without ``accumulate_steps``, the loop may use and change gradients between
+    ``backward`` and ``step``, on all ranks alike: in ``sync`` they are those of all workers; see ``overlap``. The first
+    use is collective. ``optimizer.step()`` is the same as ``step()``. Values that the loop, or a scheduler of torch,
+    writes to ``optimizer.param_groups`` apply from the next step on; write the same on all ranks.
+
     Args:
         model: Used unmodified. All ranks begin with the chief's parameters and buffers.
-        optimizer: One of ``torch.optim`` except LBFGS, Adafactor, Muon and SparseAdam, whose ``step`` is not called; or
-            one of ``mpitrain.optim``. The ranks of a node share its work and its state.
-        scheduler: A learning-rate scheduler of the optimizer, or None. Its ``step`` is not called.
-        scheduler_interval: Whether the scheduler counts epochs or steps.
+        optimizer: One of ``torch.optim`` except LBFGS, Adafactor, Muon and SparseAdam, or one of ``mpitrain.optim``.
+            The ranks of a node share its work and its state.
+        scheduler: A learning-rate scheduler of the optimizer whose ``step`` the Trainer calls; None if there is none,
+            or if the loop calls it.
+        scheduler_interval: Whether the Trainer calls it after each epoch or after each step.
         clip_norm: Maximum Euclidean norm of the averaged gradient.
+        overlap: Whether gradients are averaged and applied during the backward pass, so that the loop cannot use or
+            change them, and calls ``backward`` and ``step`` once for each batch. None if the first step decides: they
+            are unless it uses a gradient, or calls ``backward`` several times.
         mode: How workers agree on the parameters.
         options: The flags of ``mpitrain train``, such as ``ps=1, run_dir="runs/first", save_secs=600``.
 
@@ -80,6 +96,9 @@ class Trainer:
         model: As given.
         rank, size: Index of this worker, and the number of workers.
         chief: Whether this is the worker that prints and writes files.
+        state: Values of the script by name, such as the best accuracy so far: numbers, strings, tensors, and lists,
+            tuples and dicts of these. Checkpoints contain the chief's; a run that resumes has them from the first epoch
+            or step on.
 
     Raises:
         UserError: On a single rank without a launcher: an argument is not valid. Otherwise the error is printed, and
@@ -94,17 +113,19 @@ class Trainer:
         scheduler: Any = None,
         scheduler_interval: Literal["epoch", "step"] = "epoch",
         clip_norm: float | None = None,
+        overlap: bool | None = None,
         mode: str = "sync",
         **options: Any,
     ) -> None:
-        self.model = model
+        self.model, self._overlap, self._clip_norm = model, overlap, clip_norm
         self._loader: TrainLoader | None = None
         self._loop: SteppedLoop | None = None  # while it trains
         self._epoch: int | None = None  # that trains
         self._examples = self._last = 0  # examples of an epoch; the last epoch
         self._has_more = False  # whether this epoch has batches that the loop has not used
         self._torch_optimizer: torch.optim.Optimizer | None = None
-        self._scheduler = scheduler
+        self._scheduler, self._by_epoch, self._scheduler_steps = scheduler, scheduler_interval == "epoch", 0
+        self._rates_in_backward: list[float] = []
         caller = sys._getframe(1)
         self._source = caller.f_code.co_filename, caller.f_lineno  # for errors
         self._rank = rank = Rank.of_script()
@@ -119,16 +140,14 @@ class Trainer:
                         raise JobError("scheduler and clip_norm are options of the optimizers of mpitrain.optim")
                     self._optimizer = optimizer
                 else:
-                    self._optimizer = translated(optimizer, model, scheduler, scheduler_interval, clip_norm)
-                    optimizer.register_step_pre_hook(_refuse_step)
-                    optimizer.register_load_state_dict_pre_hook(_refuse_state)
-                    optimizer.register_state_dict_pre_hook(_warn_of_state)
-                    self._torch_optimizer = optimizer
-                    self._rates = [group["lr"] for group in optimizer.param_groups]
-                    self._options = [options_of(group) for group in optimizer.param_groups]
+                    self._use_optimizer_of_torch(optimizer, scheduler, scheduler_interval)
             rank.cluster.assign(self._config)
             self.rank, self.size = rank.cluster.task_index, len(rank.cluster.worker_ranks)
             self.chief = rank.cluster.chief
+            self._script = ScriptState(rank.cluster)
+            self._script.add_part("overlap", self._decided_overlap, self._load_overlap)
+            if self._torch_optimizer is not None:
+                self._script.add_part("optimizer", self._optimizer_state, self._load_optimizer_state)
             _use_values_of_chief(model, rank)
             if rank.cluster.is_server:
                 self._serve()
@@ -139,9 +158,34 @@ class Trainer:
         return 0 if self._loop is None else self._loop.step
 
     @property
+    def state(self) -> dict[str, Any]:
+        return self._script.values
+
+    @state.setter
+    def state(self, values: dict[str, Any]) -> None:
+        self._script.values = dict(values)
+
+    @property
     def device(self) -> torch.device:
         """The device of the model's parameters."""
         return next(self.model.parameters()).device
+
+    def register(self, name: str, owner: HasState, per_rank: bool = False) -> None:
+        """Save the state of an object in checkpoints, and restore it when a run resumes. Local; before training begins.
+
+        Schedulers of the optimizer need not be registered.
+
+        Args:
+            name: Its name in checkpoints.
+            owner: Has ``state_dict``, which returns tensors, numbers, strings, and lists, tuples and dicts of these,
+                and ``load_state_dict``: an ``AveragedModel``, a ``GradScaler``, or a class of the script's own.
+            per_rank: Whether each worker has a state of its own, which is dropped if their number changes; otherwise
+                all workers get the chief's.
+        """
+        with self._rank.errors_end_the_run():
+            if self._loop is not None or self._epoch is not None:
+                raise JobError(f"trainer.register({name!r}, ...) was called after training has begun: call it before")
+            self._script.add(name, owner, per_rank)
 
     def loader(self, dataset: Examples | Split, batch_size: int) -> TrainLoader:
         """Return what takes the place of ``DataLoader`` and ``DistributedSampler`` for the training examples.
@@ -174,7 +218,7 @@ class Trainer:
         To finish earlier, call ``stop``; do not leave the loop with ``break``.
         """
         loop = self._open(count)
-        while loop is not None and loop.take() is not None:
+        while loop is not None and self._take(loop):
             self._epoch = loop.data_cursor // self._examples if self._epoch is None else self._epoch + 1
             self._has_more = True
             yield self._epoch
@@ -186,50 +230,176 @@ class Trainer:
                     )
         self._close()
 
-    def backward(self, loss: Tensor) -> None:
-        """Compute the gradient of the loss, and average it with the other workers' as it becomes complete.
+    def steps(self, count: int) -> Iterator[int]:
+        """Yield the steps to train, from 0, or from that at which a resumed run has stopped, to ``count - 1``.
 
-        Takes the place of ``optimizer.zero_grad()`` and ``loss.backward()``.
+        In place of a loader and ``epochs``, for loops that make their own data. At each step the random generators of
+        torch, NumPy and Python are seeded by the run's seed, the rank and the step, so that a resumed run equals one
+        that was not interrupted. Otherwise like ``epochs``.
+        """
+        with self._rank.errors_end_the_run():
+            if self._loader is not None:
+                raise JobError(
+                    "trainer.steps was called twice, or after trainer.loader, whose place it takes: use one of them"
+                )
+            if not isinstance(count, int) or count < 1:
+                raise JobError(f"trainer.steps got {count!r}: must be a number of steps, at least 1")
+            self._loader = TrainLoader(self, Steps(count, self._config.gradients_per_step(self.size)), 1)
+        loop = self._open(1)
+        self._epoch = 0
+        while loop is not None and self._take(loop):
+            with self._rank.errors_end_the_run():
+                seed_all(self._config.training.seed, loop.micro_batch().position)
+            yield loop.step
+            with self._rank.errors_end_the_run():
+                if loop.is_pending:
+                    raise JobError("a step of trainer.steps was skipped: call trainer.backward in each")
+        self._close()
+
+    def _take(self, loop: SteppedLoop) -> bool:
+        with self._rank.errors_end_the_run():
+            return loop.take() is not None
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradient of the loss, in place of ``loss.backward()``.
+
+        It begins at zero after ``step``, with or without ``optimizer.zero_grad()``; calls before ``step`` add up.
 
         Args:
             loss: The mean over the batch.
         """
-        self._require_loop().backward(loss)
-
-    def step(self) -> None:
-        """Update the parameters, in place of ``optimizer.step()``. Collective over the workers if they take the same
-        steps."""
         loop = self._require_loop()
         if self._torch_optimizer is not None:
-            self._check_options(self._torch_optimizer)
-        loop.finish()
-        if self._torch_optimizer is not None and self._scheduler is not None:
-            self._show_rates(self._torch_optimizer, loop.learning_rate)
+            self._use_changed_options(loop, self._torch_optimizer)
+            self._rates_in_backward = [rate.as_set() for rate in self._rates]
+        loop.backward(loss)
 
-    def _check_options(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse options that the script has changed: servers and other workers do not know them."""
+    def step(self) -> None:
+        """Update the parameters, as ``optimizer.step()`` does. Collective over the workers if they take the same
+        steps."""
+        loop, changed = self._require_loop(), False
+        if self._torch_optimizer is not None:
+            changed = self._use_changed_options(loop, self._torch_optimizer)
+            self._torch_optimizer._opt_called = True  # type: ignore[attr-defined]  # as schedulers expect
+        loop.update(divide=changed)
+        self._advance_scheduler(loop)
+
+    # The optimizer of torch.
+
+    def _use_optimizer_of_torch(self, optimizer: torch.optim.Optimizer, scheduler: Any, interval: str) -> None:
+        """Let the optimizer's ``step``, and what the script writes to its groups, take effect."""
+        if interval not in ("epoch", "step"):
+            raise JobError(f"Trainer(scheduler_interval={interval!r}): must be 'epoch' or 'step'")
+        if scheduler is not None and not isinstance(scheduler, LRScheduler):
+            raise JobError(f"Trainer(scheduler=...) got {type(scheduler).__name__}: must be an LRScheduler of torch")
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise JobError(
+                "Trainer(scheduler=...) got ReduceLROnPlateau, which needs a metric: call its step in the loop, with "
+                "the same value on all ranks, such as trainer.mean(loss)"
+            )
+        check_new(optimizer)
+        self._rates = [GroupRate(group) for group in optimizer.param_groups]
+        self._optimizer = translated(optimizer, self.model, self._rates, self._clip_norm)
+        self._options = [options_of(group) for group in optimizer.param_groups]
+        self._given = [{"lr": float(group["lr"]), **options_of(group)} for group in optimizer.param_groups]
+        self._torch_optimizer = optimizer
+
+        def step(_: torch.optim.Optimizer, closure: Any = None) -> None:
+            if closure is not None:
+                raise JobError("optimizer.step(closure) is not supported: call trainer.backward(loss), and step()")
+            self.step()
+
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else schedulers warn
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]  # GradScaler unscales
+        optimizer.register_load_state_dict_pre_hook(_refuse_state)
+        optimizer.register_state_dict_pre_hook(_warn_of_state)
+
+    def _use_changed_options(self, loop: SteppedLoop, optimizer: torch.optim.Optimizer) -> bool:
+        """Update with the options that the groups have now; return whether they have changed since ``backward``."""
         if len(optimizer.param_groups) != len(self._options):
             raise JobError("a parameter group was added to the optimizer: add it before making the Trainer")
-        for index, group in enumerate(optimizer.param_groups):
-            rate, options = self._rates[index], self._options[index]
-            if self._scheduler is None and group["lr"] != rate:
+        options = [options_of(group) for group in optimizer.param_groups]
+        rates = [rate.as_set() for rate in self._rates]
+        changed = options != self._options or (bool(self._rates_in_backward) and rates != self._rates_in_backward)
+        if changed and not loop.can_change_options:
+            raise JobError(
+                "an option of the optimizer was changed between backward and step, when it may have been used already: "
+                "change it before trainer.backward, or pass overlap=False to the Trainer"
+            )
+        if options != self._options:
+            rule = translated(optimizer, self.model, self._rates, self._clip_norm)
+            if rule.slots != self._optimizer.slots:
                 raise JobError(
-                    f"the learning rate in the optimizer was changed from {rate:g} to {float(group['lr']):g}: pass the "
-                    "scheduler that changes it, as in Trainer(model, optimizer, scheduler=scheduler)"
+                    f"the options of {type(optimizer).__name__} were changed so that it needs other state: set "
+                    "momentum or amsgrad before making the Trainer"
                 )
-            for name, value in options.items():
-                if group[name] != value:
-                    raise JobError(
-                        f"the option {name} of the optimizer's parameter group {index} was changed from {value!r} to "
-                        f"{group[name]!r}: set it before making the Trainer"
-                    )
+            loop.set_optimizer(rule)
+            self._optimizer, self._options = rule, options
+        return changed
 
-    def _show_rates(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
-        """Set the rates of the last step in torch's optimizer and scheduler, where scripts read them."""
-        shown = [rate * initial / self._rates[0] if self._rates[0] else rate for initial in self._rates]
-        for group, group_rate in zip(optimizer.param_groups, shown, strict=True):
-            group["lr"] = group_rate
-        self._scheduler._last_lr = shown
+    def _advance_scheduler(self, loop: SteppedLoop) -> None:
+        """Call the scheduler as often as its interval has passed."""
+        if self._scheduler is None:
+            return
+        done = loop.step
+        if self._by_epoch:
+            examples = loop.data_cursor if loop.synchronous else loop.step * loop.plan.step_examples
+            done = examples // self._examples
+        while self._scheduler_steps < done:
+            self._scheduler_steps += 1
+            try:
+                self._scheduler.step()
+            except ValueError as error:
+                name = type(self._scheduler).__name__
+                raise JobError(f"{name} has no rate after {self._scheduler_steps - 1} steps: {error}") from error
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        """Return what checkpoints contain of the optimizer besides its slots, and of its schedulers."""
+        assert self._torch_optimizer is not None
+        return {
+            "given": self._given,
+            "groups": [{"lr": float(group["lr"]), **options_of(group)} for group in self._torch_optimizer.param_groups],
+            "schedulers": [[type(each).__name__, each.state_dict()] for each in self._schedulers()],
+            "scheduler_steps": self._scheduler_steps,
+        }
+
+    def _load_optimizer_state(self, state: dict[str, Any]) -> None:
+        assert self._torch_optimizer is not None
+        schedulers, groups = self._schedulers(), self._torch_optimizer.param_groups
+        self._scheduler_steps = state["scheduler_steps"]
+        if state["given"] != self._given and not schedulers:
+            return  # the script has other options now
+        if state["given"] != self._given:
+            _log.info("the options of the optimizer are those of the checkpoint, which the schedulers continue")
+        if len(groups) == len(state["groups"]):
+            for group, saved in zip(groups, state["groups"], strict=True):
+                group.update(saved)
+        if [type(each).__name__ for each in schedulers] != [name for name, _ in state["schedulers"]]:
+            raise CheckpointError(
+                "the checkpoint has the state of other schedulers of the optimizer than the script; pass --resume "
+                "never to start a new run"
+            )
+        for scheduler, (_, saved) in zip(schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(saved)
+
+    def _decided_overlap(self) -> bool | None:
+        """Return what the first step has decided, so that a run that resumes does not decide again."""
+        return self._overlap if self._loop is None else self._loop.overlaps
+
+    def _load_overlap(self, overlap: bool | None) -> None:
+        if self._overlap is None:
+            self._overlap = overlap
+
+    def _schedulers(self) -> list[Any]:
+        """Return the schedulers of the optimizer that are not parts of others: torch keeps no list of them."""
+        found = [
+            each
+            for each in gc.get_objects()
+            if issubclass(type(each), LRScheduler) and each.__dict__.get("optimizer") is self._torch_optimizer
+        ]
+        parts = {id(part) for each in found for part in getattr(each, "_schedulers", ())}
+        return sorted((each for each in found if id(each) not in parts), key=lambda each: type(each).__name__)
 
     def save(self) -> None:
         """Request a checkpoint; it is written as soon as all workers hold the same parameters. Local.
@@ -242,14 +412,43 @@ class Trainer:
         """Finish training early: all workers stop after a step that they have begun. Local; one rank is enough."""
         self._require_loop().stop(reason)
 
-    def mean(self, value: float | Tensor) -> float:
-        """Return the mean of a number over the workers.
+    # Collective over the workers: call them on all of them, not inside ``if trainer.rank == 0``.
 
-        Collective over the workers: call it on all of them, not inside ``if trainer.rank == 0``.
+    def mean(self, value: float | Tensor) -> Any:
+        """Return the mean over the workers, as ``sum`` does. Collective over the workers."""
+        return self.sum(value) / self.size
+
+    def sum(self, value: float | Tensor) -> Any:
+        """Return the sum over the workers, added in the order of their ranks. Collective over the workers.
+
+        Args:
+            value: A number, or a tensor.
+
+        Returns:
+            A float for a number or a tensor with one element; else a tensor on the CPU, of the same shape.
         """
-        number = float(value.detach() if isinstance(value, Tensor) else value)
+        if isinstance(value, Tensor) and value.numel() != 1:
+            return torch.stack(self.gather(value)).sum(0)
+        return math.fsum(self.gather(float(value.detach() if isinstance(value, Tensor) else value)))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all workers, in the order of their ranks. Collective over the workers.
+
+        Args:
+            value: A number, a string, a tensor on any device, or any other object that can be pickled.
+        """
         with _WAIT:
-            return float(self._rank.cluster.workers.allreduce(number)) / self.size
+            return self._rank.cluster.workers.allgather(value.detach().cpu() if isinstance(value, Tensor) else value)
+
+    def barrier(self) -> None:
+        """Wait until all workers are here. Collective over the workers."""
+        with _WAIT:
+            self._rank.cluster.workers.Barrier()
+
+    def print(self, *values: Any, **how: Any) -> None:
+        """Print on the chief, as the built-in function does; nothing on other workers. Local."""
+        if self.chief:
+            print(*values, **{"flush": True, **how})
 
     def _require_loop(self) -> SteppedLoop:
         if self._loop is None:
@@ -267,11 +466,12 @@ class Trainer:
             accumulate, workers = self._config.training.accumulate_steps, self.size
             batch = loader.batch_size * accumulate
             self._examples, self._last = len(loader.split), count - 1
+            fixed = loader.split.steps if isinstance(loader.split, Steps) else None
             step_examples = batch * self._config.gradients_per_step(workers)
             split, training_data = loader.split, None
             if self.chief:
                 step, cursor = _resumes_at(self._config)  # an earlier start may have had another number of workers
-                steps = step + math.ceil(max(0, count * self._examples - cursor) / step_examples)
+                steps = fixed or step + math.ceil(max(0, count * self._examples - cursor) / step_examples)
                 training_data = (len(split), split.shape, split.sample_digest(), batch, steps)
             *_, steps = _share(rank, training_data)
             rank.claim_run_dir(self._config)
@@ -286,7 +486,10 @@ class Trainer:
                 return None
             assert isinstance(session.loop, SteppedLoop)
             self._loop = session.loop
-            self._loop.open()
+            self._loop.open(self._overlap)
+            self._began_at = self._loop.step
+            self._script.extra_state()  # finds values that cannot be saved
+            self._advance_scheduler(self._loop)  # if it has no state in the checkpoint
             return self._loop
 
     def _close(self) -> None:
@@ -294,6 +497,8 @@ class Trainer:
         rank = self._rank
         with rank.errors_end_the_run():
             if self._loop is not None:
+                if not self._loop.n_updates and not self._began_at and not self._session.stopped:
+                    raise JobError("trainer.step() was never called: call it after trainer.backward(loss)")
                 self._loop.close()
             self._loop = None
             stack, rank.session = rank.session, None
@@ -321,7 +526,7 @@ class Trainer:
             job.source = self._source
             return job
 
-        return TrainRequest(script_path(), {}, config, make, SteppedLoop)
+        return TrainRequest(script_path(), {}, config, make, SteppedLoop, self._script)
 
 
 class TrainLoader:
@@ -348,11 +553,17 @@ class TrainLoader:
         # The last epoch has all steps that are left: with backup workers, some batches do not count.
         end = (trainer._epoch + 1) * len(self.split) if trainer._epoch < trainer._last else math.inf
         device = trainer.device
-        while (work := loop.take()) is not None and loop.start_of(work) < end:
+        while not self._has_ended(loop) and (work := loop.take()) is not None and loop.start_of(work) < end:
             yield _tensors(loop.micro_batch(), device)
             if loop.is_pending:
-                raise JobError("a batch was skipped: call backward and step for every batch of the loader")
+                raise JobError("a batch was skipped: call trainer.backward for every batch of the loader")
         trainer._has_more = False
+
+    def _has_ended(self, loop: SteppedLoop) -> bool:
+        """Whether the epoch has no further step; then what follows in the loop comes before the next checkpoint."""
+        assert self._trainer._epoch is not None
+        loop.finish_pending()
+        return loop.synchronous and loop.data_cursor >= (self._trainer._epoch + 1) * len(self.split)
 
 
 def _tensors(batch: Batch, device: torch.device) -> Any:
@@ -404,10 +615,6 @@ def _use_values_of_chief(model: nn.Module, rank: Rank) -> None:
             values = tensor.cpu().contiguous()
             rank.cluster.comm.Bcast(values.reshape(-1).view(torch.uint8).numpy(), root=rank.cluster.chief_rank)
             tensor.copy_(values)
-
-
-def _refuse_step(*_: Any) -> None:
-    raise UserError("call trainer.step() in place of optimizer.step()")
 
 
 def _refuse_state(*_: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import CheckpointError
 from .layout import Array
@@ -26,6 +26,16 @@ class Versioned(NamedTuple):
 
 # By namespace: the name of the part that the state belongs to.
 ExtraState = Mapping[str, Versioned]
+
+
+class HasExtraState(Protocol):
+    """A part of a run with state of its own."""
+
+    def extra_state(self) -> ExtraState:
+        """Return the state to store. Collective over the workers, at a consistent point; the chief's is stored."""
+
+    def load_extra_state(self, state: ExtraState) -> None:
+        """Restore it, on every worker; ``state`` may have other namespaces, too, or none."""
 
 
 class StoredState(dict[str, Versioned]):

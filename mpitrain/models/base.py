@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -125,11 +126,20 @@ class Model:
 class SteppedModel(Protocol):
     """A model whose forward pass the user's own loop computes, in place of ``Model.compute_loss``."""
 
+    @property
+    def divided(self) -> DividedModel | None:
+        """This model for steps in which scripts use gradients; None if they are not in the bound vectors."""
+
     def use_device(self) -> None:
         """Let the calling thread's operations run on the device, and in the stream, of this model from now on."""
 
-    def begin_forward(self, position: int) -> None:
-        """Prepare a forward pass on the micro-batch at this position of the stream of examples."""
+    def begin_forward(self, position: int, pending: bool = False) -> None:
+        """Prepare a forward pass on the micro-batch at this position of the stream of examples.
+
+        Args:
+            pending: Whether no update has applied the gradient, and changes of averaged state such as buffers; they
+                stay as they are.
+        """
 
     def end_forward(self, loss: Any, count: int) -> Any:
         """Set the loss of a forward pass, the mean over ``count`` examples; return it as ``compute_loss`` does."""
@@ -137,3 +147,26 @@ class SteppedModel(Protocol):
     @property
     def gradient_version(self) -> int:
         """A number that grows when code other than this package changes gradients in place."""
+
+
+class DividedModel(SteppedModel, Protocol):
+    """A model for loops that use gradients, or call backward several times in a step."""
+
+    def watch_gradients(self, on_use: Callable[[bool], None]) -> None:
+        """Call ``on_use`` from now on before a script uses a parameter's gradient; with whether it sets it to zero."""
+
+    def clear_grads(self) -> None:
+        """Set the gradient to zero."""
+
+    def collect_replaced_grads(self) -> bool:
+        """Copy gradients that the script has replaced to the bound gradient; those that it has removed are zero.
+
+        Returns:
+            Whether there was any.
+        """
+
+    def add_grads(self) -> None:
+        """Add the gradient of the last loss to the gradient, in place of ``Model.compute_grads``."""
+
+    def write_state(self) -> None:
+        """Write once more how the forward passes since the last update have changed averaged state, such as buffers."""

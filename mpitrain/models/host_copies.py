@@ -115,6 +115,8 @@ class HostCopies(Model):
 
     # The members of ``SteppedModel``.
 
+    divided = None
+
     @property
     def stepped(self) -> HostCopies:
         _ = self._model.stepped  # raises an error if it has none
@@ -123,7 +125,7 @@ class HostCopies(Model):
     def use_device(self) -> None:
         self._model.stepped.use_device()
 
-    def begin_forward(self, position: int) -> None:
+    def begin_forward(self, position: int, pending: bool = False) -> None:
         self._model.stepped.begin_forward(position)
 
     def end_forward(self, loss: Any, count: int) -> Any:

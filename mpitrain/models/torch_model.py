@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -216,12 +216,16 @@ class TorchModel(Model):
     def stepped(self) -> TorchModel:
         return self
 
+    @property
+    def divided(self) -> TorchModel:
+        return self
+
     def use_device(self) -> None:
         self._device.use()
 
-    def begin_forward(self, position: int) -> None:
+    def begin_forward(self, position: int, pending: bool = False) -> None:
         with self._device.activate():
-            self._begin_forward(position)
+            self._begin_forward(position, pending)
 
     def end_forward(self, loss: Tensor, count: int) -> Any:
         with self._device.activate():
@@ -231,6 +235,24 @@ class TorchModel(Model):
     def gradient_version(self) -> int:
         """A number that grows when code other than this package changes gradients in place."""
         return sum(param.grad._version for param in self._params if param.grad is not None)
+
+    def watch_gradients(self, on_use: Callable[[bool], None]) -> None:
+        self._gradients.watch(on_use)
+
+    def clear_grads(self) -> None:
+        self._gradients.clear()
+
+    def collect_replaced_grads(self) -> bool:
+        return self._gradients.attach()
+
+    def add_grads(self) -> None:
+        loss, self._loss = self._loss, None
+        with self._device.exclusive():
+            if loss.requires_grad:
+                (loss * self._share).backward()
+
+    def write_state(self) -> None:
+        self._store_increments()
 
     # Inference.
 
@@ -317,10 +339,11 @@ class TorchModel(Model):
         """Convert floats to the parameters' type and integers to int64, as ``to_tensor`` does."""
         return tensor.to(TORCH_DTYPES[self._dtype.char] if tensor.is_floating_point() else torch.int64)
 
-    def _begin_forward(self, position: int) -> None:
+    def _begin_forward(self, position: int, pending: bool = False) -> None:
         seed_torch(self._seed, position, self._device.torch_device)
-        self._load_buffers()
-        self._gradients.begin()
+        if not pending:
+            self._load_buffers()
+        self._gradients.begin(pending)
         self._versions = [param._version for param in self._params]
 
     def _end_forward(self, loss: Tensor, count: int) -> Any:

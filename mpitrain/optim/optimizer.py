@@ -18,7 +18,7 @@ import numpy as np
 from ..core.layout import Array
 from ..errors import JobError
 from .compiled import CompiledRule, Constants
-from .schedule import Schedule, as_schedule, by_epoch
+from .schedule import LiveRate, Schedule, as_schedule, by_epoch
 
 Slots = dict[str, Array]
 
@@ -237,6 +237,13 @@ class Optimizer(ABC):
         """Return the learning rate at ``step``."""
         assert callable(self.learning_rate)
         return float(self.learning_rate(step))
+
+    @property
+    def live_rates(self) -> list[LiveRate]:
+        """The learning rates that a script sets, of all groups; each once."""
+        rates = [self.learning_rate, *(options.get("learning_rate") for options in self.groups.values())]
+        live: dict[int, Any] = {id(rate): rate for rate in rates if hasattr(rate, "bind")}
+        return list(live.values())
 
     def for_epochs(self, steps_per_epoch: float) -> Optimizer:
         """Return this optimizer with the length of an epoch set in its schedules, as far as they count epochs."""

@@ -11,7 +11,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
+from ..core.layout import Array
 from ..errors import JobError
 
 #: A function from the 0-based step to the learning rate.
@@ -29,6 +31,18 @@ def as_schedule(value: float | Schedule) -> Schedule:
     if not (_is_number(value) and 0 <= value < math.inf):
         raise JobError(f"the learning rate is {value!r}, must be a finite number >= 0 or a schedule")
     return constant(value)
+
+
+class LiveRate(Protocol):
+    """A learning rate that a script sets while it trains: a call returns its value at that time."""
+
+    def __call__(self, step: int) -> float: ...
+
+    def as_set(self) -> float:
+        """Return the value that the script of this process has set."""
+
+    def bind(self, values: Array, index: int) -> None:
+        """Return ``values[index]`` from now on: with parameter servers, the value of the chief."""
 
 
 @dataclass(frozen=True)

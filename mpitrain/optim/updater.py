@@ -106,6 +106,12 @@ class Updater:
             of_range.clip = clip
         self._apply(of_range, self._gradient(rows, order, origin), rate_scale, step)
 
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Update with other options from now on; the slots, and whether it needs sums, are the same."""
+        assert optimizer.slots == self.optimizer.slots and optimizer.needs_sums == self.needs_sums
+        self.optimizer = optimizer
+        self._ranges.clear()
+
     def update_all(self, grads: Array, step: int) -> None:
         """Update the whole vector with the gradient ``grads``, shape (size,), which may be overwritten."""
         size, rows = self.layout.size, grads.reshape(1, -1)

@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 from ..core.layout import Layout
 from ..core.ranges import Bucket, OnReady, announce_nothing
 from ..errors import JobError
+from .watched_gradient import OnUse, watched
 
 
 class Gradients:
@@ -46,13 +47,45 @@ class Gradients:
         self._uses = [0] * len(params)  # in this step, by layers that call ``add_product``
         self._others: list[int] | None = None  # parts of gradients in earlier steps, without those
         self._views: list[Tensor] = []
+        self._shown: list[Tensor] = []  # what scripts see: the views, or tensors that share their memory
+        self._is_shown = [False] * len(params)  # whether ``param.grad`` was set to it
         self._next = 0  # the first bucket that is not complete
         self._written: set[int] = set()  # parameters whose views have (a part of) the gradient of this step
         self._task: int | None = None
 
     def bind(self, views: list[Tensor]) -> None:
         """Write to ``views``, one for each parameter, from now on."""
-        self._views = views
+        self._views = self._shown = views
+
+    def watch(self, on_use: OnUse) -> None:
+        """Call ``on_use`` from now on before a script uses a gradient."""
+        self._shown = [watched(view, on_use) for view in self._views]
+
+    def attach(self) -> bool:
+        """Let autograd add to the flat gradient. A gradient that the script has removed is zero from then on.
+
+        Returns:
+            Whether the script has replaced or removed a gradient.
+        """
+        has_changed = False
+        with torch.no_grad():
+            for i, (each, view, shown) in enumerate(zip(self._params, self._views, self._shown, strict=True)):
+                if each.grad is shown:
+                    continue
+                has_changed |= each.grad is not None or self._is_shown[i]
+                if each.grad is None:
+                    view.zero_()
+                else:
+                    view.copy_(each.grad)
+                each.grad, self._is_shown[i] = shown, True
+        return has_changed
+
+    def clear(self) -> None:
+        """Set the flat gradient to zero, and let autograd add to it."""
+        torch._foreach_zero_(self._views)
+        for each, shown in zip(self._params, self._shown, strict=True):
+            each.grad = shown
+        self._is_shown = [True] * len(self._params)
 
     @property
     def is_collecting(self) -> bool:
@@ -72,10 +105,12 @@ class Gradients:
         """Whether some buckets were announced before the end of the last backward pass."""
         return self._next > 0
 
-    def begin(self) -> None:
-        """Prepare for a backward pass, before the forward pass."""
-        for each in self._params:
-            each.grad = None
+    def begin(self, keep: bool = False) -> None:
+        """Prepare for a backward pass, before the forward pass; ``keep`` the gradients, for ``attach``."""
+        if not keep:
+            for each in self._params:
+                each.grad = None
+            self._is_shown = [False] * len(self._params)
         self._uses = [0] * len(self._params)
 
     @contextmanager
@@ -155,7 +190,7 @@ class Gradients:
                 elif gradient is not None:
                     targets.append(view)
                     sources.append(gradient)
-                self._params[i].grad = view
+                self._params[i].grad, self._is_shown[i] = self._shown[i], True
             if targets:
                 torch._foreach_copy_(targets, sources)
 

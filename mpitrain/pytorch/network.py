@@ -20,7 +20,7 @@ from ..optim import Optimizer
 from .batches import Inputs, as_split, inputs_of
 from .modes import evaluating
 from .names import aliases_of, parameters_of, plain_name
-from .translation import translated
+from .translation import check_new, translated
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "ScriptModule")
@@ -93,6 +93,7 @@ class TorchNetwork:
         made = given if isinstance(given, torch.optim.Optimizer) else given(self.model.parameters())
         if not isinstance(made, torch.optim.Optimizer):
             raise JobError(f"Job(optimizer=...): the function returned {made!r}, must return an optimizer of torch")
+        check_new(made)
         return translated(made, self.model)
 
     def lay_out(self, train: Split, dtype: Any) -> Layout:

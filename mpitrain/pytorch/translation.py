@@ -1,4 +1,4 @@
-"""PyTorch's optimizers and learning-rate schedulers as those of ``mpitrain.optim``.
+"""PyTorch's optimizers as those of ``mpitrain.optim``.
 
 SGD, Adam and AdamW are translated, because compiled rules compute the same faster; the other optimizers run themselves
 (``torch_rule``).
@@ -6,84 +6,55 @@ SGD, Adam and AdamW are translated, because compiled rules compute the same fast
 
 from __future__ import annotations
 
-import copy
 import glob
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from .. import optim
+from ..core.layout import Array
 from ..errors import JobError
-from ..optim.schedule import Schedule, by_epoch
+from ..optim.schedule import Schedule, as_schedule
 from .names import parameters_of
 from .torch_rule import ELEMENTWISE, TorchRule, options_of, state_of
 
-Interval = Literal["epoch", "step"]
 _COMPILED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _NOT_COMPILED = {"amsgrad": False, "maximize": False, "dampening": 0}  # with the only value that compiled rules have
 
 
-class SchedulerRates:
-    """The learning rates of the first parameter group under a scheduler of torch, as a function of its steps.
+class GroupRate:
+    """The learning rate of a parameter group, which a script or a scheduler may change while it trains.
 
-    The scheduler is copied with an optimizer of its own, so that the script's objects do not change.
-
-    Raises:
-        JobError: The scheduler needs values that are measured during training, or changes more than learning rates.
+    See ``optim.schedule.LiveRate`` for the methods.
     """
 
-    def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
-        self._name = type(scheduler).__name__
-        if isinstance(scheduler, ReduceLROnPlateau) or not hasattr(scheduler, "get_last_lr"):
-            raise JobError(f"the scheduler {self._name} is not supported: its rates must be known before training")
-        groups = [{**group, "params": [torch.zeros(1)]} for group in optimizer.param_groups]
-        self._optimizer = type(optimizer)(groups, **_required(optimizer))
-        self._scheduler = copy.deepcopy(scheduler, {id(optimizer): self._optimizer})
-        self._others = self._options()
-        self._first = [float(group["lr"]) for group in self._optimizer.param_groups]
-        self._rates = [self._first[0]]
+    def __init__(self, group: Mapping[str, Any]) -> None:
+        self._group = group
+        self._bound: tuple[Array, int] | None = None
 
     def __repr__(self) -> str:
-        return f"{self._name}({self(0):.9g}, {self(1):.9g}, ...)"
+        return f"{type(self).__name__}()"  # without its value: schedulers may have set it on the workers alone
 
-    def __call__(self, count: float) -> float:
-        """Return the rate after ``count`` steps of the scheduler, rounded down."""
-        while len(self._rates) <= count + 1e-9:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the optimizer takes no steps
-                try:
-                    self._scheduler.step()
-                except ValueError as error:
-                    raise JobError(f"{self._name} has no rate after {len(self._rates)} steps: {error}") from error
-            rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-            if self._options() != self._others:
-                raise JobError(f"{self._name} changes the momentum, which is not supported; pass cycle_momentum=False")
-            if any(
-                abs(rate * self._first[0] - first * rates[0]) > 1e-6 * first * self._first[0]
-                for rate, first in zip(rates, self._first, strict=True)
-            ):
-                raise JobError(f"{self._name} changes the ratio of the parameter groups' rates, which is not supported")
-            self._rates.append(rates[0])
-        return self._rates[int(count + 1e-9)]
+    def __call__(self, step: int) -> float:
+        if self._bound is None:
+            return float(self._group["lr"])
+        values, index = self._bound
+        return float(values[index])
 
-    def _options(self) -> list[dict[str, Any]]:
-        """Return what a scheduler must not change."""
-        return [
-            {name: value for name, value in group.items() if name in ("momentum", "betas", "weight_decay")}
-            for group in self._optimizer.param_groups
-        ]
+    def as_set(self) -> float:
+        return float(self._group["lr"])
+
+    def bind(self, values: Array, index: int) -> None:
+        self._bound = values, index
 
 
 def translated(
     optimizer: torch.optim.Optimizer,
     model: nn.Module,
-    scheduler: Any = None,
-    interval: Interval = "epoch",
+    rates: Sequence[Schedule] | None = None,
     clip_norm: float | None = None,
 ) -> optim.Optimizer:
     """Return the optimizer of this package that computes the same updates.
@@ -91,12 +62,11 @@ def translated(
     Parameters of the model that the optimizer does not have keep their values.
 
     Args:
-        scheduler: A learning-rate scheduler of the optimizer, or None.
-        interval: Whether the scheduler counts epochs or steps.
+        rates: The learning rate of each parameter group; None for those that the groups have now.
         clip_norm: Maximum Euclidean norm of the whole gradient.
 
     Raises:
-        JobError: The optimizer or the scheduler is not supported.
+        JobError: The optimizer is not supported.
     """
     kind = type(optimizer).__name__
     if type(optimizer) not in ELEMENTWISE:
@@ -106,18 +76,22 @@ def translated(
             "mpitrain.optim; a script with another one runs over the MPI backend of torch.distributed"
         )
     groups = optimizer.param_groups
-    if _has_taken_steps(optimizer):
-        raise JobError(f"the optimizer {kind} has taken steps already: pass a new one")
-    rate: float | Schedule = float(groups[0]["lr"])
-    if scheduler is not None:
-        rates = SchedulerRates(scheduler, optimizer)
-        rate = by_epoch(rates) if interval == "epoch" else rates
     patterns = _patterns(kind, groups, model)
     make, options = _rule_of(optimizer)
+    for index, (group, of_group) in enumerate(zip(groups, options, strict=True)):
+        of_group["learning_rate"] = as_schedule(float(group["lr"])) if rates is None else rates[index]
     by_name = _by_name(options, patterns)
-    for pattern, factor in _rate_factors(kind, groups, patterns, model).items():
-        by_name["groups"].setdefault(pattern, {})["rate_factor"] = factor
-    return make(rate, clip_norm=clip_norm, **by_name)
+    optimized = {pattern for of_group in patterns for pattern in of_group}
+    for name, _ in parameters_of(model):
+        if (pattern := glob.escape(name)) not in optimized:
+            by_name["groups"].setdefault(pattern, {})["rate_factor"] = 0.0
+    return make(clip_norm=clip_norm, **by_name)
+
+
+def check_new(optimizer: torch.optim.Optimizer) -> None:
+    """Raise JobError if an optimizer has taken steps."""
+    if _has_taken_steps(optimizer):
+        raise JobError(f"the optimizer {type(optimizer).__name__} has taken steps already: pass a new one")
 
 
 def _has_taken_steps(optimizer: torch.optim.Optimizer) -> bool:
@@ -178,20 +152,6 @@ def _patterns(kind: str, groups: Sequence[Mapping[str, Any]], model: nn.Module) 
     return [[names[id(parameter)] for parameter in group["params"]] for group in groups]
 
 
-def _rate_factors(
-    kind: str, groups: Sequence[Mapping[str, Any]], patterns: Sequence[list[str]], model: nn.Module
-) -> dict[str, float]:
-    """Return the ratios to the first group's learning rate; 0 for parameters that the optimizer does not have."""
-    first = _rate(groups[0])
-    factors = {glob.escape(name): 0.0 for name, _ in parameters_of(model)}
-    for group, of_group in zip(groups, patterns, strict=True):
-        if _rate(group) != first and not first:
-            raise JobError(f"{kind}: the learning rate of the first parameter group is 0: must be above 0")
-        for pattern in of_group:
-            factors[pattern] = 1.0 if _rate(group) == first else _rate(group) / first
-    return {pattern: factor for pattern, factor in factors.items() if factor != 1.0}
-
-
 def _by_name(options: list[dict[str, Any]], patterns: Sequence[list[str]]) -> dict[str, Any]:
     """Return the first group's options, and as ``groups`` the options in which other groups differ from it.
 
@@ -214,13 +174,3 @@ def _by_name(options: list[dict[str, Any]], patterns: Sequence[list[str]]) -> di
         "decay_names": decay_names,
         "groups": {pattern: different for pattern, different in groups.items() if different},
     }
-
-
-def _rate(group: Mapping[str, Any]) -> float:
-    """Return a group's learning rate before a scheduler has changed it."""
-    return float(group.get("initial_lr", group["lr"]))
-
-
-def _required(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the arguments that the constructor of an optimizer needs, besides its groups."""
-    return {"lr": float(optimizer.param_groups[0]["lr"])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol, SupportsFloat
 
 from ..checkpoint.snapshot import Snapshot
@@ -9,6 +10,7 @@ from ..comm.mpi import MPI
 from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..monitor.worker_stats import WorkerStats
+from ..optim import Optimizer
 from ..plan.progress import ConsistentPoint, Progress, WorkItem
 
 
@@ -66,6 +68,30 @@ class Stats(NamedTuple):
     steps: int
     skipped: int
     workers: list[WorkerStats]
+
+
+class UpdatesOnRequest(ABC):
+    """Base class of strategies that can divide a step, for loops that change gradients or take several updates.
+
+    Such a step calls ``begin``, ``average`` and ``update``, in this order, or leaves out the last or both, and then
+    ``end_step``; it calls neither ``ready`` nor ``finish``. Each is collective over the workers if ``finish`` is.
+    """
+
+    @abstractmethod
+    def average(self) -> None:
+        """Replace ``grads`` with the gradient that ``update`` applies; in ``sync``, the sum of all workers'."""
+
+    @abstractmethod
+    def update(self) -> None:
+        """Update the parameters with ``grads``, unless the loss that ``average`` has seen is not finite."""
+
+    @abstractmethod
+    def end_step(self, updated: bool) -> None:
+        """End the step, of which ``begin`` has set the loss, and tell whether ``update`` was called."""
+
+    @abstractmethod
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Update with other options from now on; the slots are the same. Local."""
 
 
 class Strategy(Protocol):

@@ -8,7 +8,7 @@ from typing import Any, SupportsFloat
 
 from ..checkpoint.snapshot import Snapshot
 from ..comm.cluster import Cluster
-from ..core.extra_state import ExtraState
+from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import Array
 from ..monitor.trace import span
 from ..plan.plan import Plan
@@ -20,6 +20,7 @@ _WAIT = span("wait")
 
 STOP = 1  # flag: a worker was asked to stop
 PAUSE = 2  # flag: the chief has requested a consistent point
+_NAMESPACE = "updates"  # of the extra state
 _NO_REASONS: frozenset[str] = frozenset()
 
 
@@ -39,6 +40,7 @@ class BulkSynchronous:
         plan: The plan of the run.
         has_ended: Whether the consistent point that was entered last is the last one of the run.
         last_result: The last step whose result is known; what ``result`` returns.
+        step_offset: Number of updates minus number of steps: scripts may have steps without an update.
     """
 
     synchronous = True
@@ -46,6 +48,7 @@ class BulkSynchronous:
     grads: Array
     initial_vectors: dict[str, Array] | None
     last_result = StepResult(math.nan, True)
+    step_offset = 0
 
     def __init__(self, cluster: Cluster, plan: Plan) -> None:
         self.plan = plan
@@ -63,6 +66,7 @@ class BulkSynchronous:
 
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
         self.progress, self._counted_to = progress, progress.step
+        self.step_offset = int(values_of(extra_state, _NAMESPACE, 1).get("offset", 0))  # type: ignore[arg-type]
         if progress.step >= self._train_steps:
             self.enter_consistent_point(0)
 
@@ -110,7 +114,12 @@ class BulkSynchronous:
 
     def extra_state(self) -> ExtraState:
         """Return state of the mode that is not in the vectors; ``start`` restores it."""
-        return {}
+        return {_NAMESPACE: Versioned(1, {"offset": self.step_offset})} if self.step_offset else {}
+
+    @property
+    def rule_step(self) -> int:
+        """The step for the optimizer, which counts updates."""
+        return self.progress.step + self.step_offset
 
     def snapshot_of(self, vectors: Mapping[str, Array], private: bool = False) -> Snapshot:
         """Return a snapshot of these vectors with the ``extra_state``; ``await_release`` waits for it.

@@ -22,9 +22,10 @@ from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..core.training_state import TrainingState
 from ..monitor.trace import span
+from ..optim import Optimizer
 from ..plan.plan import Plan
 from ..plan.progress import Progress
-from .base import StepResult
+from .base import StepResult, UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
 
 _WAIT = span("wait")
@@ -32,8 +33,8 @@ _WAIT = span("wait")
 _LOSS, _COUNTED, _SKIPPED, _FLAGS = range(4)
 
 
-class Local(BulkSynchronous):
-    """Local SGD and elastic averaging; see ``base.Strategy`` for the methods.
+class Local(BulkSynchronous, UpdatesOnRequest):
+    """Local SGD and elastic averaging; see ``base.Strategy`` and ``base.UpdatesOnRequest`` for the methods.
 
     ``finish`` is collective over the workers in a step that averages, else local.
     """
@@ -49,6 +50,7 @@ class Local(BulkSynchronous):
         self.initial_vectors = self._own
         self._center = np.zeros_like(self.params) if self._rho is not None else None
         self._updater = plan.updater(self._own, state.frozen)
+        self._accepts = True  # whether all losses since the last update were finite
         self._mean = MeanAllreduce(hierarchy, size, plan.dtype)
         self._since = np.zeros(4)  # this worker's totals since the last average, exchanged at the next
 
@@ -58,15 +60,34 @@ class Local(BulkSynchronous):
             self._center[:] = self.params
 
     def finish(self) -> None:
-        loss = float(self.loss)
-        updated = self.non_finite.check_own(loss, self._hierarchy.comm.rank, self.progress.step)
+        self.average()
+        self.update()
+        self.end_step(updated=True)
+
+    def average(self) -> None:
+        """Check the loss; workers apply their own gradients."""
+        self._accepts &= self.non_finite.check_own(float(self.loss), self._hierarchy.comm.rank, self.progress.step)
+
+    def update(self) -> None:
         self.await_release()
-        if updated:
+        if self._accepts:
             self._update()
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        self._updater.set_optimizer(optimizer)
+
+    def end_step(self, updated: bool) -> None:
+        if not updated:
+            self.average()
+            self.step_offset -= 1
+        loss, accepted = float(self.loss), self._accepts
+        self._accepts |= updated
+        self.await_release()
+        if accepted:
             self._since[_LOSS] += loss
-        self._since[_COUNTED if updated else _SKIPPED] += 1
+        self._since[_COUNTED if accepted else _SKIPPED] += 1
         self.advance()
-        self.last_result = StepResult(loss, updated)
+        self.last_result = StepResult(loss, accepted)
         if self.progress.step % self._every == 0 or self.progress.step == self.plan.train_steps:
             self._average()
 
@@ -91,7 +112,7 @@ class Local(BulkSynchronous):
 
     @span("update")
     def _update(self) -> None:
-        self._updater.update_all(self.grads, self.progress.step)
+        self._updater.update_all(self.grads, self.rule_step)
 
     @span("average")
     def _average(self) -> None:

@@ -28,22 +28,29 @@ from ..comm.cluster import Cluster
 from ..comm.hierarchy import ReduceScatter, hierarchy_of
 from ..comm.mpi import MPI
 from ..core.device import Device
-from ..core.kernels import sum_in_place
+from ..core.kernels import sum_in_place, sum_rows
 from ..core.layout import Array, row_stride
 from ..core.training_state import TrainingState
+from ..errors import JobError
 from ..monitor.trace import span
+from ..optim import Optimizer
 from ..plan.plan import Plan
+from .base import UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
 
 _WAIT = span("wait")
 
+# Flags: what a worker does in a divided step.
+_AVERAGES, _UPDATES, _SKIPS = 4, 8, 16
+_KINDS = _AVERAGES | _UPDATES | _SKIPS
 
-class Sync(BulkSynchronous):
-    """Synchronous data parallel training; see ``base.Strategy`` for the methods."""
+
+class Sync(BulkSynchronous, UpdatesOnRequest):
+    """Synchronous data parallel training; see ``base.Strategy`` and ``base.UpdatesOnRequest`` for the methods."""
 
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(cluster, plan)
-        nbytes = (cluster.training.node.size + len(plan.vectors)) * plan.nbytes
+        nbytes = (cluster.training.node.size + len(plan.vectors) + 1) * plan.nbytes
         self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, plan.config.parallel.shared_memory)
         self._barrier = hierarchy.barrier
         self._several_nodes = hierarchy.n_nodes > 1
@@ -57,7 +64,8 @@ class Sync(BulkSynchronous):
             for bucket in self._buckets
             if self._several_nodes and hierarchy.internode is not None
         ]
-        # Each step adds this many barrier phases: one per bucket, one for partial sums, one for the end.
+        # Each step adds this many barrier phases: one per bucket, one for partial sums, one for the end. A divided step
+        # adds as many as it needs.
         self._phase = 0
         self._begun = False  # whether the other workers can read this worker's status in this step
         self._declared = self._handled = 0  # number of buckets in this step
@@ -65,6 +73,9 @@ class Sync(BulkSynchronous):
         self._status = np.zeros(2)
         self._all_statuses = np.zeros((hierarchy.comm.size, 2))
         self._status_request = MPI.REQUEST_NULL
+        self._mean: Array | None = None  # the gradient of a divided step, shared by the node
+        self._accepts = True  # whether all losses since the last update were finite, in divided steps
+        self._kind = 0  # of the exchange of statuses in a divided step
 
     def _allocate(self, plan: Plan) -> None:
         node, shared, size = self._hierarchy.node, self._hierarchy.shared, plan.layout.size
@@ -74,6 +85,7 @@ class Sync(BulkSynchronous):
         self.initial_vectors = self._vectors if node.rank == 0 else None
         self.params, self.grads = self._vectors["params"], self._rows[node.rank, :size]
         self.grads[:] = 0  # gaps between parameters must stay zero
+        self._in_order = np.arange(node.size)
 
     def ready(self, start: int) -> None:
         if not self._begun:
@@ -89,10 +101,10 @@ class Sync(BulkSynchronous):
         """Set this worker's status where the other workers read it, before they see a bucket of this worker."""
         self._begun = True
         self.await_release()  # no worker updates a bucket before it has this worker's gradient
-        loss = float(self.loss)
-        self._barrier.set_status(loss, self.flags)
+        loss, flags = float(self.loss), self.flags | self._kind
+        self._barrier.set_status(loss, flags)
         if self._several_nodes:
-            self._status[:] = loss, self.flags
+            self._status[:] = loss, flags
             self._status_request = self._hierarchy.comm.Iallgather(self._status, self._all_statuses)
 
     @span("average")
@@ -116,6 +128,87 @@ class Sync(BulkSynchronous):
         self._wait(self._phase)
         self.count(loss, updated)
         self.enter_consistent_point(flags)
+
+    # A divided step.
+
+    @span("average")
+    def average(self) -> None:
+        hierarchy = self._hierarchy
+        if self._mean is None:
+            self._mean = hierarchy.shared.allocate((row_stride(self.plan.layout.size),), self.plan.dtype)
+        losses, _ = self._exchange_statuses(_AVERAGES)  # then all gradients of the node are complete
+        self._accepts &= self.non_finite.check(sum(losses.tolist()), losses, self.progress.step)
+        if self._several_nodes:
+            for index in range(len(self._buckets)):
+                self._reduce(index)
+            for exchange in self._reduce_scatters:
+                exchange.finish(self.grads)
+        for bucket, (lo, hi) in zip(self._buckets, self._owned_ranges, strict=True):
+            if self._several_nodes:
+                self._mean[lo:hi] = self.grads[lo:hi]
+            elif lo < hi:
+                sum_rows(self._rows, self._in_order, lo, hi, 1.0, self._mean[lo:hi])
+            hierarchy.allgather(self._mean, bucket.lo, bucket.hi)
+        self._node_barrier()
+        self.grads[:] = self._mean[: len(self.grads)]
+
+    def update(self) -> None:
+        self._node_barrier()  # until then, scripts may read the parameters
+        if self._accepts:
+            rows = self.grads[np.newaxis]
+            if self._updater.needs_sums:
+                self._phase += 1
+                self._update_by_sums(rows, self._phase)
+            else:
+                for index in range(len(self._buckets)):
+                    self._update(index, rows)
+            if self._several_nodes:
+                self._allgather_params()
+        self._node_barrier()
+
+    def end_step(self, updated: bool) -> None:
+        losses, flags = self._exchange_statuses(_UPDATES if updated else _SKIPS)
+        loss = sum(losses.tolist())
+        self._accepts &= self.non_finite.check(loss, losses, self.progress.step)
+        accepted, self._begun = self._accepts, False
+        if updated:
+            self._accepts = True
+        else:
+            self.step_offset -= 1
+        self._node_barrier()  # all have read the statuses
+        self.count(loss, accepted)
+        if updated or self.progress.step >= self.plan.train_steps:  # else a checkpoint would lack the gradient
+            self.enter_consistent_point(flags)
+
+    def _exchange_statuses(self, kind: int) -> tuple[Array, int]:
+        """Return the workers' shares of the loss, and their flags, when all are here.
+
+        Raises:
+            JobError: On all workers: they do different things.
+        """
+        self._kind = kind
+        self._begin_step()
+        self._node_barrier()
+        losses, flags = self._collect_statuses()
+        self._kind = 0
+        kinds = flags & _KINDS
+        if kinds & (kinds - 1):
+            error = JobError(
+                "the workers do different things in a step: all must call step, or leave it out, and use gradients, in "
+                "the same steps"
+            )
+            error.on_all_ranks = True
+            raise error
+        return losses, flags & ~_KINDS
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        self._updater.set_optimizer(optimizer)
+
+    def _node_barrier(self) -> None:
+        """Wait until all ranks of the node are here."""
+        self._phase += 1
+        self._barrier.publish(self._phase)
+        self._wait(self._phase)
 
     def vector(self, name: str) -> Array:
         vector = self._vectors[name]
@@ -171,7 +264,7 @@ class Sync(BulkSynchronous):
     def _update(self, index: int, rows: Array) -> None:
         lo, hi = self._owned_ranges[index]
         if lo < hi:
-            self._updater.update(lo, hi, rows, self.progress.step)
+            self._updater.update(lo, hi, rows, self.rule_step)
 
     def _update_rest(self, sums_phase: int) -> None:
         # With several nodes, the sum over all ranks is in this rank's own row.
@@ -188,10 +281,10 @@ class Sync(BulkSynchronous):
         owned = [(lo, hi) for lo, hi in self._owned_ranges if lo < hi]
         partial: Any = 0.0
         for lo, hi in owned:
-            partial = partial + self._updater.prepare(lo, hi, rows, self.grads, self.progress.step)
+            partial = partial + self._updater.prepare(lo, hi, rows, self.grads, self.rule_step)
         sums = self._sum_partials(partial, phase)
         for lo, hi in owned:
-            self._updater.finish(lo, hi, self.grads, sums, self.progress.step)
+            self._updater.finish(lo, hi, self.grads, sums, self.rule_step)
 
     @span("wait")
     def _sum_partials(self, partial: Any, phase: int) -> Array:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any, ClassVar, NoReturn
 
 from ..comm.cluster import Cluster, OtherRankFailed, report_crash
@@ -114,6 +115,15 @@ class Rank:
             self._cluster.abort(1)
         sys.exit(1)
 
+    @staticmethod
+    def _fail_alone(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        """Report an exception that ends a script without a launcher: errors of its user in one line."""
+        if not isinstance(error, UserError):
+            sys.__excepthook__(kind, error, traceback)
+            return
+        print(f"mpitrain: {error}", file=sys.__stderr__, flush=True)
+        sys.exit(error.exit_status)
+
     def claim_run_dir(self, config: RunConfig) -> None:
         """Note that a training of a script begins.
 
@@ -180,8 +190,7 @@ class Rank:
                     "mpitrain run -n N script.py, or with mpirun or srun"
                 )
             rank = cls.current = cls(forks=not _has_threads())
-            if not rank.is_alone:
-                sys.excepthook = lambda _, error, __: rank.fail(error)
+            sys.excepthook = rank._fail_alone if rank.is_alone else lambda _, error, __: rank.fail(error)
         if rank._cluster is None:
             with rank.errors_end_the_run():
                 rank.start()

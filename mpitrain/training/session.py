@@ -18,6 +18,7 @@ from ..checkpoint.resume import ResumePlan, plan_resume
 from ..comm.cluster import Cluster
 from ..comm.mpi import library_name
 from ..core import activity, subnormals
+from ..core.extra_state import HasExtraState
 from ..core.training_state import TrainingState
 from ..gpu.discovery import choose_devices
 from ..monitor import heartbeat
@@ -59,6 +60,7 @@ class TrainRequest:
         config: The run's options as the user gave them.
         make: Makes the job; may fail on one rank only.
         loop: The class of the training loop.
+        script: The state of the script that trains, or None.
     """
 
     job_file: Path
@@ -66,6 +68,7 @@ class TrainRequest:
     config: RunConfig
     make: Callable[[], Job]
     loop: type[Loop] = Loop
+    script: HasExtraState | None = None
 
     @property
     def name(self) -> str:
@@ -158,7 +161,7 @@ def _session(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
             # Only the chief's clock counts, so only the chief queries the batch system.
             until = end_of_time(plan.config.run.time_limit) if cluster.chief else None
             limit = TimeLimit(until, time.time())
-            worker = Worker(cluster, job, plan, files, telemetry, resume_plan, request.loop)
+            worker = Worker(cluster, job, plan, files, telemetry, resume_plan, request.loop, request.script)
             with (
                 errors_located(request.job_file, job),
                 worker.prepared(devices, signals, limit, rank_status) as session.loop,

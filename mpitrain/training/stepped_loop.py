@@ -7,30 +7,72 @@ from typing import Any
 
 import numpy as np
 
+from ..comm.mpi import MPI
 from ..data.batch import Batch
 from ..errors import JobError
-from ..models.base import SteppedModel
+from ..models.base import DividedModel, SteppedModel
+from ..monitor.trace import span
+from ..optim import Optimizer
 from ..plan.progress import WorkItem
+from ..strategy.base import UpdatesOnRequest
 from .loop import BACKWARD, FORWARD, HOOKS, LOAD, STEP, Loop
+
+_WAIT = span("wait")
+_OVERLAPS = (
+    "after a backward pass that has averaged and applied them already, which is the default if the first step neither "
+    "uses nor changes them: pass overlap=False to the Trainer"
+)
 
 
 class SteppedLoop(Loop):
-    """Computes a step in parts, in this order: ``take``, ``micro_batch``, ``backward``, ``finish``.
+    """Computes a step in parts: ``take``, ``micro_batch``, ``backward``, ``update``.
 
-    With gradient accumulation, the last three are repeated for each micro-batch of a step.
+    If the script only calls these, once each, gradients are averaged, and parameters updated, during the backward
+    pass. Otherwise a step is *divided*, if the strategy can divide steps: gradients are averaged when the script first
+    uses them, or in ``update``; ``backward`` may be called several times, and ``update`` may be left out. The first
+    step is divided until it calls ``update``, and decides how the others are; all workers decide alike.
+
+    With gradient accumulation, the last three are repeated for each micro-batch of a step, and no step is divided.
+
+    Attributes:
+        n_updates: Number of calls of ``update``.
     """
+
+    n_updates = 0
 
     reuses_batches = False
 
     _stepped_model: SteppedModel
+    _divided: UpdatesOnRequest | None = None  # the strategy, if steps can be divided
+    _divided_model: DividedModel  # then
+    _overlaps: bool | None = None  # whether steps are not divided; None until the first one is decided
     _work: WorkItem | None = None  # until its step is finished
     _parts: list[Batch]  # the micro-batches of this step that are not finished
     _in_forward = _computed = False  # whether the first of them was handed out, and whether its gradient is computed
+    # Of a divided step:
+    _is_averaged = False  # whether the gradient is that of all workers
+    _is_applied = True  # whether the gradient was used by an update, so that the next backward pass sets it to zero
+    _n_backward = 0
+    _step_loss: Any = 0.0
 
-    def open(self) -> None:
-        """Begin to train. Collective over the workers."""
+    def open(self, overlap: bool | None = None) -> None:
+        """Begin to train. Collective over the workers.
+
+        Args:
+            overlap: Whether gradients are averaged during the backward pass; None to let the first step decide.
+        """
         self._parts, self._stepped_model = [], self._model.stepped
         self._stepped_model.use_device()
+        self._overlaps = overlap
+        strategy, model = self._strategy, self._stepped_model.divided
+        is_accumulating = self.plan.config.training.accumulate_steps > 1
+        if isinstance(strategy, UpdatesOnRequest) and model is not None and not is_accumulating:
+            self._divided, self._divided_model = strategy, model
+            model.watch_gradients(self._use_gradients)
+        elif overlap is False:
+            raise JobError(
+                "Trainer(overlap=False) needs --mode sync or local on CPUs, without --accumulate-steps: remove one"
+            )
         self._begin()
 
     def close(self) -> None:
@@ -42,15 +84,45 @@ class SteppedLoop(Loop):
 
         May wait for other workers.
         """
+        self.finish_pending()
         if self._work is None:
             with np.errstate(all="ignore"):
                 self._work = self._next()
         return self._work
 
+    def finish_pending(self) -> None:
+        """Finish the step if its gradient is computed, and no update has followed."""
+        if self._work is not None and self._divides and self._n_backward:
+            self._decide(divide=True)
+            self._finish_divided(updated=False)
+
+    @property
+    def overlaps(self) -> bool | None:
+        """Whether steps are not divided; None if that is not decided, or not possible."""
+        return None if self._divided is None else self._overlaps
+
     @property
     def is_pending(self) -> bool:
         """Whether a micro-batch was handed out whose gradient is not computed yet."""
         return self._in_forward
+
+    @property
+    def can_change_options(self) -> bool:
+        """Whether options of the optimizer may change now: no update has begun that uses them."""
+        return self._divides or not self._computed
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Update with other options from now on. Local; all workers must set the same.
+
+        Raises:
+            JobError: The options cannot change in this mode, or on this device.
+        """
+        if self._divided is None:
+            raise JobError(
+                "an option of the optimizer other than the learning rate was changed, which needs --mode sync or local "
+                "on CPUs, without --accumulate-steps; for OneCycleLR and CyclicLR pass cycle_momentum=False"
+            )
+        self._divided.set_optimizer(optimizer)
 
     def start_of(self, work: WorkItem) -> int:
         """Return the position of the first example of a step: of all workers' batches if they take the same steps."""
@@ -70,7 +142,7 @@ class SteppedLoop(Loop):
         if not self._in_forward:
             FORWARD.__enter__()
             self._in_forward = True
-        self._stepped_model.begin_forward(part.position)
+        self._stepped_model.begin_forward(part.position, pending=not self._is_applied)
         return part
 
     def backward(self, loss: Any) -> None:
@@ -79,37 +151,155 @@ class SteppedLoop(Loop):
         Raises:
             NonFiniteLoss: The loss is not finite and ``nan`` is ``stop``.
         """
-        if not self._in_forward:
-            raise JobError("backward was called twice, or without a batch: call it once for each batch of the loader")
-        FORWARD.__exit__(None, None, None)
+        if not self._parts:
+            raise JobError("backward was called without a batch, or after step: there is one step for each batch")
+        if not self._in_forward and not self._divides:
+            raise JobError(
+                "backward was called twice for a batch, but once in the first step: pass overlap=False to the Trainer"
+                if self._divided is not None
+                else "backward was called twice for a batch: call it once for each batch of the loader"
+            )
+        if self._in_forward:
+            FORWARD.__exit__(None, None, None)
         self._in_forward, strategy = False, self._strategy
         with np.errstate(all="ignore"):
             share = self._stepped_model.end_forward(loss, self._parts[0].count)
+            if self._divides:
+                self._add_gradient(share)
+                return
             with BACKWARD:
                 step_loss = self._accumulation.add(share)
                 if step_loss is not None:
                     self.compute_s += time.perf_counter() - self._step_began
                     strategy.begin(step_loss)
                     self._accumulation.backward(on_ready=strategy.ready)
-        self._computed, self._version = True, self._stepped_model.gradient_version
+        self._computed = True
+        if self._divided is None:
+            self._version = self._stepped_model.gradient_version
 
-    def finish(self) -> None:
-        """Submit the gradient, if it is that of the last micro-batch. Collective as ``Strategy.finish``."""
+    def update(self, divide: bool = False) -> None:
+        """Submit the gradient, if it is that of the last micro-batch. Collective as ``Strategy.finish``.
+
+        Args:
+            divide: Whether steps must be divided, if that is not decided yet.
+        """
+        if self._divides:
+            self._update_divided(divide)
+            return
         if not self._computed:
-            raise JobError("step was called without a gradient: call backward first, in place of loss.backward()")
-        if self._stepped_model.gradient_version != self._version:
+            raise JobError("step was called without a gradient: call trainer.backward(loss) first")
+        if self._divided is None and self._stepped_model.gradient_version != self._version:
             raise JobError(
-                "gradients were changed after backward, when other workers may have used them already; to clip them, "
-                "pass clip_norm=... to the Trainer"
+                "gradients were changed after backward, which this mode, device or --accumulate-steps does not "
+                "support; to clip them, pass clip_norm=... to the Trainer"
             )
+        if self._divided is not None and self._divided_model.collect_replaced_grads():
+            raise JobError(f"gradients are replaced {_OVERLAPS}")
         self._computed = False
+        self.n_updates += 1
         self._parts.pop(0)
         if self._parts:
             return
         with np.errstate(all="ignore"):
             self._strategy.finish()
+        self._finish()
+
+    def _finish(self) -> None:
         STEP.__exit__(None, None, None)
         self._work = None
         with HOOKS:
             for after_step in self._after_step:
                 after_step(self)
+
+    # Divided steps.
+
+    @property
+    def _divides(self) -> bool:
+        """Whether this step is divided, at least until it is decided."""
+        return self._divided is not None and not self._overlaps
+
+    def _decide(self, divide: bool) -> None:
+        """Decide whether steps are divided, if they are not decided yet: if a worker must. Collective at first."""
+        if self._overlaps is None:
+            with _WAIT:
+                self._overlaps = not self.cluster.workers.allreduce(divide, op=MPI.LOR)
+
+    def _add_gradient(self, share: Any) -> None:
+        model, average = self._divided_model, None
+        model.collect_replaced_grads()
+        if self._is_averaged and not self._is_applied:  # the average of earlier losses must not be summed again
+            average = self._strategy.grads / (self.cluster.workers.size if self._averages_gradients else 1)
+        if self._is_applied or average is not None:
+            model.clear_grads()
+        self._is_applied = False
+        if not self._n_backward:
+            self.compute_s += time.perf_counter() - self._step_began
+        with BACKWARD:
+            model.add_grads()
+        if average is not None:
+            self._strategy.grads[:] += average
+            model.write_state()
+        self._is_averaged = False
+        self._n_backward += 1
+        self._step_loss = self._step_loss + share
+
+    @property
+    def _averages_gradients(self) -> bool:
+        """Whether the gradient of a step is that of all workers."""
+        return self.synchronous and not self.plan.config.mode.averages_params
+
+    def _use_gradients(self, clears: bool) -> None:
+        """Average the gradient before the script uses it.
+
+        Args:
+            clears: Whether the script sets it to zero, which may be done at any time.
+        """
+        if self._overlaps and (self._computed or not clears):
+            raise JobError(f"gradients are used or changed {_OVERLAPS}")
+        if self._is_averaged or not self._n_backward:
+            return
+        self._decide(divide=True)
+        self._average()
+
+    def _average(self) -> None:
+        assert self._divided is not None
+        self._strategy.begin(self._step_loss)
+        with np.errstate(all="ignore"):
+            self._divided.average()
+        self._is_averaged = True
+
+    def _update_divided(self, divide: bool) -> None:
+        assert self._divided is not None
+        if not self._n_backward or self._is_applied:
+            raise JobError("step was called without a gradient: call trainer.backward(loss) first")
+        has_replaced = self._divided_model.collect_replaced_grads()
+        self._decide(divide=divide or has_replaced or self._n_backward > 1)
+        if self._overlaps:  # from the next step on
+            self._strategy.begin(self._step_loss)
+            with np.errstate(all="ignore"):
+                self._strategy.ready(0)
+                self._strategy.finish()
+            self._is_applied = True
+            self.n_updates += 1
+            self._reset()
+            self._finish()
+            return
+        if not self._is_averaged:
+            self._average()
+        with np.errstate(all="ignore"):
+            self._divided.update()
+        self._is_applied = True
+        self.n_updates += 1
+        self._finish_divided(updated=True)
+
+    def _finish_divided(self, updated: bool) -> None:
+        assert self._divided is not None
+        self._strategy.begin(self._step_loss)
+        with np.errstate(all="ignore"):
+            self._divided.end_step(updated)
+        self._reset()
+        self._finish()
+
+    def _reset(self) -> None:
+        self._parts.clear()
+        self._n_backward, self._step_loss = 0, 0.0

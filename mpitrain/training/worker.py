@@ -16,7 +16,7 @@ from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
 from ..comm.shared_dataset import SharedDataset
 from ..core.device import Device
-from ..core.extra_state import ExtraState
+from ..core.extra_state import ExtraState, HasExtraState
 from ..core.kernels import compile_seconds
 from ..core.layout import Array
 from ..core.training_state import TrainingState
@@ -60,6 +60,7 @@ class Worker:
 
     Attributes:
         loop: The class of its training loop.
+        script: The state of the script that trains, or None.
         end: How the run has ended.
     """
 
@@ -70,6 +71,7 @@ class Worker:
     telemetry: Telemetry
     resume_plan: ResumePlan
     loop: type[Loop] = Loop
+    script: HasExtraState | None = None
     end: RunEnd = RunEnd("failed")
 
     @contextlib.contextmanager
@@ -95,6 +97,8 @@ class Worker:
         with self._errors_of_workers():
             model.load_extra_state(beginning.extra_state)
             load_hooks(job.hooks, beginning.extra_state)
+            if self.script is not None and beginning.resumed is not None:
+                self.script.load_extra_state(beginning.extra_state)
         for namespace in sorted(beginning.extra_state.keys() - beginning.extra_state.used):
             _log.info("the checkpoint has the state %r, which this run does not use: it is dropped", namespace)
         threads = plan.config.device.threads or cluster.threads
@@ -113,7 +117,8 @@ class Worker:
             files.metrics = self.telemetry.open(files.record, beginning.progress.step)
 
         def extra_state() -> ExtraState:
-            return {**model.extra_state(), **save_hooks(job.hooks)}
+            of_script = {} if self.script is None else self.script.extra_state()
+            return {**model.extra_state(), **save_hooks(job.hooks), **of_script}
 
         hooks: list[Hook] = [
             # A terminal shows every report, in one place.

@@ -86,6 +86,21 @@ def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: t
         optimizer.param_groups[0]["lr"] = 0.5
     if fault == "beta":
         optimizer.param_groups[0]["betas"] = (0.5, 0.9)
+    if fault == "replaced gradient":
+        first = next(model.parameters())
+        first.grad = torch.zeros_like(first)
+    if fault == "twice":
+        trainer.backward(sum(parameter.sum() for parameter in model.parameters()))
+    if fault == "closure":
+        optimizer.step(lambda: 0.0)
+    if fault == "group":
+        optimizer.param_groups.append({**optimizer.param_groups[0], "params": []})
+    if fault == "amsgrad":
+        optimizer.param_groups[0]["amsgrad"] = True
+    if fault == "register":
+        trainer.register("model", model)
+    if fault == "steps":
+        next(trainer.steps(5))
     if fault == "state":
         optimizer.load_state_dict(optimizer.state_dict())
     if fault == "exit":

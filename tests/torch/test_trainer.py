@@ -103,28 +103,6 @@ def test_the_state_of_an_optimizer_of_torch_is_resumed_on_other_ranks(openmpi: M
     assert_close(stored, plain_loop("mlp", "nadam", 2), 1e-10)
 
 
-def test_schedulers_by_step() -> None:
-    model = nn.Linear(3, 2)
-    for make in (
-        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=20, cycle_momentum=False),
-        lambda o: torch.optim.lr_scheduler.SequentialLR(
-            o,
-            [torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=3), torch.optim.lr_scheduler.ExponentialLR(o, 0.9)],
-            [3],
-        ),
-        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda count: min(1.0, count / 5)),
-    ):
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        scheduler = make(optimizer)
-        rule = translated(optimizer, model, scheduler, "step")
-        expected = []
-        for _ in range(12):
-            expected.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            scheduler.step()
-        assert [rule.rate(step) for step in range(12)] == pytest.approx(expected, rel=1e-12)
-
-
 @pytest.mark.parametrize(
     "make", [lambda p: torch.optim.LBFGS(p), lambda p: torch.optim.SGD([*p, nn.Parameter(torch.zeros(3))], 0.1)]
 )
@@ -132,16 +110,6 @@ def test_optimizers_that_are_refused(make) -> None:
     model = nn.Linear(3, 2)
     with pytest.raises(JobError):
         translated(make(list(model.parameters())), model)
-
-
-def test_schedulers_that_are_refused() -> None:
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    with pytest.raises(JobError):
-        translated(optimizer, model, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
-    rule = translated(optimizer, model, torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 20), "step")
-    with pytest.raises(JobError):
-        rule.rate(5)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +183,7 @@ def test_an_exception_on_one_rank_ends_all(openmpi: Mpi, tmp_path: Path) -> None
     ("n", "fault"),
     [
         *((1, fault) for fault in ("forget", "no step", "optimizer", "clip", "rate", "beta", "state", "second")),
+        *((1, fault) for fault in ("replaced gradient", "twice", "closure", "group", "amsgrad", "register", "steps")),
         (2, "exit"),
         (2, "break"),
     ],
@@ -225,9 +194,9 @@ def test_mistakes_in_the_loop(openmpi: Mpi, n: int, fault: str, tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
-def test_the_scheduler_shows_the_rate_of_the_last_step(openmpi: Mpi, tmp_path: Path) -> None:
+def test_the_scheduler_has_taken_a_step_for_each_epoch(openmpi: Mpi, tmp_path: Path) -> None:
     done = start(openmpi, 1, tmp_path, "--scheduler", "steps", "--epochs", 3, "--batch-size", TOTAL)
-    assert "rate 0.002500 0.002500" in done.stdout, done.stderr
+    assert "rate 0.001250 0.001250" in done.stdout, done.stderr
 
 
 def test_torchrun_is_refused(openmpi: Mpi) -> None:

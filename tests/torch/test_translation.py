@@ -14,7 +14,7 @@ from torch import nn
 from mpitrain import optim
 from mpitrain.core.layout import Layout
 from mpitrain.errors import JobError
-from mpitrain.pytorch.translation import translated
+from mpitrain.pytorch.translation import GroupRate, translated
 
 STEPS = 20
 MakeGroups = Callable[[Any], torch.optim.Optimizer]
@@ -41,7 +41,7 @@ def steps_of_torch(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler
     return [parameter.detach().numpy() for parameter in model.parameters()]
 
 
-def steps_of_translation(model: nn.Module, optimizer: optim.Optimizer) -> list[np.ndarray]:
+def steps_of_translation(model: nn.Module, optimizer: optim.Optimizer, scheduler: Any = None) -> list[np.ndarray]:
     """Return the parameters after all steps."""
     layout = Layout.pack([(name, tuple(value.shape), "param") for name, value in model.named_parameters()])
     params, slots = np.zeros(layout.size), {name: np.zeros(layout.size) for name in optimizer.slots}
@@ -53,6 +53,8 @@ def steps_of_translation(model: nn.Module, optimizer: optim.Optimizer) -> list[n
         for view, gradient in zip(layout.views(grads).values(), gradients(model, step), strict=True):
             view[...] = gradient
         updater.update_all(grads, step)
+        if scheduler is not None:
+            scheduler.step()
     return list(layout.views(params).values())
 
 
@@ -113,8 +115,11 @@ def test_groups_take_the_steps_of_torch(name: str, scheduled: bool) -> None:
     model, other = make_model(), make_model()
     optimizer = GROUPS[name](list(model.parameters()))
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if scheduled else None
-    translation = translated(optimizer, model, scheduler, "step")
-    found = steps_of_translation(other, translation)
+    live = [GroupRate(group) for group in optimizer.param_groups]
+    translation = translated(optimizer, model, live)
+    found = steps_of_translation(other, translation, scheduler)
+    optimizer = GROUPS[name](list(model.parameters()))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if scheduled else None
     for ours, theirs in zip(found, steps_of_torch(model, optimizer, scheduler), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -124,7 +129,7 @@ def test_groups_that_differ_in_rate_and_whether_they_decay_are_updated_together(
     p = list(model.parameters())
     groups = [{"params": p[:2], "lr": 0.1, "weight_decay": 0.0}, {"params": p[2:]}]
     translation = translated(torch.optim.AdamW(groups, 0.01, weight_decay=0.1), model)
-    assert {name for options in translation.groups.values() for name in options} == {"rate_factor"}
+    assert {name for options in translation.groups.values() for name in options} == {"learning_rate"}
     assert translation.weight_decay == 0.1
     assert [translation.decays(name) for name, _ in model.named_parameters()] == [False, False, True, True, True, True]
 

@@ -20,6 +20,7 @@ from ...plan.progress import ConsistentPoint, Progress, WorkItem
 from ..base import PauseRequests, Stats, StepResult
 from ..non_finite import NonFinitePolicy
 from .coordinator import END, PAUSE, CoordinatorState
+from .remote import RemoteShard
 from .store import Store
 
 
@@ -55,8 +56,11 @@ class PsStrategy:
         self.progress = Progress(0, 0)
         self.non_finite = NonFinitePolicy(plan.config.training.nan, plan.workers)
         self._training_state, self._frozen = state, state.frozen.tobytes()  # the latter as the shards have them
+        self._live_rates = plan.optimizer.live_rates if self._chief else []
+        self._rates = [math.nan] * len(self._live_rates)  # as the servers have them
         self.params, self.grads = self.allocate()
         self.shards = store.shard_clients(self.params)
+        self._remote_shards = [shard for shard in self.shards if isinstance(shard, RemoteShard)]
         # Requests to other nodes first. Workers begin at different shards of their node, so that they do not all wait
         # for the same one.
         local = sorted(store.shards)
@@ -188,6 +192,11 @@ class PsStrategy:
             self._frozen = flags
             for shard in self.shards:
                 shard.freeze(frozen)
+        for index, live in enumerate(self._live_rates):
+            if (rate := live.as_set()) != self._rates[index]:
+                self.store.rates[index] = self._rates[index] = rate
+                for shard in self._remote_shards:
+                    shard.set_rate(index, rate)
 
     def take_loss(self) -> float:
         """Return this worker's share of the loss; waits for it on a GPU.

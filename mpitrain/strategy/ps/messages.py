@@ -25,6 +25,7 @@ class Kind(IntEnum):
     REQUEST_PAUSE = 10
     STOP = 11
     FREEZE = 12  # whether an entry of the layout changes from now on
+    RATE = 13  # one of the optimizer's ``live_rates`` from now on
 
 
 _FIELDS = {
@@ -36,6 +37,7 @@ _FIELDS = {
     Kind.COLLECT: [("item", "i8"), ("step", "i8"), ("loss", "f8")],
     Kind.PAUSE_STEP: [("step", "i8")],
     Kind.FREEZE: [("entry", "i8"), ("frozen", "?")],
+    Kind.RATE: [("index", "i8"), ("rate", "f8")],
 }
 REQUEST = {kind: np.dtype(_FIELDS.get(kind, [])) for kind in Kind}
 REPLY = {

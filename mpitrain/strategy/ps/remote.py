@@ -45,6 +45,11 @@ class RemoteShard:
             self._rpc.reply(self._server)
         self._frozen[:] = frozen
 
+    def set_rate(self, index: int, rate: float) -> None:
+        """Set one of the optimizer's ``live_rates`` on the server's node."""
+        self._rpc.request(self._server, Kind.RATE, request(Kind.RATE, index, rate))
+        self._rpc.reply(self._server)
+
     def post_apply(self, grads: Array, push: Push) -> None:
         self._rpc.request(self._server, Kind.APPLY, request(Kind.APPLY, *push), grads)
 

@@ -174,6 +174,10 @@ class Server:
         self._store.frozen[entry] = frozen
         self._reply(client)
 
+    def _rate(self, client: int, index: int, rate: float) -> None:
+        self._store.rates[index] = rate
+        self._reply(client)
+
     def _state(self, client: int) -> None:
         state, rows = self._require_coordinator().raw_state()
         self._reply(client, state, rows=rows)

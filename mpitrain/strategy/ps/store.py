@@ -60,6 +60,7 @@ class Store:
         rpc: The transport between workers and the servers on other nodes; None if there are none.
         waiting: How this rank waits.
         frozen: ``TrainingState.frozen`` as the shards of this node apply it; shared by the node.
+        rates: The optimizer's ``live_rates`` as the shards of this node apply them; shared by the node.
         initial_vectors: ``vectors`` on the rank that fills them; None on all others.
 
     Raises:
@@ -83,6 +84,11 @@ class Store:
         self.partials: Array | None = None
         self.frozen = self._shared.allocate(state.frozen.shape, np.uint8)
         self.frozen[:] = state.frozen
+        live_rates = plan.optimizer.live_rates
+        self.rates = self._shared.allocate((len(live_rates),), np.float64)
+        self.rates[:] = [live.as_set() for live in live_rates]
+        for index, live in enumerate(live_rates):
+            live.bind(self.rates, index)
         self._allocate()
         self.initial_vectors = self.vectors if self.shards and self.nodes.comm.rank == 0 else None
         self.rpc = self._open_transport()

@@ -1,0 +1,104 @@
+"""What a script that trains keeps in the checkpoints of its run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from ..comm.cluster import Cluster
+from ..core.extra_state import ExtraState, Value, Versioned, values_of
+from ..errors import CheckpointError, JobError
+from ..pytorch.state_tree import flatten, unflatten
+
+_log = logging.getLogger(__name__)
+_VALUES, _OBJECT, _PART = "script", "script: ", "script's "  # namespaces, the last two followed by a name
+_VERSION = 1
+
+
+class HasState(Protocol):
+    """An object whose state can be saved, such as a module, a scheduler, or a ``GradScaler``."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+class ScriptState:
+    """Objects with state, and values, that checkpoints contain; a ``core.extra_state.HasExtraState``.
+
+    Args:
+        cluster: The ranks; its roles are assigned before a method is called.
+
+    Attributes:
+        values: The script's own values, by name.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.values: dict[str, Any] = {}
+        self._objects: dict[str, HasState] = {}
+        self._of_ranks: dict[str, HasState] = {}
+        self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
+
+    def add(self, name: str, owner: Any, per_rank: bool) -> None:
+        """Save the state of an object; of every worker's, or of the chief's.
+
+        Raises:
+            JobError: It has no state, or the name is not valid.
+        """
+        where = f"trainer.register({name!r}, ...)"
+        if not isinstance(name, str) or not name or "/" in name:
+            raise JobError(f"{where}: the name must be a string that is not empty, without '/'")
+        if name in self._objects or name in self._of_ranks:
+            raise JobError(f"{where}: the name is registered already; use another one")
+        if not callable(getattr(owner, "state_dict", None)) or not callable(getattr(owner, "load_state_dict", None)):
+            raise JobError(f"{where} got {type(owner).__name__}: must have the methods state_dict and load_state_dict")
+        (self._of_ranks if per_rank else self._objects)[name] = owner
+
+    def add_part(self, name: str, save: Callable[[], Any], load: Callable[[Any], None]) -> None:
+        """Save what ``save`` returns on the chief; ``load`` gets it on every worker."""
+        self._parts[name] = save, load
+
+    def extra_state(self) -> ExtraState:
+        state = {_VALUES: Versioned(_VERSION, flatten("trainer.state", self.values))}
+        for name, owner in self._objects.items():
+            state[_OBJECT + name] = Versioned(_VERSION, flatten(repr(name), owner.state_dict()))
+        for name, (save, _) in self._parts.items():
+            state[_PART + name] = Versioned(_VERSION, flatten(f"the {name}", save()))
+        workers = self._cluster.workers
+        for name, owner in self._of_ranks.items():
+            of_all = workers.gather(flatten(repr(name), owner.state_dict()))
+            for rank, values in enumerate(of_all or ()):
+                state[self._of_rank(name, rank)] = Versioned(_VERSION, values)
+        return state
+
+    def load_extra_state(self, state: ExtraState) -> None:
+        if stored := values_of(state, _VALUES, _VERSION):
+            self.values.update(unflatten(stored))
+        for name, (_, load) in self._parts.items():
+            if stored := values_of(state, _PART + name, _VERSION):
+                load(unflatten(stored))
+        for name, owner in self._objects.items():
+            self._load(name, owner, values_of(state, _OBJECT + name, _VERSION))
+        for name, owner in self._of_ranks.items():
+            for rank in range(self._cluster.workers.size):  # counts as used, although it is another rank's
+                values_of(state, self._of_rank(name, rank), _VERSION)
+            self._load(name, owner, values_of(state, self._of_rank(name, self._cluster.workers.rank), _VERSION))
+
+    def _of_rank(self, name: str, rank: int) -> str:
+        """Return the namespace of one worker's state."""
+        return f"{_OBJECT}{name}, worker {rank} of {self._cluster.workers.size}"
+
+    def _load(self, name: str, owner: HasState, stored: Mapping[str, Value]) -> None:
+        if not stored:
+            _log.info("the checkpoint has no state of %r for this number of workers: it is not restored", name)
+            return
+        try:
+            owner.load_state_dict(unflatten(stored))
+        except Exception as error:
+            text = " ".join(str(error).split())
+            raise CheckpointError(
+                f"the checkpoint's state of {name!r} does not fit: {type(error).__name__}: {text}; pass --resume never "
+                "to start a new run"
+            ) from error

@@ -1,0 +1,234 @@
+"""Loops as scripts have them, written once: for a Trainer on several ranks, and for plain PyTorch on whole batches.
+
+As a script it trains each loop, or the named ones, and stores the parameters of the chief.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # as in a checkout
+
+import mpitrain
+from mpitrain.data.permutation import order
+from tests.torch.own_loop import make_optimizer
+
+SEED, EXAMPLES, TOTAL, EPOCHS = 0, 48, 12, 3
+
+
+def make_data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(EXAMPLES, 5, generator=generator, dtype=torch.float64)
+    return inputs, (inputs @ torch.randn(5, 3, generator=generator, dtype=torch.float64)).argmax(1)
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+class Tools(NamedTuple):
+    """What a loop uses in place of PyTorch's own."""
+
+    model: nn.Module
+    epochs: Callable[[int], Iterator[int]]
+    batches: Any
+    backward: Callable[[torch.Tensor], object]
+    mean: Callable[[Any], float]
+
+
+class Loop(NamedTuple):
+    """A loop, and how its optimizer is made."""
+
+    train: Callable[[Tools, torch.optim.Optimizer], object]
+    make: Callable[[nn.Module], torch.optim.Optimizer] = lambda model: torch.optim.Adam(model.parameters(), 0.02)
+
+
+def loss_of(tools: Tools, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(tools.model(inputs), labels)
+
+
+def clip(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            optimizer.zero_grad()
+            tools.backward(loss_of(tools, inputs, labels))
+            nn.utils.clip_grad_norm_(tools.model.parameters(), 0.05)
+            optimizer.step()
+
+
+def penalty(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            optimizer.zero_grad(set_to_none=False)
+            tools.backward(loss_of(tools, inputs, labels))
+            for parameter in tools.model.parameters():
+                assert parameter.grad is not None
+                parameter.grad = parameter.grad.sign() + 0.1 * parameter.detach()
+            optimizer.step()
+
+
+def two_losses(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            optimizer.zero_grad()
+            tools.backward(loss_of(tools, inputs, labels))
+            norm = sum(float(parameter.grad.norm()) for parameter in tools.model.parameters())  # type: ignore[union-attr]
+            tools.backward(norm * tools.model(inputs).square().mean())
+            optimizer.step()
+
+
+def accumulate(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for _ in tools.epochs(EPOCHS):
+        for index, (inputs, labels) in enumerate(tools.batches):
+            tools.backward(loss_of(tools, inputs, labels) / 2)
+            if index % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        schedule.step()
+
+
+def scaler(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    grad_scaler, number = torch.amp.GradScaler("cpu", growth_interval=2), 0
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            optimizer.zero_grad()
+            tools.backward(grad_scaler.scale(loss_of(tools, inputs, labels)))
+            if number == 4:  # an overflow: this step is skipped
+                first = next(tools.model.parameters())
+                assert first.grad is not None
+                first.grad[0] = torch.inf
+            grad_scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(tools.model.parameters(), 0.5)
+            grad_scaler.step(optimizer)
+            grad_scaler.update()
+            number += 1
+
+
+def rates(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    number = 0
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            for index, group in enumerate(optimizer.param_groups):
+                group["lr"] = 0.05 / (1 + number + index)
+                group["betas"] = (0.9 - 0.01 * number, 0.999)
+            optimizer.zero_grad()
+            tools.backward(loss_of(tools, inputs, labels))
+            optimizer.step()
+            number += 1
+
+
+def one_cycle(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, EPOCHS * EXAMPLES // TOTAL)
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            optimizer.zero_grad()
+            tools.backward(loss_of(tools, inputs, labels))
+            optimizer.step()
+            schedule.step()
+
+
+def plateau(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.2)
+    for _ in tools.epochs(EPOCHS):
+        total = 0.0
+        for inputs, labels in tools.batches:
+            loss = loss_of(tools, inputs, labels)
+            tools.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            total += tools.mean(loss.detach())
+        schedule.step(total)
+
+
+def server_rates(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            optimizer.zero_grad()
+            tools.backward(loss_of(tools, inputs, labels))
+            optimizer.step()
+            schedule.step()
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+LOOPS = {
+    "clip": Loop(clip),
+    "penalty": Loop(penalty, momentum),
+    "two losses": Loop(two_losses),
+    "accumulate": Loop(accumulate, lambda model: torch.optim.NAdam(model.parameters(), 0.02)),
+    "scaler": Loop(scaler, lambda model: torch.optim.Adam(model.parameters(), 0.02, fused=True)),
+    "rates": Loop(rates, lambda model: make_optimizer("groups", model)),
+    "one cycle": Loop(one_cycle, momentum),
+    "server rates": Loop(server_rates, lambda model: make_optimizer("groups", model)),
+    "plateau": Loop(plateau, lambda model: torch.optim.RMSprop(model.parameters(), 0.05)),
+}
+
+
+def plain(name: str) -> list[np.ndarray]:
+    """Train a loop on whole batches, in the order of mpitrain; return the parameters."""
+    inputs, labels = make_data()
+    epoch = 0
+
+    def epochs(count: int) -> Iterator[int]:
+        nonlocal epoch
+        while epoch < count:
+            yield epoch
+            epoch += 1
+
+    class Batches:
+        def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            for start in range(epoch * EXAMPLES, (epoch + 1) * EXAMPLES, TOTAL):
+                chosen = order(start, TOTAL, EXAMPLES, SEED, None)
+                yield inputs[chosen], labels[chosen]
+
+    model = make_model()
+    optimizer = LOOPS[name].make(model)
+    LOOPS[name].train(Tools(model, epochs, Batches(), torch.Tensor.backward, float), optimizer)
+    return [parameter.detach().numpy() for parameter in model.parameters()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("names", nargs="*", default=list(LOOPS))
+    parser.add_argument("--mode", default="sync")
+    parser.add_argument("--kill-at", type=int)
+    arguments = parser.parse_args()
+    killed = arguments.out / "killed"
+    for name in arguments.names:
+        model = make_model()
+        optimizer = LOOPS[name].make(model)
+        options = {"run_dir": arguments.out / name, "dtype": "float64", "threads": 1, "log_steps": 0, "save_steps": 4}
+        trainer = mpitrain.Trainer(model, optimizer, mode=arguments.mode, seed=SEED, **options)
+        if arguments.mode == "local":
+            assert trainer.size == 1
+
+        def backward(loss: torch.Tensor, trainer: mpitrain.Trainer = trainer) -> None:
+            if arguments.kill_at == trainer.step_count and trainer.rank == trainer.size - 1 and not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            trainer.backward(loss)
+
+        batches = trainer.loader([*zip(*make_data(), strict=True)], TOTAL // trainer.size)
+        LOOPS[name].train(Tools(model, trainer.epochs, batches, backward, trainer.mean), optimizer)
+        if trainer.chief:
+            np.savez(arguments.out / f"{name}.npz", *(parameter.detach().numpy() for parameter in model.parameters()))
+
+
+if __name__ == "__main__":
+    main()

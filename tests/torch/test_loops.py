@@ -1,0 +1,67 @@
+"""Loops that use and change gradients, options and schedules compute on several ranks what PyTorch computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ..support.launch import Mpi, run
+from .loops import LOOPS, plain
+
+SCRIPT = Path(__file__).parent / "loops.py"
+
+
+def train(mpi: Mpi, n: int, *words: object, launch: tuple[object, ...] = ()) -> dict[str, list[np.ndarray]]:
+    """Run the script on ``n`` ranks; return the parameters by loop."""
+    command = [str(mpi.python), "-m", "mpitrain", "run", "-n", str(n), *map(str, launch), str(SCRIPT), *map(str, words)]
+    done = run(command, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = next(word for word in words if isinstance(word, Path))
+    return {path.stem: [*np.load(path).values()] for path in folder.glob("*.npz")}
+
+
+def assert_plain(name: str, trained: list[np.ndarray]) -> None:
+    for ours, expected in zip(trained, plain(name), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-11, err_msg=name)
+
+
+@pytest.mark.parametrize(("n", "mode"), [(1, "local"), (2, "sync"), (3, "sync")])
+def test_loops_train_as_in_plain_torch(openmpi: Mpi, n: int, mode: str, tmp_path: Path) -> None:
+    trained = train(openmpi, n, tmp_path, "--mode", mode)
+    assert set(trained) == set(LOOPS)
+    for name, parameters in trained.items():
+        assert_plain(name, parameters)
+
+
+@pytest.mark.parametrize("name", ["one cycle", "accumulate", "plateau"])
+def test_a_killed_loop_resumes_with_its_schedule(openmpi: Mpi, name: str, tmp_path: Path) -> None:
+    trained = train(openmpi, 2, tmp_path, name, "--kill-at", 6, launch=("--max-restarts", 1))
+    assert (tmp_path / "killed").exists()
+    assert_plain(name, trained[name])
+
+
+@pytest.mark.parametrize("mode", ["async", "backup"])
+def test_rates_reach_the_server(openmpi: Mpi, mode: str, tmp_path: Path) -> None:
+    for folder, flags in (("shared", ()), ("messages", ("--no-shared-memory",))):
+        (out := tmp_path / folder).mkdir()
+        trained = train(openmpi, 2, out, "server rates", launch=("--mode", mode, "--ps", 1, *flags))
+        assert_plain("server rates", trained["server rates"])
+
+
+def test_state_of_the_script_is_restored(openmpi: Mpi, tmp_path: Path) -> None:
+    script = Path(__file__).parent / "own_state.py"
+    results = []
+    for name, words in (("whole", []), ("killed", ["--kill-at", "7"])):
+        launch = ["-n", "2", "--run-dir", str(tmp_path / name), "--max-restarts", "1", "--save-steps", "4"]
+        done = run(
+            [str(openmpi.python), "-m", "mpitrain", "run", *launch, str(script), str(tmp_path / f"{name}.npz"), *words],
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        results.append(dict(np.load(tmp_path / f"{name}.npz")))
+    whole, killed = results
+    assert whole.keys() == killed.keys()
+    for name, values in whole.items():
+        np.testing.assert_array_equal(values, killed[name], err_msg=name)
