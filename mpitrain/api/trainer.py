@@ -355,14 +355,37 @@ class Trainer:
                 raise JobError(f"{name} has no rate after {self._scheduler_steps - 1} steps: {error}") from error
 
     def _optimizer_state(self) -> dict[str, Any]:
-        """Return what checkpoints contain of the optimizer besides its slots, and of its schedulers."""
+        """Return what checkpoints contain of the optimizer besides its slots, and of its schedulers.
+
+        Collective over the workers.
+
+        Raises:
+            JobError: The workers take the same steps with different options.
+        """
         assert self._torch_optimizer is not None
+        groups = [{"lr": float(group["lr"]), **options_of(group)} for group in self._torch_optimizer.param_groups]
+        if not self._config.uses_servers:
+            self._check_same_options(groups)
         return {
             "given": self._given,
-            "groups": [{"lr": float(group["lr"]), **options_of(group)} for group in self._torch_optimizer.param_groups],
+            "groups": groups,
             "schedulers": [[type(each).__name__, each.state_dict()] for each in self._schedulers()],
             "scheduler_steps": self._scheduler_steps,
         }
+
+    def _check_same_options(self, groups: list[dict[str, Any]]) -> None:
+        """Raise JobError on all workers if one has other options than the chief. Collective over the workers."""
+        of_all = self.gather(groups)
+        for rank, of_rank in enumerate(of_all):
+            for index, (first, own) in enumerate(zip(of_all[0], of_rank, strict=True)):
+                name = next((name for name, value in first.items() if own.get(name) != value), None)
+                if name is not None:
+                    error = JobError(
+                        f"the option {name} of the optimizer's parameter group {index} is {first[name]!r} on worker 0 "
+                        f"and {own.get(name)!r} on worker {rank}: set the same on all ranks"
+                    )
+                    error.on_all_ranks = True
+                    raise error
 
     def _load_optimizer_state(self, state: dict[str, Any]) -> None:
         assert self._torch_optimizer is not None

@@ -136,6 +136,8 @@ def main() -> None:
         log_steps=0,
     )
     loader = trainer.loader(dataset, arguments.batch_size)
+    if arguments.fault == "ranks differ":
+        optimizer.param_groups[0]["lr"] *= 1 + trainer.rank
     losses, epochs, step = [], [], 0
     for epoch in trainer.epochs(arguments.epochs):
         if not epochs:

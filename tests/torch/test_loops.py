@@ -27,9 +27,11 @@ def assert_plain(name: str, trained: list[np.ndarray]) -> None:
         np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-11, err_msg=name)
 
 
-@pytest.mark.parametrize(("n", "mode"), [(1, "local"), (2, "sync"), (3, "sync")])
-def test_loops_train_as_in_plain_torch(openmpi: Mpi, n: int, mode: str, tmp_path: Path) -> None:
-    trained = train(openmpi, n, tmp_path, "--mode", mode)
+@pytest.mark.parametrize(
+    ("n", "mode", "flags"), [(1, "local", ()), (2, "sync", ()), (3, "sync", ()), (3, "sync", ("--no-shared-memory",))]
+)
+def test_loops_train_as_in_plain_torch(openmpi: Mpi, n: int, mode: str, flags: tuple[str, ...], tmp_path: Path) -> None:
+    trained = train(openmpi, n, tmp_path, "--mode", mode, launch=flags)
     assert set(trained) == set(LOOPS)
     for name, parameters in trained.items():
         assert_plain(name, parameters)

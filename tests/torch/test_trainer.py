@@ -184,6 +184,7 @@ def test_an_exception_on_one_rank_ends_all(openmpi: Mpi, tmp_path: Path) -> None
     [
         *((1, fault) for fault in ("forget", "no step", "optimizer", "clip", "rate", "beta", "state", "second")),
         *((1, fault) for fault in ("replaced gradient", "twice", "closure", "group", "amsgrad", "register", "steps")),
+        (2, "ranks differ"),
         (2, "exit"),
         (2, "break"),
     ],
