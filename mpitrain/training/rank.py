@@ -115,14 +115,11 @@ class Rank:
             self._cluster.abort(1)
         sys.exit(1)
 
-    @staticmethod
-    def _fail_alone(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    def _fail_alone(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         """Report an exception that ends a script without a launcher: errors of its user in one line."""
-        if not isinstance(error, UserError):
-            sys.__excepthook__(kind, error, traceback)
-            return
-        print(f"mpitrain: {error}", file=sys.__stderr__, flush=True)
-        sys.exit(error.exit_status)
+        if isinstance(error, UserError):
+            self.fail(error)
+        sys.__excepthook__(kind, error, traceback)
 
     def claim_run_dir(self, config: RunConfig) -> None:
         """Note that a training of a script begins.
@@ -209,6 +206,9 @@ class Rank:
             print(f"mpitrain: {self.cluster.rank_description}: {_EXITS_EARLY}", file=sys.__stderr__, flush=True)
         with contextlib.suppress(BaseException):
             self.session.__exit__(type(error), error, None)  # records that the run has failed
+        if self.is_alone:  # Open MPI would print several lines
+            sys.stdout.flush()
+            os._exit(1)
         self.cluster.abort(1)
 
 

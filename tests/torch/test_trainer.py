@@ -195,6 +195,18 @@ def test_mistakes_in_the_loop(openmpi: Mpi, n: int, fault: str, tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("fault", "status"), [("clip", 2), ("raise", 1), ("exit", 1)])
+def test_errors_without_a_launcher(openmpi: Mpi, fault: str, status: int, tmp_path: Path) -> None:
+    done = run([str(openmpi.python), str(SCRIPT), "--fault", fault], cwd=tmp_path, timeout=120)
+    assert done.returncode == status, done.stdout + done.stderr
+    if fault == "raise":
+        assert done.stderr.startswith("Traceback") and done.stderr.endswith("ArithmeticError: this worker fails\n")
+    else:
+        one_line(done.stderr)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "status.json").read_text())["state"] == "failed"
+
+
 def test_the_scheduler_has_taken_a_step_for_each_epoch(openmpi: Mpi, tmp_path: Path) -> None:
     done = start(openmpi, 1, tmp_path, "--scheduler", "steps", "--epochs", 3, "--batch-size", TOTAL)
     assert "rate 0.001250 0.001250" in done.stdout, done.stderr
