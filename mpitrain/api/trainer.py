@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import logging
 import math
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import MethodType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from .. import checkpoint, optim
-from ..data.batch import Batch
 from ..data.split import DescribedSplit, Examples, Split
 from ..data.steps import Steps
-from ..errors import CheckpointError, ConfigError, JobError, UserError
+from ..errors import CheckpointError, ConfigError, JobError
 from ..inference.model import load
 from ..monitor.trace import span
 from ..plan.config import RunConfig
 from ..plan.job import Job
 from ..plan.options import run_config
 from ..process.signals import STOPPED_EARLY
-from ..pytorch.batches import CollatedBatch, as_split, seed_all
+from ..pytorch.batches import as_split, as_tensors, seed_all
+from ..pytorch.live_optimizer import LiveOptimizer, check_same_options
 from ..pytorch.network import LossInLoop
-from ..pytorch.torch_rule import options_of
-from ..pytorch.translation import GroupRate, check_new, translated
 from ..training.hooks import SAVE
 from ..training.rank import Rank
 from ..training.session import TrainRequest, given_run_dir, training_session
@@ -41,7 +34,6 @@ from ..training.stepped_loop import SteppedLoop
 from .script_state import HasState, ScriptState
 from .train import script_path
 
-_log = logging.getLogger(__name__)
 _WAIT = span("wait")
 _ELSEWHERE = {  # options of a run that a Trainer gets in another way
     "batch_size": "pass it to trainer.loader",
@@ -117,15 +109,14 @@ class Trainer:
         mode: str = "sync",
         **options: Any,
     ) -> None:
-        self.model, self._overlap, self._clip_norm = model, overlap, clip_norm
+        self.model, self._overlap = model, overlap
         self._loader: TrainLoader | None = None
         self._loop: SteppedLoop | None = None  # while it trains
         self._epoch: int | None = None  # that trains
         self._examples = self._last = 0  # examples of an epoch; the last epoch
         self._has_more = False  # whether this epoch has batches that the loop has not used
-        self._torch_optimizer: torch.optim.Optimizer | None = None
-        self._scheduler, self._by_epoch, self._scheduler_steps = scheduler, scheduler_interval == "epoch", 0
-        self._rates_in_backward: list[float] = []
+        self._live: LiveOptimizer | None = None  # of torch
+        self._by_epoch = scheduler_interval == "epoch"
         caller = sys._getframe(1)
         self._source = caller.f_code.co_filename, caller.f_lineno  # for errors
         self._rank = rank = Rank.of_script()
@@ -140,14 +131,17 @@ class Trainer:
                         raise JobError("scheduler and clip_norm are options of the optimizers of mpitrain.optim")
                     self._optimizer = optimizer
                 else:
-                    self._use_optimizer_of_torch(optimizer, scheduler, scheduler_interval)
+                    if scheduler_interval not in ("epoch", "step"):
+                        raise JobError(f"scheduler_interval is {scheduler_interval!r}, must be 'epoch' or 'step'")
+                    self._live = LiveOptimizer(optimizer, model, clip_norm, scheduler, self.step)
+                    self._optimizer = self._live.rule
             rank.cluster.assign(self._config)
             self.rank, self.size = rank.cluster.task_index, len(rank.cluster.worker_ranks)
             self.chief = rank.cluster.chief
             self._script = ScriptState(rank.cluster)
             self._script.add_part("overlap", self._decided_overlap, self._load_overlap)
-            if self._torch_optimizer is not None:
-                self._script.add_part("optimizer", self._optimizer_state, self._load_optimizer_state)
+            if self._live is not None:
+                self._script.add_part("optimizer", self._optimizer_state, self._live.load_state)
             _use_values_of_chief(model, rank)
             if rank.cluster.is_server:
                 self._serve()
@@ -269,142 +263,44 @@ class Trainer:
             loss: The mean over the batch.
         """
         loop = self._require_loop()
-        if self._torch_optimizer is not None:
-            self._use_changed_options(loop, self._torch_optimizer)
-            self._rates_in_backward = [rate.as_set() for rate in self._rates]
+        if self._live is not None:
+            self._use_changed_options(loop, self._live)
+            self._live.begin_backward()
         loop.backward(loss)
 
     def step(self) -> None:
         """Update the parameters, as ``optimizer.step()`` does. Collective over the workers if they take the same
         steps."""
         loop, changed = self._require_loop(), False
-        if self._torch_optimizer is not None:
-            changed = self._use_changed_options(loop, self._torch_optimizer)
-            self._torch_optimizer._opt_called = True  # type: ignore[attr-defined]  # as schedulers expect
+        if self._live is not None:
+            changed = self._use_changed_options(loop, self._live)
+            self._live.note_step()
         loop.update(divide=changed)
         self._advance_scheduler(loop)
 
-    # The optimizer of torch.
-
-    def _use_optimizer_of_torch(self, optimizer: torch.optim.Optimizer, scheduler: Any, interval: str) -> None:
-        """Let the optimizer's ``step``, and what the script writes to its groups, take effect."""
-        if interval not in ("epoch", "step"):
-            raise JobError(f"Trainer(scheduler_interval={interval!r}): must be 'epoch' or 'step'")
-        if scheduler is not None and not isinstance(scheduler, LRScheduler):
-            raise JobError(f"Trainer(scheduler=...) got {type(scheduler).__name__}: must be an LRScheduler of torch")
-        if isinstance(scheduler, ReduceLROnPlateau):
-            raise JobError(
-                "Trainer(scheduler=...) got ReduceLROnPlateau, which needs a metric: call its step in the loop, with "
-                "the same value on all ranks, such as trainer.mean(loss)"
-            )
-        check_new(optimizer)
-        self._rates = [GroupRate(group) for group in optimizer.param_groups]
-        self._optimizer = translated(optimizer, self.model, self._rates, self._clip_norm)
-        self._options = [options_of(group) for group in optimizer.param_groups]
-        self._given = [{"lr": float(group["lr"]), **options_of(group)} for group in optimizer.param_groups]
-        self._torch_optimizer = optimizer
-
-        def step(_: torch.optim.Optimizer, closure: Any = None) -> None:
-            if closure is not None:
-                raise JobError("optimizer.step(closure) is not supported: call trainer.backward(loss), and step()")
-            self.step()
-
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else schedulers warn
-        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
-        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]  # GradScaler unscales
-        optimizer.register_load_state_dict_pre_hook(_refuse_state)
-        optimizer.register_state_dict_pre_hook(_warn_of_state)
-
-    def _use_changed_options(self, loop: SteppedLoop, optimizer: torch.optim.Optimizer) -> bool:
-        """Update with the options that the groups have now; return whether they have changed since ``backward``."""
-        if len(optimizer.param_groups) != len(self._options):
-            raise JobError("a parameter group was added to the optimizer: add it before making the Trainer")
-        options = [options_of(group) for group in optimizer.param_groups]
-        rates = [rate.as_set() for rate in self._rates]
-        changed = options != self._options or (bool(self._rates_in_backward) and rates != self._rates_in_backward)
-        if changed and not loop.can_change_options:
-            raise JobError(
-                "an option of the optimizer was changed between backward and step, when it may have been used already: "
-                "change it before trainer.backward, or pass overlap=False to the Trainer"
-            )
-        if options != self._options:
-            rule = translated(optimizer, self.model, self._rates, self._clip_norm)
-            if rule.slots != self._optimizer.slots:
-                raise JobError(
-                    f"the options of {type(optimizer).__name__} were changed so that it needs other state: set "
-                    "momentum or amsgrad before making the Trainer"
-                )
-            loop.set_optimizer(rule)
-            self._optimizer, self._options = rule, options
-        return changed
+    def _use_changed_options(self, loop: SteppedLoop, live: LiveOptimizer) -> bool:
+        """Update with the options that the optimizer has now; return whether they have changed since ``backward``."""
+        have_changed, is_other_rule = live.changes(loop.can_change_options)
+        if is_other_rule:
+            loop.set_optimizer(live.rule)
+        return have_changed
 
     def _advance_scheduler(self, loop: SteppedLoop) -> None:
         """Call the scheduler as often as its interval has passed."""
-        if self._scheduler is None:
-            return
-        done = loop.step
-        if self._by_epoch:
+        if self._live is not None:
             examples = loop.data_cursor if loop.synchronous else loop.step * loop.plan.step_examples
-            done = examples // self._examples
-        while self._scheduler_steps < done:
-            self._scheduler_steps += 1
-            try:
-                self._scheduler.step()
-            except ValueError as error:
-                name = type(self._scheduler).__name__
-                raise JobError(f"{name} has no rate after {self._scheduler_steps - 1} steps: {error}") from error
+            self._live.advance_scheduler(examples // self._examples if self._by_epoch else loop.step)
 
     def _optimizer_state(self) -> dict[str, Any]:
-        """Return what checkpoints contain of the optimizer besides its slots, and of its schedulers.
-
-        Collective over the workers.
+        """Return what checkpoints contain of the optimizer besides its slots. Collective over the workers.
 
         Raises:
             JobError: The workers take the same steps with different options.
         """
-        assert self._torch_optimizer is not None
-        groups = [{"lr": float(group["lr"]), **options_of(group)} for group in self._torch_optimizer.param_groups]
+        assert self._live is not None
         if not self._config.uses_servers:
-            self._check_same_options(groups)
-        return {
-            "given": self._given,
-            "groups": groups,
-            "schedulers": [[type(each).__name__, each.state_dict()] for each in self._schedulers()],
-            "scheduler_steps": self._scheduler_steps,
-        }
-
-    def _check_same_options(self, groups: list[dict[str, Any]]) -> None:
-        """Raise JobError on all workers if one has other options than the chief. Collective over the workers."""
-        of_all = self.gather(groups)
-        for rank, of_rank in enumerate(of_all):
-            for index, (first, own) in enumerate(zip(of_all[0], of_rank, strict=True)):
-                name = next((name for name, value in first.items() if own.get(name) != value), None)
-                if name is not None:
-                    error = JobError(
-                        f"the option {name} of the optimizer's parameter group {index} is {first[name]!r} on worker 0 "
-                        f"and {own.get(name)!r} on worker {rank}: set the same on all ranks"
-                    )
-                    error.on_all_ranks = True
-                    raise error
-
-    def _load_optimizer_state(self, state: dict[str, Any]) -> None:
-        assert self._torch_optimizer is not None
-        schedulers, groups = self._schedulers(), self._torch_optimizer.param_groups
-        self._scheduler_steps = state["scheduler_steps"]
-        if state["given"] != self._given and not schedulers:
-            return  # the script has other options now
-        if state["given"] != self._given:
-            _log.info("the options of the optimizer are those of the checkpoint, which the schedulers continue")
-        if len(groups) == len(state["groups"]):
-            for group, saved in zip(groups, state["groups"], strict=True):
-                group.update(saved)
-        if [type(each).__name__ for each in schedulers] != [name for name, _ in state["schedulers"]]:
-            raise CheckpointError(
-                "the checkpoint has the state of other schedulers of the optimizer than the script; pass --resume "
-                "never to start a new run"
-            )
-        for scheduler, (_, saved) in zip(schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(saved)
+            check_same_options(self.gather(self._live.options))
+        return self._live.state()
 
     def _decided_overlap(self) -> bool | None:
         """Return what the first step has decided, so that a run that resumes does not decide again."""
@@ -413,16 +309,6 @@ class Trainer:
     def _load_overlap(self, overlap: bool | None) -> None:
         if self._overlap is None:
             self._overlap = overlap
-
-    def _schedulers(self) -> list[Any]:
-        """Return the schedulers of the optimizer that are not parts of others: torch keeps no list of them."""
-        found = [
-            each
-            for each in gc.get_objects()
-            if issubclass(type(each), LRScheduler) and each.__dict__.get("optimizer") is self._torch_optimizer
-        ]
-        parts = {id(part) for each in found for part in getattr(each, "_schedulers", ())}
-        return sorted((each for each in found if id(each) not in parts), key=lambda each: type(each).__name__)
 
     def save(self) -> None:
         """Request a checkpoint; it is written as soon as all workers hold the same parameters. Local.
@@ -577,7 +463,7 @@ class TrainLoader:
         end = (trainer._epoch + 1) * len(self.split) if trainer._epoch < trainer._last else math.inf
         device = trainer.device
         while not self._has_ended(loop) and (work := loop.take()) is not None and loop.start_of(work) < end:
-            yield _tensors(loop.micro_batch(), device)
+            yield as_tensors(loop.micro_batch(), device)
             if loop.is_pending:
                 raise JobError("a batch was skipped: call trainer.backward for every batch of the loader")
         trainer._has_more = False
@@ -587,23 +473,6 @@ class TrainLoader:
         assert self._trainer._epoch is not None
         loop.finish_pending()
         return loop.synchronous and loop.data_cursor >= (self._trainer._epoch + 1) * len(self.split)
-
-
-def _tensors(batch: Batch, device: torch.device) -> Any:
-    """Return a batch as torch's DataLoader does."""
-    if isinstance(batch, CollatedBatch):
-        return _moved(batch.examples, device)
-    return [torch.from_numpy(array).to(device) for array in (batch.examples, batch.labels)]
-
-
-def _moved(tree: Any, device: torch.device) -> Any:
-    if isinstance(tree, Tensor):
-        return tree.to(device)
-    if isinstance(tree, dict):
-        return {name: _moved(item, device) for name, item in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(_moved(item, device) for item in tree))
-    return [_moved(item, device) for item in tree] if isinstance(tree, (tuple, list)) else tree
 
 
 def _resumes_at(config: RunConfig) -> tuple[int, int]:
@@ -638,16 +507,3 @@ def _use_values_of_chief(model: nn.Module, rank: Rank) -> None:
             values = tensor.cpu().contiguous()
             rank.cluster.comm.Bcast(values.reshape(-1).view(torch.uint8).numpy(), root=rank.cluster.chief_rank)
             tensor.copy_(values)
-
-
-def _refuse_state(*_: Any) -> None:
-    raise UserError(
-        "optimizer.load_state_dict has no effect on a Trainer, which keeps the optimizer's state and restores it from "
-        "the run's checkpoints: remove it, and resume with --run-dir or Trainer(run_dir=...)"
-    )
-
-
-def _warn_of_state(*_: Any) -> None:
-    warnings.warn(
-        "optimizer.state_dict has no state: the Trainer keeps it, and the run's checkpoints contain it", stacklevel=4
-    )

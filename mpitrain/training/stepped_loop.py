@@ -38,9 +38,8 @@ class SteppedLoop(Loop):
         n_updates: Number of calls of ``update``.
     """
 
-    n_updates = 0
-
     reuses_batches = False
+    n_updates = 0
 
     _stepped_model: SteppedModel
     _divided: UpdatesOnRequest | None = None  # the strategy, if steps can be divided
@@ -205,8 +204,11 @@ class SteppedLoop(Loop):
         self._finish()
 
     def _finish(self) -> None:
+        """Forget the work item, and call the hooks."""
         STEP.__exit__(None, None, None)
         self._work = None
+        self._parts.clear()
+        self._n_backward, self._step_loss = 0, 0.0
         with HOOKS:
             for after_step in self._after_step:
                 after_step(self)
@@ -274,22 +276,19 @@ class SteppedLoop(Loop):
             raise JobError("step was called without a gradient: call trainer.backward(loss) first")
         has_replaced = self._divided_model.collect_replaced_grads()
         self._decide(divide=divide or has_replaced or self._n_backward > 1)
+        self.n_updates += 1
+        self._is_applied = True
         if self._overlaps:  # from the next step on
             self._strategy.begin(self._step_loss)
             with np.errstate(all="ignore"):
                 self._strategy.ready(0)
                 self._strategy.finish()
-            self._is_applied = True
-            self.n_updates += 1
-            self._reset()
             self._finish()
             return
         if not self._is_averaged:
             self._average()
         with np.errstate(all="ignore"):
             self._divided.update()
-        self._is_applied = True
-        self.n_updates += 1
         self._finish_divided(updated=True)
 
     def _finish_divided(self, updated: bool) -> None:
@@ -297,9 +296,4 @@ class SteppedLoop(Loop):
         self._strategy.begin(self._step_loss)
         with np.errstate(all="ignore"):
             self._divided.end_step(updated)
-        self._reset()
         self._finish()
-
-    def _reset(self) -> None:
-        self._parts.clear()
-        self._n_backward, self._step_loss = 0, 0.0

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as in a checkout
 
@@ -89,7 +90,7 @@ def two_losses(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
 
 
 def accumulate(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    schedule = ExponentialLR(optimizer, 0.5)
     for _ in tools.epochs(EPOCHS):
         for index, (inputs, labels) in enumerate(tools.batches):
             tools.backward(loss_of(tools, inputs, labels) / 2)
@@ -129,18 +130,23 @@ def rates(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
             number += 1
 
 
-def one_cycle(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, EPOCHS * EXAMPLES // TOTAL)
-    for _ in tools.epochs(EPOCHS):
-        for inputs, labels in tools.batches:
-            optimizer.zero_grad()
-            tools.backward(loss_of(tools, inputs, labels))
-            optimizer.step()
-            schedule.step()
+def scheduled(make_schedule: Callable[[torch.optim.Optimizer], Any]) -> Callable[..., None]:
+    """Return a loop that calls a scheduler after each step."""
+
+    def train(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+        schedule = make_schedule(optimizer)
+        for _ in tools.epochs(EPOCHS):
+            for inputs, labels in tools.batches:
+                optimizer.zero_grad()
+                tools.backward(loss_of(tools, inputs, labels))
+                optimizer.step()
+                schedule.step()
+
+    return train
 
 
 def plateau(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.2)
+    schedule = ReduceLROnPlateau(optimizer, patience=0, threshold=0.2)
     for _ in tools.epochs(EPOCHS):
         total = 0.0
         for inputs, labels in tools.batches:
@@ -150,16 +156,6 @@ def plateau(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
             optimizer.zero_grad()
             total += tools.mean(loss.detach())
         schedule.step(total)
-
-
-def server_rates(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
-    for _ in tools.epochs(EPOCHS):
-        for inputs, labels in tools.batches:
-            optimizer.zero_grad()
-            tools.backward(loss_of(tools, inputs, labels))
-            optimizer.step()
-            schedule.step()
 
 
 def momentum(model: nn.Module) -> torch.optim.Optimizer:
@@ -173,8 +169,10 @@ LOOPS = {
     "accumulate": Loop(accumulate, lambda model: torch.optim.NAdam(model.parameters(), 0.02)),
     "scaler": Loop(scaler, lambda model: torch.optim.Adam(model.parameters(), 0.02, fused=True)),
     "rates": Loop(rates, lambda model: make_optimizer("groups", model)),
-    "one cycle": Loop(one_cycle, momentum),
-    "server rates": Loop(server_rates, lambda model: make_optimizer("groups", model)),
+    "one cycle": Loop(scheduled(lambda optimizer: OneCycleLR(optimizer, 0.1, EPOCHS * EXAMPLES // TOTAL)), momentum),
+    "server rates": Loop(
+        scheduled(lambda optimizer: ExponentialLR(optimizer, 0.8)), lambda model: make_optimizer("groups", model)
+    ),
     "plateau": Loop(plateau, lambda model: torch.optim.RMSprop(model.parameters(), 0.05)),
 }
 

@@ -1,0 +1,212 @@
+"""An optimizer of torch whose options a script, or a scheduler, changes while it trains."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from ..errors import CheckpointError, JobError, UserError
+from .torch_rule import options_of
+from .translation import GroupRate, check_new, translated
+
+_log = logging.getLogger(__name__)
+
+Options = list[dict[str, Any]]  # of each parameter group, with its learning rate
+
+
+class LiveOptimizer:
+    """Follows the options of an optimizer of torch, and calls or finds its schedulers. Local.
+
+    Args:
+        optimizer: Its ``step`` calls the function ``step`` from now on.
+        model: Whose parameters it has.
+        clip_norm: Maximum Euclidean norm of the whole gradient, or None.
+        scheduler: The scheduler that ``advance_scheduler`` calls, or None.
+
+    Attributes:
+        rule: The optimizer of this package that computes the same updates, with the options of the last call of
+            ``changes``. Its learning rates are those that the groups have at each update.
+
+    Raises:
+        JobError: The optimizer or the scheduler is not supported.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        clip_norm: float | None,
+        scheduler: Any,
+        step: Callable[[], None],
+    ) -> None:
+        if scheduler is not None and not isinstance(scheduler, LRScheduler):
+            raise JobError(f"Trainer(scheduler=...) got {type(scheduler).__name__}: must be an LRScheduler of torch")
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise JobError(
+                "Trainer(scheduler=...) got ReduceLROnPlateau, which needs a metric: call its step in the loop, with "
+                "the same value on all ranks, such as trainer.mean(loss)"
+            )
+        check_new(optimizer)
+        self._optimizer, self._model, self._clip_norm = optimizer, model, clip_norm
+        self._scheduler, self._scheduler_steps = scheduler, 0
+        self._rates = [GroupRate(group) for group in optimizer.param_groups]
+        self._rates_in_backward: list[float] = []
+        self.rule = translated(optimizer, model, self._rates, clip_norm)
+        self._given, self._followed = self.options, self._without_rates
+        _replace_step(optimizer, step)
+
+    @property
+    def options(self) -> Options:
+        """The options that the groups have now."""
+        return [{"lr": float(group["lr"]), **options_of(group)} for group in self._optimizer.param_groups]
+
+    @property
+    def _without_rates(self) -> Options:
+        return [options_of(group) for group in self._optimizer.param_groups]
+
+    def begin_backward(self) -> None:
+        """Note the learning rates of this backward pass, during which an update may begin."""
+        self._rates_in_backward = [rate.as_set() for rate in self._rates]
+
+    def changes(self, may_change: bool) -> tuple[bool, bool]:
+        """Return whether options have changed since ``begin_backward``, and whether ``rule`` has changed.
+
+        Args:
+            may_change: Whether no update can have used them.
+
+        Raises:
+            JobError: They must not change now, or not in this way.
+        """
+        if len(self._optimizer.param_groups) != len(self._followed):
+            raise JobError("a parameter group was added to the optimizer: add it before making the Trainer")
+        options, rates = self._without_rates, [rate.as_set() for rate in self._rates]
+        is_other_rule = options != self._followed
+        have_changed = is_other_rule or (bool(self._rates_in_backward) and rates != self._rates_in_backward)
+        if have_changed and not may_change:
+            raise JobError(
+                "an option of the optimizer was changed between backward and step, when it may have been used already: "
+                "change it before trainer.backward, or pass overlap=False to the Trainer"
+            )
+        if is_other_rule:
+            rule = translated(self._optimizer, self._model, self._rates, self._clip_norm)
+            if rule.slots != self.rule.slots:
+                raise JobError(
+                    f"the options of {type(self._optimizer).__name__} were changed so that it needs other state: set "
+                    "momentum or amsgrad before making the Trainer"
+                )
+            self.rule, self._followed = rule, options
+        return have_changed, is_other_rule
+
+    def note_step(self) -> None:
+        """Tell schedulers, which warn otherwise, that the optimizer takes a step."""
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def advance_scheduler(self, steps: int) -> None:
+        """Call the scheduler's ``step`` until it was called ``steps`` times.
+
+        Raises:
+            JobError: It has no rate for so many.
+        """
+        while self._scheduler is not None and self._scheduler_steps < steps:
+            self._scheduler_steps += 1
+            try:
+                self._scheduler.step()
+            except ValueError as error:
+                name = type(self._scheduler).__name__
+                raise JobError(f"{name} has no rate after {self._scheduler_steps - 1} steps: {error}") from error
+
+    def state(self) -> dict[str, Any]:
+        """Return what checkpoints contain besides the slots: the options, and the state of all schedulers."""
+        return {
+            "given": self._given,
+            "groups": self.options,
+            "schedulers": [[type(each).__name__, each.state_dict()] for each in self._schedulers()],
+            "scheduler_steps": self._scheduler_steps,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what ``state`` has returned; without schedulers, options that the script has changed are kept.
+
+        Raises:
+            CheckpointError: The script has other schedulers now.
+        """
+        schedulers, groups = self._schedulers(), self._optimizer.param_groups
+        self._scheduler_steps = state["scheduler_steps"]
+        if state["given"] != self._given and not schedulers:
+            return
+        if state["given"] != self._given:
+            _log.info("the options of the optimizer are those of the checkpoint, which the schedulers continue")
+        if len(groups) == len(state["groups"]):
+            for group, saved in zip(groups, state["groups"], strict=True):
+                group.update(saved)
+        if [type(each).__name__ for each in schedulers] != [name for name, _ in state["schedulers"]]:
+            raise CheckpointError(
+                "the checkpoint has the state of other schedulers of the optimizer than the script; pass --resume "
+                "never to start a new run"
+            )
+        for scheduler, (_, saved) in zip(schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(saved)
+
+    def _schedulers(self) -> list[Any]:
+        """Return the schedulers of the optimizer that are not parts of others: torch keeps no list of them."""
+        found = [
+            each
+            for each in gc.get_objects()
+            if issubclass(type(each), LRScheduler) and each.__dict__.get("optimizer") is self._optimizer
+        ]
+        parts = {id(part) for each in found for part in getattr(each, "_schedulers", ())}
+        return sorted((each for each in found if id(each) not in parts), key=lambda each: type(each).__name__)
+
+
+def check_same_options(of_workers: Sequence[Options]) -> None:
+    """Check that all workers have the same options.
+
+    Raises:
+        JobError: One has others than the first; on all workers.
+    """
+    for worker, options in enumerate(of_workers):
+        for index, (first, own) in enumerate(zip(of_workers[0], options, strict=True)):
+            name = next((name for name, value in first.items() if own.get(name) != value), None)
+            if name is not None:
+                error = JobError(
+                    f"the option {name} of the optimizer's parameter group {index} is {first[name]!r} on worker 0 "
+                    f"and {own.get(name)!r} on worker {worker}: set the same on all ranks"
+                )
+                error.on_all_ranks = True
+                raise error
+
+
+def _replace_step(optimizer: torch.optim.Optimizer, replacement: Callable[[], None]) -> None:
+    """Let ``optimizer.step()`` call a function, and refuse to replace its state."""
+
+    def step(_: torch.optim.Optimizer, closure: Any = None) -> None:
+        if closure is not None:
+            raise JobError("optimizer.step(closure) is not supported: call trainer.backward(loss), and step()")
+        replacement()
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else schedulers warn
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]  # GradScaler unscales
+    optimizer.register_load_state_dict_pre_hook(_refuse_state)
+    optimizer.register_state_dict_pre_hook(_warn_of_state)
+
+
+def _refuse_state(*_: Any) -> None:
+    raise UserError(
+        "optimizer.load_state_dict has no effect on a Trainer, which keeps the optimizer's state and restores it from "
+        "the run's checkpoints: remove it, and resume with --run-dir or Trainer(run_dir=...)"
+    )
+
+
+def _warn_of_state(*_: Any) -> None:
+    warnings.warn(
+        "optimizer.state_dict has no state: the Trainer keeps it, and the run's checkpoints contain it", stacklevel=4
+    )
