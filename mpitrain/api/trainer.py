@@ -346,13 +346,20 @@ class Trainer:
         Args:
             value: A number, a string, a tensor on any device, or any other object that can be pickled.
         """
+        self.barrier()
         with _WAIT:
             return self._rank.cluster.workers.allgather(value.detach().cpu() if isinstance(value, Tensor) else value)
 
     def barrier(self) -> None:
-        """Wait until all workers are here. Collective over the workers."""
-        with _WAIT:
-            self._rank.cluster.workers.Barrier()
+        """Wait until all workers are here, at most for ``hang_timeout`` seconds if it is given. Collective over the
+        workers."""
+        limit_s = self._config.run.hang_timeout or math.inf
+        with self._rank.errors_end_the_run():
+            if not _wait_for_all(self._rank.cluster.workers, limit_s):
+                raise JobError(
+                    "mean, sum, gather or barrier of the Trainer was called, but not by all workers within "
+                    f"--hang-timeout {limit_s:g}: call it on all of them, not inside 'if trainer.rank == 0'"
+                )
 
     def print(self, *values: Any, **how: Any) -> None:
         """Print on the chief, as the built-in function does; nothing on other workers. Local."""
@@ -489,11 +496,23 @@ def _resumes_at(config: RunConfig) -> tuple[int, int]:
 
 def _share(rank: Rank, of_chief: Any) -> Any:
     """Return the chief's value. Collective over all ranks; servers wait for it without using a core."""
+    _wait_for_all(rank.cluster.comm)
     with _WAIT:
-        barrier = rank.cluster.comm.Ibarrier()
-        while not barrier.Test():
-            time.sleep(_POLL_S)
         return rank.cluster.comm.bcast(of_chief, root=rank.cluster.chief_rank)
+
+
+def _wait_for_all(comm: Any, limit_s: float = math.inf) -> bool:
+    """Wait until all ranks of an MPI communicator are here; return whether they are after ``limit_s`` seconds."""
+    began = time.monotonic()
+    with _WAIT:
+        barrier = comm.Ibarrier()
+        while not barrier.Test():
+            waited_s = time.monotonic() - began
+            if waited_s > limit_s:
+                return False
+            if waited_s > _POLL_S:
+                time.sleep(_POLL_S)
+    return True
 
 
 def _use_values_of_chief(model: nn.Module, rank: Rank) -> None:

@@ -101,6 +101,8 @@ def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: t
         trainer.register("model", model)
     if fault == "steps":
         next(trainer.steps(5))
+    if fault == "mean on one rank" and trainer.rank == 0:
+        trainer.mean(1.0)
     if fault == "state":
         optimizer.load_state_dict(optimizer.state_dict())
     if fault == "exit":

@@ -195,6 +195,12 @@ def test_mistakes_in_the_loop(openmpi: Mpi, n: int, fault: str, tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
+def test_a_collective_on_one_rank_ends_the_run(openmpi: Mpi, tmp_path: Path) -> None:
+    done = start(openmpi, 2, tmp_path, "--fault", "mean on one rank", launch=("--hang-timeout", 5))
+    assert done.returncode == 2, done.stderr
+    assert "--hang-timeout" in one_line(done.stderr)
+
+
 @pytest.mark.parametrize(("fault", "status"), [("clip", 2), ("raise", 1), ("exit", 1)])
 def test_errors_without_a_launcher(openmpi: Mpi, fault: str, status: int, tmp_path: Path) -> None:
     done = run([str(openmpi.python), str(SCRIPT), "--fault", fault], cwd=tmp_path, timeout=120)
