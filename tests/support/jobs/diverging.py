@@ -1,4 +1,4 @@
-"""A job whose loss is NaN once: in step 8, on worker 1 alone."""
+"""A job whose loss is NaN on worker 1 alone: in its eighth forward pass, with ``--repeat`` in every eighth."""
 
 import time
 
@@ -8,12 +8,12 @@ from mpitrain import Job, data, nn, optim
 from mpitrain.comm.mpi import MPI
 
 
-class NanOnce(nn.Layer):
-    """Passes its input on, but for one batch."""
+class Diverging(nn.Layer):
+    """Passes its input on, but for the eighth batch, or every eighth."""
 
-    def __init__(self) -> None:
+    def __init__(self, repeat: bool) -> None:
         super().__init__()
-        self.calls = 0
+        self.calls, self.repeat = 0, repeat
 
     def forward(self, x, ctx):
         if not ctx.training:
@@ -22,16 +22,16 @@ class NanOnce(nn.Layer):
         if MPI.COMM_WORLD.rank != 1:
             time.sleep(0.001)  # where workers keep no common pace, leave the other one its turns
             return x
-        return x * np.nan if self.calls == 8 else x
+        return x * np.nan if self.calls == 8 or (self.repeat and self.calls % 8 == 0) else x
 
     def backward(self, dy):
         return dy
 
 
-def job() -> Job:
+def job(repeat: bool = False) -> Job:
     digits = data.mnist(None)
     return Job(
-        model=nn.Sequential(nn.Dense(digits.features, 10), NanOnce(), nn.Dense(10, 10)),
+        model=nn.Sequential(nn.Dense(digits.features, 10), Diverging(repeat), nn.Dense(10, 10)),
         loss=nn.SoftmaxCrossEntropy(),
         optimizer=optim.adam(0.01),
         train=digits.train,
