@@ -7,6 +7,7 @@ inter-node communicator, and each chunk into one owned range per node. Only the 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -64,11 +65,29 @@ class Hierarchy:
             return start, stop
         return aligned_range(start, stop, self.internode.rank if node is None else node, self.n_nodes)
 
+    @property
+    def n_owners(self) -> int:
+        """Number of ranks that own ranges."""
+        return self.n_chunks * self.n_nodes
+
+    def owner(self, node: int | None = None) -> int:
+        """Return the index among the owners of this rank, or of ``node``'s rank with the same chunk, which owns some."""
+        assert self.internode is not None
+        return self.node.rank * self.n_nodes + (self.internode.rank if node is None else node)
+
     def allgather(self, vector: Array, lo: int, hi: int) -> None:
         """Gather the owned ranges of a node-shared vector's [lo, hi) on every node. Collective over ``internode``."""
-        if self.internode is None or self.n_nodes == 1:
-            return
-        owned = [self.owned_range(lo, hi, node) for node in range(self.n_nodes)]
+        if self.internode is not None and self.n_nodes > 1:
+            self._allgather(vector, [self.owned_range(lo, hi, node) for node in range(self.n_nodes)])
+
+    def allgather_ranges(self, vector: Array, ranges: Sequence[tuple[int, int]]) -> None:
+        """Gather ranges of a node-shared vector, one for each owner, on every node. Collective over ``internode``."""
+        if self.internode is not None and self.n_nodes > 1:
+            self._allgather(vector, [ranges[self.owner(node)] for node in range(self.n_nodes)])
+
+    def _allgather(self, vector: Array, owned: Sequence[tuple[int, int]]) -> None:
+        """Gather the range of each node's owner of this rank's chunk."""
+        assert self.internode is not None
         counts, starts = [b - a for a, b in owned], [a for a, _ in owned]
         self.internode.Allgatherv(MPI.IN_PLACE, [vector, (counts, starts), mpi_type(vector.dtype)])
 

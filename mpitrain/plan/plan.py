@@ -13,6 +13,7 @@ from ..core.layout import Array, Layout
 from ..core.ranges import Bucket, buckets_of, split_batch
 from ..errors import ConfigError, DataError, JobError
 from ..optim import Optimizer, Updater, moving_average
+from ..optim.whole_tensors import WholeTensorOptimizer
 from .config import Precision, RunConfig
 from .job import Job
 from .placement import Placement, place
@@ -189,9 +190,20 @@ def _check_devices(config: RunConfig) -> None:
 
 def _check_mode(job: Job, config: RunConfig, workers: int) -> None:
     """Reject requests of the job that the mode does not support."""
+    optimizer = job.rule
+    if isinstance(optimizer, WholeTensorOptimizer):
+        for option, is_given in (
+            (f"--mode {config.parallel.mode}", config.uses_servers),
+            ("--elastic-rho", config.parallel.elastic_rho is not None),
+            ("--devices-per-rank", config.device.devices_per_rank > 1),
+        ):
+            if is_given:
+                raise ConfigError(
+                    f"{optimizer.name} updates whole tensors, which does not work with {option}: use --mode sync or "
+                    "local, without --elastic-rho, on one CPU device for each rank; or another optimizer"
+                )
     if not config.uses_servers:
         return
-    optimizer = job.rule
     if workers > 1 and job.network.synchronizes_statistics:
         raise ConfigError(
             f"the model uses BatchNorm statistics of all workers, but in --mode {config.parallel.mode} workers are not "

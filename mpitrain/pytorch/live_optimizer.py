@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ..errors import CheckpointError, JobError, UserError
 from .torch_rule import options_of
 from .translation import GroupRate, check_new, translated
+from .whole_tensors import TorchTensors
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +88,8 @@ class LiveOptimizer:
         """
         if len(self._optimizer.param_groups) != len(self._followed):
             raise JobError("a parameter group was added to the optimizer: add it before making the Trainer")
+        if isinstance(self.rule, TorchTensors):  # it has the options that its groups have at each update
+            return False, False
         options, rates = self._without_rates, [rate.as_set() for rate in self._rates]
         is_other_rule = options != self._followed
         have_changed = is_other_rule or (bool(self._rates_in_backward) and rates != self._rates_in_backward)

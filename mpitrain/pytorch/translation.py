@@ -1,7 +1,7 @@
 """PyTorch's optimizers as those of ``mpitrain.optim``.
 
-SGD, Adam and AdamW are translated, because compiled rules compute the same faster; the other optimizers run themselves
-(``torch_rule``).
+SGD, Adam and AdamW are translated, because compiled rules compute the same faster. The other optimizers run themselves:
+elementwise ones on parts of the vectors (``torch_rule``), others on whole tensors (``whole_tensors``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..errors import JobError
 from ..optim.schedule import Schedule, as_schedule
 from .names import parameters_of
 from .torch_rule import ELEMENTWISE, TorchRule, options_of, state_of
+from .whole_tensors import TorchTensors
 
 _COMPILED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _NOT_COMPILED = {"amsgrad": False, "maximize": False, "dampening": 0}  # with the only value that compiled rules have
@@ -69,14 +70,19 @@ def translated(
         JobError: The optimizer is not supported.
     """
     kind = type(optimizer).__name__
-    if type(optimizer) not in ELEMENTWISE:
-        names = ", ".join(each.__name__ for each in ELEMENTWISE)
+    if isinstance(optimizer, (torch.optim.LBFGS, torch.optim.SparseAdam)):
+        needs = "calls the loss itself" if isinstance(optimizer, torch.optim.LBFGS) else "needs sparse gradients"
         raise JobError(
-            f"the optimizer {kind} is not supported: must be one of torch.optim ({names}), not a subclass, or one of "
-            "mpitrain.optim; a script with another one runs over the MPI backend of torch.distributed"
+            f"the optimizer {kind} is not supported, because it {needs}: use another one, or run the script over the "
+            "MPI backend of torch.distributed"
         )
     groups = optimizer.param_groups
     patterns = _patterns(kind, groups, model)
+    if not all("lr" in group for group in groups):
+        raise JobError(f"{kind} has a parameter group without 'lr': a scheduler, and the log, need the learning rate")
+    if type(optimizer) not in ELEMENTWISE:
+        rate = as_schedule(float(groups[0]["lr"])) if rates is None else rates[0]
+        return TorchTensors(rate, optimizer=optimizer, parameters=dict(parameters_of(model)), clip_norm=clip_norm)
     make, options = _rule_of(optimizer)
     for index, (group, of_group) in enumerate(zip(groups, options, strict=True)):
         of_group["learning_rate"] = as_schedule(float(group["lr"])) if rates is None else rates[index]

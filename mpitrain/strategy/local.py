@@ -23,10 +23,12 @@ from ..core.layout import Array
 from ..core.training_state import TrainingState
 from ..monitor.trace import span
 from ..optim import Optimizer
+from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.plan import Plan
 from ..plan.progress import Progress
 from .base import StepResult, UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
+from .tensor_updates import TensorUpdates
 
 _WAIT = span("wait")
 
@@ -50,6 +52,12 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self.initial_vectors = self._own
         self._center = np.zeros_like(self.params) if self._rho is not None else None
         self._updater = plan.updater(self._own, state.frozen)
+        optimizer, whole = plan.optimizer, (0, size)
+        self._tensors = (
+            TensorUpdates(optimizer, plan.layout, state.frozen, whole)
+            if isinstance(optimizer, WholeTensorOptimizer)
+            else None
+        )
         self._accepts = True  # whether all losses since the last update were finite
         self._mean = MeanAllreduce(hierarchy, size, plan.dtype)
         self._since = np.zeros(4)  # this worker's totals since the last average, exchanged at the next
@@ -58,6 +66,12 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         super().start(progress, extra_state)
         if self._center is not None:
             self._center[:] = self.params
+        if self._tensors is not None:
+            self._tensors.load_extra_state(extra_state)
+
+    def extra_state(self) -> ExtraState:
+        of_tensors = {} if self._tensors is None else self._tensors.extra_state(self._hierarchy.comm)
+        return {**super().extra_state(), **of_tensors}
 
     def finish(self) -> None:
         self.average()
@@ -112,6 +126,8 @@ class Local(BulkSynchronous, UpdatesOnRequest):
 
     @span("update")
     def _update(self) -> None:
+        if self._tensors is not None:
+            self._tensors.update(self.grads)
         self._updater.update_all(self.grads, self.rule_step)
 
     @span("average")
@@ -119,6 +135,8 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         if self._center is None:
             for vector in self._own.values():
                 self._mean(vector)
+            if self._tensors is not None:
+                self._tensors.average(self._mean, self._hierarchy.comm, self.plan.dtype)
         else:
             self._average_elastically()
         self.enter_consistent_point(self._exchange_totals())

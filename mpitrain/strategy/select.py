@@ -12,9 +12,10 @@ from ..comm.mpi import MPI
 from ..core.device import Device
 from ..core.training_state import TrainingState
 from ..errors import ConfigError
+from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.modes import MODES
 from ..plan.plan import Plan
-from .base import Strategy
+from .base import Strategy, UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
 from .ps.server import Server
 from .ps.store import Store
@@ -42,6 +43,10 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
         make = _load(mode.strategy) if mode.name in MODES else _load_class(mode.strategy)
     strategy = make(cluster, plan, devices, state)
     with cluster.training.agree("making the strategy"):
+        if isinstance(plan.optimizer, WholeTensorOptimizer) and (
+            devices[0].is_gpu or not isinstance(strategy, UpdatesOnRequest)
+        ):
+            raise ConfigError(f"{plan.optimizer.name} updates whole tensors: it needs --mode sync or local, on CPUs")
         missing = [name for name in _SET_BY_INSTANCES if not hasattr(strategy, name)]
         if missing:
             raise ConfigError(f"--mode {mode.name}: the constructor must set {', '.join(missing)}")

@@ -28,15 +28,19 @@ from ..comm.cluster import Cluster
 from ..comm.hierarchy import ReduceScatter, hierarchy_of
 from ..comm.mpi import MPI
 from ..core.device import Device
+from ..core.extra_state import ExtraState
 from ..core.kernels import sum_in_place, sum_rows
 from ..core.layout import Array, row_stride
 from ..core.training_state import TrainingState
 from ..errors import JobError
 from ..monitor.trace import span
 from ..optim import Optimizer
+from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.plan import Plan
+from ..plan.progress import Progress
 from .base import UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
+from .tensor_updates import TensorUpdates, tensor_ranges
 
 _WAIT = span("wait")
 
@@ -56,6 +60,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         self._several_nodes = hierarchy.n_nodes > 1
         self._allocate(plan)
         self._updater = plan.updater(self._vectors, state.frozen)
+        self._tensors = self._make_tensors(state)
         self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)
         self._buckets = plan.buckets
         self._owned_ranges = [hierarchy.owned_range(bucket.lo, bucket.hi) for bucket in self._buckets]
@@ -87,7 +92,27 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         self.grads[:] = 0  # gaps between parameters must stay zero
         self._in_order = np.arange(node.size)
 
+    def _make_tensors(self, state: TrainingState) -> TensorUpdates | None:
+        """Return the updates of this rank's tensors, if the optimizer needs whole tensors."""
+        optimizer, layout, hierarchy = self.plan.optimizer, self.plan.layout, self._hierarchy
+        if not isinstance(optimizer, WholeTensorOptimizer):
+            return None
+        self._tensor_ranges = tensor_ranges(layout, hierarchy.n_owners)
+        own = (0, 0) if hierarchy.internode is None else self._tensor_ranges[hierarchy.owner()]
+        return TensorUpdates(optimizer, layout, state.frozen, own)
+
+    def start(self, progress: Progress, extra_state: ExtraState) -> None:
+        super().start(progress, extra_state)
+        if self._tensors is not None:
+            self._tensors.load_extra_state(extra_state)
+
+    def extra_state(self) -> ExtraState:
+        of_tensors = {} if self._tensors is None else self._tensors.extra_state(self._hierarchy.comm)
+        return {**super().extra_state(), **of_tensors}
+
     def ready(self, start: int) -> None:
+        if self._tensors is not None:
+            return  # ``finish`` needs the whole gradient
         if not self._begun:
             self._begin_step()
         buckets = self._buckets
@@ -109,6 +134,11 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
 
     @span("average")
     def finish(self) -> None:
+        if self._tensors is not None:
+            self.average()
+            self.update()
+            self.end_step(updated=True)
+            return
         last = self._phase + len(self._buckets)
         if self._several_nodes:
             self._reduce_rest()
@@ -155,6 +185,8 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
     def update(self) -> None:
         self._node_barrier()  # until then, scripts may read the parameters
         if self._accepts:
+            if self._tensors is not None:
+                self._update_tensors(self._tensors)
             rows = self.grads[np.newaxis]
             if self._updater.needs_sums:
                 self._phase += 1
@@ -164,6 +196,14 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
                     self._update(index, rows)
             if self._several_nodes:
                 self._allgather_params()
+        self._node_barrier()
+
+    @span("update")
+    def _update_tensors(self, tensors: TensorUpdates) -> None:
+        """Update this rank's tensors, and wait until all are updated."""
+        tensors.update(self.grads)
+        with span("average"):
+            self._hierarchy.allgather_ranges(self.params, self._tensor_ranges)
         self._node_barrier()
 
     def end_step(self, updated: bool) -> None:

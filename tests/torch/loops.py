@@ -162,7 +162,51 @@ def momentum(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 
 
+def plainly(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            optimizer.zero_grad()
+            tools.backward(loss_of(tools, inputs, labels))
+            optimizer.step()
+
+
+class HalfAdam(torch.optim.Adam):
+    """Takes every step twice as far back: a subclass, of which only its code tells what it computes."""
+
+    def step(self, closure: Any = None) -> None:
+        before = [parameter.detach().clone() for group in self.param_groups for parameter in group["params"]]
+        super().step(closure)
+        after = [parameter for group in self.param_groups for parameter in group["params"]]
+        with torch.no_grad():
+            for parameter, old in zip(after, before, strict=True):
+                parameter.copy_((parameter + old) / 2)
+
+
+class RowNorm(torch.optim.Optimizer):
+    """Divides gradients by a mean of the norms of their rows, of which there are fewer than elements."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "beta": 0.7})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                norms = parameter.grad.norm(dim=-1, keepdim=True)
+                state["calls"] = state.get("calls", 0) + 1
+                state["norms"] = torch.lerp(norms, state.get("norms", norms), group["beta"])
+                parameter -= group["lr"] / state["calls"] ** 0.5 * parameter.grad / state["norms"]
+
+
 LOOPS = {
+    "adafactor": Loop(clip, lambda model: torch.optim.Adafactor(model.parameters(), 0.05)),
+    "muon": Loop(plainly, lambda model: torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], 0.05)),
+    "half adam": Loop(plainly, lambda model: HalfAdam(model.parameters(), 0.05)),
+    "row norm": Loop(
+        scheduled(lambda optimizer: ExponentialLR(optimizer, 0.9)),
+        lambda model: RowNorm([{"params": [p]} for p in model.parameters()], 0.05),
+    ),
     "clip": Loop(clip),
     "penalty": Loop(penalty, momentum),
     "two losses": Loop(two_losses),
@@ -213,8 +257,6 @@ def main() -> None:
         optimizer = LOOPS[name].make(model)
         options = {"run_dir": arguments.out / name, "dtype": "float64", "threads": 1, "log_steps": 0, "save_steps": 4}
         trainer = mpitrain.Trainer(model, optimizer, mode=arguments.mode, seed=SEED, **options)
-        if arguments.mode == "local":
-            assert trainer.size == 1
 
         def backward(loss: torch.Tensor, trainer: mpitrain.Trainer = trainer) -> None:
             if arguments.kill_at == trainer.step_count and trainer.rank == trainer.size - 1 and not killed.exists():

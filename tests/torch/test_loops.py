@@ -37,11 +37,30 @@ def test_loops_train_as_in_plain_torch(openmpi: Mpi, n: int, mode: str, flags: t
         assert_plain(name, parameters)
 
 
-@pytest.mark.parametrize("name", ["one cycle", "accumulate", "plateau"])
+@pytest.mark.parametrize("name", ["one cycle", "accumulate", "plateau", "adafactor"])
 def test_a_killed_loop_resumes_with_its_schedule(openmpi: Mpi, name: str, tmp_path: Path) -> None:
     trained = train(openmpi, 2, tmp_path, name, "--kill-at", 6, launch=("--max-restarts", 1))
     assert (tmp_path / "killed").exists()
     assert_plain(name, trained[name])
+
+
+def test_state_of_whole_tensors_is_resumed_on_other_ranks(openmpi: Mpi, tmp_path: Path) -> None:
+    for n, flags in ((3, ("--kill-at", 6)), (2, ())):
+        words = [openmpi.python, "-m", "mpitrain", "run", "-n", n, SCRIPT, tmp_path, "row norm", *flags]
+        done = run([*map(str, words)], timeout=120)
+        assert (done.returncode == 0) == (n == 2), done.stdout + done.stderr
+    assert_plain("row norm", [*np.load(tmp_path / "row norm.npz").values()])
+
+
+def test_state_of_whole_tensors_is_averaged_and_resumed(openmpi: Mpi, tmp_path: Path) -> None:
+    trained = []
+    for name, flags in (("whole", ()), ("killed", ("--kill-at", 6))):
+        (folder := tmp_path / name).mkdir()
+        launch = ("--mode", "local", "--local-steps", 2, "--max-restarts", 1)
+        trained.append(train(openmpi, 2, folder, "row norm", *flags, launch=launch)["row norm"])
+    assert (tmp_path / "killed" / "killed").exists()
+    for uninterrupted, resumed in zip(*trained, strict=True):
+        np.testing.assert_array_equal(uninterrupted, resumed)
 
 
 @pytest.mark.parametrize("mode", ["async", "backup"])

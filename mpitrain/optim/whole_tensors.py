@@ -1,0 +1,52 @@
+"""Optimizers whose update of an element depends on the whole tensor that contains it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..core.extra_state import ExtraState
+from ..core.layout import Array
+from .optimizer import Optimizer, Slots
+
+
+@dataclass(frozen=True)
+class WholeTensorOptimizer(Optimizer):
+    """Base class of optimizers that update whole tensors, with state of any shape, which is not in slots.
+
+    ``strategy.tensor_updates`` divides the tensors among the ranks. Each calls ``update_tensors`` with its own; then
+    ``Updater`` does the rest, such as moving averages.
+    """
+
+    part = 1 << 20
+
+    @property
+    def needs_sums(self) -> bool:
+        return False
+
+    def check(self) -> None:
+        """Do nothing: there is no rule for parts of the vectors."""
+
+    def update(self, params: Array, grads: Array, slots: Slots, rate: float, step: int) -> None:
+        """Do nothing: ``update_tensors`` has changed the parameters."""
+
+    @abstractmethod
+    def update_tensors(self, grads: Mapping[str, Array]) -> None:
+        """Update the parameters with these names, which the model computes with, and their state. Local.
+
+        Args:
+            grads: The gradients of some parameters, each of its parameter's shape.
+        """
+
+    @abstractmethod
+    def tensor_state(self, names: Sequence[str]) -> ExtraState:
+        """Return the state of these parameters. Local."""
+
+    @abstractmethod
+    def load_tensor_state(self, names: Sequence[str], state: ExtraState) -> None:
+        """Restore the state of these parameters; ``state`` may have that of others, or none. Local."""
+
+    @abstractmethod
+    def numbers_to_average(self, names: Sequence[str]) -> list[Array]:
+        """Return the state of these parameters that is averaged when parameters are: views of it. Local."""
