@@ -135,7 +135,7 @@ class Trainer:
                 else:
                     if scheduler_interval not in ("epoch", "step"):
                         raise JobError(f"scheduler_interval is {scheduler_interval!r}, must be 'epoch' or 'step'")
-                    self._live = LiveOptimizer(optimizer, model, clip_norm, scheduler, self.step)
+                    self._live = LiveOptimizer(optimizer, model, clip_norm, scheduler, _OptimizerState(self))
                     self._optimizer = self._live.rule
             rank.cluster.assign(self._config)
             self.rank, self.size = rank.cluster.task_index, len(rank.cluster.worker_ranks)
@@ -293,6 +293,20 @@ class Trainer:
             examples = loop.data_cursor if loop.synchronous else loop.step * loop.plan.step_examples
             self._live.advance_scheduler(examples // self._examples if self._by_epoch else loop.step)
 
+    def _has_loaded_state(self) -> bool:
+        """Whether the optimizer was given state before training. Collective over the workers.
+
+        Raises:
+            JobError: It was on some of them only.
+        """
+        of_workers = self.gather(self._live is not None and self._live.has_state)
+        if any(of_workers) and not all(of_workers):
+            ranks = ", ".join(str(rank) for rank, has_state in enumerate(of_workers) if not has_state)
+            error = JobError(f"the optimizer has no state on rank {ranks}, but on others: load it on all ranks")
+            error.on_all_ranks = True
+            raise error
+        return bool(of_workers[0])
+
     def _optimizer_state(self) -> dict[str, Any]:
         """Return what checkpoints contain of the optimizer besides its slots. Collective over the workers.
 
@@ -393,6 +407,7 @@ class Trainer:
                 training_data = (len(split), split.shape, split.sample_digest(), batch, steps)
             *_, steps = _share(rank, training_data)
             rank.claim_run_dir(self._config)
+            has_state = self._has_loaded_state()
             request = self._request(split, batch, steps)
             stack = contextlib.ExitStack()
             session = stack.enter_context(training_session(rank.cluster, request, rank.status))
@@ -406,6 +421,10 @@ class Trainer:
             self._loop = session.loop
             self._loop.open(self._overlap)
             self._began_at = self._loop.step
+            if self._live is not None and has_state and not self._began_at:
+                self._live.use_state(self._loop)
+            elif self._live is not None:  # a run that resumes has its own state
+                self._live.drop_state()
             self._script.extra_state()  # finds values that cannot be saved
             self._advance_scheduler(self._loop)  # if it has no state in the checkpoint
             return self._loop
@@ -445,6 +464,38 @@ class Trainer:
             return job
 
         return TrainRequest(script_path(), {}, config, make, SteppedLoop, self._script)
+
+
+class _OptimizerState:
+    """What the methods of the optimizer of torch call; see ``pytorch.live_optimizer.Owner``.
+
+    All but ``step`` are collective over the workers while the Trainer trains, else they leave the state as it is.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self.step = trainer, trainer.step
+
+    def collect_state(self) -> None:
+        if (found := self._training("state_dict")) is not None:
+            live, loop = found
+            self._trainer.barrier()
+            live.set_state(loop, None if loop.plan.config.mode.averages_params else self._trainer.gather)
+
+    def drop_state(self) -> None:
+        if (found := self._training("state_dict")) is not None:
+            found[0].drop_state()
+
+    def use_state(self) -> None:
+        if (found := self._training("load_state_dict")) is not None:
+            self._trainer.barrier()
+            found[0].use_state(found[1])
+
+    def _training(self, method: str) -> tuple[LiveOptimizer, SteppedLoop] | None:
+        """Return the optimizer and the loop while it trains; None before."""
+        live, loop = self._trainer._live, self._trainer._loop
+        if loop is None and self._trainer._epoch is not None:
+            raise JobError(f"optimizer.{method} was called after training: call it in the loop, after step")
+        return None if loop is None or live is None else (live, loop)
 
 
 class TrainLoader:

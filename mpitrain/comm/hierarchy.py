@@ -71,7 +71,7 @@ class Hierarchy:
         return self.n_chunks * self.n_nodes
 
     def owner(self, node: int | None = None) -> int:
-        """Return the index among the owners of this rank, or of ``node``'s rank with the same chunk, which owns some."""
+        """Return the index among the owners of this rank, or of ``node``'s rank with the same chunk."""
         assert self.internode is not None
         return self.node.rank * self.n_nodes + (self.internode.rank if node is None else node)
 

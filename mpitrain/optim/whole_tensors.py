@@ -40,13 +40,22 @@ class WholeTensorOptimizer(Optimizer):
         """
 
     @abstractmethod
-    def tensor_state(self, names: Sequence[str]) -> ExtraState:
-        """Return the state of these parameters. Local."""
+    def can_divide(self) -> bool:
+        """Return whether the update of a tensor depends on no other tensor. Local; the same on all ranks."""
 
     @abstractmethod
-    def load_tensor_state(self, names: Sequence[str], state: ExtraState) -> None:
-        """Restore the state of these parameters; ``state`` may have that of others, or none. Local."""
+    def begin(self, names: Sequence[str], state: ExtraState) -> None:
+        """Declare which parameters this rank updates, and restore their state. Local.
+
+        Args:
+            names: Their names.
+            state: What ``tensor_state`` has returned, on any ranks; may have state of other parts of the run.
+        """
 
     @abstractmethod
-    def numbers_to_average(self, names: Sequence[str]) -> list[Array]:
-        """Return the state of these parameters that is averaged when parameters are: views of it. Local."""
+    def tensor_state(self) -> ExtraState:
+        """Return the state of the parameters that this rank updates. Local."""
+
+    @abstractmethod
+    def numbers_to_average(self) -> list[Array]:
+        """Return what is averaged when parameters are: views of the state, shape (n,) each. Local."""

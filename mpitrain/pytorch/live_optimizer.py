@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import gc
 import logging
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from ..errors import CheckpointError, JobError, UserError
+from ..core.layout import Array
+from ..errors import CheckpointError, JobError
+from .optimizer_state import has_taken_steps, set_state, slots_of
 from .torch_rule import options_of
-from .translation import GroupRate, check_new, translated
+from .translation import GroupRate, translated
 from .whole_tensors import TorchTensors
 
 _log = logging.getLogger(__name__)
@@ -23,11 +24,37 @@ _log = logging.getLogger(__name__)
 Options = list[dict[str, Any]]  # of each parameter group, with its learning rate
 
 
+class HasSlots(Protocol):
+    """A loop of training; see ``training.stepped_loop.SteppedLoop``."""
+
+    plan: Any
+
+    def slots(self) -> tuple[dict[str, Array], int]: ...
+
+    def set_slots(self, slots: Mapping[str, Array], updates: int) -> None: ...
+
+
+class Owner(Protocol):
+    """What has the state of an optimizer in its place."""
+
+    def step(self) -> None:
+        """Update the parameters."""
+
+    def collect_state(self) -> None:
+        """Give the optimizer its state, before ``state_dict`` returns it."""
+
+    def drop_state(self) -> None:
+        """Take the state back, after ``state_dict`` has returned it."""
+
+    def use_state(self) -> None:
+        """Use the state that ``load_state_dict`` has given to the optimizer."""
+
+
 class LiveOptimizer:
     """Follows the options of an optimizer of torch, and calls or finds its schedulers. Local.
 
     Args:
-        optimizer: Its ``step`` calls the function ``step`` from now on.
+        optimizer: Its methods call those of ``owner`` from now on: ``step``, ``state_dict`` and ``load_state_dict``.
         model: Whose parameters it has.
         clip_norm: Maximum Euclidean norm of the whole gradient, or None.
         scheduler: The scheduler that ``advance_scheduler`` calls, or None.
@@ -41,12 +68,7 @@ class LiveOptimizer:
     """
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: nn.Module,
-        clip_norm: float | None,
-        scheduler: Any,
-        step: Callable[[], None],
+        self, optimizer: torch.optim.Optimizer, model: nn.Module, clip_norm: float | None, scheduler: Any, owner: Owner
     ) -> None:
         if scheduler is not None and not isinstance(scheduler, LRScheduler):
             raise JobError(f"Trainer(scheduler=...) got {type(scheduler).__name__}: must be an LRScheduler of torch")
@@ -55,14 +77,16 @@ class LiveOptimizer:
                 "Trainer(scheduler=...) got ReduceLROnPlateau, which needs a metric: call its step in the loop, with "
                 "the same value on all ranks, such as trainer.mean(loss)"
             )
-        check_new(optimizer)
         self._optimizer, self._model, self._clip_norm = optimizer, model, clip_norm
         self._scheduler, self._scheduler_steps = scheduler, 0
-        self._rates = [GroupRate(group) for group in optimizer.param_groups]
+        self._rates = [GroupRate(optimizer, index) for index in range(len(optimizer.param_groups))]
         self._rates_in_backward: list[float] = []
         self.rule = translated(optimizer, model, self._rates, clip_norm)
         self._given, self._followed = self.options, self._without_rates
-        _replace_step(optimizer, step)
+        _replace_step(optimizer, owner.step)
+        optimizer.register_state_dict_pre_hook(lambda _: owner.collect_state())
+        optimizer.register_state_dict_post_hook(lambda *_: owner.drop_state())
+        optimizer.register_load_state_dict_post_hook(lambda _: owner.use_state())
 
     @property
     def options(self) -> Options:
@@ -107,6 +131,43 @@ class LiveOptimizer:
                 )
             self.rule, self._followed = rule, options
         return have_changed, is_other_rule
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the optimizer itself has state of steps, such as that of ``load_state_dict``."""
+        return has_taken_steps(self._optimizer)
+
+    def set_state(self, loop: HasSlots, gather: Callable[[Any], list[Any]] | None) -> None:
+        """Give the optimizer its state. Collective over the workers.
+
+        Args:
+            gather: Returns the values of all workers; None if each has all tensors.
+        """
+        if not isinstance(self.rule, TorchTensors):
+            slots, updates = loop.slots()
+            set_state(self._optimizer, self.rule, self._model, loop.plan.layout, slots, updates)
+        elif gather is not None:
+            for of_worker in gather(self.rule.own_state()):
+                for name, state in of_worker.items():
+                    self._optimizer.state[self.rule.parameters[name]] = state
+
+    def drop_state(self) -> None:
+        """Remove state from the optimizer that is in slots, or on other ranks. Local."""
+        if isinstance(self.rule, TorchTensors):
+            self.rule.drop_state_of_others()
+        else:
+            self._optimizer.state.clear()
+
+    def use_state(self, loop: HasSlots) -> None:
+        """Train with the state that the optimizer has. Collective over the workers.
+
+        Raises:
+            JobError: It is that of another optimizer.
+        """
+        if not isinstance(self.rule, TorchTensors):
+            plan = loop.plan
+            loop.set_slots(*slots_of(self._optimizer, self.rule, self._model, plan.layout, plan.dtype))
+        self.drop_state()
 
     def note_step(self) -> None:
         """Tell schedulers, which warn otherwise, that the optimizer takes a step."""
@@ -188,7 +249,7 @@ def check_same_options(of_workers: Sequence[Options]) -> None:
 
 
 def _replace_step(optimizer: torch.optim.Optimizer, replacement: Callable[[], None]) -> None:
-    """Let ``optimizer.step()`` call a function, and refuse to replace its state."""
+    """Let ``optimizer.step()`` call a function."""
 
     def step(_: torch.optim.Optimizer, closure: Any = None) -> None:
         if closure is not None:
@@ -198,18 +259,3 @@ def _replace_step(optimizer: torch.optim.Optimizer, replacement: Callable[[], No
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else schedulers warn
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]  # GradScaler unscales
-    optimizer.register_load_state_dict_pre_hook(_refuse_state)
-    optimizer.register_state_dict_pre_hook(_warn_of_state)
-
-
-def _refuse_state(*_: Any) -> None:
-    raise UserError(
-        "optimizer.load_state_dict has no effect on a Trainer, which keeps the optimizer's state and restores it from "
-        "the run's checkpoints: remove it, and resume with --run-dir or Trainer(run_dir=...)"
-    )
-
-
-def _warn_of_state(*_: Any) -> None:
-    warnings.warn(
-        "optimizer.state_dict has no state: the Trainer keeps it, and the run's checkpoints contain it", stacklevel=4
-    )

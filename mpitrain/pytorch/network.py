@@ -20,7 +20,8 @@ from ..optim import Optimizer
 from .batches import Inputs, as_split, inputs_of
 from .modes import evaluating
 from .names import aliases_of, parameters_of, plain_name
-from .translation import check_new, translated
+from .optimizer_state import has_taken_steps
+from .translation import translated
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule", "ScriptModule")
@@ -93,7 +94,8 @@ class TorchNetwork:
         made = given if isinstance(given, torch.optim.Optimizer) else given(self.model.parameters())
         if not isinstance(made, torch.optim.Optimizer):
             raise JobError(f"Job(optimizer=...): the function returned {made!r}, must return an optimizer of torch")
-        check_new(made)
+        if has_taken_steps(made):
+            raise JobError(f"the optimizer {type(made).__name__} has taken steps already: pass a new one")
         return translated(made, self.model)
 
     def lay_out(self, train: Split, dtype: Any) -> Layout:

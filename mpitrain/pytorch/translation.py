@@ -32,8 +32,8 @@ class GroupRate:
     See ``optim.schedule.LiveRate`` for the methods.
     """
 
-    def __init__(self, group: Mapping[str, Any]) -> None:
-        self._group = group
+    def __init__(self, optimizer: torch.optim.Optimizer, index: int) -> None:
+        self._optimizer, self._index = optimizer, index  # ``load_state_dict`` replaces the groups
         self._bound: tuple[Array, int] | None = None
 
     def __repr__(self) -> str:
@@ -41,12 +41,12 @@ class GroupRate:
 
     def __call__(self, step: int) -> float:
         if self._bound is None:
-            return float(self._group["lr"])
+            return self.as_set()
         values, index = self._bound
         return float(values[index])
 
     def as_set(self) -> float:
-        return float(self._group["lr"])
+        return float(self._optimizer.param_groups[self._index]["lr"])
 
     def bind(self, values: Array, index: int) -> None:
         self._bound = values, index
@@ -92,17 +92,6 @@ def translated(
         if (pattern := glob.escape(name)) not in optimized:
             by_name["groups"].setdefault(pattern, {})["rate_factor"] = 0.0
     return make(clip_norm=clip_norm, **by_name)
-
-
-def check_new(optimizer: torch.optim.Optimizer) -> None:
-    """Raise JobError if an optimizer has taken steps."""
-    if _has_taken_steps(optimizer):
-        raise JobError(f"the optimizer {type(optimizer).__name__} has taken steps already: pass a new one")
-
-
-def _has_taken_steps(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer has state of steps; Adagrad makes its state at first."""
-    return any(float(state.get("step", 1)) > 0 for state in optimizer.state.values())
 
 
 def _rule_of(optimizer: torch.optim.Optimizer) -> tuple[Callable[..., optim.Optimizer], list[dict[str, Any]]]:

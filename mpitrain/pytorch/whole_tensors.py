@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +17,8 @@ from ..core.layout import Array
 from ..optim.whole_tensors import WholeTensorOptimizer
 from .state_tree import flatten, unflatten
 
+_DIVISIBLE = (torch.optim.Adafactor, torch.optim.Muon)
+_TRIALS = 4
 _NAMESPACE = "optimizer: "  # followed by the name of a parameter
 _VERSION = 1
 
@@ -26,10 +30,12 @@ class TorchTensors(WholeTensorOptimizer):
     Attributes:
         optimizer: The optimizer, with the options that its groups have at each update.
         parameters: The parameters of the model by name.
+        own: The names of those that this rank updates, of which alone it keeps state.
     """
 
     optimizer: Any = field(default=None, kw_only=True)
     parameters: Mapping[str, nn.Parameter] = field(default_factory=dict, kw_only=True, repr=False)
+    own: set[str] = field(default_factory=set, kw_only=True, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -41,29 +47,82 @@ class TorchTensors(WholeTensorOptimizer):
             if has_parameters:
                 type(self.optimizer).step(self.optimizer)  # its own method ``step`` may be that of the Trainer
 
-    def tensor_state(self, names: Sequence[str]) -> ExtraState:
-        state = self.optimizer.state
+    def tensor_state(self) -> ExtraState:
         return {
-            _NAMESPACE + name: Versioned(_VERSION, flatten(f"the optimizer {self.name}", dict(state[parameter])))
-            for name in names
-            if (parameter := self.parameters.get(name)) in state
+            _NAMESPACE + name: Versioned(_VERSION, flatten(f"the optimizer {self.name}", state))
+            for name, state in self.own_state().items()
         }
 
-    def load_tensor_state(self, names: Sequence[str], state: ExtraState) -> None:
-        for name in state:
-            if name.startswith(_NAMESPACE):
-                stored = values_of(state, name, _VERSION)  # counts as used, although it may be another rank's
-                if (own := name.removeprefix(_NAMESPACE)) in names and own in self.parameters:
-                    self.optimizer.state[self.parameters[own]] = unflatten(stored)
+    def can_divide(self) -> bool:
+        """Try the optimizer on copies of two parameters, together and each alone; return whether the results agree."""
+        parameters = sorted((p for group in self.optimizer.param_groups for p in group["params"]), key=Tensor.numel)[:2]
+        if type(self.optimizer) in _DIVISIBLE or len(parameters) < 2:
+            return True
+        try:
+            together, alone = (_try(self.optimizer, parameters, divided) for divided in (False, True))
+        except Exception:  # of the script's code, which may not expect other parameters
+            return False
+        return all(torch.equal(first, second) for first, second in zip(together, alone, strict=True))
 
-    def numbers_to_average(self, names: Sequence[str]) -> list[Array]:
-        of_each = [self.optimizer.state.get(self.parameters.get(name), {}) for name in names]
+    def begin(self, names: Sequence[str], state: ExtraState) -> None:
+        self.own.clear()
+        self.own.update(names)
+        self.drop_state_of_others()
+        stored = [name for name in state if name.startswith(_NAMESPACE)]
+        if stored:
+            self.optimizer.state.clear()
+        for name in stored:
+            values = values_of(state, name, _VERSION)  # counts as used, although it may be another rank's
+            if (own := name.removeprefix(_NAMESPACE)) in self.own and own in self.parameters:
+                self.optimizer.state[self.parameters[own]] = unflatten(values)
+
+    def drop_state_of_others(self) -> None:
+        """Remove the state of the parameters that other ranks update."""
+        for name, parameter in self.parameters.items():
+            if name not in self.own:
+                self.optimizer.state.pop(parameter, None)
+
+    def own_state(self) -> dict[str, dict[str, Any]]:
+        """Return the state of the parameters that this rank updates, by their names."""
+        return {
+            name: dict(self.optimizer.state[self.parameters[name]])
+            for name in sorted(self.own)
+            if self.parameters.get(name) in self.optimizer.state
+        }
+
+    def numbers_to_average(self) -> list[Array]:
         return [
             value.detach().reshape(-1).numpy()
-            for state in of_each
+            for state in self.own_state().values()
             for value in state.values()
             if isinstance(value, Tensor) and value.dtype in (torch.float32, torch.float64) and value.is_contiguous()
         ]
+
+
+def _try(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], divided: bool) -> list[Tensor]:
+    """Return copies of parameters after some steps with random gradients.
+
+    Args:
+        divided: Whether each step updates one parameter after the other.
+    """
+    copies = [each.detach().clone().requires_grad_() for each in parameters]
+    copy_of = dict(zip(map(id, parameters), copies, strict=True))
+    other = object.__new__(type(optimizer))
+    other.__dict__.update({name: copy.copy(value) for name, value in vars(optimizer).items() if "hook" not in name})
+    other.__dict__.update({name: OrderedDict() for name in vars(optimizer) if "hook" in name})
+    other.state = defaultdict(dict)
+    other.param_groups = [
+        {**group, "params": [copy_of[id(each)] for each in group["params"] if id(each) in copy_of]}
+        for group in optimizer.param_groups
+    ]
+    with torch.random.fork_rng(devices=[]):
+        for number in range(_TRIALS):
+            torch.manual_seed(number)
+            gradients = {id(each): torch.randn_like(each) for each in copies}
+            for chosen in [[each] for each in copies] if divided else [copies]:
+                with _restricted(other, {id(each): gradients[id(each)] for each in chosen}):
+                    type(other).step(other)
+    return copies
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol, SupportsFloat
 
 from ..checkpoint.snapshot import Snapshot
@@ -92,6 +93,20 @@ class UpdatesOnRequest(ABC):
     @abstractmethod
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update with other options from now on; the slots are the same. Local."""
+
+    @abstractmethod
+    def set_slots(self, slots: Mapping[str, Array], updates: int) -> None:
+        """Set the optimizer's slots, between two steps. Collective over the workers.
+
+        Args:
+            slots: By name, shape (layout.size,) each; the same on all workers in ``sync``.
+            updates: The number of updates that they come from.
+        """
+
+    @property
+    @abstractmethod
+    def rule_step(self) -> int:
+        """The number of updates, including those before slots were set. Local."""
 
 
 class Strategy(Protocol):

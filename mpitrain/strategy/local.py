@@ -8,7 +8,7 @@ workers (Stich, Local SGD converges fast and communicates little, 2019; with mom
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         if self._center is not None:
             self._center[:] = self.params
         if self._tensors is not None:
-            self._tensors.load_extra_state(extra_state)
+            self._tensors.start(extra_state)
 
     def extra_state(self) -> ExtraState:
         of_tensors = {} if self._tensors is None else self._tensors.extra_state(self._hierarchy.comm)
@@ -89,6 +89,12 @@ class Local(BulkSynchronous, UpdatesOnRequest):
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         self._updater.set_optimizer(optimizer)
+
+    def set_slots(self, slots: Mapping[str, Array], updates: int) -> None:
+        self.await_release()
+        for name, values in slots.items():
+            self._own[name][:] = values
+        self.step_offset = updates - self.progress.step
 
     def end_step(self, updated: bool) -> None:
         if not updated:

@@ -19,7 +19,7 @@ and two runs on the same ranks give identical bits. The update is partitioned as
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,14 +97,16 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         optimizer, layout, hierarchy = self.plan.optimizer, self.plan.layout, self._hierarchy
         if not isinstance(optimizer, WholeTensorOptimizer):
             return None
-        self._tensor_ranges = tensor_ranges(layout, hierarchy.n_owners)
+        n_parts = hierarchy.n_owners if optimizer.can_divide() else 1  # else the first owner updates all
+        empty = layout.n_trained, layout.n_trained
+        self._tensor_ranges = [*tensor_ranges(layout, n_parts), *[empty] * (hierarchy.n_owners - n_parts)]
         own = (0, 0) if hierarchy.internode is None else self._tensor_ranges[hierarchy.owner()]
         return TensorUpdates(optimizer, layout, state.frozen, own)
 
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
         super().start(progress, extra_state)
         if self._tensors is not None:
-            self._tensors.load_extra_state(extra_state)
+            self._tensors.start(extra_state)
 
     def extra_state(self) -> ExtraState:
         of_tensors = {} if self._tensors is None else self._tensors.extra_state(self._hierarchy.comm)
@@ -243,6 +245,14 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         self._updater.set_optimizer(optimizer)
+
+    def set_slots(self, slots: Mapping[str, Array], updates: int) -> None:
+        self.await_release()
+        for name, values in slots.items():
+            for lo, hi in self._owned_ranges:
+                self._vectors[name][lo:hi] = values[lo:hi]
+        self.step_offset = updates - self.progress.step
+        self._node_barrier()
 
     def _node_barrier(self) -> None:
         """Wait until all ranks of the node are here."""

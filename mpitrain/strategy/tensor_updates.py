@@ -35,7 +35,6 @@ class TensorUpdates:
             for index, entry in enumerate(layout.entries)
             if entry.kind == "param" and lo <= entry.start < hi
         ]
-        self._names = [entry.name for _, entry in self._own]
 
     def update(self, grads: Array) -> None:
         """Update this rank's tensors.
@@ -58,12 +57,12 @@ class TensorUpdates:
 
     def extra_state(self, workers: MPI.Intracomm) -> ExtraState:
         """Return the state of all tensors, on the first worker; empty on the others. Collective over the workers."""
-        of_all = workers.gather(self._optimizer.tensor_state(self._names))
+        of_all = workers.gather(self._optimizer.tensor_state())
         return {name: values for state in reversed(of_all or []) for name, values in state.items()}
 
-    def load_extra_state(self, state: ExtraState) -> None:
-        """Restore the state of this rank's tensors. Local."""
-        self._optimizer.load_tensor_state(self._names, state)
+    def start(self, state: ExtraState) -> None:
+        """Begin to train with this state. Local."""
+        self._optimizer.begin([entry.name for _, entry in self._own], state)
 
     def average(self, mean: Callable[[Array], None], workers: MPI.Intracomm, dtype: Any) -> None:
         """Average the state over the workers. Collective over them.
@@ -75,7 +74,7 @@ class TensorUpdates:
         Raises:
             JobError: The workers have state of different sizes; on all workers.
         """
-        views = self._optimizer.numbers_to_average(self._names)
+        views = self._optimizer.numbers_to_average()
         sizes = workers.allgather([view.size for view in views])
         if any(size != sizes[0] for size in sizes):
             error = JobError(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ..comm.mpi import MPI
+from ..core.layout import Array
 from ..data.batch import Batch
 from ..errors import JobError
 from ..models.base import DividedModel, SteppedModel
@@ -122,6 +124,32 @@ class SteppedLoop(Loop):
                 "on CPUs, without --accumulate-steps; for OneCycleLR and CyclicLR pass cycle_momentum=False"
             )
         self._divided.set_optimizer(optimizer)
+
+    def slots(self) -> tuple[dict[str, Array], int]:
+        """Return the optimizer's slots by name, shape (layout.size,) each, and the number of updates.
+
+        The slots are valid until the next step. Collective over the workers.
+        """
+        updates = self._updates_between_steps("state_dict")
+        return {name: self._strategy.vector(name) for name in self.plan.optimizer.slots}, updates.rule_step
+
+    def set_slots(self, slots: Mapping[str, Array], updates: int) -> None:
+        """Set what ``slots`` returns. Collective over the workers."""
+        self._updates_between_steps("load_state_dict").set_slots(slots, updates)
+
+    def _updates_between_steps(self, method: str) -> UpdatesOnRequest:
+        """Return the strategy for a method of the optimizer.
+
+        Raises:
+            JobError: Slots cannot be used now, or not in this mode.
+        """
+        if not isinstance(self._strategy, UpdatesOnRequest):
+            raise JobError(
+                f"optimizer.{method} needs --mode sync or local on CPUs; the run's checkpoints have the state"
+            )
+        if self._computed:
+            raise JobError(f"optimizer.{method} was called between backward and step: call it after step")
+        return self._strategy
 
     def start_of(self, work: WorkItem) -> int:
         """Return the position of the first example of a step: of all workers' batches if they take the same steps."""

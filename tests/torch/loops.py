@@ -6,6 +6,7 @@ As a script it trains each loop, or the named ones, and stores the parameters of
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import signal
 import sys
@@ -170,6 +171,36 @@ def plainly(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
             optimizer.step()
 
 
+def restored(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    state: Any = None
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            tools.backward(loss_of(tools, inputs, labels))
+            optimizer.step()
+            optimizer.zero_grad()
+        if state is None:
+            state = copy.deepcopy(optimizer.state_dict())
+        else:
+            optimizer.load_state_dict(state)
+
+
+def used(make: Callable[[nn.Module], torch.optim.Optimizer]) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    """Return a function that makes an optimizer with the state of three steps."""
+
+    def made(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = make(model)
+        for number in range(3):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 0.1 + number)
+            optimizer.step()
+        optimizer.zero_grad()
+        loaded = make(model)
+        loaded.load_state_dict(optimizer.state_dict())
+        return loaded
+
+    return made
+
+
 class HalfAdam(torch.optim.Adam):
     """Takes every step twice as far back: a subclass, of which only its code tells what it computes."""
 
@@ -199,7 +230,24 @@ class RowNorm(torch.optim.Optimizer):
                 parameter -= group["lr"] / state["calls"] ** 0.5 * parameter.grad / state["norms"]
 
 
+class GlobalNorm(torch.optim.Optimizer):
+    """Takes steps of equal length over all parameters, so that its work cannot be divided."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            norm = sum(parameter.grad.square().sum() for parameter in group["params"]) ** 0.5
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["mean"] = 0.5 * state.get("mean", 0) + parameter.grad / norm
+                parameter -= group["lr"] * state["mean"]
+
+
 LOOPS = {
+    "global norm": Loop(restored, lambda model: GlobalNorm(model.parameters(), 0.05)),
     "adafactor": Loop(clip, lambda model: torch.optim.Adafactor(model.parameters(), 0.05)),
     "muon": Loop(plainly, lambda model: torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], 0.05)),
     "half adam": Loop(plainly, lambda model: HalfAdam(model.parameters(), 0.05)),
@@ -212,6 +260,11 @@ LOOPS = {
     "two losses": Loop(two_losses),
     "accumulate": Loop(accumulate, lambda model: torch.optim.NAdam(model.parameters(), 0.02)),
     "scaler": Loop(scaler, lambda model: torch.optim.Adam(model.parameters(), 0.02, fused=True)),
+    "used": Loop(plainly, used(lambda model: make_optimizer("groups", model))),
+    "restored adam": Loop(restored, used(lambda model: make_optimizer("groups", model))),
+    "restored momentum": Loop(restored, used(momentum)),
+    "restored asgd": Loop(restored, used(lambda model: torch.optim.ASGD(model.parameters(), 0.05, t0=5))),
+    "restored adafactor": Loop(restored, used(lambda model: torch.optim.Adafactor(model.parameters(), 0.05))),
     "rates": Loop(rates, lambda model: make_optimizer("groups", model)),
     "one cycle": Loop(scheduled(lambda optimizer: OneCycleLR(optimizer, 0.1, EPOCHS * EXAMPLES // TOTAL)), momentum),
     "server rates": Loop(

@@ -39,6 +39,7 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
         "nesterov": lambda: torch.optim.SGD(params, 0.05, momentum=0.9, nesterov=True),
         "rmsprop": lambda: torch.optim.RMSprop(params, 0.01, momentum=0.5),
         "nadam": lambda: torch.optim.NAdam(params, 0.01),
+        "adafactor": lambda: torch.optim.Adafactor(params),
         "lbfgs": lambda: torch.optim.LBFGS(params),
     }[name]()
 
@@ -111,9 +112,19 @@ def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: t
         trainer.stop("enough")
 
 
+def load_bad_state(fault: str, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    """Give the optimizer state, before training, that it cannot begin with."""
+    for number, parameter in enumerate(optimizer.param_groups[0]["params"]):
+        means = torch.zeros(2) if fault == "other state" else torch.zeros_like(parameter)
+        steps = number + 1.0 if fault == "different steps" else 1.0
+        if fault != "state on one rank" or rank == 0:
+            optimizer.state[parameter] = {"step": torch.tensor(steps), "exp_avg": means, "exp_avg_sq": means.clone()}
+
+
 def main() -> None:
     arguments = parse()
-    torch.manual_seed(int(os.environ.get("OMPI_COMM_WORLD_RANK", 0)))  # the chief's values count
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
+    torch.manual_seed(rank)  # the chief's values count
     model = models.make(arguments.kind, dropout=arguments.dropout)
     if arguments.dtype == "float64":
         model.double()
@@ -125,6 +136,8 @@ def main() -> None:
     loss_of = models.per_token if arguments.kind == "gpt" else nn.CrossEntropyLoss()
     optimizer = make_optimizer(arguments.optimizer, model)
     scheduler = make_scheduler(arguments.scheduler, optimizer)
+    if arguments.fault in ("other state", "different steps", "state on one rank", "state for servers"):
+        load_bad_state(arguments.fault, optimizer, rank)
     trainer = mpitrain.Trainer(
         model,
         optimizer,
@@ -164,6 +177,8 @@ def main() -> None:
     first, last = sum(losses[:third]) / third, sum(losses[-third:]) / third
     if arguments.scheduler:
         print(f"rate {scheduler.get_last_lr()[0]:.6f} {optimizer.param_groups[0]['lr']:.6f}", flush=True)
+    if arguments.fault == "state after training":
+        optimizer.state_dict()
     if arguments.fault == "second":
         second = mpitrain.Trainer(model, torch.optim.SGD(model.parameters(), 0.1))
         second.loader(dataset, arguments.batch_size)

@@ -27,17 +27,28 @@ def assert_plain(name: str, trained: list[np.ndarray]) -> None:
         np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-11, err_msg=name)
 
 
+SOME = ("clip", "one cycle", "adafactor", "row norm", "restored adam")
+
+
 @pytest.mark.parametrize(
-    ("n", "mode", "flags"), [(1, "local", ()), (2, "sync", ()), (3, "sync", ()), (3, "sync", ("--no-shared-memory",))]
+    ("n", "mode", "flags", "names"),
+    [
+        (1, "local", (), SOME),
+        (2, "sync", (), SOME),
+        (3, "sync", (), tuple(LOOPS)),
+        (3, "sync", ("--no-shared-memory",), tuple(LOOPS)),
+    ],
 )
-def test_loops_train_as_in_plain_torch(openmpi: Mpi, n: int, mode: str, flags: tuple[str, ...], tmp_path: Path) -> None:
-    trained = train(openmpi, n, tmp_path, "--mode", mode, launch=flags)
-    assert set(trained) == set(LOOPS)
+def test_loops_train_as_in_plain_torch(
+    openmpi: Mpi, n: int, mode: str, flags: tuple[str, ...], names: tuple[str, ...], tmp_path: Path
+) -> None:
+    trained = train(openmpi, n, tmp_path, *names, "--mode", mode, launch=flags)
+    assert set(trained) == set(names)
     for name, parameters in trained.items():
         assert_plain(name, parameters)
 
 
-@pytest.mark.parametrize("name", ["one cycle", "accumulate", "plateau", "adafactor"])
+@pytest.mark.parametrize("name", ["one cycle", "accumulate", "plateau", "adafactor", "used"])
 def test_a_killed_loop_resumes_with_its_schedule(openmpi: Mpi, name: str, tmp_path: Path) -> None:
     trained = train(openmpi, 2, tmp_path, name, "--kill-at", 6, launch=("--max-restarts", 1))
     assert (tmp_path / "killed").exists()

@@ -184,7 +184,9 @@ def test_an_exception_on_one_rank_ends_all(openmpi: Mpi, tmp_path: Path) -> None
     [
         *((1, fault) for fault in ("forget", "no step", "optimizer", "clip", "rate", "beta", "state", "second")),
         *((1, fault) for fault in ("replaced gradient", "twice", "closure", "group", "amsgrad", "register", "steps")),
+        *((1, fault) for fault in ("other state", "different steps", "state after training")),
         (2, "ranks differ"),
+        (2, "state on one rank"),
         (2, "exit"),
         (2, "break"),
     ],
@@ -225,8 +227,16 @@ def test_torchrun_is_refused(openmpi: Mpi) -> None:
     assert "LaunchError" in done.stderr
 
 
-def test_a_mistake_in_the_arguments(openmpi: Mpi, tmp_path: Path) -> None:
-    done = start(openmpi, 2, tmp_path, "--optimizer", "lbfgs")
+@pytest.mark.parametrize(
+    ("flags", "mode"),
+    [
+        (("--optimizer", "lbfgs"), "sync"),
+        (("--optimizer", "adafactor"), "async"),
+        (("--fault", "state for servers"), "backup"),
+    ],
+)
+def test_a_mistake_in_the_arguments(openmpi: Mpi, flags: tuple[str, ...], mode: str, tmp_path: Path) -> None:
+    done = start(openmpi, 2, tmp_path, *flags, launch=("--mode", mode))
     assert done.returncode == 2
     one_line(done.stderr)
 
