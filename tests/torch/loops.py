@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as in a checkout
@@ -272,6 +273,37 @@ LOOPS = {
     ),
     "plateau": Loop(plateau, lambda model: torch.optim.RMSprop(model.parameters(), 0.05)),
 }
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "multiplicative": lambda optimizer: lr_scheduler.MultiplicativeLR(optimizer, lambda step: 0.9 + 0.01 * step),
+    "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 3, 0.5),
+    "multi step": lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [2, 5], 0.5),
+    "constant": lambda optimizer: lr_scheduler.ConstantLR(optimizer, 0.5, 4),
+    "linear": lambda optimizer: lr_scheduler.LinearLR(optimizer, 0.2, 1.0, 6),
+    "exponential": lambda optimizer: ExponentialLR(optimizer, 0.9),
+    "sequential": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 3), ExponentialLR(optimizer, 0.8)], [3]
+    ),
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 8),
+    "chained": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, 0.5, 3), ExponentialLR(optimizer, 0.9)]
+    ),
+    "cyclic": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.001, 0.05, 3, cycle_momentum=False),
+    "restarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3),
+    "one cycle": lambda optimizer: OneCycleLR(optimizer, 0.1, 20, cycle_momentum=False),
+    "polynomial": lambda optimizer: lr_scheduler.PolynomialLR(optimizer, 9, 2.0),
+}
+OPTIMIZERS = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+# Each optimizer of torch, and each scheduler; those of LOOPS are the rest.
+PAIRS = {
+    f"{kind} with {scheduler}": Loop(
+        scheduled(SCHEDULERS[scheduler]), lambda model, kind=kind: getattr(torch.optim, kind)(model.parameters(), 0.02)
+    )
+    for kind, scheduler in zip([*OPTIMIZERS, "Adafactor", "NAdam", "SGD"], SCHEDULERS, strict=True)
+}
+LOOPS |= PAIRS
 
 
 def plain(name: str) -> list[np.ndarray]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ..support.launch import Mpi, run
-from .loops import LOOPS, plain
+from .loops import LOOPS, PAIRS, plain
 
 SCRIPT = Path(__file__).parent / "loops.py"
 
@@ -27,6 +27,7 @@ def assert_plain(name: str, trained: list[np.ndarray]) -> None:
         np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-11, err_msg=name)
 
 
+OWN = tuple(name for name in LOOPS if name not in PAIRS)
 SOME = ("clip", "one cycle", "adafactor", "row norm", "restored adam")
 
 
@@ -35,8 +36,11 @@ SOME = ("clip", "one cycle", "adafactor", "row norm", "restored adam")
     [
         (1, "local", (), SOME),
         (2, "sync", (), SOME),
-        (3, "sync", (), tuple(LOOPS)),
-        (3, "sync", ("--no-shared-memory",), tuple(LOOPS)),
+        (3, "sync", (), OWN),
+        (3, "sync", ("--no-shared-memory",), OWN),
+        (1, "sync", (), tuple(PAIRS)),
+        (2, "sync", (), tuple(PAIRS)),
+        (3, "local", ("--mode", "local", "--local-steps", 1), ("SGD with polynomial",)),
     ],
 )
 def test_loops_train_as_in_plain_torch(

@@ -16,6 +16,8 @@ from mpitrain.core.layout import Layout
 from mpitrain.errors import JobError
 from mpitrain.pytorch.translation import GroupRate, translated
 
+from .loops import SCHEDULERS
+
 STEPS = 20
 MakeGroups = Callable[[Any], torch.optim.Optimizer]
 
@@ -110,16 +112,16 @@ GROUPS: dict[str, MakeGroups] = {
 
 
 @pytest.mark.parametrize("name", GROUPS)
-@pytest.mark.parametrize("scheduled", [False, True])
-def test_groups_take_the_steps_of_torch(name: str, scheduled: bool) -> None:
+@pytest.mark.parametrize("scheduler_name", ["none", *SCHEDULERS])
+def test_groups_take_the_steps_of_torch(name: str, scheduler_name: str) -> None:
     model, other = make_model(), make_model()
     optimizer = GROUPS[name](list(model.parameters()))
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if scheduled else None
+    scheduler = None if scheduler_name == "none" else SCHEDULERS[scheduler_name](optimizer)
     live = [GroupRate(optimizer, index) for index in range(len(optimizer.param_groups))]
     translation = translated(optimizer, model, live)
     found = steps_of_translation(other, translation, scheduler)
     optimizer = GROUPS[name](list(model.parameters()))
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if scheduled else None
+    scheduler = None if scheduler_name == "none" else SCHEDULERS[scheduler_name](optimizer)
     for ours, theirs in zip(found, steps_of_torch(model, optimizer, scheduler), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
