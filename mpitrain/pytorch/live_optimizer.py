@@ -91,11 +91,13 @@ class LiveOptimizer:
     @property
     def options(self) -> Options:
         """The options that the groups have now."""
-        return [{"lr": float(group["lr"]), **options_of(group)} for group in self._optimizer.param_groups]
+        return [
+            {"lr": float(group["lr"]), **options_of(self._optimizer, group)} for group in self._optimizer.param_groups
+        ]
 
     @property
     def _without_rates(self) -> Options:
-        return [options_of(group) for group in self._optimizer.param_groups]
+        return [options_of(self._optimizer, group) for group in self._optimizer.param_groups]
 
     def begin_backward(self) -> None:
         """Note the learning rates of this backward pass, during which an update may begin."""

@@ -99,10 +99,13 @@ def state_of(kind: type[torch.optim.Optimizer], options: Mapping[str, Any]) -> t
     return vectors, tuple(name for name in shapes if name not in vectors)
 
 
-def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what determines the update of a parameter group, without its learning rate."""
-    other = {"params", "lr", "initial_lr", "param_names", *_IMPLEMENTATION}
-    return {name: value for name, value in group.items() if name not in other}
+def options_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what determines the update of a parameter group, without its learning rate and keys of schedulers."""
+    return {
+        name: group[name]
+        for name in optimizer.defaults
+        if name in group and name != "lr" and name not in _IMPLEMENTATION
+    }
 
 
 def _make(

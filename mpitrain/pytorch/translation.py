@@ -104,7 +104,7 @@ def _rule_of(optimizer: torch.optim.Optimizer) -> tuple[Callable[..., optim.Opti
         return (_sgd if isinstance(optimizer, torch.optim.SGD) else _adam)(groups)
     options = []
     for group in groups:
-        of_group = options_of(group)
+        of_group = options_of(optimizer, group)
         vectors, numbers = state_of(type(optimizer), of_group)
         options.append({"options": of_group, "vectors": vectors, "numbers": numbers})
     slots = dict.fromkeys(name for group in options for name in (*group["vectors"], *group["numbers"]))
