@@ -20,7 +20,7 @@ from ..errors import JobError
 from ..nn.layer import SumOverWorkers
 from ..plan.plan import Plan
 from ..pytorch.allocator import keep_freed_memory
-from ..pytorch.batches import TORCH_DTYPES, Inputs, arguments_of, inputs_of, seed_torch
+from ..pytorch.batches import TORCH_DTYPES, Inputs, arguments_of, seed_torch
 from ..pytorch.gradients import Gradients
 from ..pytorch.linear import write_gradients
 from ..pytorch.modes import evaluating
@@ -144,7 +144,8 @@ class TorchModel(Model):
         sum_over_workers: SumOverWorkers | None = None,
     ) -> None:
         keep_freed_memory()
-        self._module, self._criterion, self._plan = network.model, network.loss, plan
+        self._module, self._criterion, self._plan = network.model, network.criterion, plan
+        self._inputs_of, self._takes_labels = network.inputs_of, network.loss is None
         self._device, self._training_state = device, state
         if device.torch_device.type != "cpu":
             network.model.to(device.torch_device)
@@ -258,7 +259,7 @@ class TorchModel(Model):
 
     def evaluate(self, batch: Batch) -> tuple[float, int | None]:
         with self._inference():
-            inputs = inputs_of(batch, self._dtype, self._device.torch_device)
+            inputs = self._inputs_of(batch, self._dtype, self._device.torch_device)
             outputs = self._module(*inputs.args, **inputs.kwargs)
             loss = self._criterion(outputs, inputs.labels)
             return float(loss) * batch.count, _correct(outputs, inputs.labels)
@@ -327,13 +328,15 @@ class TorchModel(Model):
     def _inputs(self, batch: Batch) -> Inputs:
         """Return the arguments of the module, and the labels."""
         if not isinstance(batch, IndexBatch):
-            return inputs_of(batch, self._dtype, self._device.torch_device)
+            return self._inputs_of(batch, self._dtype, self._device.torch_device)
         indices = torch.from_numpy(batch.examples).to(self._device.torch_device)
         examples, labels = (tensor.index_select(0, indices) for tensor in self._cached)
+        labels = self._converted(labels)
         if self._scale is None:
-            return Inputs((self._converted(examples),), {}, self._converted(labels))
-        scaled = examples.to(TORCH_DTYPES[self._dtype.char]).mul_(self._scale)
-        return Inputs((scaled,), {}, self._converted(labels))
+            examples = self._converted(examples)
+        else:
+            examples = examples.to(TORCH_DTYPES[self._dtype.char]).mul_(self._scale)
+        return Inputs((examples, labels) if self._takes_labels else (examples,), {}, labels)
 
     def _converted(self, tensor: Tensor) -> Tensor:
         """Convert floats to the parameters' type and integers to int64, as ``to_tensor`` does."""

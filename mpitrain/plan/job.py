@@ -39,7 +39,8 @@ class Job:
     Attributes:
         model: Takes a batch of examples, shape ``(batch, *train.shape)``: layers, or a PyTorch module.
         loss: Takes the model's outputs and the labels. For a PyTorch module it is a torch loss, or a function that
-            returns a tensor with one number, the mean over the batch.
+            returns a tensor with one number, the mean over the batch; or None if the module takes the labels, too, and
+            returns its loss: as a tensor, first in a tuple, or as ``loss`` of its outputs.
         optimizer: Updates the parameters: one of ``mpitrain.optim``. For a PyTorch module also one of ``torch.optim``,
             or a function that makes it from the parameters: ``lambda params: torch.optim.RMSprop(params, 0.01)``.
         train: Examples to train on: a split, or for a PyTorch module also an object with ``__len__`` and
@@ -56,7 +57,7 @@ class Job:
     """
 
     model: Layer | TorchModule
-    loss: Loss | TorchLoss
+    loss: Loss | TorchLoss | None
     optimizer: Optimizer | TorchOptimizer
     train: Split | Examples
     validation: Split | Examples | None = None

@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
         return f"inputs {', '.join(inputs)} and labels {_shape(self.labels)}"
 
 
-def inputs_of(batch: Batch, dtype: np.dtype[Any], device: Any = "cpu") -> Inputs:
+def inputs_of(batch: Batch, dtype: np.dtype[Any], device: Any = "cpu", takes_labels: bool = False) -> Inputs:
     """Return the arguments for a batch.
 
     A batch of a ``Split`` has one input and labels. If the dataset's examples are tuples, the last element is the label
@@ -47,13 +47,19 @@ def inputs_of(batch: Batch, dtype: np.dtype[Any], device: Any = "cpu") -> Inputs
 
     Args:
         dtype: Type of the parameters; floating-point inputs and labels are converted to it.
+        takes_labels: Whether the labels are arguments of the module, too.
 
     Raises:
         JobError: Examples are neither tuples nor dicts, or have no label.
     """
     if not isinstance(batch, CollatedBatch):
-        return Inputs((to_tensor(batch.examples, dtype, device),), {}, to_tensor(batch.labels, dtype, device))
+        examples, labels = (to_tensor(array, dtype, device) for array in (batch.examples, batch.labels))
+        return Inputs((examples, labels) if takes_labels else (examples,), {}, labels)
     tree = converted(batch.examples, dtype, device)
+    if takes_labels:
+        if isinstance(tree, Mapping):
+            return Inputs((), tree, next((tree[name] for name in LABEL_KEYS if name in tree), None))
+        return Inputs(tree if isinstance(tree, (tuple, list)) else (tree,), {}, None)
     if isinstance(tree, Mapping):
         key = next((name for name in LABEL_KEYS if name in tree), None)
         if key is None:

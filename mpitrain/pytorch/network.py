@@ -63,6 +63,25 @@ class LossInLoop:
         raise JobError("the loss is computed by the script's own loop; use mpitrain.load to evaluate the model")
 
 
+class LossOfModel:
+    """In place of a loss, if the module returns it: as a tensor, as ``loss`` of its outputs, or first in a tuple."""
+
+    def __call__(self, outputs: Any, labels: Any) -> Tensor:
+        loss = outputs
+        if isinstance(outputs, Mapping):
+            loss = outputs.get("loss")
+        elif isinstance(outputs, (tuple, list)) and not hasattr(outputs, "loss"):
+            loss = outputs[0]
+        elif not isinstance(outputs, Tensor):
+            loss = getattr(outputs, "loss", None)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise JobError(
+                f"Job(loss=None): the model returned {type(outputs).__name__} without a loss: must return the loss, or "
+                "outputs with .loss or ['loss'], for which modules of transformers need 'labels' among the inputs"
+            )
+        return loss
+
+
 class TorchNetwork:
     """A PyTorch module and a loss; see ``plan.network.Network`` for the methods.
 
@@ -79,11 +98,19 @@ class TorchNetwork:
     def __init__(self, model: nn.Module, loss: Any) -> None:
         if isinstance(loss, type):
             raise JobError(f"Job(loss=...) got the class {loss.__name__}: must be an object, {loss.__name__}()")
-        if not callable(loss):
-            raise JobError(f"Job(loss=...) got {loss!r}: must be a torch loss, or a function of outputs and labels")
+        if loss is not None and not callable(loss):
+            raise JobError(
+                f"Job(loss=...) got {loss!r}: must be a torch loss, a function of outputs and labels, or None if the "
+                "model computes its loss"
+            )
         _check_loss(loss)
         _check_kind(model)
         self.model, self.loss = model, loss
+        self.criterion = LossOfModel() if loss is None else loss
+
+    def inputs_of(self, batch: Batch, dtype: Any, device: Any = "cpu") -> Inputs:
+        """Return the arguments of the module and the criterion for a batch; see ``batches.inputs_of``."""
+        return inputs_of(batch, np.dtype(dtype), device, takes_labels=self.loss is None)
 
     def as_split(self, given: object) -> object:
         return as_split(given)
@@ -105,14 +132,14 @@ class TorchNetwork:
         batch = None if own_loop else _first(train, dtype, self)
         if batch is not None and any(map(is_lazy, self.model.parameters())):
             with evaluating(self.model):  # statistics that are still to be made must not contain these examples
-                self._run(inputs_of(batch, np.dtype(np.float32)))  # gives lazy modules their shapes
+                self._run(self.inputs_of(batch, np.float32))  # gives lazy modules their shapes
         _check_parameters(self.model, np.dtype(dtype))
         if np.dtype(dtype) == np.float64:
             self.model.double()
         if not self.model.training:  # otherwise the job file may have put some parts in evaluation mode
             self.model.train()
         if batch is not None:
-            self._run(inputs_of(batch, np.dtype(dtype)))
+            self._run(self.inputs_of(batch, dtype))
         return layout_of(self.model)
 
     def starts(self, layout: Layout) -> list[int]:
@@ -145,7 +172,7 @@ class TorchNetwork:
 
     def facts(self) -> dict[str, object]:
         return {
-            "loss": getattr(self.loss, "__name__", type(self.loss).__name__),
+            "loss": getattr(self.criterion, "__name__", type(self.criterion).__name__),
             "the initial parameters (a digest of some)": self._digest(),
         }
 
@@ -164,7 +191,7 @@ class TorchNetwork:
         owners = owners_of(self.model, [plain_name(name) for name, _ in self.model.named_buffers()])
         before = [(owner, key, owner[key], owner[key].clone()) for owner, key in owners if not is_lazy(owner[key])]
         try:
-            loss = self.loss(self.model(*inputs.args, **inputs.kwargs), inputs.labels)
+            loss = self.criterion(self.model(*inputs.args, **inputs.kwargs), inputs.labels)
         except JobError:
             raise
         except Exception as error:

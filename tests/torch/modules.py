@@ -115,12 +115,12 @@ class Slope(torch.autograd.Function):
 class Call(nn.Module):
     """Calls a function on what a module returns."""
 
-    def __init__(self, module: nn.Module, function: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
         self.module, self.function = module, function
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self.module, x)
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(self.module, *inputs)
 
 
 def checkpointed(reentrant: bool) -> Callable[[nn.Module, Tensor], Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from mpitrain import Job, data, optim
 from mpitrain.core.ranges import announce_nothing
+from mpitrain.data.batch import Batch
+from mpitrain.data.split import Split
 from mpitrain.errors import JobError
 from mpitrain.pytorch import linear
+from mpitrain.pytorch.batches import as_split
 
 from .modules import (
     Call,
@@ -123,6 +127,55 @@ def test_a_module_trains_as_in_a_plain_loop(
         monkeypatch.setattr(linear, "LEAST_ELEMENTS", 1)
     ours = assert_same_training(make, bucket_bytes=bucket_bytes)
     assert ours.starts == sorted(ours.starts, reverse=True) and ours.starts[-1] == 0
+
+
+class WithLoss(SeveralInputs):
+    """Computes its loss from labels, and returns it in one of the ways that modules have."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, left: Tensor, right: Tensor, labels: Tensor | None = None) -> Any:
+        outputs = super().forward(left, right)
+        loss = None if labels is None else of_scores(outputs, labels)
+        return {
+            "tensor": loss,
+            "tuple": (loss, outputs["scores"]),
+            "dict": {"loss": loss, **outputs},
+            "object": SimpleNamespace(loss=loss, logits=outputs["scores"]),
+        }[self.how]
+
+
+@pytest.mark.parametrize(
+    ("how", "as_dict"), [("tensor", False), ("tuple", True), ("dict", False), ("dict", True), ("object", True)]
+)
+def test_a_module_may_compute_its_loss(how: str, as_dict: bool) -> None:
+    records = Records(as_dict=as_dict)
+
+    def make() -> Job:
+        return Job(model=WithLoss(how), loss=None, optimizer=optim.sgd(0.01), train=records, validation=records)
+
+    ours, other = Local(make), Local(making(SeveralInputs, of_scores, records))
+    ours.train()
+    other.train()
+    np.testing.assert_array_equal(ours.params, other.params)
+    batch = records_batch(records)
+    assert ours.model.evaluate(batch)[0] == other.model.evaluate(batch)[0]
+
+
+def records_batch(records: Records) -> Batch:
+    split = as_split(records)
+    assert isinstance(split, Split)
+    return split.read_batch(0, 8)
+
+
+@pytest.mark.parametrize(
+    "model", [mlp(), Call(mlp(), lambda m, x, labels: {"logits": m(x)}), Call(mlp(), lambda m, x, labels: m(x))]
+)
+def test_a_module_without_a_loss_is_refused(model: nn.Module) -> None:
+    with pytest.raises(JobError, match="loss"):
+        Local(lambda: Job(model=model, loss=None, optimizer=optim.sgd(0.01), train=data.from_arrays(X, Y)))
 
 
 def test_gradients_are_announced_while_earlier_layers_compute() -> None:
