@@ -1,12 +1,13 @@
 """PyTorch modules trained by mpitrain, against DistributedDataParallel and against plain torch loops.
 
-    python bench/torch_models.py [--rounds 5] [--models mlp100 gpt ...]
+    python bench/torch_models.py [--rounds 5] [--models mlp100 gpt ...] [--optimizers RMSprop AdamW ...]
 
 Each round runs every program once, in turn, with one thread per rank: mpitrain with 2 ranks and with 1, a Trainer's
 loop with 2 ranks, DDP over gloo with 2 ranks, two plain loops that do not communicate, and one plain loop. All use the
 same module, optimizer and data; the peers use PyTorch's fused Adam. For the model with several buckets, DDP uses the
 best of several bucket sizes, found before the first round. A result is the median over rounds of the median over a
-run's intervals. Start-up and compilation are excluded for all.
+run's intervals. With ``--optimizers``, the job uses these of torch, and is compared with DDP with and without
+``ZeroRedundancyOptimizer``. Start-up and compilation are excluded for all.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from environment import one_thread_and_own_kernels
+from jobs.torch_models import OPTIMIZERS
 
 BENCH = Path(__file__).parent
 STEPS = {"mlp100": 6000, "mlp1024": 600, "mlp100m": 20, "cnn": 300, "gpt": 60}
@@ -30,7 +32,7 @@ TARGETS = {"mlp100": 3.5, "mlp1024": 2.0, "mlp100m": 2.5, "cnn": 1.2, "gpt": 1.2
 BUCKETS_MB = ("1", "25", "100", "500")
 
 
-def ours(name: str, ranks: int, loop: bool = False) -> tuple[float, float]:
+def ours(name: str, ranks: int, loop: bool = False, optimizer: str = "") -> tuple[float, float]:
     """Return examples/s of all ranks together, and their memory in bytes; of a job, or of a Trainer's own ``loop``."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder, "run")
@@ -39,6 +41,8 @@ def ours(name: str, ranks: int, loop: bool = False) -> tuple[float, float]:
         environment = {**os.environ, "PSS_FOLDER": folder, "PYTHONPATH": str(BENCH.parent)}
         flags = ["--threads", "1", "--run-dir", str(run_dir), "--log-steps", str(max(1, STEPS[name] // 10))]
         job_file = BENCH / "jobs" / ("torch_models_loop.py" if loop else "torch_models.py")
+        if optimizer:
+            steps += ["--optimizer", optimizer]
         subprocess.run([*words, *flags, str(job_file), *steps], env=environment, stdout=subprocess.DEVNULL, check=True)
         lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         rates = [line["examples_per_s"] for line in lines if "examples_per_s" in line]
@@ -46,9 +50,17 @@ def ours(name: str, ranks: int, loop: bool = False) -> tuple[float, float]:
     return statistics.median(rates[1:]), memory
 
 
-def peer(name: str, ranks: int, how: str) -> tuple[float, float]:
+def peer(name: str, ranks: int, how: str, *optimizer: str) -> tuple[float, float]:
     """Return the same for a plain loop, or DDP with a bucket size."""
-    words = [sys.executable, str(BENCH / "peers" / "torch_models.py"), name, str(ranks), str(STEPS[name]), how]
+    words = [
+        sys.executable,
+        str(BENCH / "peers" / "torch_models.py"),
+        name,
+        str(ranks),
+        str(STEPS[name]),
+        how,
+        *optimizer,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(BENCH.parent)}
     done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=True, text=True)
     found = json.loads(done.stdout.splitlines()[-1])
@@ -87,14 +99,38 @@ def measure(name: str, rounds: int) -> None:
     )
 
 
+def measure_optimizer(name: str, optimizer: str, rounds: int) -> None:
+    """Print the figures of one module with an optimizer of torch."""
+    programs = {
+        "ours": lambda: ours(name, 2, optimizer=optimizer),
+        "ddp": lambda: peer(name, 2, "25", optimizer),
+        "zero": lambda: peer(name, 2, "25", optimizer, "zero"),
+    }
+    found = defaultdict(list)
+    for _ in range(rounds):
+        for key, program in programs.items():
+            found[key].append(program())
+    rate, used = ({key: statistics.median(pair[i] for pair in found[key]) for key in programs} for i in (0, 1))
+    print(
+        f"{name:8} {optimizer:9} examples/s: {rate['ours']:,.0f}, DDP {rate['ddp']:,.0f}, "
+        f"with ZeroRedundancyOptimizer {rate['zero']:,.0f}: {rate['ours'] / max(rate['ddp'], rate['zero']):.2f} x; "
+        f"memory {used['ours'] / 2**20:,.0f}, {used['ddp'] / 2**20:,.0f} and {used['zero'] / 2**20:,.0f} MiB",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", nargs="*", default=list(STEPS), choices=list(STEPS))
+    parser.add_argument("--optimizers", nargs="*", default=[], choices=list(OPTIMIZERS))
     arguments = parser.parse_args()
     one_thread_and_own_kernels()
     for name in arguments.models:
-        measure(name, arguments.rounds)
+        for optimizer in arguments.optimizers:
+            measure_optimizer(name, optimizer, arguments.rounds)
+        if not arguments.optimizers:
+            measure(name, arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -66,6 +67,9 @@ def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(outputs.flatten(0, -2), labels.flatten())
 
 
+OPTIMIZERS = {"RMSprop": {}, "AdamW": {"fused": True}, "Adadelta": {}, "Adafactor": {}}  # of torch, with their options
+
+
 def pss_bytes() -> int:
     """Return the memory of this process; memory shared by n processes counts with an n-th."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
@@ -82,16 +86,18 @@ class RecordMemory(Hook):
             loop.cluster.comm.Barrier()
 
 
-def job(model: str = "mlp100") -> Job:
+def job(model: str = "mlp100", optimizer: str = "") -> Job:
     """Train a module on random examples.
 
     Args:
         model: mlp100, mlp1024, mlp100m, cnn or gpt.
+        optimizer: One of OPTIMIZERS; empty for Adam of mpitrain.
     """
+    kind = getattr(torch.optim, optimizer) if optimizer else None
     return Job(
         model=module_of(model),
         loss=loss_of,
-        optimizer=optim.adam(1e-3),
+        optimizer=optim.adam(1e-3) if kind is None else lambda params: kind(params, 1e-3, **OPTIMIZERS[optimizer]),
         train=data.from_arrays(*arrays_of(model)),
         batch_size=BATCH[model],
         hooks=[RecordMemory()],

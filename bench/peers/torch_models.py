@@ -1,8 +1,9 @@
 """The peers of ``bench/torch_models.py``: the same modules with DistributedDataParallel over gloo, and without.
 
-    python bench/peers/torch_models.py MODEL RANKS STEPS HOW
+    python bench/peers/torch_models.py MODEL RANKS STEPS HOW [OPTIMIZER [zero]]
 
-HOW is the bucket size in MB (``bucket_cap_mb``), or ``alone`` for ranks that do not communicate. Prints as JSON the
+HOW is the bucket size in MB (``bucket_cap_mb``), or ``alone`` for ranks that do not communicate. With ``zero``,
+the optimizer is wrapped in ``ZeroRedundancyOptimizer``. Prints as JSON the
 examples/s of all ranks for each interval of steps except the first, and the memory of all ranks in bytes (PSS).
 Batches are slices of a tensor in memory, because a DataLoader would be slower.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
 import torch_models as models
@@ -25,7 +27,7 @@ from spawn import run_ranks
 INTERVALS = 10
 
 
-def main(rank: int, ranks: int, name: str, steps: int, how: str) -> None:
+def main(rank: int, ranks: int, name: str, steps: int, how: str, kind: str = "", zero: str = "") -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = models.module_of(name)
@@ -34,7 +36,13 @@ def main(rank: int, ranks: int, name: str, steps: int, how: str) -> None:
         model = nn.parallel.DistributedDataParallel(
             model, gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=float(how)
         )
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+    make, options = (
+        (getattr(torch.optim, kind), models.OPTIMIZERS[kind]) if kind else (torch.optim.Adam, {"fused": True})
+    )
+    if zero:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), make, lr=1e-3, **options)
+    else:
+        optimizer = make(model.parameters(), lr=1e-3, **options)
     examples, labels = map(torch.from_numpy, models.arrays_of(name))
     order, batch, rates = torch.randperm(len(examples)), models.BATCH[name], []
     every = max(1, steps // INTERVALS)
@@ -60,4 +68,4 @@ def main(rank: int, ranks: int, name: str, steps: int, how: str) -> None:
 
 if __name__ == "__main__":
     name, ranks, steps, how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    run_ranks(main, ranks, name, steps, how)
+    run_ranks(main, ranks, name, steps, how, *sys.argv[5:])

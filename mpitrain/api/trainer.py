@@ -303,7 +303,7 @@ class Trainer:
         if any(of_workers) and not all(of_workers):
             ranks = ", ".join(str(rank) for rank, has_state in enumerate(of_workers) if not has_state)
             error = JobError(f"the optimizer has no state on rank {ranks}, but on others: load it on all ranks")
-            error.on_all_ranks = True
+            error.on_all_ranks = not self._config.uses_servers
             raise error
         return bool(of_workers[0])
 
@@ -315,7 +315,7 @@ class Trainer:
         """
         assert self._live is not None
         if not self._config.uses_servers:
-            check_same_options(self.gather(self._live.options))
+            check_same_options(self.gather(self._live.options_of_script))
         return self._live.state()
 
     def _decided_overlap(self) -> bool | None:
@@ -369,11 +369,14 @@ class Trainer:
     def barrier(self) -> None:
         """Wait until all workers are here, at most for ``hang_timeout`` seconds if it is given. Collective over the
         workers."""
+        self._wait_for_all("mean, sum, gather or barrier of the Trainer")
+
+    def _wait_for_all(self, method: str) -> None:
         limit_s = self._config.run.hang_timeout or math.inf
         with self._rank.errors_end_the_run():
             if not _wait_for_all(self._rank.cluster.workers, limit_s):
                 raise JobError(
-                    "mean, sum, gather or barrier of the Trainer was called, but not by all workers within "
+                    f"{method} was called, but not by all workers within "
                     f"--hang-timeout {limit_s:g}: call it on all of them, not inside 'if trainer.rank == 0'"
                 )
 
@@ -467,35 +470,39 @@ class Trainer:
 
 
 class _OptimizerState:
-    """What the methods of the optimizer of torch call; see ``pytorch.live_optimizer.Owner``.
+    """Holds the state of the optimizer of a Trainer; implements ``pytorch.live_optimizer.Owner``.
 
-    All but ``step`` are collective over the workers while the Trainer trains, else they leave the state as it is.
+    While the Trainer trains, all but ``drop_state`` are collective over the workers; before, they do nothing.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self.step = trainer, trainer.step
 
     def collect_state(self) -> None:
-        if (found := self._training("state_dict")) is not None:
-            live, loop = found
-            self._trainer.barrier()
+        if (training := self._training("state_dict")) is not None:
+            live, loop = training
             live.set_state(loop, None if loop.plan.config.mode.averages_params else self._trainer.gather)
 
     def drop_state(self) -> None:
-        if (found := self._training("state_dict")) is not None:
-            found[0].drop_state()
+        if (training := self._training("")) is not None:
+            training[0].drop_state()
 
     def use_state(self) -> None:
-        if (found := self._training("load_state_dict")) is not None:
-            self._trainer.barrier()
-            found[0].use_state(found[1])
+        if (training := self._training("load_state_dict")) is not None:
+            live, loop = training
+            live.use_state(loop)
 
     def _training(self, method: str) -> tuple[LiveOptimizer, SteppedLoop] | None:
-        """Return the optimizer and the loop while it trains; None before."""
+        """Return the optimizer and the loop while it trains, when all workers have called a method; None before."""
         live, loop = self._trainer._live, self._trainer._loop
         if loop is None and self._trainer._epoch is not None:
             raise JobError(f"optimizer.{method} was called after training: call it in the loop, after step")
-        return None if loop is None or live is None else (live, loop)
+        if loop is None or live is None:
+            return None
+        if method:
+            loop.check_slots(method)
+            self._trainer._wait_for_all(f"optimizer.{method}")
+        return live, loop
 
 
 class TrainLoader:

@@ -57,5 +57,5 @@ class WholeTensorOptimizer(Optimizer):
         """Return the state of the parameters that this rank updates. Local."""
 
     @abstractmethod
-    def numbers_to_average(self) -> list[Array]:
+    def arrays_to_average(self) -> list[Array]:
         """Return what is averaged when parameters are: views of the state, shape (n,) each. Local."""

@@ -17,7 +17,7 @@ from ..errors import CheckpointError, JobError
 from .optimizer_state import has_taken_steps, set_state, slots_of
 from .torch_rule import options_of
 from .translation import GroupRate, translated
-from .whole_tensors import TorchTensors
+from .whole_tensors import TorchTensors, plain_options
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class HasSlots(Protocol):
 
 
 class Owner(Protocol):
-    """What has the state of an optimizer in its place."""
+    """Holds the optimizer's state while it trains."""
 
     def step(self) -> None:
         """Update the parameters."""
@@ -91,9 +91,16 @@ class LiveOptimizer:
     @property
     def options(self) -> Options:
         """The options that the groups have now."""
-        return [
-            {"lr": float(group["lr"]), **options_of(self._optimizer, group)} for group in self._optimizer.param_groups
-        ]
+        groups = self._optimizer.param_groups
+        if isinstance(self.rule, TorchTensors):
+            return [plain_options(group) for group in groups]
+        return [{"lr": float(group["lr"]), **options_of(self._optimizer, group)} for group in groups]
+
+    @property
+    def options_of_script(self) -> Options:
+        """The same, without those that the optimizer itself has changed, perhaps on some ranks alone."""
+        changed = self.rule.changed if isinstance(self.rule, TorchTensors) else set()
+        return [{name: value for name, value in group.items() if name not in changed} for group in self.options]
 
     @property
     def _without_rates(self) -> Options:
@@ -240,8 +247,8 @@ def check_same_options(of_workers: Sequence[Options]) -> None:
     """
     for worker, options in enumerate(of_workers):
         for index, (first, own) in enumerate(zip(of_workers[0], options, strict=True)):
-            name = next((name for name, value in first.items() if own.get(name) != value), None)
-            if name is not None:
+            names = (name for name, value in first.items() if name in own and own[name] != value)
+            if (name := next(names, None)) is not None:
                 error = JobError(
                     f"the option {name} of the optimizer's parameter group {index} is {first[name]!r} on worker 0 "
                     f"and {own.get(name)!r} on worker {worker}: set the same on all ranks"

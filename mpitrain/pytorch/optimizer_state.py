@@ -19,7 +19,7 @@ _NAMES = {"mean": "exp_avg", "square": "exp_avg_sq", "velocity": "momentum_buffe
 
 
 def has_taken_steps(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer has state of steps; Adagrad makes its state at first."""
+    """Return whether an optimizer has taken a step; Adagrad creates its state, with step 0, in its constructor."""
     return any(not isinstance(state, dict) or float(state.get("step", 1)) > 0 for state in optimizer.state.values())
 
 
@@ -64,6 +64,8 @@ def slots_of(
     for name, parameter in _optimized(optimizer, model):
         state = optimizer.state.get(parameter)
         if not state:
+            if parameter.requires_grad and not isinstance(optimizer, torch.optim.SGD):
+                updates.add(0)
             continue
         updates.add(int(state.get("step", 1)))
         for slot, (key, is_number) in _keys(rule, name).items():

@@ -80,6 +80,12 @@ def translated(
     patterns = _patterns(kind, groups, model)
     if not all("lr" in group for group in groups):
         raise JobError(f"{kind} has a parameter group without 'lr': a scheduler, and the log, need the learning rate")
+    wrapped = next((value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)), None)
+    if wrapped is not None:
+        raise JobError(
+            f"{kind} wraps another optimizer, {type(wrapped).__name__}, whose state would be lost: pass one that has "
+            "its own state, or run the script over the MPI backend of torch.distributed"
+        )
     if type(optimizer) not in ELEMENTWISE:
         rate = as_schedule(float(groups[0]["lr"])) if rates is None else rates[0]
         return TorchTensors(rate, optimizer=optimizer, parameters=dict(parameters_of(model)), clip_norm=clip_norm)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,67 +12,100 @@ from torch import Tensor, nn
 
 from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import Array
+from ..errors import CheckpointError
 from ..optim.whole_tensors import WholeTensorOptimizer
 from .state_tree import flatten, unflatten
 
 _DIVISIBLE = (torch.optim.Adafactor, torch.optim.Muon)
-_TRIALS = 4
-_NAMESPACE = "optimizer: "  # followed by the name of a parameter
+_NAMESPACE = "state of the optimizer "  # followed by its class, and ": " with the name of a parameter
 _VERSION = 1
+_AVERAGED = (torch.float32, torch.float64)
+_NO_OPTIONS = ("params", "param_names")
 
 
 @dataclass(frozen=True)
 class TorchTensors(WholeTensorOptimizer):
-    """Updates with any optimizer of torch, whose step is called with those parameters alone that it shall update.
+    """Updates with any optimizer of torch: calls its ``step`` with only this rank's parameters.
+
+    The optimizer keeps its state in ``state`` and in its groups; that in other attributes is not saved. One rank
+    updates all tensors, unless they are known to be updated separately: a class declares it by the attribute
+    ``updates_tensors_separately = True``.
 
     Attributes:
         optimizer: The optimizer, with the options that its groups have at each update.
         parameters: The parameters of the model by name.
         own: The names of those that this rank updates, of which alone it keeps state.
+        changed: The options of groups that the optimizer itself has changed; other ranks may have other values.
     """
 
     optimizer: Any = field(default=None, kw_only=True)
     parameters: Mapping[str, nn.Parameter] = field(default_factory=dict, kw_only=True, repr=False)
     own: set[str] = field(default_factory=set, kw_only=True, repr=False, compare=False)
+    changed: set[str] = field(default_factory=set, kw_only=True, repr=False, compare=False)
 
     @property
     def name(self) -> str:
         return type(self.optimizer).__name__
 
     def update_tensors(self, grads: Mapping[str, Array]) -> None:
-        gradients = {id(self.parameters[name]): torch.from_numpy(each) for name, each in grads.items()}
+        gradients = {id(self.parameters[name]): torch.from_numpy(gradient) for name, gradient in grads.items()}
+        views = {name: self.parameters[name].data for name in grads}
         with _restricted(self.optimizer, gradients) as has_parameters:
-            if has_parameters:
-                type(self.optimizer).step(self.optimizer)  # its own method ``step`` may be that of the Trainer
-
-    def tensor_state(self) -> ExtraState:
-        return {
-            _NAMESPACE + name: Versioned(_VERSION, flatten(f"the optimizer {self.name}", state))
-            for name, state in self.own_state().items()
-        }
+            if not has_parameters:
+                return
+            before = _options(self.optimizer)
+            type(self.optimizer).step(self.optimizer)  # its own method ``step`` may be that of the Trainer
+            for old, new in zip(before, _options(self.optimizer), strict=True):
+                self.changed.update(name for name, value in new.items() if old.get(name) != value)
+        for name, view in views.items():
+            parameter = self.parameters[name]
+            if parameter.data_ptr() != view.data_ptr():  # the optimizer has replaced it, as in ``p.data = p.data - d``
+                view.copy_(parameter.data)
+                parameter.data = view
 
     def can_divide(self) -> bool:
-        """Try the optimizer on copies of two parameters, together and each alone; return whether the results agree."""
-        parameters = sorted((p for group in self.optimizer.param_groups for p in group["params"]), key=Tensor.numel)[:2]
-        if type(self.optimizer) in _DIVISIBLE or len(parameters) < 2:
-            return True
-        try:
-            together, alone = (_try(self.optimizer, parameters, divided) for divided in (False, True))
-        except Exception:  # of the script's code, which may not expect other parameters
-            return False
-        return all(torch.equal(first, second) for first, second in zip(together, alone, strict=True))
+        kind = type(self.optimizer)
+        return kind in _DIVISIBLE or bool(getattr(kind, "updates_tensors_separately", False))
+
+    def tensor_state(self) -> ExtraState:
+        prefix, text = f"{_NAMESPACE}{self.name}: ", f"the optimizer {self.name}"
+        state = {prefix + name: Versioned(_VERSION, flatten(text, values)) for name, values in self.own_state().items()}
+        shared = {key: value for key, value in self.optimizer.state.items() if not isinstance(key, Tensor)}
+        groups = [
+            {name: group[name] for name in self.changed if name in group} for group in self.optimizer.param_groups
+        ]
+        if not state or not (shared or self.changed):
+            return state
+        return state | {prefix: Versioned(_VERSION, flatten(text, {"state": shared, "groups": groups}))}
 
     def begin(self, names: Sequence[str], state: ExtraState) -> None:
         self.own.clear()
         self.own.update(names)
         self.drop_state_of_others()
-        stored = [name for name in state if name.startswith(_NAMESPACE)]
-        if stored:
+        stored_names = [name for name in state if name.startswith(_NAMESPACE)]
+        if stored_names:
             self.optimizer.state.clear()
-        for name in stored:
-            values = values_of(state, name, _VERSION)  # counts as used, although it may be another rank's
-            if (own := name.removeprefix(_NAMESPACE)) in self.own and own in self.parameters:
-                self.optimizer.state[self.parameters[own]] = unflatten(values)
+        for stored_name in stored_names:
+            kind, _, name = stored_name.removeprefix(_NAMESPACE).partition(": ")
+            values = values_of(state, stored_name, _VERSION)  # counts as used, although it may be another rank's
+            if kind != self.name:
+                error = CheckpointError(
+                    f"the checkpoint has the state of the optimizer {kind}, the script has {self.name}; pass --resume "
+                    "never to start a new run"
+                )
+                error.on_all_ranks = True
+                raise error
+            if not name:
+                self._load_shared(unflatten(values))
+            elif name in self.own and name in self.parameters:
+                self.optimizer.state[self.parameters[name]] = unflatten(values)
+
+    def _load_shared(self, values: dict[str, Any]) -> None:
+        """Restore state that belongs to no parameter."""
+        self.optimizer.state.update(values["state"])
+        for group, saved in zip(self.optimizer.param_groups, values["groups"], strict=False):
+            group.update(saved)
+            self.changed.update(saved)
 
     def drop_state_of_others(self) -> None:
         """Remove the state of the parameters that other ranks update."""
@@ -90,39 +121,28 @@ class TorchTensors(WholeTensorOptimizer):
             if self.parameters.get(name) in self.optimizer.state
         }
 
-    def numbers_to_average(self) -> list[Array]:
+    def arrays_to_average(self) -> list[Array]:
         return [
             value.detach().reshape(-1).numpy()
             for state in self.own_state().values()
-            for value in state.values()
-            if isinstance(value, Tensor) and value.dtype in (torch.float32, torch.float64) and value.is_contiguous()
+            for name, value in state.items()
+            if name != "step" and isinstance(value, Tensor) and value.dtype in _AVERAGED and value.is_contiguous()
         ]
 
 
-def _try(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], divided: bool) -> list[Tensor]:
-    """Return copies of parameters after some steps with random gradients.
+def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [plain_options(group) for group in optimizer.param_groups]
 
-    Args:
-        divided: Whether each step updates one parameter after the other.
-    """
-    copies = [each.detach().clone().requires_grad_() for each in parameters]
-    copy_of = dict(zip(map(id, parameters), copies, strict=True))
-    other = object.__new__(type(optimizer))
-    other.__dict__.update({name: copy.copy(value) for name, value in vars(optimizer).items() if "hook" not in name})
-    other.__dict__.update({name: OrderedDict() for name in vars(optimizer) if "hook" in name})
-    other.state = defaultdict(dict)
-    other.param_groups = [
-        {**group, "params": [copy_of[id(each)] for each in group["params"] if id(each) in copy_of]}
-        for group in optimizer.param_groups
-    ]
-    with torch.random.fork_rng(devices=[]):
-        for number in range(_TRIALS):
-            torch.manual_seed(number)
-            gradients = {id(each): torch.randn_like(each) for each in copies}
-            for chosen in [[each] for each in copies] if divided else [copies]:
-                with _restricted(other, {id(each): gradients[id(each)] for each in chosen}):
-                    type(other).step(other)
-    return copies
+
+def plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a parameter group, of any class, that a checkpoint can store."""
+    return {name: value for name, value in group.items() if name not in _NO_OPTIONS and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from ..checkpoint.snapshot import Snapshot
 from ..comm.mpi import MPI
 from ..core.extra_state import ExtraState
 from ..core.layout import Array
+from ..errors import JobError
 from ..monitor.worker_stats import WorkerStats
 from ..optim import Optimizer
 from ..plan.progress import ConsistentPoint, Progress, WorkItem
@@ -76,7 +77,12 @@ class UpdatesOnRequest(ABC):
 
     Such a step calls ``begin``, ``average`` and ``update``, in this order, or leaves out the last or both, and then
     ``end_step``; it calls neither ``ready`` nor ``finish``. Each is collective over the workers if ``finish`` is.
+
+    Attributes:
+        updates_whole_tensors: Whether it can update with a ``WholeTensorOptimizer``.
     """
+
+    updates_whole_tensors = False
 
     @abstractmethod
     def average(self) -> None:
@@ -94,19 +100,22 @@ class UpdatesOnRequest(ABC):
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update with other options from now on; the slots are the same. Local."""
 
-    @abstractmethod
     def set_slots(self, slots: Mapping[str, Array], updates: int) -> None:
         """Set the optimizer's slots, between two steps. Collective over the workers.
 
         Args:
             slots: By name, shape (layout.size,) each; the same on all workers in ``sync``.
             updates: The number of updates that they come from.
+
+        Raises:
+            JobError: This strategy cannot do it.
         """
+        raise JobError(f"optimizer.load_state_dict does not work with {type(self).__name__}")
 
     @property
-    @abstractmethod
     def rule_step(self) -> int:
         """The number of updates, including those before slots were set. Local."""
+        raise JobError(f"optimizer.state_dict does not work with {type(self).__name__}")
 
 
 class Strategy(Protocol):
@@ -185,7 +194,7 @@ class Strategy(Protocol):
         """
 
     def extra_state(self) -> ExtraState:
-        """Return state of the mode that is not in the vectors. Local.
+        """Return state of the mode that is not in the vectors. Collective as ``snapshot``.
 
         ``snapshot`` includes it, and ``start`` restores it. A class that has none may omit this method.
         """

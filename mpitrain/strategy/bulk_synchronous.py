@@ -15,6 +15,7 @@ from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, Progress, WorkItem
 from .base import PauseRequests, Stats, StepResult
 from .non_finite import NonFinitePolicy
+from .tensor_updates import TensorUpdates
 
 _WAIT = span("wait")
 
@@ -40,6 +41,7 @@ class BulkSynchronous:
         plan: The plan of the run.
         has_ended: Whether the consistent point that was entered last is the last one of the run.
         last_result: The last step whose result is known; what ``result`` returns.
+        tensors: Updates by an optimizer that needs whole tensors, else None.
         step_offset: Number of updates minus number of steps: scripts may have steps without an update.
     """
 
@@ -49,6 +51,7 @@ class BulkSynchronous:
     initial_vectors: dict[str, Array] | None
     last_result = StepResult(math.nan, True)
     step_offset = 0
+    tensors: TensorUpdates | None = None
 
     def __init__(self, cluster: Cluster, plan: Plan) -> None:
         self.plan = plan
@@ -67,6 +70,8 @@ class BulkSynchronous:
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
         self.progress, self._counted_to = progress, progress.step
         self.step_offset = int(values_of(extra_state, _NAMESPACE, 1).get("offset", 0))  # type: ignore[arg-type]
+        if self.tensors is not None:
+            self.tensors.start(extra_state)
         if progress.step >= self._train_steps:
             self.enter_consistent_point(0)
 
@@ -113,8 +118,9 @@ class BulkSynchronous:
     # For subclasses.
 
     def extra_state(self) -> ExtraState:
-        """Return state of the mode that is not in the vectors; ``start`` restores it."""
-        return {_NAMESPACE: Versioned(1, {"offset": self.step_offset})} if self.step_offset else {}
+        """Return state of the mode that is not in the vectors; ``start`` restores it. Collective over the workers."""
+        state = {} if self.tensors is None else dict(self.tensors.extra_state())
+        return state | ({_NAMESPACE: Versioned(1, {"offset": self.step_offset})} if self.step_offset else {})
 
     @property
     def rule_step(self) -> int:

@@ -41,6 +41,8 @@ class Local(BulkSynchronous, UpdatesOnRequest):
     ``finish`` is collective over the workers in a step that averages, else local.
     """
 
+    updates_whole_tensors = True
+
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(cluster, plan)
         size, nbytes = plan.layout.size, (2 + cluster.training.node.size) * plan.nbytes
@@ -52,12 +54,8 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self.initial_vectors = self._own
         self._center = np.zeros_like(self.params) if self._rho is not None else None
         self._updater = plan.updater(self._own, state.frozen)
-        optimizer, whole = plan.optimizer, (0, size)
-        self._tensors = (
-            TensorUpdates(optimizer, plan.layout, state.frozen, whole)
-            if isinstance(optimizer, WholeTensorOptimizer)
-            else None
-        )
+        if isinstance(plan.optimizer, WholeTensorOptimizer):
+            self.tensors = TensorUpdates(plan.optimizer, plan.layout, state.frozen, (0, size))
         self._accepts = True  # whether all losses since the last update were finite
         self._mean = MeanAllreduce(hierarchy, size, plan.dtype)
         self._since = np.zeros(4)  # this worker's totals since the last average, exchanged at the next
@@ -66,12 +64,6 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         super().start(progress, extra_state)
         if self._center is not None:
             self._center[:] = self.params
-        if self._tensors is not None:
-            self._tensors.start(extra_state)
-
-    def extra_state(self) -> ExtraState:
-        of_tensors = {} if self._tensors is None else self._tensors.extra_state(self._hierarchy.comm)
-        return {**super().extra_state(), **of_tensors}
 
     def finish(self) -> None:
         self.average()
@@ -132,8 +124,8 @@ class Local(BulkSynchronous, UpdatesOnRequest):
 
     @span("update")
     def _update(self) -> None:
-        if self._tensors is not None:
-            self._tensors.update(self.grads)
+        if self.tensors is not None:
+            self.tensors.update(self.grads)
         self._updater.update_all(self.grads, self.rule_step)
 
     @span("average")
@@ -141,8 +133,8 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         if self._center is None:
             for vector in self._own.values():
                 self._mean(vector)
-            if self._tensors is not None:
-                self._tensors.average(self._mean, self._hierarchy.comm, self.plan.dtype)
+            if self.tensors is not None:
+                self.tensors.average(self._mean, self._hierarchy.comm, self.plan.dtype)
         else:
             self._average_elastically()
         self.enter_consistent_point(self._exchange_totals())

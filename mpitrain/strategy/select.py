@@ -43,9 +43,8 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
         make = _load(mode.strategy) if mode.name in MODES else _load_class(mode.strategy)
     strategy = make(cluster, plan, devices, state)
     with cluster.training.agree("making the strategy"):
-        if isinstance(plan.optimizer, WholeTensorOptimizer) and (
-            devices[0].is_gpu or not isinstance(strategy, UpdatesOnRequest)
-        ):
+        can_update = isinstance(strategy, UpdatesOnRequest) and strategy.updates_whole_tensors
+        if isinstance(plan.optimizer, WholeTensorOptimizer) and (devices[0].is_gpu or not can_update):
             raise ConfigError(f"{plan.optimizer.name} updates whole tensors: it needs --mode sync or local, on CPUs")
         missing = [name for name in _SET_BY_INSTANCES if not hasattr(strategy, name)]
         if missing:

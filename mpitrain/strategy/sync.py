@@ -28,7 +28,6 @@ from ..comm.cluster import Cluster
 from ..comm.hierarchy import ReduceScatter, hierarchy_of
 from ..comm.mpi import MPI
 from ..core.device import Device
-from ..core.extra_state import ExtraState
 from ..core.kernels import sum_in_place, sum_rows
 from ..core.layout import Array, row_stride
 from ..core.training_state import TrainingState
@@ -37,7 +36,6 @@ from ..monitor.trace import span
 from ..optim import Optimizer
 from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.plan import Plan
-from ..plan.progress import Progress
 from .base import UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
 from .tensor_updates import TensorUpdates, tensor_ranges
@@ -52,6 +50,8 @@ _KINDS = _AVERAGES | _UPDATES | _SKIPS
 class Sync(BulkSynchronous, UpdatesOnRequest):
     """Synchronous data parallel training; see ``base.Strategy`` and ``base.UpdatesOnRequest`` for the methods."""
 
+    updates_whole_tensors = True
+
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(cluster, plan)
         nbytes = (cluster.training.node.size + len(plan.vectors) + 1) * plan.nbytes
@@ -60,7 +60,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         self._several_nodes = hierarchy.n_nodes > 1
         self._allocate(plan)
         self._updater = plan.updater(self._vectors, state.frozen)
-        self._tensors = self._make_tensors(state)
+        self.tensors = self._make_tensors(state)
         self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)
         self._buckets = plan.buckets
         self._owned_ranges = [hierarchy.owned_range(bucket.lo, bucket.hi) for bucket in self._buckets]
@@ -101,19 +101,10 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         empty = layout.n_trained, layout.n_trained
         self._tensor_ranges = [*tensor_ranges(layout, n_parts), *[empty] * (hierarchy.n_owners - n_parts)]
         own = (0, 0) if hierarchy.internode is None else self._tensor_ranges[hierarchy.owner()]
-        return TensorUpdates(optimizer, layout, state.frozen, own)
-
-    def start(self, progress: Progress, extra_state: ExtraState) -> None:
-        super().start(progress, extra_state)
-        if self._tensors is not None:
-            self._tensors.start(extra_state)
-
-    def extra_state(self) -> ExtraState:
-        of_tensors = {} if self._tensors is None else self._tensors.extra_state(self._hierarchy.comm)
-        return {**super().extra_state(), **of_tensors}
+        return TensorUpdates(optimizer, layout, state.frozen, own, hierarchy.comm)
 
     def ready(self, start: int) -> None:
-        if self._tensors is not None:
+        if self.tensors is not None:
             return  # ``finish`` needs the whole gradient
         if not self._begun:
             self._begin_step()
@@ -136,7 +127,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
 
     @span("average")
     def finish(self) -> None:
-        if self._tensors is not None:
+        if self.tensors is not None:
             self.average()
             self.update()
             self.end_step(updated=True)
@@ -187,8 +178,8 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
     def update(self) -> None:
         self._node_barrier()  # until then, scripts may read the parameters
         if self._accepts:
-            if self._tensors is not None:
-                self._update_tensors(self._tensors)
+            if self.tensors is not None:
+                self._update_tensors(self.tensors)
             rows = self.grads[np.newaxis]
             if self._updater.needs_sums:
                 self._phase += 1
@@ -248,6 +239,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
 
     def set_slots(self, slots: Mapping[str, Array], updates: int) -> None:
         self.await_release()
+        self._node_barrier()  # no rank of the node is saving the vectors
         for name, values in slots.items():
             for lo, hi in self._owned_ranges:
                 self._vectors[name][lo:hi] = values[lo:hi]

@@ -15,6 +15,7 @@ from ..errors import JobError
 from ..optim.whole_tensors import WholeTensorOptimizer
 
 Range = tuple[int, int]
+_PART = 1 << 20  # elements
 
 
 class TensorUpdates:
@@ -25,10 +26,18 @@ class TensorUpdates:
         layout: The layout of the vectors.
         frozen: Shape (number of the layout's entries,), uint8: 1 for an entry that does not change for now.
         part: The range of the vector whose tensors are this rank's, one of ``tensor_ranges``.
+        workers: The workers that share the tensors; None if each has all, in its own copy.
     """
 
-    def __init__(self, optimizer: WholeTensorOptimizer, layout: Layout, frozen: Array, part: Range) -> None:
-        self._optimizer, self._layout, self._frozen = optimizer, layout, frozen
+    def __init__(
+        self,
+        optimizer: WholeTensorOptimizer,
+        layout: Layout,
+        frozen: Array,
+        part: Range,
+        workers: MPI.Intracomm | None = None,
+    ) -> None:
+        self._optimizer, self._layout, self._frozen, self._workers = optimizer, layout, frozen, workers
         lo, hi = part
         self._own = [
             (index, entry)
@@ -42,22 +51,19 @@ class TensorUpdates:
         Args:
             grads: Shape (layout.size,): the whole gradient, which may be overwritten.
         """
-        clip = 1.0
         if self._optimizer.clip_norm is not None:
-            norm = np.linalg.norm(grads[: self._layout.n_trained].astype(np.float64))
-            clip = self._optimizer.clip_factor(norm**2)
-        own = {}
-        for index, entry in self._own:
-            if not self._frozen[index]:
-                gradient = grads[entry.start : entry.stop]
-                if clip != 1.0:
-                    gradient *= clip
-                own[entry.name] = gradient.reshape(entry.shape)
-        self._optimizer.update_tensors(own)
+            trained = grads[: self._layout.n_trained]
+            parts = (trained[start : start + _PART].astype(np.float64) for start in range(0, len(trained), _PART))
+            grads *= grads.dtype.type(self._optimizer.clip_factor(sum(float(part @ part) for part in parts)))
+        views = self._layout.views(grads)
+        names = [entry.name for index, entry in self._own if not self._frozen[index]]
+        self._optimizer.update_tensors({name: views[name] for name in names})
 
-    def extra_state(self, workers: MPI.Intracomm) -> ExtraState:
-        """Return the state of all tensors, on the first worker; empty on the others. Collective over the workers."""
-        of_all = workers.gather(self._optimizer.tensor_state())
+    def extra_state(self) -> ExtraState:
+        """Return the state of all tensors, on the first worker. Collective over the workers."""
+        if self._workers is None:
+            return self._optimizer.tensor_state()
+        of_all = self._workers.gather(self._optimizer.tensor_state())
         return {name: values for state in reversed(of_all or []) for name, values in state.items()}
 
     def start(self, state: ExtraState) -> None:
@@ -74,7 +80,7 @@ class TensorUpdates:
         Raises:
             JobError: The workers have state of different sizes; on all workers.
         """
-        views = self._optimizer.numbers_to_average()
+        views = self._optimizer.arrays_to_average()
         sizes = workers.allgather([view.size for view in views])
         if any(size != sizes[0] for size in sizes):
             error = JobError(

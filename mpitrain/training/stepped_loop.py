@@ -130,15 +130,15 @@ class SteppedLoop(Loop):
 
         The slots are valid until the next step. Collective over the workers.
         """
-        updates = self._updates_between_steps("state_dict")
-        return {name: self._strategy.vector(name) for name in self.plan.optimizer.slots}, updates.rule_step
+        strategy = self.check_slots("state_dict")
+        return {name: self._strategy.vector(name) for name in self.plan.optimizer.slots}, strategy.rule_step
 
     def set_slots(self, slots: Mapping[str, Array], updates: int) -> None:
         """Set what ``slots`` returns. Collective over the workers."""
-        self._updates_between_steps("load_state_dict").set_slots(slots, updates)
+        self.check_slots("load_state_dict").set_slots(slots, updates)
 
-    def _updates_between_steps(self, method: str) -> UpdatesOnRequest:
-        """Return the strategy for a method of the optimizer.
+    def check_slots(self, method: str) -> UpdatesOnRequest:
+        """Return the strategy for a method of the optimizer, which uses its slots. Local.
 
         Raises:
             JobError: Slots cannot be used now, or not in this mode.

@@ -214,8 +214,26 @@ class HalfAdam(torch.optim.Adam):
                 parameter.copy_((parameter + old) / 2)
 
 
+class Counting(torch.optim.Optimizer):
+    """Counts its steps in its group, keeps a number that belongs to no parameter, and replaces the parameters' data."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr, "k": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        group["k"] += 1
+        self.state["all"]["norm"] = 0.9 * self.state["all"].get("norm", 1.0) + float(group["params"][0].grad.norm())
+        for parameter in group["params"]:
+            self.state[parameter]["taken"] = group["k"]
+            parameter.data = parameter.data - group["lr"] / group["k"] * parameter.grad / self.state["all"]["norm"]
+
+
 class RowNorm(torch.optim.Optimizer):
     """Divides gradients by a mean of the norms of their rows, of which there are fewer than elements."""
+
+    updates_tensors_separately = True
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr, "beta": 0.7})
@@ -252,6 +270,10 @@ LOOPS = {
     "adafactor": Loop(clip, lambda model: torch.optim.Adafactor(model.parameters(), 0.05)),
     "muon": Loop(plainly, lambda model: torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], 0.05)),
     "half adam": Loop(plainly, lambda model: HalfAdam(model.parameters(), 0.05)),
+    "counting": Loop(
+        scheduled(lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)),
+        lambda model: Counting(model.parameters(), 0.5),
+    ),
     "row norm": Loop(
         scheduled(lambda optimizer: ExponentialLR(optimizer, 0.9)),
         lambda model: RowNorm([{"params": [p]} for p in model.parameters()], 0.05),

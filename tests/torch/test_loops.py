@@ -52,7 +52,7 @@ def test_loops_train_as_in_plain_torch(
         assert_plain(name, parameters)
 
 
-@pytest.mark.parametrize("name", ["one cycle", "accumulate", "plateau", "adafactor", "used"])
+@pytest.mark.parametrize("name", ["one cycle", "accumulate", "plateau", "adafactor", "counting", "used"])
 def test_a_killed_loop_resumes_with_its_schedule(openmpi: Mpi, name: str, tmp_path: Path) -> None:
     trained = train(openmpi, 2, tmp_path, name, "--kill-at", 6, launch=("--max-restarts", 1))
     assert (tmp_path / "killed").exists()

@@ -168,7 +168,15 @@ def test_a_parameter_that_is_trained_later_begins_with_the_optimizers_initial_st
         assert (slots[slot] >= (0.1 if slot == "step_size" else 0.5)).all()
 
 
-@pytest.mark.parametrize("make", [lambda p: torch.optim.LBFGS(p), lambda p: torch.optim.SparseAdam(p)])
+class Wrapping(torch.optim.Optimizer):
+    """Has the state in another optimizer."""
+
+    def __init__(self, params: Any) -> None:
+        self.base = torch.optim.SGD(params, 0.1)
+        super().__init__(params, {"lr": 0.1})
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.LBFGS(p), lambda p: torch.optim.SparseAdam(p), Wrapping])
 def test_optimizers_that_need_something_else_are_refused(make: MakeGroups) -> None:
     model = make_model()
     with pytest.raises(JobError):
