@@ -74,8 +74,8 @@ class Trainer:
         model: Used unmodified. All ranks begin with the chief's parameters and buffers.
         optimizer: Any of torch except LBFGS and SparseAdam, or one of ``mpitrain.optim``. Ranks share its work and its
             state: those of ``torch.optim`` whose update of an element depends on no other element, by ranges of
-            elements; others, and classes of the script's own, by tensors, in ``sync`` and ``local`` on CPUs: each rank
-            calls the optimizer's ``step`` with its own tensors alone.
+            elements; Adafactor, Muon, and classes with ``updates_tensors_separately = True`` by tensors; one rank
+            updates with other classes. All but the first kind need ``sync`` or ``local``, on CPUs.
         scheduler: A learning-rate scheduler of the optimizer whose ``step`` the Trainer calls; None if there is none,
             or if the loop calls it.
         scheduler_interval: Whether the Trainer calls it after each epoch or after each step.

@@ -54,7 +54,7 @@ class TensorUpdates:
         if self._optimizer.clip_norm is not None:
             trained = grads[: self._layout.n_trained]
             parts = (trained[start : start + _PART].astype(np.float64) for start in range(0, len(trained), _PART))
-            grads *= grads.dtype.type(self._optimizer.clip_factor(sum(float(part @ part) for part in parts)))
+            trained *= grads.dtype.type(self._optimizer.clip_factor(sum(float(part @ part) for part in parts)))
         views = self._layout.views(grads)
         names = [entry.name for index, entry in self._own if not self._frozen[index]]
         self._optimizer.update_tensors({name: views[name] for name in names})
