@@ -70,7 +70,7 @@ def test_every_so_many_steps_and_the_newest_are_kept(
 @pytest.mark.parametrize("mode", [["sync"], ["backup"], ["async", "--ps", "1"]], ids=" ".join)
 def test_every_so_many_seconds(openmpi: Mpi, mode: list[str], tmp_path: Path) -> None:
     """And before the limit on the run's time, without which this would not end."""
-    words = [*FOREVER, "--no-normalize", "--save-secs", "1", "--time-limit", "9"]
+    words = [*FOREVER, "--no-normalize", "--save-secs", "1", "--time-limit", "12"]
     done = openmpi.run(3, "-m", "mpitrain", "train", SMALL, "--mode", *mode, *words, "--run-dir", tmp_path)
     assert done.returncode == STOPPED_EARLY, done.stdout + done.stderr
     assert re.search(r" after step [\d,]+ .*time limit", done.stdout)
