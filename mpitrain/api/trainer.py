@@ -293,19 +293,13 @@ class Trainer:
             examples = loop.data_cursor if loop.synchronous else loop.step * loop.plan.step_examples
             self._live.advance_scheduler(examples // self._examples if self._by_epoch else loop.step)
 
-    def _has_loaded_state(self) -> bool:
-        """Whether the optimizer was given state before training. Collective over the workers.
-
-        Raises:
-            JobError: It was on some of them only.
-        """
-        of_workers = self.gather(self._live is not None and self._live.has_state)
-        if any(of_workers) and not all(of_workers):
-            ranks = ", ".join(str(rank) for rank, has_state in enumerate(of_workers) if not has_state)
-            error = JobError(f"the optimizer has no state on rank {ranks}, but on others: load it on all ranks")
-            error.on_all_ranks = not self._config.uses_servers
-            raise error
-        return bool(of_workers[0])
+    def _check_state(self, live: LiveOptimizer) -> bool:
+        """Return whether the optimizer was given a state, the same on all workers. Collective over the workers."""
+        try:
+            return live.check_state(self.gather)
+        except JobError as error:
+            error.on_all_ranks = error.on_all_ranks and not self._config.uses_servers
+            raise
 
     def _optimizer_state(self) -> dict[str, Any]:
         """Return what checkpoints contain of the optimizer besides its slots. Collective over the workers.
@@ -410,7 +404,7 @@ class Trainer:
                 training_data = (len(split), split.shape, split.sample_digest(), batch, steps)
             *_, steps = _share(rank, training_data)
             rank.claim_run_dir(self._config)
-            has_state = self._has_loaded_state()
+            has_state = self._live is not None and self._check_state(self._live)
             request = self._request(split, batch, steps)
             stack = contextlib.ExitStack()
             session = stack.enter_context(training_session(rank.cluster, request, rank.status))
@@ -490,6 +484,8 @@ class _OptimizerState:
     def use_state(self) -> None:
         if (training := self._training("load_state_dict")) is not None:
             live, loop = training
+            if not loop.plan.config.mode.averages_params:  # else each worker has its own
+                self._trainer._check_state(live)
             live.use_state(loop)
 
     def _training(self, method: str) -> tuple[LiveOptimizer, SteppedLoop] | None:

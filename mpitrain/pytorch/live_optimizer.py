@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..core.layout import Array
 from ..errors import CheckpointError, JobError
-from .optimizer_state import has_taken_steps, set_state, slots_of
+from .optimizer_state import set_state, slots_of, state_digest
 from .torch_rule import options_of
 from .translation import GroupRate, translated
 from .whole_tensors import TorchTensors, plain_options
@@ -141,10 +141,25 @@ class LiveOptimizer:
             self.rule, self._followed = rule, options
         return have_changed, is_other_rule
 
-    @property
-    def has_state(self) -> bool:
-        """Whether the optimizer itself has state of steps, such as that of ``load_state_dict``."""
-        return has_taken_steps(self._optimizer)
+    def check_state(self, gather: Callable[[Any], list[Any]]) -> bool:
+        """Return whether the optimizer itself has state, such as that of ``load_state_dict``. Collective.
+
+        Args:
+            gather: Returns the values of all workers.
+
+        Raises:
+            JobError: The workers have different states; on all workers.
+        """
+        digests = gather(state_digest(self._optimizer))
+        for worker, digest in enumerate(digests):
+            if digest != digests[0]:
+                error = JobError(
+                    f"the optimizer has another state on worker {worker} than on worker 0: load the same state on all "
+                    "ranks"
+                )
+                error.on_all_ranks = True
+                raise error
+        return bool(digests[0])
 
     def set_state(self, loop: HasSlots, gather: Callable[[Any], list[Any]] | None) -> None:
         """Give the optimizer its state. Collective over the workers.
@@ -163,7 +178,7 @@ class LiveOptimizer:
     def drop_state(self) -> None:
         """Remove state from the optimizer that is in slots, or on other ranks. Local."""
         if isinstance(self.rule, TorchTensors):
-            self.rule.drop_state_of_others()
+            self.rule.keep_own_state()
         else:
             self._optimizer.state.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,21 @@ _NAMES = {"mean": "exp_avg", "square": "exp_avg_sq", "velocity": "momentum_buffe
 def has_taken_steps(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimizer has taken a step; Adagrad creates its state, with step 0, in its constructor."""
     return any(not isinstance(state, dict) or float(state.get("step", 1)) > 0 for state in optimizer.state.values())
+
+
+def state_digest(optimizer: torch.optim.Optimizer) -> str:
+    """Return a digest of an optimizer's state, in the order of its parameters; empty if it has not taken a step."""
+    if not has_taken_steps(optimizer):
+        return ""
+    digest = hashlib.sha256()
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            digest.update(key.encode())
+            if isinstance(value, Tensor):
+                digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            else:
+                digest.update(repr(value).encode())
+    return digest.hexdigest()
 
 
 def set_state(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,7 +82,7 @@ class TorchTensors(WholeTensorOptimizer):
     def begin(self, names: Sequence[str], state: ExtraState) -> None:
         self.own.clear()
         self.own.update(names)
-        self.drop_state_of_others()
+        self.keep_own_state()
         stored_names = [name for name in state if name.startswith(_NAMESPACE)]
         if stored_names:
             self.optimizer.state.clear()
@@ -107,11 +108,13 @@ class TorchTensors(WholeTensorOptimizer):
             group.update(saved)
             self.changed.update(saved)
 
-    def drop_state_of_others(self) -> None:
-        """Remove the state of the parameters that other ranks update."""
+    def keep_own_state(self) -> None:
+        """Keep the state of this rank's parameters alone, in tensors that no result of ``state_dict`` shares."""
         for name, parameter in self.parameters.items():
             if name not in self.own:
                 self.optimizer.state.pop(parameter, None)
+            elif parameter in self.optimizer.state:
+                self.optimizer.state[parameter] = copy.deepcopy(self.optimizer.state[parameter])
 
     def own_state(self) -> dict[str, dict[str, Any]]:
         """Return the state of the parameters that this rank updates, by their names."""
@@ -149,19 +152,20 @@ def _is_plain(value: Any) -> bool:
 def _restricted(optimizer: torch.optim.Optimizer, gradients: Mapping[int, Tensor]) -> Iterator[bool]:
     """Let an optimizer have only the parameters with these ids, and those gradients; yield whether it has any."""
     groups = optimizer.param_groups
-    before = [(group, group["params"]) for group in groups]
-    chosen = [each for _, params in before for each in params if id(each) in gradients and each.requires_grad]
-    shown = [each.grad for each in chosen]
+    all_params = [group["params"] for group in groups]
+    own = [param for params in all_params for param in params if id(param) in gradients and param.requires_grad]
+    own_ids = set(map(id, own))
+    shown = [param.grad for param in own]
     try:
-        for each in chosen:
-            each.grad = gradients[id(each)]
-        for group, params in before:
-            group["params"] = [each for each in params if id(each) in gradients and each.requires_grad]
+        for param in own:
+            param.grad = gradients[id(param)]
+        for group in groups:
+            group["params"] = [param for param in group["params"] if id(param) in own_ids]
         optimizer.param_groups = [group for group in groups if group["params"]]
-        yield bool(chosen)
+        yield bool(own)
     finally:
         optimizer.param_groups = groups
-        for group, params in before:
+        for group, params in zip(groups, all_params, strict=True):
             group["params"] = params
-        for each, gradient in zip(chosen, shown, strict=True):
-            each.grad = gradient
+        for param, gradient in zip(own, shown, strict=True):
+            param.grad = gradient

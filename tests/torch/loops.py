@@ -182,7 +182,7 @@ def restored(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
         if state is None:
             state = copy.deepcopy(optimizer.state_dict())
         else:
-            optimizer.load_state_dict(state)
+            optimizer.load_state_dict(copy.deepcopy(state))
 
 
 def used(make: Callable[[nn.Module], torch.optim.Optimizer]) -> Callable[[nn.Module], torch.optim.Optimizer]:

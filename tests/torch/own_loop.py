@@ -117,6 +117,8 @@ def load_bad_state(fault: str, optimizer: torch.optim.Optimizer, rank: int) -> N
     for number, parameter in enumerate(optimizer.param_groups[0]["params"]):
         means = torch.zeros(2) if fault == "other state" else torch.zeros_like(parameter)
         steps = number + 1.0 if fault == "different steps" else 1.0
+        if fault == "states differ":
+            means += rank
         if fault != "state on one rank" or rank == 0:
             optimizer.state[parameter] = {"step": torch.tensor(steps), "exp_avg": means, "exp_avg_sq": means.clone()}
 
@@ -136,7 +138,7 @@ def main() -> None:
     loss_of = models.per_token if arguments.kind == "gpt" else nn.CrossEntropyLoss()
     optimizer = make_optimizer(arguments.optimizer, model)
     scheduler = make_scheduler(arguments.scheduler, optimizer)
-    if arguments.fault in ("other state", "different steps", "state on one rank", "state for servers"):
+    if arguments.fault in ("other state", "different steps", "state on one rank", "states differ", "state for servers"):
         load_bad_state(arguments.fault, optimizer, rank)
     trainer = mpitrain.Trainer(
         model,

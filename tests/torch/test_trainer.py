@@ -187,6 +187,7 @@ def test_an_exception_on_one_rank_ends_all(openmpi: Mpi, tmp_path: Path) -> None
         *((1, fault) for fault in ("other state", "different steps", "state after training")),
         (2, "ranks differ"),
         (2, "state on one rank"),
+        (2, "states differ"),
         (2, "exit"),
         (2, "break"),
     ],
