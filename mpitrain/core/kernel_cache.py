@@ -95,8 +95,8 @@ class KernelCache:
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Store a compiled function; a directory that cannot be written is reported in the log."""
-        path = self._path(sig, data.codegen)
-        if path is None or data.lifted or data.library.has_dynamic_globals:
+        path, result = self._path(sig, data.codegen), data._asdict()
+        if path is None or result["lifted"] or result["library"].has_dynamic_globals:
             return
         payload = serialize.dumps(data._reduce())
         try:
