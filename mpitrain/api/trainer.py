@@ -5,22 +5,19 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .. import checkpoint, optim
+from .. import optim
 from ..data.split import DescribedSplit, Examples, Split
 from ..data.steps import Steps
-from ..errors import CheckpointError, ConfigError, JobError
+from ..errors import ConfigError, JobError
 from ..inference.model import load
 from ..monitor.trace import span
-from ..plan.config import RunConfig
 from ..plan.job import Job
 from ..plan.options import run_config
 from ..process.signals import STOPPED_EARLY
@@ -29,8 +26,9 @@ from ..pytorch.live_optimizer import LiveOptimizer, check_same_options
 from ..pytorch.network import LossInLoop
 from ..training.hooks import SAVE
 from ..training.rank import Rank
-from ..training.session import TrainRequest, given_run_dir, training_session
+from ..training.session import TrainRequest, resumes_at, training_session
 from ..training.stepped_loop import SteppedLoop
+from .collectives import Collectives, share
 from .script_state import HasState, ScriptState
 from .train import script_path
 
@@ -44,10 +42,9 @@ _ELSEWHERE = {  # options of a run that a Trainer gets in another way
     "validate_steps": "validate in the loop",
     "validate_secs": "validate in the loop",
 }
-_POLL_S = 0.001
 
 
-class Trainer:
+class Trainer(Collectives):
     """Trains a PyTorch module in a loop of the user's own, on all ranks that run the script.
 
     ::
@@ -125,6 +122,7 @@ class Trainer:
         with rank.errors_end_the_run():
             with rank.cluster.agree("reading the options"):
                 self._config = run_config({"mode": mode, **options, **rank.options})
+                super().__init__(rank, self._config.run.hang_timeout or math.inf)
                 for name, instead in _ELSEWHERE.items():
                     if name in options or name in rank.options:
                         raise ConfigError(f"{name} is no option of a Trainer: {instead}")
@@ -331,49 +329,6 @@ class Trainer:
         """Finish training early: all workers stop after a step that they have begun. Local; one rank is enough."""
         self._require_loop().stop(reason)
 
-    # Collective over the workers: call them on all of them, not inside ``if trainer.rank == 0``.
-
-    def mean(self, value: float | Tensor) -> Any:
-        """Return the mean over the workers, as ``sum`` does. Collective over the workers."""
-        return self.sum(value) / self.size
-
-    def sum(self, value: float | Tensor) -> Any:
-        """Return the sum over the workers, added in the order of their ranks. Collective over the workers.
-
-        Args:
-            value: A number, or a tensor.
-
-        Returns:
-            A float for a number or a tensor with one element; else a tensor on the CPU, of the same shape.
-        """
-        if isinstance(value, Tensor) and value.numel() != 1:
-            return torch.stack(self.gather(value)).sum(0)
-        return math.fsum(self.gather(float(value.detach() if isinstance(value, Tensor) else value)))
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values of all workers, in the order of their ranks. Collective over the workers.
-
-        Args:
-            value: A number, a string, a tensor on any device, or any other object that can be pickled.
-        """
-        self.barrier()
-        with _WAIT:
-            return self._rank.cluster.workers.allgather(value.detach().cpu() if isinstance(value, Tensor) else value)
-
-    def barrier(self) -> None:
-        """Wait until all workers are here, at most for ``hang_timeout`` seconds if it is given. Collective over the
-        workers."""
-        self._wait_for_all("mean, sum, gather or barrier of the Trainer")
-
-    def _wait_for_all(self, method: str) -> None:
-        limit_s = self._config.run.hang_timeout or math.inf
-        with self._rank.errors_end_the_run():
-            if not _wait_for_all(self._rank.cluster.workers, limit_s):
-                raise JobError(
-                    f"{method} was called, but not by all workers within "
-                    f"--hang-timeout {limit_s:g}: call it on all of them, not inside 'if trainer.rank == 0'"
-                )
-
     def print(self, *values: Any, **how: Any) -> None:
         """Print on the chief, as the built-in function does; nothing on other workers. Local."""
         if self.chief:
@@ -399,10 +354,10 @@ class Trainer:
             step_examples = batch * self._config.gradients_per_step(workers)
             split, training_data = loader.split, None
             if self.chief:
-                step, cursor = _resumes_at(self._config)  # an earlier start may have had another number of workers
+                step, cursor = resumes_at(self._config)  # an earlier start may have had another number of workers
                 steps = fixed or step + math.ceil(max(0, count * self._examples - cursor) / step_examples)
                 training_data = (len(split), split.shape, split.sample_digest(), batch, steps)
-            *_, steps = _share(rank, training_data)
+            *_, steps = share(rank, training_data)
             rank.claim_run_dir(self._config)
             has_state = self._live is not None and self._check_state(self._live)
             request = self._request(split, batch, steps)
@@ -445,7 +400,7 @@ class Trainer:
     def _serve(self) -> None:
         """Serve parameters until the workers have ended, then exit."""
         rank = self._rank
-        count, shape, digest, batch, steps = _share(rank, None)
+        count, shape, digest, batch, steps = share(rank, None)
         request = self._request(DescribedSplit(count, shape, digest), batch, steps)
         with training_session(rank.cluster, request, rank.status) as session:
             pass
@@ -497,7 +452,7 @@ class _OptimizerState:
             return None
         if method:
             loop.check_slots(method)
-            self._trainer._wait_for_all(f"optimizer.{method}")
+            self._trainer._wait_for_workers(f"optimizer.{method}")
         return live, loop
 
 
@@ -536,39 +491,6 @@ class TrainLoader:
         assert self._trainer._epoch is not None
         loop.finish_pending()
         return loop.synchronous and loop.data_cursor >= (self._trainer._epoch + 1) * len(self.split)
-
-
-def _resumes_at(config: RunConfig) -> tuple[int, int]:
-    """Return the step, and the number of examples taken, of the checkpoint from which a run resumes; zeros if none."""
-    path = given_run_dir(config) if config.run.resume == "auto" else Path(config.run.resume)
-    if path is None or config.run.resume == "never":
-        return 0, 0
-    try:
-        with checkpoint.Checkpoint(checkpoint.find(path)[0]) as opened:
-            return opened.step, int(opened.attributes["/"]["position"])
-    except CheckpointError:  # reported when the run begins, if it matters
-        return 0, 0
-
-
-def _share(rank: Rank, of_chief: Any) -> Any:
-    """Return the chief's value. Collective over all ranks; servers wait for it without using a core."""
-    _wait_for_all(rank.cluster.comm)
-    with _WAIT:
-        return rank.cluster.comm.bcast(of_chief, root=rank.cluster.chief_rank)
-
-
-def _wait_for_all(comm: Any, limit_s: float = math.inf) -> bool:
-    """Wait until all ranks of an MPI communicator are here; return whether they are after ``limit_s`` seconds."""
-    began = time.monotonic()
-    with _WAIT:
-        barrier = comm.Ibarrier()
-        while not barrier.Test():
-            waited_s = time.monotonic() - began
-            if waited_s > limit_s:
-                return False
-            if waited_s > _POLL_S:
-                time.sleep(_POLL_S)
-    return True
 
 
 def _use_values_of_chief(model: nn.Module, rank: Rank) -> None:

@@ -201,7 +201,7 @@ class LiveOptimizer:
         """Call the scheduler's ``step`` until it was called ``steps`` times.
 
         Raises:
-            JobError: It has no rate for so many.
+            JobError: The scheduler raises an error, because its schedule has ended.
         """
         while self._scheduler is not None and self._scheduler_steps < steps:
             self._scheduler_steps += 1

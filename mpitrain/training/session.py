@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import checkpoint
 from ..batch_systems.registry import end_of_time
 from ..checkpoint.resume import ResumePlan, plan_resume
 from ..comm.cluster import Cluster
@@ -20,6 +21,7 @@ from ..comm.mpi import library_name
 from ..core import activity, subnormals
 from ..core.extra_state import HasExtraState
 from ..core.training_state import TrainingState
+from ..errors import CheckpointError
 from ..gpu.discovery import choose_devices
 from ..monitor import heartbeat
 from ..monitor.console import Console, terminal_columns
@@ -190,15 +192,27 @@ def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, tele
         server.close()
 
 
-def given_run_dir(config: RunConfig) -> Path | None:
+def _given_run_dir(config: RunConfig) -> Path | None:
     """Return the run directory that the user has given, or ``mpitrain run`` has made; None if there is none yet."""
     made = os.environ.get(RUN_DIR_VARIABLE)
     return config.run.run_dir or (Path(os.path.relpath(made)) if made else None)
 
 
+def resumes_at(config: RunConfig) -> tuple[int, int]:
+    """Return the step, and the number of examples taken, of the checkpoint from which a run resumes; zeros if none."""
+    path = _given_run_dir(config) if config.run.resume == "auto" else Path(config.run.resume)
+    if path is None or config.run.resume == "never":
+        return 0, 0
+    try:
+        with checkpoint.Checkpoint(checkpoint.find(path)[0]) as opened:
+            return opened.step, int(opened.attributes["/"]["position"])
+    except CheckpointError:  # reported when the run begins, if it matters
+        return 0, 0
+
+
 def _find_files(request: TrainRequest, config: RunConfig, ranks: str) -> RunFiles:
     """Return the files of the run, in a directory that exists; nothing in it has changed yet."""
-    folder = given_run_dir(config) or new_run_dir(request.name)
+    folder = _given_run_dir(config) or new_run_dir(request.name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_files(folder)

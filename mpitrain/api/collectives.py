@@ -1,0 +1,95 @@
+"""What all ranks of a script call together."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import time
+from typing import Any
+
+from ..errors import JobError
+from ..monitor.trace import span
+from ..training.rank import Rank
+
+_WAIT = span("wait")
+_POLL_S = 0.001
+
+
+class Collectives:
+    """Collective methods of a script's workers: call them on all workers, not inside ``if trainer.rank == 0``.
+
+    Args:
+        rank: This rank, whose role is assigned before a method is called.
+        limit_s: Number of seconds that a method waits for the other workers.
+    """
+
+    def __init__(self, rank: Rank, limit_s: float) -> None:
+        self._rank, self._limit_s = rank, limit_s
+
+    def mean(self, value: Any) -> Any:
+        """Return the mean over the workers, as ``sum`` does. Collective over the workers."""
+        return self.sum(value) / self._rank.cluster.workers.size
+
+    def sum(self, value: Any) -> Any:
+        """Return the sum over the workers, added in the order of their ranks. Collective over the workers.
+
+        Args:
+            value: A number, or a tensor.
+
+        Returns:
+            A float for a number or a tensor with one element; else a tensor on the CPU, of the same shape.
+        """
+        if getattr(value, "numel", lambda: 1)() == 1:
+            return math.fsum(self.gather(float(value.detach() if hasattr(value, "detach") else value)))
+        return functools.reduce(operator.add, self.gather(value))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all workers, in the order of their ranks. Collective over the workers.
+
+        Args:
+            value: A number, a string, a tensor on any device, or any other object that can be pickled.
+        """
+        self.barrier()
+        with _WAIT:
+            on_host = value.detach().cpu() if hasattr(value, "detach") else value
+            return self._rank.cluster.workers.allgather(on_host)
+
+    def barrier(self) -> None:
+        """Wait until all workers are here, at most for ``hang_timeout`` seconds if it is given. Collective over the
+        workers."""
+        self._wait_for_workers("mean, sum, gather or barrier of the Trainer")
+
+    def _wait_for_workers(self, method: str) -> None:
+        """Wait until all workers have called a method. Collective over them.
+
+        Args:
+            method: Its name, for the error.
+        """
+        with self._rank.errors_end_the_run():
+            if not wait_for_all(self._rank.cluster.workers, self._limit_s):
+                raise JobError(
+                    f"{method} was called, but not by all workers within --hang-timeout {self._limit_s:g}: call it on "
+                    "all of them, not inside 'if trainer.rank == 0'"
+                )
+
+
+def share(rank: Rank, of_chief: Any) -> Any:
+    """Return the chief's value. Collective over all ranks; servers wait for it without using a core."""
+    wait_for_all(rank.cluster.comm)
+    with _WAIT:
+        return rank.cluster.comm.bcast(of_chief, root=rank.cluster.chief_rank)
+
+
+def wait_for_all(comm: Any, limit_s: float = math.inf) -> bool:
+    """Wait until all ranks of an MPI communicator are here; return whether they are after ``limit_s`` seconds."""
+    began = time.monotonic()
+    with _WAIT:
+        barrier = comm.Ibarrier()
+        while not barrier.Test():
+            waited_s = time.monotonic() - began
+            if waited_s > limit_s:
+                return False
+            if waited_s > _POLL_S:
+                time.sleep(_POLL_S)
+    return True
