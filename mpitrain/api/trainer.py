@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -24,6 +25,7 @@ from ..process.signals import STOPPED_EARLY
 from ..pytorch.batches import as_split, as_tensors, seed_all
 from ..pytorch.live_optimizer import LiveOptimizer, check_same_options
 from ..pytorch.network import LossInLoop
+from ..pytorch.several_optimizers import as_one
 from ..training.hooks import SAVE
 from ..training.rank import Rank
 from ..training.session import TrainRequest, resumes_at, training_session
@@ -72,7 +74,9 @@ class Trainer(Collectives):
         optimizer: Any of torch except LBFGS and SparseAdam, or one of ``mpitrain.optim``. Ranks share its work and its
             state: those of ``torch.optim`` whose update of an element depends on no other element, by ranges of
             elements; Adafactor, Muon, and classes with ``updates_tensors_separately = True`` by tensors; one rank
-            updates with other classes. All but the first kind need ``sync`` or ``local``, on CPUs.
+            updates with other classes. All but the first kind need ``sync`` or ``local``, on CPUs. So do several
+            optimizers of torch, a list, each with its own parameters, whose work is divided by tensors; ``backward``
+            and ``step`` then tell which of them are meant, and ``scheduler`` and ``clip_norm`` are None.
         scheduler: A learning-rate scheduler of the optimizer whose ``step`` the Trainer calls; None if there is none,
             or if the loop calls it.
         scheduler_interval: Whether the Trainer calls it after each epoch or after each step.
@@ -99,7 +103,7 @@ class Trainer(Collectives):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | optim.Optimizer,
         *,
         scheduler: Any = None,
         scheduler_interval: Literal["epoch", "step"] = "epoch",
@@ -114,7 +118,7 @@ class Trainer(Collectives):
         self._epoch: int | None = None  # that trains
         self._examples = self._last = 0  # examples of an epoch; the last epoch
         self._has_more = False  # whether this epoch has batches that the loop has not used
-        self._live: LiveOptimizer | None = None  # of torch
+        self._live: list[LiveOptimizer] = []  # the optimizers of torch
         self._by_epoch = scheduler_interval == "epoch"
         caller = sys._getframe(1)
         self._source = caller.f_code.co_filename, caller.f_lineno  # for errors
@@ -133,18 +137,42 @@ class Trainer(Collectives):
                 else:
                     if scheduler_interval not in ("epoch", "step"):
                         raise JobError(f"scheduler_interval is {scheduler_interval!r}, must be 'epoch' or 'step'")
-                    self._live = LiveOptimizer(optimizer, model, clip_norm, scheduler, _OptimizerState(self))
-                    self._optimizer = self._live.rule
+                    self._live, self._optimizer = self._follow(optimizer, clip_norm, scheduler)
             rank.cluster.assign(self._config)
             self.rank, self.size = rank.cluster.task_index, len(rank.cluster.worker_ranks)
             self.chief = rank.cluster.chief
             self._script = ScriptState(rank.cluster)
             self._script.add_part("overlap", self._decided_overlap, self._load_overlap)
-            if self._live is not None:
-                self._script.add_part("optimizer", self._optimizer_state, self._live.load_state)
+            for index, live in enumerate(self._live):
+                part = "optimizer" if len(self._live) == 1 else f"optimizer {index}"
+                self._script.add_part(part, partial(self._optimizer_state, live), live.load_state)
             _use_values_of_chief(model, rank)
             if rank.cluster.is_server:
                 self._serve()
+
+    def _follow(
+        self, optimizer: Any, clip_norm: float | None, scheduler: Any
+    ) -> tuple[list[LiveOptimizer], optim.Optimizer]:
+        """Return the optimizers of torch, and the rule that updates with them."""
+        if isinstance(optimizer, (list, tuple)) and len(optimizer) == 1:
+            (optimizer,) = optimizer
+        if not isinstance(optimizer, (list, tuple)):
+            live = LiveOptimizer(optimizer, self.model, clip_norm, scheduler, _OptimizerState(self, 0))
+            return [live], live.rule
+        if not optimizer:
+            raise JobError("Trainer got a list without an optimizer: must have at least one")
+        if scheduler is not None or clip_norm is not None:
+            raise JobError(
+                "scheduler and clip_norm of the Trainer need one optimizer: with several, call scheduler.step() and "
+                "torch.nn.utils.clip_grad_norm_ in the loop"
+            )
+        if self._overlap:
+            raise JobError("overlap=True needs one optimizer: the gradients of several are averaged after backward")
+        several = [
+            LiveOptimizer(each, self.model, None, None, _OptimizerState(self, index), index)
+            for index, each in enumerate(optimizer)
+        ]
+        return several, as_one(several, self.model)
 
     @property
     def step_count(self) -> int:
@@ -254,29 +282,47 @@ class Trainer(Collectives):
         with self._rank.errors_end_the_run():
             return loop.take() is not None
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Compute the gradient of the loss, in place of ``loss.backward()``.
 
         It begins at zero after ``step``, with or without ``optimizer.zero_grad()``; calls before ``step`` add up.
 
         Args:
             loss: The mean over the batch.
+            optimizer: The one of several whose parameters alone get the gradient; None for all.
         """
-        loop = self._require_loop()
-        if self._live is not None:
-            self._use_changed_options(loop, self._live)
-            self._live.begin_backward()
-        loop.backward(loss)
+        loop, chosen = self._require_loop(), self._chosen(optimizer, "backward")
+        for index in chosen:
+            self._use_changed_options(loop, self._live[index])
+            self._live[index].begin_backward()
+        loop.backward(loss, chosen or [0])
 
-    def step(self) -> None:
+    def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Update the parameters, as ``optimizer.step()`` does. Collective over the workers if they take the same
-        steps."""
+        steps.
+
+        Args:
+            optimizer: The one of several that updates; None for all that have a gradient.
+        """
+        self._update(self._chosen(optimizer, "step"))
+
+    def _update(self, chosen: Sequence[int]) -> None:
+        """Update with the optimizers of torch that have these indices; with that of this package if there are none."""
         loop, changed = self._require_loop(), False
-        if self._live is not None:
-            changed = self._use_changed_options(loop, self._live)
-            self._live.note_step()
-        loop.update(divide=changed)
+        for index in chosen:
+            changed |= self._use_changed_options(loop, self._live[index])
+            self._live[index].note_step()
+        loop.update(chosen or [0], divide=changed)
         self._advance_scheduler(loop)
+
+    def _chosen(self, optimizer: torch.optim.Optimizer | None, method: str) -> Sequence[int]:
+        """Return the indices of the optimizers of torch that are meant."""
+        if optimizer is None:
+            return range(len(self._live))
+        chosen = [index for index, live in enumerate(self._live) if live.is_of(optimizer)]
+        if not chosen:
+            raise JobError(f"trainer.{method} got an optimizer that the Trainer does not have: pass it to the Trainer")
+        return chosen
 
     def _use_changed_options(self, loop: SteppedLoop, live: LiveOptimizer) -> bool:
         """Update with the options that the optimizer has now; return whether they have changed since ``backward``."""
@@ -287,28 +333,35 @@ class Trainer(Collectives):
 
     def _advance_scheduler(self, loop: SteppedLoop) -> None:
         """Call the scheduler as often as its interval has passed."""
-        if self._live is not None:
-            examples = loop.data_cursor if loop.synchronous else loop.step * loop.plan.step_examples
-            self._live.advance_scheduler(examples // self._examples if self._by_epoch else loop.step)
+        examples = loop.data_cursor if loop.synchronous else loop.step * loop.plan.step_examples
+        for live in self._live:
+            live.advance_scheduler(examples // self._examples if self._by_epoch else loop.step)
 
     def _check_state(self, live: LiveOptimizer) -> bool:
         """Return whether the optimizer was given a state, the same on all workers. Collective over the workers."""
         try:
             return live.check_state(self.gather)
         except JobError as error:
-            error.on_all_ranks = error.on_all_ranks and not self._config.uses_servers
+            error.on_all_ranks = error.on_all_ranks and not self._rank.cluster.servers
             raise
 
-    def _optimizer_state(self) -> dict[str, Any]:
-        """Return what checkpoints contain of the optimizer besides its slots. Collective over the workers.
+    def _use_state(self, live: LiveOptimizer, loop: SteppedLoop) -> None:
+        """Train with the state that an optimizer has, the same on all workers. Collective over the workers."""
+        try:
+            live.use_state(loop)
+        except JobError as error:
+            error.on_all_ranks = not self._rank.cluster.servers
+            raise
+
+    def _optimizer_state(self, live: LiveOptimizer) -> dict[str, Any]:
+        """Return what checkpoints contain of an optimizer besides its slots. Collective over the workers.
 
         Raises:
             JobError: The workers take the same steps with different options.
         """
-        assert self._live is not None
         if not self._config.uses_servers:
-            check_same_options(self.gather(self._live.options_of_script))
-        return self._live.state()
+            check_same_options(self.gather(live.options_of_script))
+        return live.state()
 
     def _decided_overlap(self) -> bool | None:
         """Return what the first step has decided, so that a run that resumes does not decide again."""
@@ -359,7 +412,7 @@ class Trainer(Collectives):
                 training_data = (len(split), split.shape, split.sample_digest(), batch, steps)
             *_, steps = share(rank, training_data)
             rank.claim_run_dir(self._config)
-            has_state = self._live is not None and self._check_state(self._live)
+            with_state = [live for live in self._live if self._check_state(live)]
             request = self._request(split, batch, steps)
             stack = contextlib.ExitStack()
             session = stack.enter_context(training_session(rank.cluster, request, rank.status))
@@ -371,12 +424,14 @@ class Trainer(Collectives):
                 return None
             assert isinstance(session.loop, SteppedLoop)
             self._loop = session.loop
-            self._loop.open(self._overlap)
+            several = [live.parameter_names for live in self._live] if len(self._live) > 1 else [None]
+            self._loop.open(self._overlap, several)
             self._began_at = self._loop.step
-            if self._live is not None and has_state and not self._began_at:
-                self._live.use_state(self._loop)
-            elif self._live is not None:  # a run that resumes has its own state
-                self._live.drop_state()
+            for live in self._live:
+                if live in with_state and not self._began_at:
+                    self._use_state(live, self._loop)
+                else:  # a run that resumes has its own state
+                    live.drop_state()
             self._script.extra_state()  # finds values that cannot be saved
             self._advance_scheduler(self._loop)  # if it has no state in the checkpoint
             return self._loop
@@ -419,41 +474,47 @@ class Trainer(Collectives):
 
 
 class _OptimizerState:
-    """Holds the state of the optimizer of a Trainer; implements ``pytorch.live_optimizer.Owner``.
+    """Holds the state of an optimizer of a Trainer; implements ``pytorch.live_optimizer.Owner``.
 
     While the Trainer trains, all but ``drop_state`` are collective over the workers; before, they do nothing.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer, self.step = trainer, trainer.step
+    def __init__(self, trainer: Trainer, index: int) -> None:
+        self._trainer, self._index = trainer, index
+
+    def step(self) -> None:
+        self._trainer._update([self._index])
 
     def collect_state(self) -> None:
-        if (training := self._training("state_dict")) is not None:
-            live, loop = training
-            live.set_state(loop, None if loop.plan.config.mode.averages_params else self._trainer.gather)
+        if (loop := self._training("state_dict")) is not None:
+            gather = None if loop.plan.config.mode.averages_params else self._trainer.gather
+            self._live.set_state(loop, gather)
 
     def drop_state(self) -> None:
-        if (training := self._training("")) is not None:
-            training[0].drop_state()
+        if self._training("") is not None:
+            self._live.drop_state()
 
     def use_state(self) -> None:
-        if (training := self._training("load_state_dict")) is not None:
-            live, loop = training
+        if (loop := self._training("load_state_dict")) is not None:
             if not loop.plan.config.mode.averages_params:  # else each worker has its own
-                self._trainer._check_state(live)
-            live.use_state(loop)
+                self._trainer._check_state(self._live)
+            self._live.use_state(loop)
 
-    def _training(self, method: str) -> tuple[LiveOptimizer, SteppedLoop] | None:
-        """Return the optimizer and the loop while it trains, when all workers have called a method; None before."""
-        live, loop = self._trainer._live, self._trainer._loop
+    @property
+    def _live(self) -> LiveOptimizer:
+        return self._trainer._live[self._index]
+
+    def _training(self, method: str) -> SteppedLoop | None:
+        """Return the loop while it trains, when all workers have called a method of the optimizer; None before."""
+        loop = self._trainer._loop
         if loop is None and self._trainer._epoch is not None:
             raise JobError(f"optimizer.{method} was called after training: call it in the loop, after step")
-        if loop is None or live is None:
+        if loop is None:
             return None
         if method:
             loop.check_slots(method)
             self._trainer._wait_for_workers(f"optimizer.{method}")
-        return live, loop
+        return loop
 
 
 class TrainLoader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -155,8 +155,8 @@ class DividedModel(SteppedModel, Protocol):
     def watch_gradients(self, on_use: Callable[[bool], None]) -> None:
         """Call ``on_use`` from now on before a script uses a parameter's gradient; with whether it sets it to zero."""
 
-    def clear_grads(self) -> None:
-        """Set the gradient to zero."""
+    def clear_grads(self, names: Collection[str] | None) -> None:
+        """Set the gradient of the parameters with these names to zero, or of all."""
 
     def collect_replaced_grads(self) -> bool:
         """Copy gradients that the script has replaced to the bound gradient; those that it has removed are zero.
@@ -165,8 +165,15 @@ class DividedModel(SteppedModel, Protocol):
             Whether there was any.
         """
 
-    def add_grads(self) -> None:
-        """Add the gradient of the last loss to the gradient, in place of ``Model.compute_grads``."""
+    def add_grads(self, names: Collection[str] | None) -> None:
+        """Add the gradient of the last loss to the gradient, in place of ``Model.compute_grads``.
+
+        Args:
+            names: Of the parameters whose gradient is computed; None for all.
+        """
+
+    def note_update(self, names: Collection[str] | None) -> None:
+        """Tell autograd that the parameters with these names have changed, or all: on all ranks, whichever did it."""
 
     def write_state(self) -> None:
         """Write once more how the forward passes since the last update have changed averaged state, such as buffers."""

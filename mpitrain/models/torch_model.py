@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.utils.dlpack import from_dlpack
 
 from ..core.extra_state import ExtraState
@@ -240,17 +241,26 @@ class TorchModel(Model):
     def watch_gradients(self, on_use: Callable[[bool], None]) -> None:
         self._gradients.watch(on_use)
 
-    def clear_grads(self) -> None:
-        self._gradients.clear()
+    def clear_grads(self, names: Collection[str] | None) -> None:
+        self._gradients.clear([index for index, name in enumerate(self._names) if names is None or name in names])
 
     def collect_replaced_grads(self) -> bool:
         return self._gradients.attach()
 
-    def add_grads(self) -> None:
+    def add_grads(self, names: Collection[str] | None) -> None:
         loss, self._loss = self._loss, None
+        chosen = None  # all that the loss depends on
+        if names is not None:
+            named = zip(self._names, self._params, strict=True)
+            chosen = [param for name, param in named if name in names and param.requires_grad]
         with self._device.exclusive():
-            if loss.requires_grad:
-                (loss * self._share).backward()
+            if loss.requires_grad and (chosen is None or chosen):
+                (loss * self._share).backward(inputs=chosen)
+
+    def note_update(self, names: Collection[str] | None) -> None:
+        named = zip(self._names, self._params, strict=True)
+        increment_version([param for name, param in named if names is None or name in names])
+        self._versions = [param._version for param in self._params]
 
     def write_state(self) -> None:
         self._store_increments()

@@ -36,7 +36,8 @@ class WholeTensorOptimizer(Optimizer):
         """Update the parameters with these names, which the model computes with, and their state. Local.
 
         Args:
-            grads: The gradients of some parameters, each of its parameter's shape.
+            grads: The gradients of some parameters, each of its parameter's shape; those that the optimizer does not
+                have are ignored.
         """
 
     @abstractmethod

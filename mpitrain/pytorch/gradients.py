@@ -80,12 +80,11 @@ class Gradients:
                 each.grad, self._is_shown[i] = shown, True
         return has_changed
 
-    def clear(self) -> None:
-        """Set the flat gradient to zero, and let autograd add to it."""
-        torch._foreach_zero_(self._views)
-        for each, shown in zip(self._params, self._shown, strict=True):
-            each.grad = shown
-        self._is_shown = [True] * len(self._params)
+    def clear(self, indices: Sequence[int]) -> None:
+        """Set the gradients of some parameters to zero, and let autograd add to them."""
+        torch._foreach_zero_([self._views[index] for index in indices])
+        for index in indices:
+            self._params[index].grad, self._is_shown[index] = self._shown[index], True
 
     @property
     def is_collecting(self) -> bool:

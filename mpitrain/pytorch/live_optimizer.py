@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..core.layout import Array
 from ..errors import CheckpointError, JobError
+from .names import parameters_of
 from .optimizer_state import set_state, slots_of, state_digest
 from .torch_rule import options_of
 from .translation import GroupRate, translated
@@ -58,6 +59,7 @@ class LiveOptimizer:
         model: Whose parameters it has.
         clip_norm: Maximum Euclidean norm of the whole gradient, or None.
         scheduler: The scheduler that ``advance_scheduler`` calls, or None.
+        index: Its position if it is one of several optimizers, else None.
 
     Attributes:
         rule: The optimizer of this package that computes the same updates, with the options of the last call of
@@ -68,7 +70,13 @@ class LiveOptimizer:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module, clip_norm: float | None, scheduler: Any, owner: Owner
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        clip_norm: float | None,
+        scheduler: Any,
+        owner: Owner,
+        index: int | None = None,
     ) -> None:
         if scheduler is not None and not isinstance(scheduler, LRScheduler):
             raise JobError(f"Trainer(scheduler=...) got {type(scheduler).__name__}: must be an LRScheduler of torch")
@@ -81,12 +89,22 @@ class LiveOptimizer:
         self._scheduler, self._scheduler_steps = scheduler, 0
         self._rates = [GroupRate(optimizer, index) for index in range(len(optimizer.param_groups))]
         self._rates_in_backward: list[float] = []
-        self.rule = translated(optimizer, model, self._rates, clip_norm)
+        self.rule = translated(optimizer, model, self._rates, clip_norm, index)
         self._given, self._followed = self.options, self._without_rates
         _replace_step(optimizer, owner.step)
         optimizer.register_state_dict_pre_hook(lambda _: owner.collect_state())
         optimizer.register_state_dict_post_hook(lambda *_: owner.drop_state())
         optimizer.register_load_state_dict_post_hook(lambda _: owner.use_state())
+
+    def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether this is the optimizer."""
+        return self._optimizer is optimizer
+
+    @property
+    def parameter_names(self) -> list[str]:
+        """The names of the parameters that the optimizer has."""
+        own = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
+        return [name for name, parameter in parameters_of(self._model) if id(parameter) in own]
 
     @property
     def options(self) -> Options:

@@ -57,6 +57,7 @@ def translated(
     model: nn.Module,
     rates: Sequence[Schedule] | None = None,
     clip_norm: float | None = None,
+    index: int | None = None,
 ) -> optim.Optimizer:
     """Return the optimizer of this package that computes the same updates.
 
@@ -65,6 +66,7 @@ def translated(
     Args:
         rates: The learning rate of each parameter group; None for those that the groups have now.
         clip_norm: Maximum Euclidean norm of the whole gradient.
+        index: Its position if it is one of several optimizers, which update whole tensors; else None.
 
     Raises:
         JobError: The optimizer is not supported.
@@ -86,9 +88,11 @@ def translated(
             f"{kind} wraps another optimizer, {type(wrapped).__name__}, whose state would be lost: pass one that has "
             "its own state, or run the script over the MPI backend of torch.distributed"
         )
-    if type(optimizer) not in ELEMENTWISE:
+    if index is not None or type(optimizer) not in ELEMENTWISE:
         rate = as_schedule(float(groups[0]["lr"])) if rates is None else rates[0]
-        return TorchTensors(rate, optimizer=optimizer, parameters=dict(parameters_of(model)), clip_norm=clip_norm)
+        own = {id(parameter) for group in groups for parameter in group["params"]}
+        parameters = {name: parameter for name, parameter in parameters_of(model) if id(parameter) in own}
+        return TorchTensors(rate, optimizer=optimizer, parameters=parameters, index=index, clip_norm=clip_norm)
     make, options = _rule_of(optimizer)
     for index, (group, of_group) in enumerate(zip(groups, options, strict=True)):
         of_group["learning_rate"] = as_schedule(float(group["lr"])) if rates is None else rates[index]

@@ -16,6 +16,7 @@ from ..core.layout import Array
 from ..errors import CheckpointError
 from ..optim.whole_tensors import WholeTensorOptimizer
 from .state_tree import flatten, unflatten
+from .torch_rule import ELEMENTWISE
 
 _DIVISIBLE = (torch.optim.Adafactor, torch.optim.Muon)
 _NAMESPACE = "state of the optimizer "  # followed by its class, and ": " with the name of a parameter
@@ -34,23 +35,31 @@ class TorchTensors(WholeTensorOptimizer):
 
     Attributes:
         optimizer: The optimizer, with the options that its groups have at each update.
-        parameters: The parameters of the model by name.
+        parameters: The parameters of the model that the optimizer has, by name.
+        index: Its position among the optimizers of a script; None if there is one.
         own: The names of those that this rank updates, of which alone it keeps state.
         changed: The options of groups that the optimizer itself has changed; other ranks may have other values.
     """
 
     optimizer: Any = field(default=None, kw_only=True)
     parameters: Mapping[str, nn.Parameter] = field(default_factory=dict, kw_only=True, repr=False)
+    index: int | None = field(default=None, kw_only=True)
     own: set[str] = field(default_factory=set, kw_only=True, repr=False, compare=False)
     changed: set[str] = field(default_factory=set, kw_only=True, repr=False, compare=False)
 
     @property
     def name(self) -> str:
-        return type(self.optimizer).__name__
+        kind = type(self.optimizer).__name__
+        return kind if self.index is None else f"{kind} {self.index}"
+
+    def stores(self, namespace: str) -> bool:
+        """Return whether ``tensor_state`` has this namespace."""
+        return namespace.startswith(f"{_NAMESPACE}{self.name}: ")
 
     def update_tensors(self, grads: Mapping[str, Array]) -> None:
-        gradients = {id(self.parameters[name]): torch.from_numpy(gradient) for name, gradient in grads.items()}
-        views = {name: self.parameters[name].data for name in grads}
+        own = {name: gradient for name, gradient in grads.items() if name in self.parameters}
+        gradients = {id(self.parameters[name]): torch.from_numpy(gradient) for name, gradient in own.items()}
+        views = {name: self.parameters[name].data for name in own}
         with _restricted(self.optimizer, gradients) as has_parameters:
             if not has_parameters:
                 return
@@ -66,7 +75,7 @@ class TorchTensors(WholeTensorOptimizer):
 
     def can_divide(self) -> bool:
         kind = type(self.optimizer)
-        return kind in _DIVISIBLE or bool(getattr(kind, "updates_tensors_separately", False))
+        return kind in _DIVISIBLE or kind in ELEMENTWISE or bool(getattr(kind, "updates_tensors_separately", False))
 
     def tensor_state(self) -> ExtraState:
         prefix, text = f"{_NAMESPACE}{self.name}: ", f"the optimizer {self.name}"
@@ -81,7 +90,7 @@ class TorchTensors(WholeTensorOptimizer):
 
     def begin(self, names: Sequence[str], state: ExtraState) -> None:
         self.own.clear()
-        self.own.update(names)
+        self.own.update(name for name in names if name in self.parameters)
         self.keep_own_state()
         stored_names = [name for name in state if name.startswith(_NAMESPACE)]
         if stored_names:
@@ -98,7 +107,7 @@ class TorchTensors(WholeTensorOptimizer):
                 raise error
             if not name:
                 self._load_shared(unflatten(values))
-            elif name in self.own and name in self.parameters:
+            elif name in self.own:
                 self.optimizer.state[self.parameters[name]] = unflatten(values)
 
     def _load_shared(self, values: dict[str, Any]) -> None:
@@ -121,7 +130,7 @@ class TorchTensors(WholeTensorOptimizer):
         return {
             name: dict(self.optimizer.state[self.parameters[name]])
             for name in sorted(self.own)
-            if self.parameters.get(name) in self.optimizer.state
+            if self.parameters[name] in self.optimizer.state
         }
 
     def arrays_to_average(self) -> list[Array]:

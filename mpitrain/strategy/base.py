@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol, SupportsFloat
 
 from ..checkpoint.snapshot import Snapshot
@@ -72,25 +72,48 @@ class Stats(NamedTuple):
     workers: list[WorkerStats]
 
 
+class Part(NamedTuple):
+    """Some of the parameters.
+
+    Attributes:
+        number: Tells it apart from other parts; below 2**52.
+        names: The names of the parameters.
+    """
+
+    number: int
+    names: Collection[str]
+
+
 class UpdatesOnRequest(ABC):
     """Base class of strategies that can divide a step, for loops that change gradients or take several updates.
 
-    Such a step calls ``begin``, ``average`` and ``update``, in this order, or leaves out the last or both, and then
-    ``end_step``; it calls neither ``ready`` nor ``finish``. Each is collective over the workers if ``finish`` is.
+    Such a step calls ``begin``, ``average`` and ``update``, in this order, or leaves out the last or both, perhaps
+    several times, and then ``end_step``; it calls neither ``ready`` nor ``finish``. Each is collective over the workers
+    if ``finish`` is.
 
     Attributes:
+        grads: As ``Strategy.grads``, in host memory.
         updates_whole_tensors: Whether it can update with a ``WholeTensorOptimizer``.
     """
 
+    grads: Array
     updates_whole_tensors = False
+
+    @abstractmethod
+    def begin(self, loss: SupportsFloat) -> None:
+        """See ``Strategy.begin``."""
 
     @abstractmethod
     def average(self) -> None:
         """Replace ``grads`` with the gradient that ``update`` applies; in ``sync``, the sum of all workers'."""
 
     @abstractmethod
-    def update(self) -> None:
-        """Update the parameters with ``grads``, unless the loss that ``average`` has seen is not finite."""
+    def update(self, part: Part | None = None) -> None:
+        """Update the parameters with ``grads``, unless the loss that ``average`` has seen is not finite.
+
+        Args:
+            part: The only parameters to update, with a ``WholeTensorOptimizer``; None for all.
+        """
 
     @abstractmethod
     def end_step(self, updated: bool) -> None:

@@ -26,7 +26,7 @@ from ..optim import Optimizer
 from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.plan import Plan
 from ..plan.progress import Progress
-from .base import StepResult, UpdatesOnRequest
+from .base import Part, StepResult, UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
 from .tensor_updates import TensorUpdates
 
@@ -74,10 +74,10 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         """Check the loss; workers apply their own gradients."""
         self._accepts &= self.non_finite.check_own(float(self.loss), self._hierarchy.comm.rank, self.progress.step)
 
-    def update(self) -> None:
+    def update(self, part: Part | None = None) -> None:
         self.await_release()
         if self._accepts:
-            self._update()
+            self._update(part)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         self._updater.set_optimizer(optimizer)
@@ -123,9 +123,9 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self._hierarchy.free()
 
     @span("update")
-    def _update(self) -> None:
+    def _update(self, part: Part | None) -> None:
         if self.tensors is not None:
-            self.tensors.update(self.grads)
+            self.tensors.update(self.grads, None if part is None else part.names)
         self._updater.update_all(self.grads, self.rule_step)
 
     @span("average")

@@ -19,7 +19,7 @@ and two runs on the same ranks give identical bits. The update is partitioned as
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,15 +36,15 @@ from ..monitor.trace import span
 from ..optim import Optimizer
 from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.plan import Plan
-from .base import UpdatesOnRequest
+from .base import Part, UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
 from .tensor_updates import TensorUpdates, tensor_ranges
 
 _WAIT = span("wait")
 
 # Flags: what a worker does in a divided step.
-_AVERAGES, _UPDATES, _SKIPS = 4, 8, 16
-_KINDS = _AVERAGES | _UPDATES | _SKIPS
+_AVERAGES, _UPDATES, _SKIPS, _UPDATES_PART = 4, 8, 16, 32
+_KINDS = _AVERAGES | _UPDATES | _SKIPS | _UPDATES_PART
 
 
 class Sync(BulkSynchronous, UpdatesOnRequest):
@@ -115,11 +115,15 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         if start > 0:  # otherwise ``finish`` follows, which waits
             self._work_ahead()
 
-    def _begin_step(self) -> None:
-        """Set this worker's status where the other workers read it, before they see a bucket of this worker."""
+    def _begin_step(self, number: float | None = None) -> None:
+        """Set this worker's status where the other workers read it, before they see a bucket of this worker.
+
+        Args:
+            number: To be set in place of the loss.
+        """
         self._begun = True
         self.await_release()  # no worker updates a bucket before it has this worker's gradient
-        loss, flags = float(self.loss), self.flags | self._kind
+        loss, flags = float(self.loss if number is None else number), self.flags | self._kind
         self._barrier.set_status(loss, flags)
         if self._several_nodes:
             self._status[:] = loss, flags
@@ -175,11 +179,14 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         self._node_barrier()
         self.grads[:] = self._mean[: len(self.grads)]
 
-    def update(self) -> None:
+    def update(self, part: Part | None = None) -> None:
+        if part is not None:
+            numbers, _ = self._exchange_statuses(_UPDATES_PART, part.number)
+            _check_same(numbers.tolist())
         self._node_barrier()  # until then, scripts may read the parameters
         if self._accepts:
             if self.tensors is not None:
-                self._update_tensors(self.tensors)
+                self._update_tensors(self.tensors, None if part is None else part.names)
             rows = self.grads[np.newaxis]
             if self._updater.needs_sums:
                 self._phase += 1
@@ -192,9 +199,9 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         self._node_barrier()
 
     @span("update")
-    def _update_tensors(self, tensors: TensorUpdates) -> None:
-        """Update this rank's tensors, and wait until all are updated."""
-        tensors.update(self.grads)
+    def _update_tensors(self, tensors: TensorUpdates, names: Collection[str] | None) -> None:
+        """Update those of this rank's tensors that have these names, or all; wait until the other ranks have, too."""
+        tensors.update(self.grads, names)
         with span("average"):
             self._hierarchy.allgather_ranges(self.params, self._tensor_ranges)
         self._node_barrier()
@@ -213,14 +220,16 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         if updated or self.progress.step >= self.plan.train_steps:  # else a checkpoint would lack the gradient
             self.enter_consistent_point(flags)
 
-    def _exchange_statuses(self, kind: int) -> tuple[Array, int]:
-        """Return the workers' shares of the loss, and their flags, when all are here.
+    def _exchange_statuses(self, kind: int, number: float | None = None) -> tuple[Array, int]:
+        """Return the workers' shares of the loss, or the numbers given in place of it, and their flags.
+
+        It returns when all workers are here.
 
         Raises:
             JobError: On all workers: they do different things.
         """
         self._kind = kind
-        self._begin_step()
+        self._begin_step(number)
         self._node_barrier()
         losses, flags = self._collect_statuses()
         self._kind = 0
@@ -354,3 +363,18 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
             return self._barrier.losses, self._barrier.flags
         self._status_request.Wait()
         return self._all_statuses[:, 0], int(np.bitwise_or.reduce(self._all_statuses[:, 1].astype(np.int64)))
+
+
+def _check_same(parts: Sequence[float]) -> None:
+    """Check that all workers update the same part of the parameters.
+
+    Raises:
+        JobError: They do not; on all workers.
+    """
+    if any(part != parts[0] for part in parts):
+        error = JobError(
+            "the workers update with different optimizers in a step: all must call step for the same ones, in the same "
+            "order"
+        )
+        error.on_all_ranks = True
+        raise error

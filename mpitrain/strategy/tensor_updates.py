@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from typing import Any
 
@@ -45,19 +45,20 @@ class TensorUpdates:
             if entry.kind == "param" and lo <= entry.start < hi
         ]
 
-    def update(self, grads: Array) -> None:
+    def update(self, grads: Array, names: Collection[str] | None = None) -> None:
         """Update this rank's tensors.
 
         Args:
             grads: Shape (layout.size,): the whole gradient, which may be overwritten.
+            names: Of the only ones to update; None for all.
         """
         if self._optimizer.clip_norm is not None:
-            trained = grads[: self._layout.n_trained]
-            parts = (trained[start : start + _PART].astype(np.float64) for start in range(0, len(trained), _PART))
-            trained *= grads.dtype.type(self._optimizer.clip_factor(sum(float(part @ part) for part in parts)))
+            all_grads = grads[: self._layout.n_trained]
+            parts = (all_grads[start : start + _PART].astype(np.float64) for start in range(0, len(all_grads), _PART))
+            all_grads *= grads.dtype.type(self._optimizer.clip_factor(sum(float(part @ part) for part in parts)))
         views = self._layout.views(grads)
-        names = [entry.name for index, entry in self._own if not self._frozen[index]]
-        self._optimizer.update_tensors({name: views[name] for name in names})
+        trained = [entry.name for index, entry in self._own if not self._frozen[index]]
+        self._optimizer.update_tensors({name: views[name] for name in trained if names is None or name in names})
 
     def extra_state(self) -> ExtraState:
         """Return the state of all tensors, on the first worker. Collective over the workers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..monitor.trace import span
 from ..optim import Optimizer
 from ..plan.progress import WorkItem
 from ..strategy.base import UpdatesOnRequest
+from .divided_step import DividedStep
 from .loop import BACKWARD, FORWARD, HOOKS, LOAD, STEP, Loop
 
 _WAIT = span("wait")
@@ -36,6 +37,8 @@ class SteppedLoop(Loop):
 
     With gradient accumulation, the last three are repeated for each micro-batch of a step, and no step is divided.
 
+    With several optimizers, all steps are divided, and a step ends when the next batch is taken.
+
     Attributes:
         n_updates: Number of calls of ``update``.
     """
@@ -44,23 +47,21 @@ class SteppedLoop(Loop):
     n_updates = 0
 
     _stepped_model: SteppedModel
-    _divided: UpdatesOnRequest | None = None  # the strategy, if steps can be divided
+    _divided: DividedStep | None = None  # if steps can be divided
     _divided_model: DividedModel  # then
+    _dividing: UpdatesOnRequest  # the strategy, then
+    _n_optimizers = 1
     _overlaps: bool | None = None  # whether steps are not divided; None until the first one is decided
     _work: WorkItem | None = None  # until its step is finished
     _parts: list[Batch]  # the micro-batches of this step that are not finished
     _in_forward = _computed = False  # whether the first of them was handed out, and whether its gradient is computed
-    # Of a divided step:
-    _is_averaged = False  # whether the gradient is that of all workers
-    _is_applied = True  # whether the gradient was used by an update, so that the next backward pass sets it to zero
-    _n_backward = 0
-    _step_loss: Any = 0.0
 
-    def open(self, overlap: bool | None = None) -> None:
+    def open(self, overlap: bool | None = None, optimizers: Sequence[Collection[str] | None] = (None,)) -> None:
         """Begin to train. Collective over the workers.
 
         Args:
             overlap: Whether gradients are averaged during the backward pass; None to let the first step decide.
+            optimizers: The names of the parameters that each optimizer updates; None for all.
         """
         self._parts, self._stepped_model = [], self._model.stepped
         self._stepped_model.use_device()
@@ -68,8 +69,16 @@ class SteppedLoop(Loop):
         strategy, model = self._strategy, self._stepped_model.divided
         is_accumulating = self.plan.config.training.accumulate_steps > 1
         if isinstance(strategy, UpdatesOnRequest) and model is not None and not is_accumulating:
-            self._divided, self._divided_model = strategy, model
+            self._dividing, self._divided_model, self._n_optimizers = strategy, model, len(optimizers)
+            workers = self.cluster.workers.size if self._averages_gradients else 1
+            self._divided = DividedStep(strategy, model, self.plan.layout, workers, optimizers)
+            if len(optimizers) > 1:
+                self._overlaps = False
             model.watch_gradients(self._use_gradients)
+        elif len(optimizers) > 1:
+            raise JobError(
+                "several optimizers need --mode sync or local on CPUs, without --accumulate-steps: remove one"
+            )
         elif overlap is False:
             raise JobError(
                 "Trainer(overlap=False) needs --mode sync or local on CPUs, without --accumulate-steps: remove one"
@@ -93,9 +102,9 @@ class SteppedLoop(Loop):
 
     def finish_pending(self) -> None:
         """Finish the step if its gradient is computed, and no update has followed."""
-        if self._work is not None and self._divides and self._n_backward:
+        if self._work is not None and self._divided is not None and not self._overlaps and self._divided.n_backward:
             self._decide(divide=True)
-            self._finish_divided(updated=False)
+            self._finish_divided(self._divided)
 
     @property
     def overlaps(self) -> bool | None:
@@ -123,7 +132,7 @@ class SteppedLoop(Loop):
                 "an option of the optimizer other than the learning rate was changed, which needs --mode sync or local "
                 "on CPUs, without --accumulate-steps; for OneCycleLR and CyclicLR pass cycle_momentum=False"
             )
-        self._divided.set_optimizer(optimizer)
+        self._dividing.set_optimizer(optimizer)
 
     def slots(self) -> tuple[dict[str, Array], int]:
         """Return the optimizer's slots by name, shape (layout.size,) each, and the number of updates.
@@ -169,11 +178,14 @@ class SteppedLoop(Loop):
         if not self._in_forward:
             FORWARD.__enter__()
             self._in_forward = True
-        self._stepped_model.begin_forward(part.position, pending=not self._is_applied)
+        self._stepped_model.begin_forward(part.position, self._divided is not None and self._divided.has_gradient)
         return part
 
-    def backward(self, loss: Any) -> None:
+    def backward(self, loss: Any, optimizers: Sequence[int] = (0,)) -> None:
         """Compute the gradient of a loss, the mean over the micro-batch. Ranges of it may be averaged meanwhile.
+
+        Args:
+            optimizers: The indices of those whose parameters get it.
 
         Raises:
             NonFiniteLoss: The loss is not finite and ``nan`` is ``stop``.
@@ -191,8 +203,10 @@ class SteppedLoop(Loop):
         self._in_forward, strategy = False, self._strategy
         with np.errstate(all="ignore"):
             share = self._stepped_model.end_forward(loss, self._parts[0].count)
-            if self._divides:
-                self._add_gradient(share)
+            if self._divided is not None and not self._overlaps:
+                if not self._divided.n_backward:
+                    self.compute_s += time.perf_counter() - self._step_began
+                self._divided.backward(share, optimizers)
                 return
             with BACKWARD:
                 step_loss = self._accumulation.add(share)
@@ -204,14 +218,15 @@ class SteppedLoop(Loop):
         if self._divided is None:
             self._version = self._stepped_model.gradient_version
 
-    def update(self, divide: bool = False) -> None:
+    def update(self, optimizers: Sequence[int] = (0,), divide: bool = False) -> None:
         """Submit the gradient, if it is that of the last micro-batch. Collective as ``Strategy.finish``.
 
         Args:
+            optimizers: The indices of those that update, if they have a gradient.
             divide: Whether steps must be divided, if that is not decided yet.
         """
-        if self._divides:
-            self._update_divided(divide)
+        if self._divided is not None and not self._overlaps:
+            self._update_divided(self._divided, optimizers, divide)
             return
         if not self._computed:
             raise JobError("step was called without a gradient: call trainer.backward(loss) first")
@@ -236,7 +251,6 @@ class SteppedLoop(Loop):
         STEP.__exit__(None, None, None)
         self._work = None
         self._parts.clear()
-        self._n_backward, self._step_loss = 0, 0.0
         with HOOKS:
             for after_step in self._after_step:
                 after_step(self)
@@ -254,25 +268,6 @@ class SteppedLoop(Loop):
             with _WAIT:
                 self._overlaps = not self.cluster.workers.allreduce(divide, op=MPI.LOR)
 
-    def _add_gradient(self, share: Any) -> None:
-        model, average = self._divided_model, None
-        model.collect_replaced_grads()
-        if self._is_averaged and not self._is_applied:  # the average of earlier losses must not be summed again
-            average = self._strategy.grads / (self.cluster.workers.size if self._averages_gradients else 1)
-        if self._is_applied or average is not None:
-            model.clear_grads()
-        self._is_applied = False
-        if not self._n_backward:
-            self.compute_s += time.perf_counter() - self._step_began
-        with BACKWARD:
-            model.add_grads()
-        if average is not None:
-            self._strategy.grads[:] += average
-            model.write_state()
-        self._is_averaged = False
-        self._n_backward += 1
-        self._step_loss = self._step_loss + share
-
     @property
     def _averages_gradients(self) -> bool:
         """Whether the gradient of a step is that of all workers."""
@@ -284,44 +279,31 @@ class SteppedLoop(Loop):
         Args:
             clears: Whether the script sets it to zero, which may be done at any time.
         """
+        assert self._divided is not None
         if self._overlaps and (self._computed or not clears):
             raise JobError(f"gradients are used or changed {_OVERLAPS}")
-        if self._is_averaged or not self._n_backward:
+        if self._divided.is_averaged or not self._divided.n_backward:
             return
         self._decide(divide=True)
-        self._average()
+        self._divided.average()
 
-    def _average(self) -> None:
-        assert self._divided is not None
-        self._strategy.begin(self._step_loss)
-        with np.errstate(all="ignore"):
-            self._divided.average()
-        self._is_averaged = True
-
-    def _update_divided(self, divide: bool) -> None:
-        assert self._divided is not None
-        if not self._n_backward or self._is_applied:
+    def _update_divided(self, step: DividedStep, optimizers: Sequence[int], divide: bool) -> None:
+        if not step.can_update(optimizers):
             raise JobError("step was called without a gradient: call trainer.backward(loss) first")
         has_replaced = self._divided_model.collect_replaced_grads()
-        self._decide(divide=divide or has_replaced or self._n_backward > 1)
+        self._decide(divide=divide or has_replaced or step.n_backward > 1)
         self.n_updates += 1
-        self._is_applied = True
         if self._overlaps:  # from the next step on
-            self._strategy.begin(self._step_loss)
+            self._strategy.begin(step.take_over())
             with np.errstate(all="ignore"):
                 self._strategy.ready(0)
                 self._strategy.finish()
             self._finish()
             return
-        if not self._is_averaged:
-            self._average()
-        with np.errstate(all="ignore"):
-            self._divided.update()
-        self._finish_divided(updated=True)
+        step.update(optimizers)
+        if self._n_optimizers == 1:
+            self._finish_divided(step)
 
-    def _finish_divided(self, updated: bool) -> None:
-        assert self._divided is not None
-        self._strategy.begin(self._step_loss)
-        with np.errstate(all="ignore"):
-            self._divided.end_step(updated)
+    def _finish_divided(self, step: DividedStep) -> None:
+        step.end()
         self._finish()

@@ -46,15 +46,15 @@ class Tools(NamedTuple):
     model: nn.Module
     epochs: Callable[[int], Iterator[int]]
     batches: Any
-    backward: Callable[[torch.Tensor], object]
+    backward: Callable[..., object]
     mean: Callable[[Any], float]
 
 
 class Loop(NamedTuple):
     """A loop, and how its optimizer is made."""
 
-    train: Callable[[Tools, torch.optim.Optimizer], object]
-    make: Callable[[nn.Module], torch.optim.Optimizer] = lambda model: torch.optim.Adam(model.parameters(), 0.02)
+    train: Callable[[Tools, Any], object]
+    make: Callable[[nn.Module], Any] = lambda model: torch.optim.Adam(model.parameters(), 0.02)
 
 
 def loss_of(tools: Tools, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -185,6 +185,65 @@ def restored(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
             optimizer.load_state_dict(copy.deepcopy(state))
 
 
+def adversarial(tools: Tools, optimizers: list[torch.optim.Optimizer]) -> None:
+    """Train the first layer as a generator, and the last one as its discriminator."""
+    (generator, activation, discriminator), (of_generator, of_discriminator) = tools.model, optimizers
+    schedule, number = ExponentialLR(of_discriminator, 0.8), 0
+    criterion = nn.functional.cross_entropy
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            discriminator.zero_grad()
+            real, fake = nn.functional.pad(inputs, (0, 3)), activation(generator(inputs))
+            tools.backward(criterion(discriminator(real), labels), of_discriminator)
+            tools.backward(criterion(discriminator(fake.detach()), 2 - labels), of_discriminator)
+            of_discriminator.step()
+            generator.zero_grad()
+            tools.backward(criterion(discriminator(fake), labels), of_generator)
+            nn.utils.clip_grad_norm_(generator.parameters(), 0.05)
+            assert all(parameter.grad.norm() > 0 for parameter in discriminator.parameters())
+            of_generator.step()
+            number += 1
+            if number == 4:
+                saved = copy.deepcopy(of_generator.state_dict())
+            if number == 6:
+                of_generator.load_state_dict(saved)
+        schedule.step()
+
+
+def alternating(tools: Tools, optimizers: list[torch.optim.Optimizer]) -> None:
+    """Update the first layer with the sum of the gradients of two steps."""
+    (generator, *_), (of_generator, of_rest) = tools.model, optimizers
+    for _ in tools.epochs(EPOCHS):
+        for index, (inputs, labels) in enumerate(tools.batches):
+            of_rest.zero_grad()
+            tools.backward(loss_of(tools, inputs, labels))
+            of_rest.step()
+            if index % 2:
+                of_generator.step()
+                generator.zero_grad()
+
+
+def both(tools: Tools, optimizers: list[torch.optim.Optimizer]) -> None:
+    schedules = [ExponentialLR(optimizer, 0.8) for optimizer in optimizers]
+    for _ in tools.epochs(EPOCHS):
+        for inputs, labels in tools.batches:
+            tools.backward(loss_of(tools, inputs, labels))
+            for optimizer, schedule in zip(optimizers, schedules, strict=True):
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+
+
+def two_adams(model: nn.Module) -> list[torch.optim.Optimizer]:
+    first, *rest = model
+    return [torch.optim.Adam(each.parameters(), 0.02, betas=(0.5, 0.9)) for each in (first, nn.ModuleList(rest))]
+
+
+def muon_and_adamw(model: nn.Module) -> list[torch.optim.Optimizer]:
+    matrices, vectors = ([p for p in model.parameters() if p.dim() == n] for n in (2, 1))
+    return [torch.optim.Muon(matrices, 0.05), torch.optim.AdamW(vectors, 0.02)]
+
+
 def used(make: Callable[[nn.Module], torch.optim.Optimizer]) -> Callable[[nn.Module], torch.optim.Optimizer]:
     """Return a function that makes an optimizer with the state of three steps."""
 
@@ -266,6 +325,9 @@ class GlobalNorm(torch.optim.Optimizer):
 
 
 LOOPS = {
+    "adversarial": Loop(adversarial, two_adams),
+    "alternating": Loop(alternating, two_adams),
+    "muon and adamw": Loop(both, muon_and_adamw),
     "global norm": Loop(restored, lambda model: GlobalNorm(model.parameters(), 0.05)),
     "adafactor": Loop(clip, lambda model: torch.optim.Adafactor(model.parameters(), 0.05)),
     "muon": Loop(plainly, lambda model: torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], 0.05)),
@@ -347,7 +409,7 @@ def plain(name: str) -> list[np.ndarray]:
 
     model = make_model()
     optimizer = LOOPS[name].make(model)
-    LOOPS[name].train(Tools(model, epochs, Batches(), torch.Tensor.backward, float), optimizer)
+    LOOPS[name].train(Tools(model, epochs, Batches(), lambda loss, *_: loss.backward(), float), optimizer)
     return [parameter.detach().numpy() for parameter in model.parameters()]
 
 
@@ -365,11 +427,11 @@ def main() -> None:
         options = {"run_dir": arguments.out / name, "dtype": "float64", "threads": 1, "log_steps": 0, "save_steps": 4}
         trainer = mpitrain.Trainer(model, optimizer, mode=arguments.mode, seed=SEED, **options)
 
-        def backward(loss: torch.Tensor, trainer: mpitrain.Trainer = trainer) -> None:
+        def backward(loss: torch.Tensor, *optimizer: Any, trainer: mpitrain.Trainer = trainer) -> None:
             if arguments.kill_at == trainer.step_count and trainer.rank == trainer.size - 1 and not killed.exists():
                 killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-            trainer.backward(loss)
+            trainer.backward(loss, *optimizer)
 
         batches = trainer.loader([*zip(*make_data(), strict=True)], TOTAL // trainer.size)
         LOOPS[name].train(Tools(model, trainer.epochs, batches, backward, trainer.mean), optimizer)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,8 +24,8 @@ for _method in filter(lambda each: hasattr(each, "__wrapped__"), vars(torch.opti
     setattr(_method.__wrapped__, "__dynamo_disable", _method.__wrapped__)
 
 
-def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer of PyTorch."""
+def make_optimizer(name: str, model: nn.Module) -> Any:
+    """Return an optimizer of PyTorch, or several."""
     params = list(model.parameters())
     if name == "groups":
         groups = [
@@ -39,6 +40,9 @@ def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
         "nesterov": lambda: torch.optim.SGD(params, 0.05, momentum=0.9, nesterov=True),
         "rmsprop": lambda: torch.optim.RMSprop(params, 0.01, momentum=0.5),
         "nadam": lambda: torch.optim.NAdam(params, 0.01),
+        "two": lambda: [torch.optim.Adam(part, 0.01) for part in (params[:1], params[1:])],
+        "one parameter twice": lambda: [torch.optim.Adam(part, 0.01) for part in (params[:2], params[1:])],
+        "none": list,
         "adafactor": lambda: torch.optim.Adafactor(params),
         "lbfgs": lambda: torch.optim.LBFGS(params),
     }[name]()
@@ -110,6 +114,15 @@ def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: t
         sys.exit(0)
     if fault == "stop":
         trainer.stop("enough")
+    if fault == "unknown optimizer":
+        trainer.step(torch.optim.SGD(model.parameters(), 0.1))
+    if fault == "different optimizers":
+        trainer.step(optimizer[trainer.rank])
+    if fault == "optimizer on one rank" and trainer.rank == 0:
+        trainer.step(optimizer[0])
+    if fault == "step twice":
+        trainer.step(optimizer[0])
+        trainer.step(optimizer[0])
 
 
 def load_bad_state(fault: str, optimizer: torch.optim.Optimizer, rank: int) -> None:

@@ -28,7 +28,7 @@ def assert_plain(name: str, trained: list[np.ndarray]) -> None:
 
 
 OWN = tuple(name for name in LOOPS if name not in PAIRS)
-SOME = ("clip", "one cycle", "adafactor", "row norm", "restored adam")
+SOME = ("clip", "one cycle", "adafactor", "row norm", "restored adam", "adversarial", "alternating")
 
 
 @pytest.mark.parametrize(
@@ -52,19 +52,20 @@ def test_loops_train_as_in_plain_torch(
         assert_plain(name, parameters)
 
 
-@pytest.mark.parametrize("name", ["one cycle", "accumulate", "plateau", "adafactor", "counting", "used"])
+@pytest.mark.parametrize("name", ["one cycle", "accumulate", "plateau", "adafactor", "counting", "used", "alternating"])
 def test_a_killed_loop_resumes_with_its_schedule(openmpi: Mpi, name: str, tmp_path: Path) -> None:
     trained = train(openmpi, 2, tmp_path, name, "--kill-at", 6, launch=("--max-restarts", 1))
     assert (tmp_path / "killed").exists()
     assert_plain(name, trained[name])
 
 
-def test_state_of_whole_tensors_is_resumed_on_other_ranks(openmpi: Mpi, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["row norm", "muon and adamw"])
+def test_state_of_whole_tensors_is_resumed_on_other_ranks(openmpi: Mpi, name: str, tmp_path: Path) -> None:
     for n, flags in ((3, ("--kill-at", 6)), (2, ())):
-        words = [openmpi.python, "-m", "mpitrain", "run", "-n", n, SCRIPT, tmp_path, "row norm", *flags]
+        words = [openmpi.python, "-m", "mpitrain", "run", "-n", n, SCRIPT, tmp_path, name, *flags]
         done = run([*map(str, words)], timeout=120)
         assert (done.returncode == 0) == (n == 2), done.stdout + done.stderr
-    assert_plain("row norm", [*np.load(tmp_path / "row norm.npz").values()])
+    assert_plain(name, [*np.load(tmp_path / f"{name}.npz").values()])
 
 
 def test_state_of_whole_tensors_is_averaged_and_resumed(openmpi: Mpi, tmp_path: Path) -> None:

@@ -234,6 +234,15 @@ def test_torchrun_is_refused(openmpi: Mpi) -> None:
         (("--optimizer", "lbfgs"), "sync"),
         (("--optimizer", "adafactor"), "async"),
         (("--fault", "state for servers"), "backup"),
+        (("--optimizer", "none"), "sync"),
+        (("--optimizer", "one parameter twice"), "sync"),
+        (("--optimizer", "two"), "async"),
+        (("--optimizer", "two", "--clip-norm", "1"), "sync"),
+        (("--optimizer", "two", "--accumulate-steps", "2"), "sync"),
+        (("--optimizer", "two", "--fault", "unknown optimizer"), "sync"),
+        (("--optimizer", "two", "--fault", "different optimizers"), "sync"),
+        (("--optimizer", "two", "--fault", "optimizer on one rank"), "sync"),
+        (("--optimizer", "two", "--fault", "step twice"), "sync"),
     ],
 )
 def test_a_mistake_in_the_arguments(openmpi: Mpi, flags: tuple[str, ...], mode: str, tmp_path: Path) -> None:
