@@ -39,10 +39,7 @@ _MPI_FOLDERS = {"mpi", "launcher"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--sample",
-        metavar="K/N",
-        help="Sample the tests that start ranks. Parametrized tests run every Nth set of parameters, beginning with "
-        "the Kth; of the other tests, every Nth is skipped.",
+        "--sample", metavar="K/N", help="Run every Nth of the tests that start ranks; K from 0 to N-1 selects which."
     )
 
 
@@ -72,12 +69,11 @@ def _left_out(items: list[pytest.Item], first: int, distance: int) -> set[pytest
         folder = item.path.relative_to(ROOT / "tests").parts[0]
         if folder in _MPI_FOLDERS | _FULL_FOLDERS and item.get_closest_marker("full"):
             sets.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    several = [alike for alike in sets.values() if len(alike) > 1]
-    single = [alike[0] for alike in sets.values() if len(alike) == 1]
-    left_out = {item for number, item in enumerate(single) if distance > 1 and number % distance == first}
-    for alike in several:
-        period = min(distance, len(alike))  # at least one of them is run
-        left_out |= {item for number, item in enumerate(alike) if number % period != first % period}
+    left_out = set()
+    for number, alike in enumerate(
+        sets.values()
+    ):  # the sets begin at different places, so that samples are equally large
+        left_out |= {item for index, item in enumerate(alike) if (index + number) % distance != first}
     return left_out
 
 

@@ -83,14 +83,19 @@ class Group:
 class Range:
     """The groups of a range of the vector.
 
+    Args:
+        has_average: Whether there is a moving average, which frozen parameters change, too.
+
     Attributes:
         groups: Groups, which differ in options or in the factor of the learning rate.
         sums: Shape (number of segments, 2), float64: the groups' ``sums``.
         clip: Clip factor that the groups' ``scales`` have; NaN if they have others.
     """
 
-    def __init__(self, optimizer: Optimizer, layout: Layout, key: Key, copy_of: CopyOf) -> None:
-        groups = groups_of(optimizer, layout, *key)
+    def __init__(
+        self, optimizer: Optimizer, layout: Layout, key: Key, copy_of: CopyOf, has_average: bool = True
+    ) -> None:
+        groups = groups_of(optimizer, layout, *key, has_average)
         self.sums = copy_of(np.zeros((sum(len(segments) for _, segments in groups), 2)))
         self.groups, self.clip = list[Group](), 1.0
         first = 0
@@ -101,25 +106,27 @@ class Range:
 
 
 def groups_of(
-    optimizer: Optimizer, layout: Layout, lo: int, hi: int, frozen: bytes = b""
+    optimizer: Optimizer, layout: Layout, lo: int, hi: int, frozen: bytes = b"", has_average: bool = True
 ) -> list[tuple[Optimizer, list[Segment]]]:
     """Return the segments of [lo, hi) in groups of equal options; for a layerwise optimizer each entry is a segment.
 
     Args:
         frozen: For each entry whether it is not trained, although it is a parameter.
+        has_average: Whether there is a moving average; else frozen parameters are in no group.
     """
     variants: list[Optimizer] = []
     groups: dict[tuple[float, int], list[Segment]] = {}
     last: list[Segment] = []
     for index, entry in enumerate(layout.entries):
         start, stop = max(entry.start, lo), min(entry.stop, hi)
-        if start >= stop:
+        is_frozen = bool(frozen) and bool(frozen[index])
+        if start >= stop or (is_frozen and not has_average):
             continue
         of_entry = optimizer.by_name(entry.name)
         factor, options = of_entry.rate_factor, replace(of_entry, rate_factor=1.0)
         if options not in variants:
             variants.append(options)
-        trained = entry.kind == "param" and not (frozen and frozen[index])
+        trained = entry.kind == "param" and not is_frozen
         segment = Segment(start, stop, trained, entry.kind == "state", index, factor, options.decays(entry.name))
         group = groups.setdefault((0.0 if optimizer.layerwise else factor, variants.index(options)), [])
         if group and group is last and not optimizer.layerwise and segment.continues(group[-1]):

@@ -267,5 +267,6 @@ class Updater:
         """Return the groups of [lo, hi), cached by range and by what is frozen."""
         key = lo, hi, self._frozen.tobytes()
         if key not in self._ranges:
-            self._ranges[key] = Range(self.optimizer, self.layout, key, self._backend.copy_of)
+            has_average = self._moving is not None
+            self._ranges[key] = Range(self.optimizer, self.layout, key, self._backend.copy_of, has_average)
         return self._ranges[key]

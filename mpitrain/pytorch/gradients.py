@@ -51,6 +51,7 @@ class Gradients:
         self._is_shown = [False] * len(params)  # whether ``param.grad`` was set to it
         self._next = 0  # the first bucket that is not complete
         self._written: set[int] = set()  # parameters whose views have (a part of) the gradient of this step
+        self._is_zero = [False] * len(params)  # whether the view of a parameter that is frozen is zero
         self._task: int | None = None
 
     def bind(self, views: list[Tensor]) -> None:
@@ -180,10 +181,13 @@ class Gradients:
             for i in members:
                 gradient, view = self._params[i].grad, self._views[i]
                 if gradient is None and i not in self._written:
-                    view.zero_()
+                    if not self._is_zero[i]:
+                        view.zero_()
+                    self._is_zero[i] = not self._params[i].requires_grad
                     continue
+                self._is_zero[i] = False
                 if gradient is not None and gradient.is_sparse:
-                    raise JobError(f"the gradient of {self._names[i]} is sparse: use Embedding(..., sparse=False)")
+                    gradient = gradient.to_dense()
                 if gradient is not None and i in self._written:
                     view.add_(gradient)
                 elif gradient is not None:

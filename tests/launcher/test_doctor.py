@@ -48,7 +48,6 @@ def test_matrix_kernels_forced_by_the_environment_are_reported(openmpi: Mpi, tmp
     assert "OPENBLAS_CORETYPE=Sandybridge" in found["found"]
 
 
-@pytest.mark.quick
 def test_alone_it_starts_ranks_itself(mpi: Mpi, tmp_path: Path) -> None:
     done = run([str(mpi.python), "-m", "mpitrain", "doctor", "--json", "--run-dir", str(tmp_path)])
     assert done.returncode == 0

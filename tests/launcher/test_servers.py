@@ -39,7 +39,6 @@ def trains(run_dir: Path) -> bool:
     return metrics.exists() and metrics.stat().st_size > 0
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("where", "flags"),
     [

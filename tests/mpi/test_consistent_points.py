@@ -87,7 +87,7 @@ def test_a_hook_requests_points_with_a_reason(mpi: Mpi, tmp_path: Path, n: int, 
     assert [*checkpoint.steps(tmp_path / "run" / "checkpoints")] == [40], "a point of another reason does not save"
 
 
-@pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.quick), ("--mode", "async")], ids=str)
+@pytest.mark.parametrize("flags", [(), ("--mode", "async")], ids=str)
 def test_validation_by_time_does_not_save(openmpi: Mpi, tmp_path: Path, flags: tuple[str, ...]) -> None:
     words = [ROOT / "jobs" / "mnist_mlp.py", "--run-dir", tmp_path, "--train-steps", "4000", *flags]
     openmpi.train(2, *words, "--validate-steps", "0", "--validate-secs", "0.2")

@@ -42,7 +42,6 @@ def test_every_push_counts_once_in_shared_memory(
     drive(request.getfixturevalue(name), workers, servers, "pushes", mode, steps, share=True)
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize(
     ("name", "mode", "workers", "servers", "one_sided"),
     [
@@ -204,7 +203,6 @@ def test_a_resumed_run_continues_where_the_data_was(openmpi: Mpi, how: tuple[str
     assert_same_bits(train(openmpi, 2, tmp_path / "parts", *flags), whole)
 
 
-@pytest.mark.quick
 def test_checkpoints_are_of_the_very_step(openmpi: Mpi, tmp_path: Path) -> None:
     train(openmpi, 4, tmp_path, "--mode", "async", "--ps", "1", "--save-steps", "30")
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
