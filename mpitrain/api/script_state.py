@@ -24,6 +24,13 @@ class HasState(Protocol):
     def load_state_dict(self, state: Any, /) -> Any: ...
 
 
+class _OfDict:
+    """The values of a dict as a ``HasState``."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.state_dict, self.load_state_dict = values.copy, values.update
+
+
 class ScriptState:
     """Objects with state, and values, that checkpoints contain; a ``core.extra_state.HasExtraState``.
 
@@ -52,8 +59,11 @@ class ScriptState:
             raise JobError(f"{where}: the name must be a string that is not empty, without '/'")
         if name in self._objects or name in self._of_ranks:
             raise JobError(f"{where}: the name is registered already; use another one")
+        if isinstance(owner, dict):
+            owner = _OfDict(owner)
         if not callable(getattr(owner, "state_dict", None)) or not callable(getattr(owner, "load_state_dict", None)):
-            raise JobError(f"{where} got {type(owner).__name__}: must have the methods state_dict and load_state_dict")
+            kind = type(owner).__name__
+            raise JobError(f"{where} got {kind}: must be a dict, or have the methods state_dict and load_state_dict")
         (self._of_ranks if per_rank else self._objects)[name] = owner
 
     def add_part(self, name: str, save: Callable[[], Any], load: Callable[[Any], None]) -> None:

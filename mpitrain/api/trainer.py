@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -22,9 +23,10 @@ from ..monitor.trace import span
 from ..plan.job import Job
 from ..plan.options import run_config
 from ..process.signals import STOPPED_EARLY
-from ..pytorch.batches import as_split, as_tensors, seed_all
+from ..pytorch.batches import as_split, as_tensors
 from ..pytorch.live_optimizer import LiveOptimizer, check_same_options
 from ..pytorch.network import LossInLoop
+from ..pytorch.random_numbers import seed_all
 from ..pytorch.several_optimizers import as_one
 from ..training.hooks import SAVE
 from ..training.rank import Rank
@@ -200,7 +202,8 @@ class Trainer(Collectives):
         Args:
             name: Its name in checkpoints.
             owner: Has ``state_dict``, which returns tensors, numbers, strings, and lists, tuples and dicts of these,
-                and ``load_state_dict``: an ``AveragedModel``, a ``GradScaler``, or a class of the script's own.
+                and ``load_state_dict``: an ``AveragedModel``, a ``GradScaler``, or a class of the script's own. Or it
+                is a dict of such values.
             per_rank: Whether each worker has a state of its own, which is dropped if their number changes; otherwise
                 all workers get the chief's.
         """
@@ -209,7 +212,17 @@ class Trainer(Collectives):
                 raise JobError(f"trainer.register({name!r}, ...) was called after training has begun: call it before")
             self._script.add(name, owner, per_rank)
 
-    def loader(self, dataset: Examples | Split, batch_size: int) -> TrainLoader:
+    def loader(
+        self,
+        dataset: Examples | Split,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        prefetch_factor: int = 2,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+    ) -> TrainLoader:
         """Return what takes the place of ``DataLoader`` and ``DistributedSampler`` for the training examples.
 
         Iterating yields this worker's batches of one epoch, on the model's device; each example of an epoch is in the
@@ -217,18 +230,28 @@ class Trainer(Collectives):
 
         Args:
             dataset: A ``torch.utils.data.Dataset``, any object with ``__len__`` and ``__getitem__``, or a split of
-                ``mpitrain.data``. Examples are collated by ``default_collate``.
+                ``mpitrain.data``.
             batch_size: Examples of this worker in one backward pass.
+            shuffle: Whether each epoch has its own order of the examples; else it is theirs.
+            num_workers: Processes of each rank that load a dataset's examples ahead, kept for all epochs. The batches
+                are the same with any number. The flag ``--data-workers`` replaces it.
+            prefetch_factor: Batches that each of them loads ahead; ``--prefetch`` replaces it.
+            collate_fn: Makes a batch of a list of examples of a dataset; torch's ``default_collate`` by default.
+            pin_memory: Whether batches are copied to a GPU from page-locked memory, while the loop goes on.
         """
         with self._rank.errors_end_the_run():
             if self._loader is not None:
                 raise JobError("trainer.loader was called twice: a Trainer has one loader of training examples")
             if hasattr(dataset, "__len__") and len(dataset) == 0:
                 raise JobError("trainer.loader got a dataset without examples: must have at least one")
-            split = as_split(dataset)
+            split = as_split(dataset, collate_fn)
             if not isinstance(split, Split):
                 raise JobError(f"trainer.loader got {type(dataset).__name__}: must be a dataset, with __len__")
-            self._loader = TrainLoader(self, split, batch_size)
+            if not shuffle:
+                split = copy.copy(split)
+                split.shuffle = False
+            self._config = self._config.merged({"data_workers": num_workers, "prefetch": prefetch_factor})
+            self._loader = TrainLoader(self, split, batch_size, dataset, pin_memory)
             return self._loader
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -266,7 +289,8 @@ class Trainer(Collectives):
                 )
             if not isinstance(count, int) or count < 1:
                 raise JobError(f"trainer.steps got {count!r}: must be a number of steps, at least 1")
-            self._loader = TrainLoader(self, Steps(count, self._config.gradients_per_step(self.size)), 1)
+            positions = Steps(count, self._config.gradients_per_step(self.size))
+            self._loader = TrainLoader(self, positions, 1, positions, False)
         loop = self._open(1)
         self._epoch = 0
         while loop is not None and self._take(loop):
@@ -370,6 +394,16 @@ class Trainer(Collectives):
     def _load_overlap(self, overlap: bool | None) -> None:
         if self._overlap is None:
             self._overlap = overlap
+
+    def change_parameters(self, change: Callable[[], object]) -> None:
+        """Change parameters in another way than by an optimizer: by a function that changes them in place.
+
+        The ranks of a node share the parameters, so the function is called on one rank of each node; it must compute
+        the same everywhere. It may use gradients, which begin at zero after it, as after ``step``. In ``sync`` and
+        ``local`` on CPUs. Collective over the workers.
+        """
+        with self._rank.errors_end_the_run():
+            self._require_loop().change_params(change)
 
     def save(self) -> None:
         """Request a checkpoint; it is written as soon as all workers hold the same parameters. Local.
@@ -521,14 +555,16 @@ class TrainLoader:
     """This worker's batches of the training examples; see ``Trainer.loader``.
 
     Attributes:
+        dataset: As given to ``Trainer.loader``.
         split: The examples.
         batch_size: Examples in one batch.
     """
 
-    def __init__(self, trainer: Trainer, split: Split, batch_size: int) -> None:
+    def __init__(self, trainer: Trainer, split: Split, batch_size: int, dataset: Any, pin_memory: bool) -> None:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise JobError(f"trainer.loader got batch_size={batch_size!r}: must be an integer, at least 1")
         self._trainer, self.split, self.batch_size = trainer, split, batch_size
+        self.dataset, self._pin_memory = dataset, pin_memory
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch for one worker, rounded up."""
@@ -542,7 +578,7 @@ class TrainLoader:
         end = (trainer._epoch + 1) * len(self.split) if trainer._epoch < trainer._last else math.inf
         device = trainer.device
         while not self._has_ended(loop) and (work := loop.take()) is not None and loop.start_of(work) < end:
-            yield as_tensors(loop.micro_batch(), device)
+            yield as_tensors(loop.micro_batch(), device, self._pin_memory)
             if loop.is_pending:
                 raise JobError("a batch was skipped: call trainer.backward for every batch of the loader")
         trainer._has_more = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 @dataclass(slots=True)
@@ -44,6 +44,18 @@ class IndexBatch(Batch):
 
     def part(self, start: int, stop: int) -> Batch:
         return IndexBatch(self.examples[start:stop], None, self.position + start)
+
+
+class ReadAhead(NamedTuple):
+    """How batches are loaded in the background, where this is possible.
+
+    Attributes:
+        workers: Number of processes of each rank that load them; 0 if the rank does.
+        prefetch: Number of batches that each of them loads ahead.
+    """
+
+    workers: int = 0
+    prefetch: int = 2
 
 
 class BatchSource(Protocol):

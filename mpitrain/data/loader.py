@@ -13,9 +13,8 @@ import numpy as np
 from ..core import ops
 from ..core.layout import Array
 from ..core.ranges import split_batch
-from ..errors import DataError
 from .batch import Batch, IndexBatch
-from .permutation import MIXED_BLOCKS, order
+from .permutation import MIXED_BLOCKS
 from .split import Split, check_examples
 
 Check = Callable[[Array, Array, int], None]  # of examples in stored form, their labels, the index of the first one
@@ -163,10 +162,7 @@ class Loader:
         return len(self._split)
 
     def batch(self, position: int, count: int) -> Batch:
-        """Return the examples at [position, position + count) of the endless stream.
-
-        Every example occurs once in each epoch, that is in each range of ``len(split)`` positions that starts at a
-        multiple of ``len(split)``.
+        """Return the examples at [position, position + count) of the endless stream; see ``Split.order``.
 
         Returns:
             Examples, shape ``(count, *split.shape)``, of ``dtype`` and scaled; labels, shape
@@ -176,15 +172,15 @@ class Loader:
         Raises:
             DataError: There are fewer examples than ``count``, or they cannot be read.
         """
-        made = self._take(self._order(position, count), position)
+        made = self._take(self._split.order(position, count, self._seed), position)
         if isinstance(self._storage, Streaming):
             # In modes with servers the next position is a guess, which suffices to read the right part of a file.
-            self._storage.expect(self._order(position + self._stride, count))
+            self._storage.expect(self._split.order(position + self._stride, count, self._seed))
         return made
 
     def index_batch(self, position: int, count: int) -> IndexBatch:
         """Return the indices of the examples that ``batch`` returns."""
-        return IndexBatch(self._order(position, count), None, position)
+        return IndexBatch(self._split.order(position, count, self._seed), None, position)
 
     def sequential(self, start: int, stop: int) -> Batch:
         """Return the examples [start, stop) in the order of the split, in the form of ``batch``."""
@@ -193,14 +189,6 @@ class Loader:
     def close(self) -> None:
         """Stop reading ahead."""
         self._storage.close()
-
-    def _order(self, position: int, count: int) -> Array:
-        if count > len(self._split):
-            raise DataError(
-                f"a batch of {count:,} examples is larger than {self._split.source}, which has {len(self._split):,}; "
-                "reduce the batch size"
-            )
-        return order(position, count, len(self._split), self._seed, self._split.block)
 
     def _take(self, indices: Array, position: int) -> Batch:
         examples, labels = self._memory(len(indices)) or self._next_buffers(len(indices))

@@ -10,7 +10,8 @@ import numpy as np
 
 from ..core.layout import Array, Shape
 from ..errors import DataError
-from .batch import Batch, BatchSource
+from .batch import Batch, BatchSource, ReadAhead
+from .permutation import order
 
 SAMPLE = 16  # examples in a digest
 
@@ -41,6 +42,7 @@ class Split:
         block: Number of consecutive examples to read at a time; None if the file cannot be read in ranges.
         note: A note to the user about how the files are read, or None.
         is_array: Whether all examples have the shape and type above, so that a batch is an array.
+        shuffle: Whether each epoch has its own order of the examples; else it is theirs.
 
     Raises:
         DataError: Examples or labels are not numbers.
@@ -48,6 +50,7 @@ class Split:
 
     note: str | None = None
     is_array = True
+    shuffle = True
 
     def __init__(
         self,
@@ -117,7 +120,25 @@ class Split:
             digest.update(batch.examples.tobytes() + batch.labels.tobytes())
         return digest.hexdigest()[:16]
 
-    def own_loader(self, seed: int) -> BatchSource | None:
+    def order(self, position: int, count: int, seed: int) -> Array:
+        """Return the indices of the examples at [position, position + count) of the endless stream.
+
+        Every example occurs once in each epoch, that is in each range of ``len(self)`` positions that starts at a
+        multiple of ``len(self)``; in an order determined by ``seed``, if ``shuffle`` is True.
+
+        Raises:
+            DataError: There are fewer examples than ``count``.
+        """
+        if count > len(self):
+            raise DataError(
+                f"a batch of {count:,} examples is larger than {self.source}, which has {len(self):,}; reduce the "
+                "batch size"
+            )
+        if not self.shuffle:
+            return np.arange(position, position + count) % len(self)
+        return order(position, count, len(self), seed, self.block)
+
+    def own_loader(self, seed: int, read_ahead: ReadAhead = ReadAhead()) -> BatchSource | None:
         """Return what makes the batches of this split, in an order determined by ``seed``; None for a ``Loader``."""
         return None
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -21,12 +22,13 @@ from ..errors import JobError
 from ..nn.layer import SumOverWorkers
 from ..plan.plan import Plan
 from ..pytorch.allocator import keep_freed_memory
-from ..pytorch.batches import TORCH_DTYPES, Inputs, arguments_of, seed_torch
+from ..pytorch.batches import TORCH_DTYPES, Inputs, arguments_of
 from ..pytorch.gradients import Gradients
 from ..pytorch.linear import write_gradients
 from ..pytorch.modes import evaluating
 from ..pytorch.names import parameters_of
 from ..pytorch.network import TorchNetwork, buffers_of, load_buffers, owners_of
+from ..pytorch.random_numbers import seed_torch
 from ..pytorch.rng_lock import exclusive, released
 from ..pytorch.sync_batch_norm import synchronize
 from .base import Model
@@ -37,6 +39,7 @@ _READ_TOO_LATE = (
 )
 
 
+_SAMPLED = 256  # elements of the parameters, to find changes
 _INDEXABLE = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")  # by torch's index_select
 
 
@@ -161,6 +164,9 @@ class TorchModel(Model):
         self._gradients = Gradients(self._names, self._params, plan.layout, plan.buckets)
         write_gradients(network.model, self._params, self._gradients)
         self._loss: Any = None
+        self._noted = b""
+        starts = [entry.start for entry in plan.layout.entries if entry.kind == "param"]
+        self._sampled = np.unique([*np.linspace(0, plan.layout.n_trained - 1, _SAMPLED).astype(np.int64), *starts])
         self._scale = None if network.takes_integers(split) else split.scale
         self._cached: list[Tensor] = []  # training examples and labels, if they are on the device
         if sum_over_workers is not None:
@@ -171,6 +177,7 @@ class TorchModel(Model):
             values, gradients = self._tensors(params), self._tensors(grads)
             for name, param in zip(self._names, self._params, strict=True):
                 param.data = values[name]
+            self._bound, self._places = params, [param.data_ptr() for param in self._params]
             self._gradients.bind([gradients[name] for name in self._names])
             self._state = [values[name] for name in self._buffers.averaged]
             self._increments = [gradients[name] for name in self._buffers.averaged]
@@ -261,6 +268,28 @@ class TorchModel(Model):
         named = zip(self._names, self._params, strict=True)
         increment_version([param for name, param in named if names is None or name in names])
         self._versions = [param._version for param in self._params]
+
+    def note_params(self) -> None:
+        self._noted = self._bound[self._sampled].tobytes()
+
+    def check_params(self) -> None:
+        if self._noted and self._noted != self._bound[self._sampled].tobytes():
+            before = np.frombuffer(self._noted, self._bound.dtype)
+            index = int(self._sampled[np.flatnonzero(before != self._bound[self._sampled])[0]])
+            entry = next(each for each in self._plan.layout.entries if each.start <= index < each.stop)
+            raise JobError(
+                f"the loop has changed the parameter {entry.name}, which the ranks of this "
+                "node share, so that each of them may have changed it once more: use the optimizer, or pass a function "
+                "that changes it to trainer.change_parameters"
+            )
+
+    def check_places(self) -> None:
+        for name, param, place in zip(self._names, self._params, self._places, strict=True):
+            if param.data_ptr() != place:
+                raise JobError(
+                    f"the loop has replaced the data of the parameter {name}, so that updates no longer reach it: "
+                    "change it in place, in a function that is passed to trainer.change_parameters"
+                )
 
     def write_state(self) -> None:
         self._store_increments()

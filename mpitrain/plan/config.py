@@ -137,6 +137,16 @@ class TrainingConfig(OptionGroup):
     )
     seed: int = option(0, "Random seed for initialization, data order and dropout.", "N", minimum=0)
     dtype: Literal["float32", "float64"] = option("float32", "Data type of parameters and arithmetic.")
+    data_workers: int | None = option(
+        None,
+        "Processes of each rank that load the examples of a dataset; 0: the rank loads them itself.",
+        "N",
+        minimum=0,
+        default_text=0,
+    )
+    prefetch: int | None = option(
+        None, "Batches that each of these processes loads ahead.", "N", minimum=1, default_text=2
+    )
     nan: Literal["stop", "skip", "ignore"] = option("stop", "Action on a non-finite loss.")
     init_from: Path | None = option(
         None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import random
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from ..core.layout import Array
-from ..data.batch import Batch
-from ..data.permutation import order
+from ..data.batch import Batch, BatchSource, ReadAhead
 from ..data.split import SAMPLE, Examples, Split, from_arrays
 from ..errors import DataError, JobError
+from .data_workers import ProcessLoader
+from .random_numbers import LOOP_STREAM, seed_all
 
 LABEL_KEYS = ("labels", "label", "targets", "target")  # of examples that are dicts, the first one that exists
-_EXAMPLES_STREAM, _MODEL_STREAM = 0, 1  # of random numbers
 _SHARED = (torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 TORCH_DTYPES = {"f": torch.float32, "d": torch.float64}
 
@@ -114,19 +114,22 @@ class CollatedBatch(Batch):
 
 
 class DatasetSplit(Split):
-    """Any object with ``__len__`` and ``__getitem__``, collated by torch's ``default_collate``.
+    """Any object with ``__len__`` and ``__getitem__``.
 
     Before a batch is loaded, the random numbers of Python, NumPy and torch are seeded with the run's seed and the
     batch's position, so that random transformations are the same when a run is resumed.
+
+    Args:
+        collate_fn: Makes a batch of a list of examples.
     """
 
     is_array = False
 
-    def __init__(self, dataset: Examples) -> None:
+    def __init__(self, dataset: Examples, collate_fn: Callable[[list[Any]], Any] = default_collate) -> None:
         super().__init__(f"the dataset {type(dataset).__name__}", len(dataset), (), np.float32)
         if not self.count:
             raise DataError(f"{self.source} has no examples")
-        self._dataset = dataset
+        self._dataset, self._collate_fn = dataset, collate_fn
 
     def read_batch(self, start: int, stop: int) -> Batch:
         return self.collate(np.arange(start, stop), 0, start)
@@ -138,8 +141,8 @@ class DatasetSplit(Split):
             _digest(self.collate(np.array([index * len(self) // count]), 0, 0).examples, digest)
         return digest.hexdigest()[:16]
 
-    def own_loader(self, seed: int) -> DatasetLoader:
-        return DatasetLoader(self, seed)
+    def own_loader(self, seed: int, read_ahead: ReadAhead = ReadAhead()) -> BatchSource:
+        return ProcessLoader(self, seed, read_ahead) if read_ahead.workers else DatasetLoader(self, seed)
 
     def collate(self, indices: Array, seed: int, position: int) -> CollatedBatch:
         """Return the examples of these indices as a batch.
@@ -148,17 +151,39 @@ class DatasetSplit(Split):
             DataError: The examples cannot be collated.
         """
         seed_all(seed, position)
-        fetch = getattr(self._dataset, "__getitems__", None)
-        listed = indices.tolist()
-        examples = fetch(listed) if fetch is not None else [self._dataset[index] for index in listed]
+        examples = self._fetch(indices.tolist())
         try:
-            return CollatedBatch(default_collate(examples), None, position, len(listed))
+            return CollatedBatch(self._collate_fn(examples), None, position, len(indices))
         except (KeyError, TypeError, RuntimeError) as error:
             raise DataError(f"examples of {self.source} cannot be collated: {' '.join(str(error).split())}") from error
 
+    def _fetch(self, indices: list[int]) -> list[Any]:
+        """Return some examples.
+
+        Raises:
+            DataError: The dataset raises an exception; names the example.
+        """
+        index: Any = indices
+        try:
+            if (fetch := getattr(self._dataset, "__getitems__", None)) is not None:
+                return list(fetch(indices))
+            examples = []
+            for index in indices:
+                examples.append(self._dataset[index])
+            return examples
+        except DataError:
+            raise
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            name = f"example {index}" if isinstance(index, int) else f"one of the examples {index[:4]} ..."
+            raise DataError(
+                f"{name} of {self.source} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())} "
+                f"({frame.filename}, line {frame.lineno})"
+            ) from error
+
 
 class DatasetLoader:
-    """Makes the batches of a dataset; see ``data.BatchSource``."""
+    """Makes the batches of a dataset, in this process; see ``data.BatchSource``."""
 
     def __init__(self, split: DatasetSplit, seed: int) -> None:
         self._split, self._seed = split, seed
@@ -167,12 +192,9 @@ class DatasetLoader:
         return len(self._split)
 
     def batch(self, position: int, count: int) -> Batch:
-        if count > len(self._split):
-            raise DataError(
-                f"a batch of {count:,} examples is larger than {self._split.source}, which has {len(self._split):,}; "
-                "reduce the batch size"
-            )
-        return self._split.collate(order(position, count, len(self._split), self._seed, None), self._seed, position)
+        made = self._split.collate(self._split.order(position, count, self._seed), self._seed, position)
+        seed_all(self._seed, position, LOOP_STREAM)
+        return made
 
     def sequential(self, start: int, stop: int) -> Batch:
         return self._split.collate(np.arange(start, stop), self._seed, start)
@@ -181,14 +203,19 @@ class DatasetLoader:
         """Do nothing."""
 
 
-def as_split(given: Any) -> Any:
+def as_split(given: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> Any:
     """Return a dataset as a split; return any other value unchanged.
 
     A ``TensorDataset`` of two tensors, inputs and labels, is shared by the ranks of a node, as arrays are.
 
+    Args:
+        collate_fn: Makes a batch of a list of examples of a dataset; None for torch's ``default_collate``.
+
     Raises:
-        JobError: It is a ``DataLoader`` or an ``IterableDataset``.
+        JobError: It is a ``DataLoader`` or an ``IterableDataset``, or a ``Split`` that has no examples to collate.
     """
+    if collate_fn is not None and isinstance(given, Split):
+        raise JobError("collate_fn is for datasets: the batches of a split of mpitrain.data are arrays")
     if isinstance(given, DataLoader):
         raise JobError("the data is a DataLoader: pass its dataset; Job(batch_size=...) has the size of the batches")
     if isinstance(given, IterableDataset):
@@ -197,54 +224,34 @@ def as_split(given: Any) -> Any:
         return given
     if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
         return given
-    if type(given) is TensorDataset and len(given.tensors) == 2:
+    if collate_fn is None and type(given) is TensorDataset and len(given.tensors) == 2:
         examples, labels = given.tensors
         on_cpu = all(each.device.type == "cpu" and not each.requires_grad for each in given.tensors)
         if on_cpu and all(each.dtype in _SHARED for each in given.tensors):
             return from_arrays(examples.numpy(), labels.numpy())
-    return DatasetSplit(given)
+    return DatasetSplit(given, collate_fn or default_collate)
 
 
-def as_tensors(batch: Batch, device: torch.device) -> Any:
-    """Return a batch on a device, as torch's DataLoader does."""
+def as_tensors(batch: Batch, device: torch.device, pin: bool = False) -> Any:
+    """Return a batch on a device, as torch's DataLoader does.
+
+    Args:
+        pin: Whether to copy to a GPU from page-locked memory, while the caller goes on.
+    """
+    pin = pin and device.type != "cpu"
     if isinstance(batch, CollatedBatch):
-        return _moved(batch.examples, device)
-    return [torch.from_numpy(array).to(device) for array in (batch.examples, batch.labels)]
+        return _moved(batch.examples, device, pin)
+    return [_moved(torch.from_numpy(array), device, pin) for array in (batch.examples, batch.labels)]
 
 
-def _moved(tree: Any, device: torch.device) -> Any:
+def _moved(tree: Any, device: torch.device, pin: bool) -> Any:
     if isinstance(tree, Tensor):
-        return tree.to(device)
+        return tree.pin_memory().to(device, non_blocking=True) if pin else tree.to(device)
     if isinstance(tree, dict):
-        return {name: _moved(item, device) for name, item in tree.items()}
+        return {name: _moved(item, device, pin) for name, item in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(_moved(item, device) for item in tree))
-    return [_moved(item, device) for item in tree] if isinstance(tree, (tuple, list)) else tree
-
-
-def seed_torch(seed: int, position: int, device: torch.device) -> None:
-    """Seed the random numbers of a device for the batch at this position of the stream of examples."""
-    # ``torch.manual_seed`` takes 0.5 ms: it stores a stack trace in case CUDA is initialized later.
-    generator = torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
-    generator.manual_seed(_mixed(seed, position, _MODEL_STREAM))
-
-
-def seed_all(seed: int, position: int) -> None:
-    """Seed the random numbers of Python, NumPy and torch for loading the batch at this position."""
-    mixed = _mixed(seed, position, _EXAMPLES_STREAM)
-    random.seed(mixed)
-    np.random.seed(mixed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(mixed)
-
-
-def _mixed(seed: int, position: int, stream: int) -> int:
-    """Return a number in [0, 2**63) for a stream of random numbers, by the finalizer of SplitMix64."""
-    mixed = (seed * 3 + stream) * 0x9E3779B97F4A7C15 + position
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed &= 0xFFFFFFFFFFFFFFFF
-        mixed = (mixed ^ (mixed >> shift)) * factor
-    mixed &= 0xFFFFFFFFFFFFFFFF
-    return (mixed ^ (mixed >> 31)) >> 1
+        return type(tree)(*(_moved(item, device, pin) for item in tree))
+    return [_moved(item, device, pin) for item in tree] if isinstance(tree, (tuple, list)) else tree
 
 
 def _map(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, Protocol, SupportsFloat
 
 from ..checkpoint.snapshot import Snapshot
@@ -94,10 +94,12 @@ class UpdatesOnRequest(ABC):
     Attributes:
         grads: As ``Strategy.grads``, in host memory.
         updates_whole_tensors: Whether it can update with a ``WholeTensorOptimizer``.
+        shares_params: Whether other ranks compute with the same memory, so that a script must not write there.
     """
 
     grads: Array
     updates_whole_tensors = False
+    shares_params = False
 
     @abstractmethod
     def begin(self, loss: SupportsFloat) -> None:
@@ -115,9 +117,18 @@ class UpdatesOnRequest(ABC):
             part: The only parameters to update, with a ``WholeTensorOptimizer``; None for all.
         """
 
+    def change_params(self, change: Callable[[], object]) -> None:
+        """Call a function that changes the parameters, once for each copy of them. Collective over the workers."""
+        change()
+
     @abstractmethod
-    def end_step(self, updated: bool) -> None:
-        """End the step, of which ``begin`` has set the loss, and tell whether ``update`` was called."""
+    def end_step(self, updated: bool, complete: bool) -> None:
+        """End the step, of which ``begin`` has set the loss.
+
+        Args:
+            updated: Whether ``update`` was called.
+            complete: Whether no gradient is left for a later step, which checkpoints would lack.
+        """
 
     @abstractmethod
     def set_optimizer(self, optimizer: Optimizer) -> None:

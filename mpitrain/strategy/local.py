@@ -68,7 +68,7 @@ class Local(BulkSynchronous, UpdatesOnRequest):
     def finish(self) -> None:
         self.average()
         self.update()
-        self.end_step(updated=True)
+        self.end_step(updated=True, complete=True)
 
     def average(self) -> None:
         """Check the loss; workers apply their own gradients."""
@@ -88,12 +88,12 @@ class Local(BulkSynchronous, UpdatesOnRequest):
             self._own[name][:] = values
         self.step_offset = updates - self.progress.step
 
-    def end_step(self, updated: bool) -> None:
+    def end_step(self, updated: bool, complete: bool) -> None:
         if not updated:
             self.average()
             self.step_offset -= 1
         loss, accepted = float(self.loss), self._accepts
-        self._accepts |= updated
+        self._accepts |= complete
         self.await_release()
         if accepted:
             self._since[_LOSS] += loss

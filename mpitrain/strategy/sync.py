@@ -19,7 +19,7 @@ and two runs on the same ranks give identical bits. The update is partitioned as
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,8 +43,8 @@ from .tensor_updates import TensorUpdates, tensor_ranges
 _WAIT = span("wait")
 
 # Flags: what a worker does in a divided step.
-_AVERAGES, _UPDATES, _SKIPS, _UPDATES_PART = 4, 8, 16, 32
-_KINDS = _AVERAGES | _UPDATES | _SKIPS | _UPDATES_PART
+_AVERAGES, _CHANGES, _UPDATES, _SKIPS = 4, 8, 16, 32
+_KINDS = _AVERAGES | _CHANGES | _UPDATES | _SKIPS
 
 
 class Sync(BulkSynchronous, UpdatesOnRequest):
@@ -88,6 +88,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         self._rows = shared.allocate((node.size, stride), plan.dtype)
         self._vectors = {name: shared.allocate((stride,), plan.dtype)[:size] for name in plan.vectors}
         self.initial_vectors = self._vectors if node.rank == 0 else None
+        self.shares_params = node.size > 1
         self.params, self.grads = self._vectors["params"], self._rows[node.rank, :size]
         self.grads[:] = 0  # gaps between parameters must stay zero
         self._in_order = np.arange(node.size)
@@ -134,7 +135,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         if self.tensors is not None:
             self.average()
             self.update()
-            self.end_step(updated=True)
+            self.end_step(updated=True, complete=True)
             return
         last = self._phase + len(self._buckets)
         if self._several_nodes:
@@ -180,10 +181,9 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         self.grads[:] = self._mean[: len(self.grads)]
 
     def update(self, part: Part | None = None) -> None:
-        if part is not None:
-            numbers, _ = self._exchange_statuses(_UPDATES_PART, part.number)
-            _check_same(numbers.tolist())
-        self._node_barrier()  # until then, scripts may read the parameters
+        # Until all are here, scripts may read the parameters.
+        numbers, _ = self._exchange_statuses(_CHANGES, 0 if part is None else part.number)
+        _check_same(numbers.tolist())
         if self._accepts:
             if self.tensors is not None:
                 self._update_tensors(self.tensors, None if part is None else part.names)
@@ -206,18 +206,16 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
             self._hierarchy.allgather_ranges(self.params, self._tensor_ranges)
         self._node_barrier()
 
-    def end_step(self, updated: bool) -> None:
+    def end_step(self, updated: bool, complete: bool) -> None:
         losses, flags = self._exchange_statuses(_UPDATES if updated else _SKIPS)
         loss = sum(losses.tolist())
         self._accepts &= self.non_finite.check(loss, losses, self.progress.step)
         accepted, self._begun = self._accepts, False
-        if updated:
-            self._accepts = True
-        else:
-            self.step_offset -= 1
+        self._accepts |= complete
+        self.step_offset -= not updated
         self._node_barrier()  # all have read the statuses
         self.count(loss, accepted)
-        if updated or self.progress.step >= self.plan.train_steps:  # else a checkpoint would lack the gradient
+        if complete or self.progress.step >= self.plan.train_steps:
             self.enter_consistent_point(flags)
 
     def _exchange_statuses(self, kind: int, number: float | None = None) -> tuple[Array, int]:
@@ -236,12 +234,19 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         kinds = flags & _KINDS
         if kinds & (kinds - 1):
             error = JobError(
-                "the workers do different things in a step: all must call step, or leave it out, and use gradients, in "
-                "the same steps"
+                "the workers do different things in a step: all must call step, or leave it out, and use gradients or "
+                "change parameters, in the same steps"
             )
             error.on_all_ranks = True
             raise error
         return losses, flags & ~_KINDS
+
+    def change_params(self, change: Callable[[], object]) -> None:
+        numbers, _ = self._exchange_statuses(_CHANGES, -1)
+        _check_same(numbers.tolist())
+        if self._hierarchy.node.rank == 0:
+            change()
+        self._node_barrier()
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         self._updater.set_optimizer(optimizer)
@@ -366,15 +371,15 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
 
 
 def _check_same(parts: Sequence[float]) -> None:
-    """Check that all workers update the same part of the parameters.
+    """Check that all workers change the same part of the parameters.
 
     Raises:
         JobError: They do not; on all workers.
     """
     if any(part != parts[0] for part in parts):
         error = JobError(
-            "the workers update with different optimizers in a step: all must call step for the same ones, in the same "
-            "order"
+            "the workers change the parameters in different ways in a step: all must call step, for the same "
+            "optimizers in the same order, or change_parameters"
         )
         error.on_all_ranks = True
         raise error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,7 @@ class DividedStep:
         self._begin()
 
     def _begin(self) -> None:
-        self.n_backward = 0
+        self.n_backward, self._has_updated = 0, False
         self._loss: Any = 0.0
 
     @property
@@ -126,16 +126,26 @@ class DividedStep:
         with np.errstate(all="ignore"):
             self._strategy.update(None if names is None else Part(sum(1 << index for index in indices), names))
         self._model.note_update(names)
+        self._has_updated = True
         for view in self._state:  # has been applied, too
             view[...] = 0
         for part in parts:
+            part.is_applied = True
+
+    def change_params(self, change: Callable[[], object]) -> None:
+        """Call a function that applies the gradients; see ``UpdatesOnRequest.change_params``."""
+        if self.n_backward and not self.is_averaged:
+            self.average()
+        self._strategy.change_params(change)
+        self._model.note_update(None)
+        for part in self._parts:
             part.is_applied = True
 
     def end(self) -> None:
         """End the step. Collective as ``UpdatesOnRequest.end_step``."""
         self._strategy.begin(self._loss)
         with np.errstate(all="ignore"):
-            self._strategy.end_step(updated=not self.has_gradient)
+            self._strategy.end_step(self._has_updated, complete=not self.has_gradient)
         self._begin()
 
     def take_over(self) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ class SteppedLoop(Loop):
     _divided_model: DividedModel  # then
     _dividing: UpdatesOnRequest  # the strategy, then
     _n_optimizers = 1
+    _watched: DividedModel | None = None  # if other ranks share the parameters, which the script must not change
     _overlaps: bool | None = None  # whether steps are not divided; None until the first one is decided
     _work: WorkItem | None = None  # until its step is finished
     _parts: list[Batch]  # the micro-batches of this step that are not finished
@@ -83,10 +84,13 @@ class SteppedLoop(Loop):
             raise JobError(
                 "Trainer(overlap=False) needs --mode sync or local on CPUs, without --accumulate-steps: remove one"
             )
+        self._watched = model if isinstance(strategy, UpdatesOnRequest) and strategy.shares_params else None
         self._begin()
+        self._note_params()
 
     def close(self) -> None:
         """End training. Collective over the workers."""
+        self._check_params()
         self._end()
 
     def take(self) -> WorkItem | None:
@@ -103,6 +107,7 @@ class SteppedLoop(Loop):
     def finish_pending(self) -> None:
         """Finish the step if its gradient is computed, and no update has followed."""
         if self._work is not None and self._divided is not None and not self._overlaps and self._divided.n_backward:
+            self._check_params()
             self._decide(divide=True)
             self._finish_divided(self._divided)
 
@@ -133,6 +138,21 @@ class SteppedLoop(Loop):
                 "on CPUs, without --accumulate-steps; for OneCycleLR and CyclicLR pass cycle_momentum=False"
             )
         self._dividing.set_optimizer(optimizer)
+
+    def change_params(self, change: Callable[[], object]) -> None:
+        """Change the parameters by a function; see ``Trainer.change_parameters``."""
+        if self._divided is None or (self._overlaps and self._computed):
+            raise JobError(
+                "trainer.change_parameters was called between backward and step: call it after step, or pass "
+                "overlap=False to the Trainer"
+                if self._divided is not None
+                else "trainer.change_parameters needs --mode sync or local on CPUs, without --accumulate-steps"
+            )
+        if self._divided.n_backward:
+            self._decide(divide=True)
+        self._divided.change_params(change)
+        self.n_updates += 1
+        self._note_params()
 
     def slots(self) -> tuple[dict[str, Array], int]:
         """Return the optimizer's slots by name, shape (layout.size,) each, and the number of updates.
@@ -198,6 +218,7 @@ class SteppedLoop(Loop):
                 if self._divided is not None
                 else "backward was called twice for a batch: call it once for each batch of the loader"
             )
+        self._check_params()
         if self._in_forward:
             FORWARD.__exit__(None, None, None)
         self._in_forward, strategy = False, self._strategy
@@ -254,6 +275,18 @@ class SteppedLoop(Loop):
         with HOOKS:
             for after_step in self._after_step:
                 after_step(self)
+        self._note_params()
+
+    def _note_params(self) -> None:
+        if self._watched is not None:
+            self._watched.note_params()
+
+    def _check_params(self) -> None:
+        """Check that the script has not changed parameters itself since the last update."""
+        if self._watched is not None:
+            self._watched.check_params()
+        if self._divided is not None and self.step & (self.step + 1) == 0:  # a script that does it does it early
+            self._divided_model.check_places()
 
     # Divided steps.
 
@@ -290,6 +323,7 @@ class SteppedLoop(Loop):
     def _update_divided(self, step: DividedStep, optimizers: Sequence[int], divide: bool) -> None:
         if not step.can_update(optimizers):
             raise JobError("step was called without a gradient: call trainer.backward(loss) first")
+        self._check_params()
         has_replaced = self._divided_model.collect_replaced_grads()
         self._decide(divide=divide or has_replaced or step.n_backward > 1)
         self.n_updates += 1
@@ -301,6 +335,7 @@ class SteppedLoop(Loop):
             self._finish()
             return
         step.update(optimizers)
+        self._note_params()
         if self._n_optimizers == 1:
             self._finish_divided(step)
 

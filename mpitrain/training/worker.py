@@ -20,7 +20,7 @@ from ..core.extra_state import ExtraState, HasExtraState
 from ..core.kernels import compile_seconds
 from ..core.layout import Array
 from ..core.training_state import TrainingState
-from ..data import BatchSource, InMemory, Loader, Split
+from ..data import BatchSource, InMemory, Loader, ReadAhead, Split
 from ..data.loader import IndexLoader, own_buffers
 from ..data.split import check_examples
 from ..errors import CheckpointError, NonFiniteLoss, UserError
@@ -190,7 +190,9 @@ class Worker:
     def _loader(self, dataset: SharedDataset, name: str, split: Split, model: Model | None = None) -> BatchSource:
         """Return the batches of a split, in the form that the model prefers. Collective over the workers."""
         plan, seed = self.plan, self.plan.config.training.seed
-        if (own := split.own_loader(seed)) is not None:
+        training = plan.config.training
+        read_ahead = ReadAhead(training.data_workers or 0, training.prefetch or 2)
+        if (own := split.own_loader(seed, read_ahead)) is not None:
             return own
         dtype = None if self.job.network.takes_integers(split) else plan.dtype
         storage = dataset.load(split, partial(check_examples, name, split, dtype, self.job.network.classes))

@@ -48,6 +48,7 @@ class Tools(NamedTuple):
     batches: Any
     backward: Callable[..., object]
     mean: Callable[[Any], float]
+    change: Callable[[Callable[[], object]], object]
 
 
 class Loop(NamedTuple):
@@ -223,6 +224,28 @@ def alternating(tools: Tools, optimizers: list[torch.optim.Optimizer]) -> None:
                 generator.zero_grad()
 
 
+def by_hand(tools: Tools, optimizer: torch.optim.Optimizer) -> None:
+    """Update parameters without the optimizer in some steps, and clip them in all."""
+
+    def descend() -> None:
+        for parameter in tools.model.parameters():
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+
+    def clamp() -> None:
+        for parameter in tools.model.parameters():
+            parameter.data.mul_(0.99).clamp_(-0.3, 0.3)
+
+    for _ in tools.epochs(EPOCHS):
+        for index, (inputs, labels) in enumerate(tools.batches):
+            optimizer.zero_grad()
+            tools.backward(loss_of(tools, inputs, labels))
+            if index % 2:
+                optimizer.step()
+            else:
+                tools.change(descend)
+            tools.change(clamp)
+
+
 def both(tools: Tools, optimizers: list[torch.optim.Optimizer]) -> None:
     schedules = [ExponentialLR(optimizer, 0.8) for optimizer in optimizers]
     for _ in tools.epochs(EPOCHS):
@@ -326,6 +349,7 @@ class GlobalNorm(torch.optim.Optimizer):
 
 LOOPS = {
     "adversarial": Loop(adversarial, two_adams),
+    "by hand": Loop(by_hand, lambda model: torch.optim.Adam(model.parameters(), 0.02)),
     "alternating": Loop(alternating, two_adams),
     "muon and adamw": Loop(both, muon_and_adamw),
     "global norm": Loop(restored, lambda model: GlobalNorm(model.parameters(), 0.05)),
@@ -409,7 +433,9 @@ def plain(name: str) -> list[np.ndarray]:
 
     model = make_model()
     optimizer = LOOPS[name].make(model)
-    LOOPS[name].train(Tools(model, epochs, Batches(), lambda loss, *_: loss.backward(), float), optimizer)
+    LOOPS[name].train(
+        Tools(model, epochs, Batches(), lambda loss, *_: loss.backward(), float, lambda function: function()), optimizer
+    )
     return [parameter.detach().numpy() for parameter in model.parameters()]
 
 
@@ -434,7 +460,9 @@ def main() -> None:
             trainer.backward(loss, *optimizer)
 
         batches = trainer.loader([*zip(*make_data(), strict=True)], TOTAL // trainer.size)
-        LOOPS[name].train(Tools(model, trainer.epochs, batches, backward, trainer.mean), optimizer)
+        LOOPS[name].train(
+            Tools(model, trainer.epochs, batches, backward, trainer.mean, trainer.change_parameters), optimizer
+        )
         if trainer.chief:
             np.savez(arguments.out / f"{name}.npz", *(parameter.detach().numpy() for parameter in model.parameters()))
 

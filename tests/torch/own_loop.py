@@ -114,6 +114,11 @@ def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: t
         sys.exit(0)
     if fault == "stop":
         trainer.stop("enough")
+    if fault == "change on one rank" and trainer.rank == 0:
+        trainer.change_parameters(lambda: None)
+    if fault == "replaced data":
+        for parameter in model.parameters():
+            parameter.data = 0.9 * parameter.data
     if fault == "unknown optimizer":
         trainer.step(torch.optim.SGD(model.parameters(), 0.1))
     if fault == "different optimizers":
@@ -174,6 +179,9 @@ def main() -> None:
             trainer.first = trainer.step_count == 0  # not resumed
         epochs.append(epoch)
         for inputs, targets in loader:
+            if arguments.fault == "own update" and step == arguments.at:
+                for parameter in model.parameters():
+                    parameter.data.mul_(0.9)
             loss = loss_of(model(inputs), targets)
             if arguments.fault != "forget":
                 trainer.backward(loss)

@@ -28,7 +28,7 @@ def assert_plain(name: str, trained: list[np.ndarray]) -> None:
 
 
 OWN = tuple(name for name in LOOPS if name not in PAIRS)
-SOME = ("clip", "one cycle", "adafactor", "row norm", "restored adam", "adversarial", "alternating")
+SOME = ("clip", "one cycle", "adafactor", "row norm", "restored adam", "adversarial", "alternating", "by hand")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""Examples that processes load: the same bits with any number of them, each example once, and errors end the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain import data
+from mpitrain.data.permutation import order
+
+from ..support.launch import Mpi, one_line, run
+from .reading import EXAMPLES, FAULTY
+
+SCRIPT = Path(__file__).parent / "reading.py"
+
+
+def words(mpi: Mpi, n: int, out: Path, *flags: object, launch: tuple[object, ...] = ()) -> list[str]:
+    out.mkdir(exist_ok=True)
+    command = [mpi.python, "-m", "mpitrain", "run", "-n", n, "--run-dir", out / "run", *launch, SCRIPT, out, *flags]
+    return [str(word) for word in command]
+
+
+def read(mpi: Mpi, n: int, out: Path, *flags: object, launch: tuple[object, ...] = ()) -> list[dict[str, np.ndarray]]:
+    """Run the script on ``n`` ranks; return what each worker has stored."""
+    done = run(words(mpi, n, out, *flags, launch=launch), timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [dict(np.load(path)) for path in sorted(out.glob("*.npz"))]
+
+
+def assert_same(ours: list[dict[str, np.ndarray]], others: list[dict[str, np.ndarray]]) -> None:
+    for one, other in zip(ours, others, strict=True):
+        for name, values in one.items():
+            np.testing.assert_array_equal(values, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_any_number_of_processes_gives_the_same_bits(openmpi: Mpi, n: int, tmp_path: Path) -> None:
+    alone = read(openmpi, n, tmp_path / "0")
+    assert_same(alone, read(openmpi, n, tmp_path / "3", "--data-workers", 3))
+    seen = np.concatenate([worker["seen"] for worker in alone])
+    assert sorted(seen) == sorted([*range(EXAMPLES)] * 3)
+    assert alone[0]["examples"] == EXAMPLES
+
+
+def test_a_killed_run_resumes_with_another_number(openmpi: Mpi, tmp_path: Path) -> None:
+    alone = read(openmpi, 2, tmp_path / "whole", "--data-workers", 1)
+    killed = tmp_path / "killed"
+    done = run(words(openmpi, 2, killed, "--kill-at", 6, launch=("--data-workers", 2)), timeout=120)
+    assert done.returncode != 0
+    assert_same(alone, read(openmpi, 2, killed, launch=("--data-workers", 3, "--prefetch", 1)))
+
+
+@pytest.mark.parametrize("mode", ["local", "async", "backup"])
+def test_every_example_is_used_once_in_every_mode(openmpi: Mpi, mode: str, tmp_path: Path) -> None:
+    launch = ("--mode", mode, *(("--backup-workers", 0) if mode == "backup" else ()))
+    workers = read(openmpi, 2, tmp_path / "out", "--data-workers", 2, launch=launch)
+    seen = np.concatenate([worker["seen"] for worker in workers])
+    assert sorted(seen)[: EXAMPLES * 3] == sorted([*range(EXAMPLES)] * 3)
+
+
+def test_examples_in_order(openmpi: Mpi, tmp_path: Path) -> None:
+    (worker,) = read(openmpi, 1, tmp_path / "out", "--in-order", "--data-workers", 2)
+    assert worker["seen"].tolist() == [*range(EXAMPLES)] * 3
+
+
+def test_the_order_of_a_split() -> None:
+    split = data.from_arrays(np.zeros((5, 2)), np.arange(5))
+    np.testing.assert_array_equal(split.order(3, 4, 1), order(3, 4, 5, 1))
+    split.shuffle = False
+    assert split.order(3, 4, 1).tolist() == [3, 4, 0, 1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_example_that_cannot_be_loaded_is_named(openmpi: Mpi, workers: int, tmp_path: Path) -> None:
+    done = run(words(openmpi, 2, tmp_path / "out", "--fault", "raise", "--data-workers", workers), timeout=60)
+    assert done.returncode == 2
+    message = one_line(done.stderr)
+    assert f"example {FAULTY} " in message and "broken.png" in message and str(SCRIPT) in message
+
+
+def test_a_killed_process_ends_the_run(openmpi: Mpi, tmp_path: Path) -> None:
+    done = run(words(openmpi, 2, tmp_path / "out", "--fault", "kill", "--data-workers", 2), timeout=60)
+    assert done.returncode == 2
+    assert "Sentences" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_its_rank(openmpi: Mpi, number: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = words(openmpi, 1, out, "--fault", "wait", "--data-workers", 2, "--epochs", 50)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_until(lambda: (out / "waiting-0").exists() and len(_processes(out)) >= 3)
+        rank = min(_processes(out))
+        loading = [pid for pid in _processes(out) if pid != rank]
+        if number == signal.SIGTERM:  # batch systems send it to all processes
+            for pid in [*loading, rank]:
+                os.kill(pid, number)
+            assert process.wait(60) == 75
+        else:
+            os.kill(rank, number)
+            assert process.wait(60) not in (0, 75)
+        _wait_until(lambda: not _processes(out))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _processes(out: Path) -> list[int]:
+    """Return the processes of the rank: itself, which is the first, and those that load examples."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                line, environment = ((folder / name).read_bytes() for name in ("cmdline", "environ"))
+                if str(out).encode() in line and b"OMPI_COMM_WORLD_RANK" in environment:
+                    found.append(int(folder.name))
+    return found
+
+
+def _wait_until(holds, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
