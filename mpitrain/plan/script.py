@@ -40,13 +40,15 @@ class ScriptRequest:
 def is_script(path: Path) -> bool:
     """Return whether a Python file trains by itself: it uses ``train`` or ``Trainer``, and defines no ``job``.
 
-    A file that defines ``job`` is a script only if it also trains as soon as it is imported.
+    It may also import modules from its own folder that use them. A file that defines ``job`` is a script only if it
+    also trains as soon as it is imported.
     """
     tree = _parsed(path)
     if tree is None:
         return False
     if not any("job" in _names_defined(node) for node in tree.body):
-        return _refers_to(tree, tree.body, _STARTS)
+        files = {path: tree, **_modules_beside(path, tree)}
+        return any(_refers_to(each, each.body, _STARTS) for each in files.values())
     at_import = [node for node in tree.body if not isinstance(node, _DEFINITIONS) and not _is_guard(node)]
     return _refers_to(tree, at_import, _STARTS)
 
@@ -121,6 +123,31 @@ def _refers_to(tree: ast.Module, statements: Iterable[ast.stmt], wanted: set[str
         for statement in statements
         for node in ast.walk(statement)
     )
+
+
+def _modules_beside(path: Path, tree: ast.Module) -> dict[Path, ast.Module]:
+    """Return the modules in the folder of a file, or in packages there, that it imports, also through others."""
+    found: dict[Path, ast.Module] = {}
+    importing = [tree]
+    while importing:
+        for name in _imported(importing.pop()):
+            place = path.parent.joinpath(*name.split("."))
+            for file in (place.with_suffix(".py"), place / "__init__.py"):
+                if file != path and file not in found and (module := _parsed(file)) is not None:
+                    found[file] = module
+                    importing.append(module)
+    return found
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """Return the names of modules that a module imports, or may import, from the import path."""
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
 
 
 def _imports_package(tree: ast.Module) -> bool:

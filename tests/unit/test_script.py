@@ -35,6 +35,19 @@ def test_is_script(text: str, expected: bool, tmp_path: Path) -> None:
     assert is_script(path) is expected
 
 
+@pytest.mark.parametrize("text", ["from tools import training", "import tools.training", "import tools.all"])
+def test_a_script_may_train_in_its_own_modules(text: str, tmp_path: Path) -> None:
+    path, tools = tmp_path / "a.py", tmp_path / "tools"
+    path.write_text(text)
+    assert not is_script(path)
+    tools.mkdir()
+    (tools / "all.py").write_text("import torch, tools.training")
+    (tools / "training.py").write_text("import a, mpitrain\nclass T: trainer = mpitrain.Trainer")
+    assert is_script(path)
+    (tools / "training.py").write_text("import a, mpitrain")
+    assert not is_script(path)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
