@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import operator
 import time
@@ -14,6 +15,8 @@ from ..training.rank import Rank
 
 _WAIT = span("wait")
 _POLL_S = 0.001
+_WARNING_S = 10.0
+_log = logging.getLogger(__name__)
 
 
 class Collectives:
@@ -67,7 +70,7 @@ class Collectives:
             method: Its name, for the error.
         """
         with self._rank.errors_end_the_run():
-            if not wait_for_all(self._rank.cluster.workers, self._limit_s):
+            if not wait_for_all(self._rank.cluster.workers, self._limit_s, method):
                 raise JobError(
                     f"{method} was called, but not by all workers within --hang-timeout {self._limit_s:g}: call it on "
                     "all of them, not inside 'if trainer.rank == 0'"
@@ -81,15 +84,32 @@ def share(rank: Rank, of_chief: Any) -> Any:
         return rank.cluster.comm.bcast(of_chief, root=rank.cluster.chief_rank)
 
 
-def wait_for_all(comm: Any, limit_s: float = math.inf) -> bool:
-    """Wait until all ranks of an MPI communicator are here; return whether they are after ``limit_s`` seconds."""
-    began = time.monotonic()
+def wait_for_all(comm: Any, limit_s: float = math.inf, method: str = "") -> bool:
+    """Wait until all ranks of an MPI communicator are here.
+
+    Args:
+        limit_s: Seconds to wait at most.
+        method: What the script has called, for a warning during a long wait; empty if it has called nothing.
+
+    Returns:
+        Whether they are here.
+    """
+    began, warns_at_s = time.monotonic(), _WARNING_S if method else math.inf
     with _WAIT:
         barrier = comm.Ibarrier()
         while not barrier.Test():
             waited_s = time.monotonic() - began
             if waited_s > limit_s:
                 return False
+            if waited_s > warns_at_s:
+                warns_at_s = math.inf
+                _log.warning(
+                    "rank %d has called %s, and waits for the other workers since %.0f s: call it on all of them, not "
+                    "inside 'if trainer.rank == 0'",
+                    comm.rank,
+                    method,
+                    waited_s,
+                )
             if waited_s > _POLL_S:
                 time.sleep(_POLL_S)
     return True

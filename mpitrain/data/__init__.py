@@ -1,7 +1,7 @@
 """Data sets: storage of examples, their order, and batches."""
 
 from ..core.renamed import warn
-from .batch import Batch, BatchSource, ReadAhead
+from .batch import Batch, BatchSource
 from .hdf5 import hdf5
 from .loader import InMemory, Loader, Storage, Streaming
 from .mnist import Images, mnist
@@ -14,7 +14,6 @@ __all__ = [
     "Images",
     "InMemory",
     "Loader",
-    "ReadAhead",
     "Split",
     "Storage",
     "Streaming",

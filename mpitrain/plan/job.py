@@ -233,7 +233,7 @@ def errors_located(path: Path, job: Job) -> Iterator[None]:
         yield
     except (JobError, DataError) as error:
         file, line = job.source
-        made = f"job file {path}, line {line}" if _is_same(file, path) else f"{file}, line {line}"
+        made = f"{path if _is_same(file, path) else file}, line {line}"
         located = type(error)(f"{_place(path, error) or made}: {error}")
         located.on_all_ranks = error.on_all_ranks
         raise located from error
@@ -302,7 +302,7 @@ def _place(path: Path, error: BaseException, source: str = "") -> str:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if _is_same(frame.filename, path)]
     if lines:
-        return f"job file {path}, line {lines[-1]}"
+        return f"{path}, line {lines[-1]}"
     lines = [frame.lineno for frame in frames if frame.filename == source]
     return f"{source}, line {lines[-1]}" if lines else ""
 

@@ -62,9 +62,12 @@ class Loop:
         validation: The latest validation metrics.
         compute_s: Seconds that this worker has taken to load batches and to compute losses.
         reuses_batches: Whether no other code keeps a batch, so that its memory can be used again.
+        shows_vectors: Whether other code may keep views of the vectors, so that their memory stays until the process
+            ends.
     """
 
     reuses_batches = True
+    shows_vectors = False
 
     def __init__(
         self,

@@ -44,6 +44,7 @@ class SteppedLoop(Loop):
     """
 
     reuses_batches = False
+    shows_vectors = True
     n_updates = 0
 
     _stepped_model: SteppedModel

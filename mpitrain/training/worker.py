@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import time
@@ -20,7 +21,8 @@ from ..core.extra_state import ExtraState, HasExtraState
 from ..core.kernels import compile_seconds
 from ..core.layout import Array
 from ..core.training_state import TrainingState
-from ..data import BatchSource, InMemory, Loader, ReadAhead, Split
+from ..data import BatchSource, InMemory, Loader, Split
+from ..data.batch import ReadAhead
 from ..data.loader import IndexLoader, own_buffers
 from ..data.split import check_examples
 from ..errors import CheckpointError, NonFiniteLoss, UserError
@@ -159,7 +161,10 @@ class Worker:
         if validation is not None:
             validation.close()
         with _WAIT:
-            strategy.close()
+            if self.loop.shows_vectors and not cluster.servers:  # servers close when training ends
+                atexit.register(strategy.close)
+            else:
+                strategy.close()
             dataset.free()
 
     @contextlib.contextmanager

@@ -201,6 +201,11 @@ def test_mistakes_in_the_loop(openmpi: Mpi, n: int, fault: str, tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
+def test_views_of_parameters_stay_valid_after_training(openmpi: Mpi, tmp_path: Path) -> None:
+    done = start(openmpi, 2, tmp_path, "--fault", "alias")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_collective_on_one_rank_ends_the_run(openmpi: Mpi, tmp_path: Path) -> None:
     done = start(openmpi, 2, tmp_path, "--fault", "mean on one rank", launch=("--hang-timeout", 5))
     assert done.returncode == 2, done.stderr
