@@ -7,7 +7,6 @@ import copy
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,18 +22,19 @@ from ..monitor.trace import span
 from ..plan.job import Job
 from ..plan.options import run_config
 from ..process.signals import STOPPED_EARLY
-from ..pytorch.batches import as_split, as_tensors
-from ..pytorch.live_optimizer import LiveOptimizer, check_same_options
+from ..pytorch.batches import as_split
 from ..pytorch.network import LossInLoop
 from ..pytorch.random_numbers import seed_all
-from ..pytorch.several_optimizers import as_one
 from ..training.hooks import SAVE
 from ..training.rank import Rank
 from ..training.session import TrainRequest, resumes_at, training_session
 from ..training.stepped_loop import SteppedLoop
-from .collectives import Collectives, share
+from .collectives import share
+from .script_optimizers import ScriptOptimizers
+from .script_run import ScriptRun
 from .script_state import HasState, ScriptState
 from .train import script_path
+from .train_loader import TrainLoader
 
 _WAIT = span("wait")
 _ELSEWHERE = {  # options of a run that a Trainer gets in another way
@@ -48,7 +48,7 @@ _ELSEWHERE = {  # options of a run that a Trainer gets in another way
 }
 
 
-class Trainer(Collectives):
+class Trainer(ScriptRun):
     """Trains a PyTorch module in a loop of the user's own, on all ranks that run the script.
 
     ::
@@ -116,12 +116,6 @@ class Trainer(Collectives):
     ) -> None:
         self.model, self._overlap = model, overlap
         self._loader: TrainLoader | None = None
-        self._loop: SteppedLoop | None = None  # while it trains
-        self._epoch: int | None = None  # that trains
-        self._examples = self._last = 0  # examples of an epoch; the last epoch
-        self._has_more = False  # whether this epoch has batches that the loop has not used
-        self._live: list[LiveOptimizer] = []  # the optimizers of torch
-        self._by_epoch = scheduler_interval == "epoch"
         caller = sys._getframe(1)
         self._source = caller.f_code.co_filename, caller.f_lineno  # for errors
         self._rank = rank = Rank.of_script()
@@ -132,49 +126,18 @@ class Trainer(Collectives):
                 for name, instead in _ELSEWHERE.items():
                     if name in options or name in rank.options:
                         raise ConfigError(f"{name} is no option of a Trainer: {instead}")
-                if isinstance(optimizer, optim.Optimizer):
-                    if scheduler is not None or clip_norm is not None:
-                        raise JobError("scheduler and clip_norm are options of the optimizers of mpitrain.optim")
-                    self._optimizer = optimizer
-                else:
-                    if scheduler_interval not in ("epoch", "step"):
-                        raise JobError(f"scheduler_interval is {scheduler_interval!r}, must be 'epoch' or 'step'")
-                    self._live, self._optimizer = self._follow(optimizer, clip_norm, scheduler)
+                self._optimizers = ScriptOptimizers(
+                    self, optimizer, clip_norm, scheduler, scheduler_interval, bool(overlap)
+                )
             rank.cluster.assign(self._config)
             self.rank, self.size = rank.cluster.task_index, len(rank.cluster.worker_ranks)
             self.chief = rank.cluster.chief
             self._script = ScriptState(rank.cluster)
             self._script.add_part("overlap", self._decided_overlap, self._load_overlap)
-            for index, live in enumerate(self._live):
-                part = "optimizer" if len(self._live) == 1 else f"optimizer {index}"
-                self._script.add_part(part, partial(self._optimizer_state, live), live.load_state)
+            self._optimizers.add_parts(self._script)
             _use_values_of_chief(model, rank)
             if rank.cluster.is_server:
                 self._serve()
-
-    def _follow(
-        self, optimizer: Any, clip_norm: float | None, scheduler: Any
-    ) -> tuple[list[LiveOptimizer], optim.Optimizer]:
-        """Return the optimizers of torch, and the rule that updates with them."""
-        if isinstance(optimizer, (list, tuple)) and len(optimizer) == 1:
-            (optimizer,) = optimizer
-        if not isinstance(optimizer, (list, tuple)):
-            live = LiveOptimizer(optimizer, self.model, clip_norm, scheduler, _OptimizerState(self, 0))
-            return [live], live.rule
-        if not optimizer:
-            raise JobError("Trainer got a list without an optimizer: must have at least one")
-        if scheduler is not None or clip_norm is not None:
-            raise JobError(
-                "scheduler and clip_norm of the Trainer need one optimizer: with several, call scheduler.step() and "
-                "torch.nn.utils.clip_grad_norm_ in the loop"
-            )
-        if self._overlap:
-            raise JobError("overlap=True needs one optimizer: the gradients of several are averaged after backward")
-        several = [
-            LiveOptimizer(each, self.model, None, None, _OptimizerState(self, index), index)
-            for index, each in enumerate(optimizer)
-        ]
-        return several, as_one(several, self.model)
 
     @property
     def step_count(self) -> int:
@@ -188,11 +151,6 @@ class Trainer(Collectives):
     @state.setter
     def state(self, values: dict[str, Any]) -> None:
         self._script.values = dict(values)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the model's parameters."""
-        return next(self.model.parameters()).device
 
     def register(self, name: str, owner: HasState, per_rank: bool = False) -> None:
         """Save the state of an object in checkpoints, and restore it when a run resumes. Local; before training begins.
@@ -290,7 +248,7 @@ class Trainer(Collectives):
             if not isinstance(count, int) or count < 1:
                 raise JobError(f"trainer.steps got {count!r}: must be a number of steps, at least 1")
             positions = Steps(count, self._config.gradients_per_step(self.size))
-            self._loader = TrainLoader(self, positions, 1, positions, False)
+            self._loader = TrainLoader(self, positions, 1, positions)
         loop = self._open(1)
         self._epoch = 0
         while loop is not None and self._take(loop):
@@ -315,11 +273,9 @@ class Trainer(Collectives):
             loss: The mean over the batch.
             optimizer: The one of several whose parameters alone get the gradient; None for all.
         """
-        loop, chosen = self._require_loop(), self._chosen(optimizer, "backward")
-        for index in chosen:
-            self._use_changed_options(loop, self._live[index])
-            self._live[index].begin_backward()
-        loop.backward(loss, chosen or [0])
+        loop, chosen = self._require_loop(), self._optimizers.chosen(optimizer, "backward")
+        self._optimizers.begin_backward(loop, chosen)
+        loop.backward(loss, chosen)
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Update the parameters, as ``optimizer.step()`` does. Collective over the workers if they take the same
@@ -328,64 +284,7 @@ class Trainer(Collectives):
         Args:
             optimizer: The one of several that updates; None for all that have a gradient.
         """
-        self._update(self._chosen(optimizer, "step"))
-
-    def _update(self, chosen: Sequence[int]) -> None:
-        """Update with the optimizers of torch that have these indices; with that of this package if there are none."""
-        loop, changed = self._require_loop(), False
-        for index in chosen:
-            changed |= self._use_changed_options(loop, self._live[index])
-            self._live[index].note_step()
-        loop.update(chosen or [0], divide=changed)
-        self._advance_scheduler(loop)
-
-    def _chosen(self, optimizer: torch.optim.Optimizer | None, method: str) -> Sequence[int]:
-        """Return the indices of the optimizers of torch that are meant."""
-        if optimizer is None:
-            return range(len(self._live))
-        chosen = [index for index, live in enumerate(self._live) if live.is_of(optimizer)]
-        if not chosen:
-            raise JobError(f"trainer.{method} got an optimizer that the Trainer does not have: pass it to the Trainer")
-        return chosen
-
-    def _use_changed_options(self, loop: SteppedLoop, live: LiveOptimizer) -> bool:
-        """Update with the options that the optimizer has now; return whether they have changed since ``backward``."""
-        have_changed, is_other_rule = live.changes(loop.can_change_options)
-        if is_other_rule:
-            loop.set_optimizer(live.rule)
-        return have_changed
-
-    def _advance_scheduler(self, loop: SteppedLoop) -> None:
-        """Call the scheduler as often as its interval has passed."""
-        examples = loop.data_cursor if loop.synchronous else loop.step * loop.plan.step_examples
-        for live in self._live:
-            live.advance_scheduler(examples // self._examples if self._by_epoch else loop.step)
-
-    def _check_state(self, live: LiveOptimizer) -> bool:
-        """Return whether the optimizer was given a state, the same on all workers. Collective over the workers."""
-        try:
-            return live.check_state(self.gather)
-        except JobError as error:
-            error.on_all_ranks = error.on_all_ranks and not self._rank.cluster.servers
-            raise
-
-    def _use_state(self, live: LiveOptimizer, loop: SteppedLoop) -> None:
-        """Train with the state that an optimizer has, the same on all workers. Collective over the workers."""
-        try:
-            live.use_state(loop)
-        except JobError as error:
-            error.on_all_ranks = not self._rank.cluster.servers
-            raise
-
-    def _optimizer_state(self, live: LiveOptimizer) -> dict[str, Any]:
-        """Return what checkpoints contain of an optimizer besides its slots. Collective over the workers.
-
-        Raises:
-            JobError: The workers take the same steps with different options.
-        """
-        if not self._config.uses_servers:
-            check_same_options(self.gather(live.options_of_script))
-        return live.state()
+        self._optimizers.update(self._require_loop(), self._optimizers.chosen(optimizer, "step"))
 
     def _decided_overlap(self) -> bool | None:
         """Return what the first step has decided, so that a run that resumes does not decide again."""
@@ -421,11 +320,6 @@ class Trainer(Collectives):
         if self.chief:
             print(*values, **{"flush": True, **how})
 
-    def _require_loop(self) -> SteppedLoop:
-        if self._loop is None:
-            raise JobError("training has not begun, or has ended: iterate over trainer.epochs(count)")
-        return self._loop
-
     def _open(self, count: int) -> SteppedLoop | None:
         """Begin training; return None if there is nothing to train. Collective over all ranks."""
         rank, loader = self._rank, self._loader
@@ -446,7 +340,7 @@ class Trainer(Collectives):
                 training_data = (len(split), split.shape, split.sample_digest(), batch, steps)
             *_, steps = share(rank, training_data)
             rank.claim_run_dir(self._config)
-            with_state = [live for live in self._live if self._check_state(live)]
+            self._optimizers.check_states()
             request = self._request(split, batch, steps)
             stack = contextlib.ExitStack()
             session = stack.enter_context(training_session(rank.cluster, request, rank.status))
@@ -458,16 +352,11 @@ class Trainer(Collectives):
                 return None
             assert isinstance(session.loop, SteppedLoop)
             self._loop = session.loop
-            several = [live.parameter_names for live in self._live] if len(self._live) > 1 else [None]
-            self._loop.open(self._overlap, several)
+            self._loop.open(self._overlap, self._optimizers.parameter_names)
             self._began_at = self._loop.step
-            for live in self._live:
-                if live in with_state and not self._began_at:
-                    self._use_state(live, self._loop)
-                else:  # a run that resumes has its own state
-                    live.drop_state()
+            self._optimizers.begin(self._loop)
             self._script.extra_state()  # finds values that cannot be saved
-            self._advance_scheduler(self._loop)  # if it has no state in the checkpoint
+            self._optimizers.advance_schedulers(self._loop)  # if they have no state in the checkpoint
             return self._loop
 
     def _close(self) -> None:
@@ -500,94 +389,11 @@ class Trainer(Collectives):
         config = self._config.merged({"batch_size": batch, "train_steps": steps})
 
         def make() -> Job:
-            job = Job(self.model, LossInLoop(), self._optimizer, split, batch_size=batch, train_steps=steps)
+            job = Job(self.model, LossInLoop(), self._optimizers.rule, split, batch_size=batch, train_steps=steps)
             job.source = self._source
             return job
 
         return TrainRequest(script_path(), {}, config, make, SteppedLoop, self._script)
-
-
-class _OptimizerState:
-    """Holds the state of an optimizer of a Trainer; implements ``pytorch.live_optimizer.Owner``.
-
-    While the Trainer trains, all but ``drop_state`` are collective over the workers; before, they do nothing.
-    """
-
-    def __init__(self, trainer: Trainer, index: int) -> None:
-        self._trainer, self._index = trainer, index
-
-    def step(self) -> None:
-        self._trainer._update([self._index])
-
-    def collect_state(self) -> None:
-        if (loop := self._training("state_dict")) is not None:
-            gather = None if loop.plan.config.mode.averages_params else self._trainer.gather
-            self._live.set_state(loop, gather)
-
-    def drop_state(self) -> None:
-        if self._training("") is not None:
-            self._live.drop_state()
-
-    def use_state(self) -> None:
-        if (loop := self._training("load_state_dict")) is not None:
-            if not loop.plan.config.mode.averages_params:  # else each worker has its own
-                self._trainer._check_state(self._live)
-            self._live.use_state(loop)
-
-    @property
-    def _live(self) -> LiveOptimizer:
-        return self._trainer._live[self._index]
-
-    def _training(self, method: str) -> SteppedLoop | None:
-        """Return the loop while it trains, when all workers have called a method of the optimizer; None before."""
-        loop = self._trainer._loop
-        if loop is None and self._trainer._epoch is not None:
-            raise JobError(f"optimizer.{method} was called after training: call it in the loop, after step")
-        if loop is None:
-            return None
-        if method:
-            loop.check_slots(method)
-            self._trainer._wait_for_workers(f"optimizer.{method}")
-        return loop
-
-
-class TrainLoader:
-    """This worker's batches of the training examples; see ``Trainer.loader``.
-
-    Attributes:
-        dataset: As given to ``Trainer.loader``.
-        split: The examples.
-        batch_size: Examples in one batch.
-    """
-
-    def __init__(self, trainer: Trainer, split: Split, batch_size: int, dataset: Any, pin_memory: bool) -> None:
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise JobError(f"trainer.loader got batch_size={batch_size!r}: must be an integer, at least 1")
-        self._trainer, self.split, self.batch_size = trainer, split, batch_size
-        self.dataset, self._pin_memory = dataset, pin_memory
-
-    def __len__(self) -> int:
-        """Return the number of batches of an epoch for one worker, rounded up."""
-        return math.ceil(len(self.split) / (self.batch_size * self._trainer.size))
-
-    def __iter__(self) -> Iterator[Any]:
-        trainer = self._trainer
-        loop = trainer._require_loop()
-        assert trainer._epoch is not None
-        # The last epoch has all steps that are left: with backup workers, some batches do not count.
-        end = (trainer._epoch + 1) * len(self.split) if trainer._epoch < trainer._last else math.inf
-        device = trainer.device
-        while not self._has_ended(loop) and (work := loop.take()) is not None and loop.start_of(work) < end:
-            yield as_tensors(loop.micro_batch(), device, self._pin_memory)
-            if loop.is_pending:
-                raise JobError("a batch was skipped: call trainer.backward for every batch of the loader")
-        trainer._has_more = False
-
-    def _has_ended(self, loop: SteppedLoop) -> bool:
-        """Whether the epoch has no further step; then what follows in the loop comes before the next checkpoint."""
-        assert self._trainer._epoch is not None
-        loop.finish_pending()
-        return loop.synchronous and loop.data_cursor >= (self._trainer._epoch + 1) * len(self.split)
 
 
 def _use_values_of_chief(model: nn.Module, rank: Rank) -> None:

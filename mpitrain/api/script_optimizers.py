@@ -1,0 +1,209 @@
+"""The optimizers of a script, and how a Trainer updates with them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import Any
+
+from .. import optim
+from ..errors import JobError
+from ..pytorch.live_optimizer import LiveOptimizer, check_same_options
+from ..pytorch.several_optimizers import as_one
+from ..training.stepped_loop import SteppedLoop
+from .script_run import ScriptRun
+from .script_state import ScriptState
+
+
+class ScriptOptimizers:
+    """The optimizers of torch that a Trainer updates with, or one of this package.
+
+    Args:
+        trainer: The Trainer.
+        optimizer: One of torch, several, or one of this package.
+        clip_norm, scheduler, scheduler_interval: As for ``Trainer``.
+        overlap: Whether updates must overlap with the backward pass.
+
+    Attributes:
+        live: The optimizers of torch.
+        rule: The optimizer of this package that updates with all of them.
+
+    Raises:
+        JobError: The arguments do not fit together.
+    """
+
+    def __init__(
+        self,
+        trainer: ScriptRun,
+        optimizer: Any,
+        clip_norm: float | None,
+        scheduler: Any,
+        scheduler_interval: str,
+        overlap: bool,
+    ) -> None:
+        self._trainer, self._by_epoch = trainer, scheduler_interval == "epoch"
+        self._with_state: list[LiveOptimizer] = []  # that the script has given a state before training
+        self.live: list[LiveOptimizer] = []
+        if scheduler_interval not in ("epoch", "step"):
+            raise JobError(f"scheduler_interval is {scheduler_interval!r}, must be 'epoch' or 'step'")
+        several = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+        if not several:
+            raise JobError("Trainer got a list without an optimizer: must have at least one")
+        has_options = scheduler is not None or clip_norm is not None
+        if isinstance(optimizer, optim.Optimizer):
+            if has_options:
+                raise JobError("scheduler and clip_norm are options of the optimizers of mpitrain.optim")
+            self.rule: optim.Optimizer = optimizer
+        elif len(several) == 1:
+            self.live = [LiveOptimizer(several[0], trainer.model, clip_norm, scheduler, _Owner(trainer, self, 0))]
+            self.rule = self.live[0].rule
+        else:
+            if has_options:
+                raise JobError(
+                    "scheduler and clip_norm of the Trainer need one optimizer: with several, call scheduler.step() "
+                    "and torch.nn.utils.clip_grad_norm_ in the loop"
+                )
+            if overlap:
+                raise JobError("overlap=True needs one optimizer: the gradients of several are averaged after backward")
+            self.live = [
+                LiveOptimizer(each, trainer.model, None, None, _Owner(trainer, self, index), index)
+                for index, each in enumerate(several)
+            ]
+            self.rule = as_one(self.live, trainer.model)
+
+    @property
+    def parameter_names(self) -> Sequence[Collection[str] | None]:
+        """The names of the parameters of each optimizer; None for all, if there is one optimizer."""
+        return [live.parameter_names for live in self.live] if len(self.live) > 1 else [None]
+
+    def add_parts(self, script: ScriptState) -> None:
+        """Save the options and schedulers of the optimizers with the state of the script."""
+        for index, live in enumerate(self.live):
+            name = "optimizer" if len(self.live) == 1 else f"optimizer {index}"
+            script.add_part(name, partial(self._state_of, live), live.load_state)
+
+    def chosen(self, optimizer: Any, method: str) -> Sequence[int]:
+        """Return the indices of the optimizers that a call of a method of the Trainer applies to.
+
+        Raises:
+            JobError: The Trainer does not have this optimizer.
+        """
+        if optimizer is None:
+            return range(max(1, len(self.live)))
+        indices = [index for index, live in enumerate(self.live) if live.is_of(optimizer)]
+        if not indices:
+            raise JobError(f"trainer.{method} got an optimizer that the Trainer does not have: pass it to the Trainer")
+        return indices
+
+    def begin_backward(self, loop: SteppedLoop, indices: Sequence[int]) -> None:
+        """Compute a gradient with the options that the optimizers have now. Local."""
+        for live in self._live_of(indices):
+            self._use_changed_options(loop, live)
+            live.begin_backward()
+
+    def update(self, loop: SteppedLoop, indices: Sequence[int]) -> None:
+        """Update with some optimizers. Collective over the workers if they take the same steps."""
+        has_changed = False
+        for live in self._live_of(indices):
+            has_changed |= self._use_changed_options(loop, live)
+            live.note_step()
+        loop.update(indices, divide=has_changed)
+        self.advance_schedulers(loop)
+
+    def advance_schedulers(self, loop: SteppedLoop) -> None:
+        """Call the scheduler of the Trainer as often as its interval has passed. Local."""
+        if self.live:
+            examples = loop.data_cursor if loop.synchronous else loop.step * loop.plan.step_examples
+            self.live[0].advance_scheduler(examples // self._trainer._examples if self._by_epoch else loop.step)
+
+    def check_states(self) -> None:
+        """Find the optimizers that the script has given a state before training. Collective over the workers."""
+        self._with_state = [live for live in self.live if self.has_state(live)]
+
+    def has_state(self, live: LiveOptimizer) -> bool:
+        """Return whether an optimizer was given a state, the same on all workers. Collective over the workers.
+
+        Raises:
+            JobError: The workers have different states.
+        """
+        try:
+            return live.check_state(self._trainer.gather)
+        except JobError as error:
+            error.on_all_ranks = error.on_all_ranks and not self._trainer._rank.cluster.servers
+            raise
+
+    def begin(self, loop: SteppedLoop) -> None:
+        """Begin to train with the states that the script has given, unless a run resumes. Collective."""
+        for live in self.live:
+            if live not in self._with_state or loop.step:  # a run that resumes has its own state
+                live.drop_state()
+                continue
+            try:
+                live.use_state(loop)
+            except JobError as error:
+                error.on_all_ranks = not self._trainer._rank.cluster.servers
+                raise
+
+    def _live_of(self, indices: Sequence[int]) -> list[LiveOptimizer]:
+        return [self.live[index] for index in indices] if self.live else []
+
+    def _use_changed_options(self, loop: SteppedLoop, live: LiveOptimizer) -> bool:
+        """Update with the options that an optimizer has now; return whether they have changed since ``backward``."""
+        have_changed, is_other_rule = live.changes(loop.can_change_options)
+        if is_other_rule:
+            loop.set_optimizer(live.rule)
+        return have_changed
+
+    def _state_of(self, live: LiveOptimizer) -> dict[str, Any]:
+        """Return what checkpoints contain of an optimizer besides its slots. Collective over the workers.
+
+        Raises:
+            JobError: The workers take the same steps with different options.
+        """
+        if not self._trainer._config.uses_servers:
+            check_same_options(self._trainer.gather(live.options_of_script))
+        return live.state()
+
+
+class _Owner:
+    """Holds the state of an optimizer of a Trainer; implements ``pytorch.live_optimizer.Owner``.
+
+    While the Trainer trains, all but ``drop_state`` are collective over the workers; before, they do nothing.
+    """
+
+    def __init__(self, trainer: ScriptRun, optimizers: ScriptOptimizers, index: int) -> None:
+        self._trainer, self._optimizers, self._index = trainer, optimizers, index
+
+    def step(self) -> None:
+        self._optimizers.update(self._trainer._require_loop(), [self._index])
+
+    def collect_state(self) -> None:
+        if (loop := self._training("state_dict")) is not None:
+            gather = None if loop.plan.config.mode.averages_params else self._trainer.gather
+            self._live.set_state(loop, gather)
+
+    def drop_state(self) -> None:
+        if self._training("") is not None:
+            self._live.drop_state()
+
+    def use_state(self) -> None:
+        if (loop := self._training("load_state_dict")) is not None:
+            if not loop.plan.config.mode.averages_params:  # else each worker has its own
+                self._optimizers.has_state(self._live)
+            self._live.use_state(loop)
+
+    @property
+    def _live(self) -> LiveOptimizer:
+        return self._optimizers.live[self._index]
+
+    def _training(self, method: str) -> SteppedLoop | None:
+        """Return the loop while it trains, when all workers have called a method of the optimizer; None before."""
+        loop = self._trainer._loop
+        if loop is None and self._trainer._epoch is not None:
+            raise JobError(f"optimizer.{method} was called after training: call it in the loop, after step")
+        if loop is None:
+            return None
+        if method:
+            loop.check_slots(method)
+            self._trainer._wait_for_workers(f"optimizer.{method}")
+        return loop

@@ -1,0 +1,34 @@
+"""What the parts of a Trainer share: its run, and where its loop is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import JobError
+from ..plan.config import RunConfig
+from ..training.rank import Rank
+from ..training.stepped_loop import SteppedLoop
+from .collectives import Collectives
+
+
+class ScriptRun(Collectives):
+    """The base class of ``Trainer``: its loader and its optimizers use these attributes."""
+
+    model: Any
+    size: int
+    _rank: Rank
+    _config: RunConfig
+    _loop: SteppedLoop | None = None  # while it trains
+    _epoch: int | None = None  # that trains
+    _examples = _last = 0  # examples of an epoch; the last epoch
+    _has_more = False  # whether this epoch has batches that the loop has not used
+
+    @property
+    def device(self) -> Any:
+        """The device of the model's parameters, a ``torch.device``."""
+        return next(self.model.parameters()).device
+
+    def _require_loop(self) -> SteppedLoop:
+        if self._loop is None:
+            raise JobError("training has not begun, or has ended: iterate over trainer.epochs(count)")
+        return self._loop

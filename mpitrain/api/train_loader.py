@@ -1,0 +1,54 @@
+"""The training examples of a script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ..data.split import Split
+from ..errors import JobError
+from ..pytorch.batches import as_tensors
+from ..training.stepped_loop import SteppedLoop
+from .script_run import ScriptRun
+
+
+class TrainLoader:
+    """This worker's batches of the training examples; see ``Trainer.loader``.
+
+    Attributes:
+        dataset: As given to ``Trainer.loader``.
+        split: The examples.
+        batch_size: Examples in one batch.
+    """
+
+    def __init__(
+        self, trainer: ScriptRun, split: Split, batch_size: int, dataset: Any, pin_memory: bool = False
+    ) -> None:
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise JobError(f"trainer.loader got batch_size={batch_size!r}: must be an integer, at least 1")
+        self._trainer, self.split, self.batch_size = trainer, split, batch_size
+        self.dataset, self._pin_memory = dataset, pin_memory
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch for one worker, rounded up."""
+        return math.ceil(len(self.split) / (self.batch_size * self._trainer.size))
+
+    def __iter__(self) -> Iterator[Any]:
+        trainer = self._trainer
+        loop = trainer._require_loop()
+        assert trainer._epoch is not None
+        # The last epoch has all steps that are left: with backup workers, some batches do not count.
+        end = (trainer._epoch + 1) * len(self.split) if trainer._epoch < trainer._last else math.inf
+        device = trainer.device
+        while not self._has_ended(loop) and (work := loop.take()) is not None and loop.start_of(work) < end:
+            yield as_tensors(loop.micro_batch(), device, self._pin_memory)
+            if loop.is_pending:
+                raise JobError("a batch was skipped: call trainer.backward for every batch of the loader")
+        trainer._has_more = False
+
+    def _has_ended(self, loop: SteppedLoop) -> bool:
+        """Whether the epoch has no further step; then what follows in the loop comes before the next checkpoint."""
+        assert self._trainer._epoch is not None
+        loop.finish_pending()
+        return loop.synchronous and loop.data_cursor >= (self._trainer._epoch + 1) * len(self.split)
