@@ -13,6 +13,16 @@ from ..training.stepped_loop import SteppedLoop
 from .script_run import ScriptRun
 
 
+def check_count(name: str, value: Any, minimum: int) -> None:
+    """Check an argument of ``Trainer.loader``.
+
+    Raises:
+        JobError: It is not an integer, or less than ``minimum``.
+    """
+    if not isinstance(value, int) or value < minimum:
+        raise JobError(f"trainer.loader got {name}={value!r}: must be an integer, at least {minimum}")
+
+
 class TrainLoader:
     """This worker's batches of the training examples; see ``Trainer.loader``.
 
@@ -25,8 +35,7 @@ class TrainLoader:
     def __init__(
         self, trainer: ScriptRun, split: Split, batch_size: int, dataset: Any, pin_memory: bool = False
     ) -> None:
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise JobError(f"trainer.loader got batch_size={batch_size!r}: must be an integer, at least 1")
+        check_count("batch_size", batch_size, 1)
         self._trainer, self.split, self.batch_size = trainer, split, batch_size
         self.dataset, self._pin_memory = dataset, pin_memory
 

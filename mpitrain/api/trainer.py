@@ -7,6 +7,7 @@ import copy
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -34,7 +35,7 @@ from .script_optimizers import ScriptOptimizers
 from .script_run import ScriptRun
 from .script_state import HasState, ScriptState
 from .train import script_path
-from .train_loader import TrainLoader
+from .train_loader import TrainLoader, check_count
 
 _WAIT = span("wait")
 _ELSEWHERE = {  # options of a run that a Trainer gets in another way
@@ -202,6 +203,8 @@ class Trainer(ScriptRun):
                 raise JobError("trainer.loader was called twice: a Trainer has one loader of training examples")
             if hasattr(dataset, "__len__") and len(dataset) == 0:
                 raise JobError("trainer.loader got a dataset without examples: must have at least one")
+            check_count("num_workers", num_workers, 0)
+            check_count("prefetch_factor", prefetch_factor, 1)
             split = as_split(dataset, collate_fn)
             if not isinstance(split, Split):
                 raise JobError(f"trainer.loader got {type(dataset).__name__}: must be a dataset, with __len__")
@@ -302,7 +305,7 @@ class Trainer(ScriptRun):
         ``local`` on CPUs. Collective over the workers.
         """
         with self._rank.errors_end_the_run():
-            self._require_loop().change_params(change)
+            self._require_loop().change_params(change, partial(self._wait_for_workers, "trainer.change_parameters"))
 
     def save(self) -> None:
         """Request a checkpoint; it is written as soon as all workers hold the same parameters. Local.

@@ -217,7 +217,10 @@ def as_split(given: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -
     if collate_fn is not None and isinstance(given, Split):
         raise JobError("collate_fn is for datasets: the batches of a split of mpitrain.data are arrays")
     if isinstance(given, DataLoader):
-        raise JobError("the data is a DataLoader: pass its dataset; Job(batch_size=...) has the size of the batches")
+        raise JobError(
+            "the data is a DataLoader: pass its dataset; Job and trainer.loader have the size of the batches as an "
+            "argument"
+        )
     if isinstance(given, IterableDataset):
         raise JobError(f"{type(given).__name__} is an IterableDataset: must have __len__ and __getitem__")
     if isinstance(given, (Split, np.ndarray, Tensor, tuple, Mapping)):

@@ -78,6 +78,11 @@ class LiveOptimizer:
         owner: Owner,
         index: int | None = None,
     ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise JobError(
+                f"Trainer got the optimizer {type(optimizer).__name__}: must be an optimizer of torch, a list of them, "
+                "or one of mpitrain.optim"
+            )
         if scheduler is not None and not isinstance(scheduler, LRScheduler):
             raise JobError(f"Trainer(scheduler=...) got {type(scheduler).__name__}: must be an LRScheduler of torch")
         if isinstance(scheduler, ReduceLROnPlateau):

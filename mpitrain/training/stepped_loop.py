@@ -140,16 +140,22 @@ class SteppedLoop(Loop):
             )
         self._dividing.set_optimizer(optimizer)
 
-    def change_params(self, change: Callable[[], object]) -> None:
-        """Change the parameters by a function; see ``Trainer.change_parameters``."""
-        if self._divided is None or (self._overlaps and self._computed):
+    def change_params(self, change: Callable[[], object], wait: Callable[[], object]) -> None:
+        """Change the parameters by a function; see ``Trainer.change_parameters``.
+
+        Args:
+            wait: Waits for the other workers; called if they do not exchange what each of them does in a step.
+        """
+        if self._divided is None:
+            raise JobError("trainer.change_parameters needs --mode sync or local on CPUs, without --accumulate-steps")
+        if self._overlaps and self._computed:
             raise JobError(
                 "trainer.change_parameters was called between backward and step: call it after step, or pass "
                 "overlap=False to the Trainer"
-                if self._divided is not None
-                else "trainer.change_parameters needs --mode sync or local on CPUs, without --accumulate-steps"
             )
-        if self._divided.n_backward:
+        if self._overlaps:
+            wait()
+        elif self._divided.n_backward:
             self._decide(divide=True)
         self._divided.change_params(change)
         self.n_updates += 1

@@ -43,6 +43,8 @@ def make_optimizer(name: str, model: nn.Module) -> Any:
         "two": lambda: [torch.optim.Adam(part, 0.01) for part in (params[:1], params[1:])],
         "one parameter twice": lambda: [torch.optim.Adam(part, 0.01) for part in (params[:2], params[1:])],
         "none": list,
+        "of two kinds": lambda: [torch.optim.Adam(params[:1], 0.01), mpitrain.optim.adam(0.01)],
+        "a number": lambda: 0.01,
         "adafactor": lambda: torch.optim.Adafactor(params),
         "lbfgs": lambda: torch.optim.LBFGS(params),
     }[name]()
@@ -115,6 +117,9 @@ def commit(fault: str, trainer: mpitrain.Trainer, model: nn.Module, optimizer: t
     if fault == "stop":
         trainer.stop("enough")
     if fault == "change on one rank" and trainer.rank == 0:
+        trainer.change_parameters(lambda: None)
+    if fault == "change after step on one rank" and trainer.rank == 0:
+        trainer.step()
         trainer.change_parameters(lambda: None)
     if fault == "replaced data":
         for parameter in model.parameters():

@@ -50,7 +50,7 @@ def padded(examples: list[Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--data-workers", type=int, default=0)
+    parser.add_argument("--data-workers", type=lambda text: float(text) if "." in text else int(text), default=0)
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--fault", default="")
     parser.add_argument("--in-order", action="store_true")

@@ -85,6 +85,13 @@ def test_an_example_that_cannot_be_loaded_is_named(openmpi: Mpi, workers: int, t
     assert f"example {FAULTY} " in message and "broken.png" in message and str(SCRIPT) in message
 
 
+@pytest.mark.parametrize("number", ["-1", "1.5"])
+def test_a_number_of_processes_that_is_not_valid(openmpi: Mpi, number: str, tmp_path: Path) -> None:
+    done = run(words(openmpi, 1, tmp_path / "out", "--data-workers", number), timeout=60)
+    assert done.returncode == 2
+    assert f"num_workers={number}" in one_line(done.stderr)
+
+
 def test_a_killed_process_ends_the_run(openmpi: Mpi, tmp_path: Path) -> None:
     done = run(words(openmpi, 2, tmp_path / "out", "--fault", "kill", "--data-workers", 2), timeout=60)
     assert done.returncode == 2

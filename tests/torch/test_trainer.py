@@ -206,8 +206,9 @@ def test_views_of_parameters_stay_valid_after_training(openmpi: Mpi, tmp_path: P
     assert done.returncode == 0, done.stderr
 
 
-def test_a_collective_on_one_rank_ends_the_run(openmpi: Mpi, tmp_path: Path) -> None:
-    done = start(openmpi, 2, tmp_path, "--fault", "mean on one rank", launch=("--hang-timeout", 5))
+@pytest.mark.parametrize("fault", ["mean on one rank", "change after step on one rank"])
+def test_a_collective_on_one_rank_ends_the_run(openmpi: Mpi, fault: str, tmp_path: Path) -> None:
+    done = start(openmpi, 2, tmp_path, "--fault", fault, launch=("--hang-timeout", 5))
     assert done.returncode == 2, done.stderr
     assert "--hang-timeout" in one_line(done.stderr)
 
@@ -243,6 +244,8 @@ def test_torchrun_is_refused(openmpi: Mpi) -> None:
         (("--optimizer", "adafactor"), "async"),
         (("--fault", "state for servers"), "backup"),
         (("--optimizer", "none"), "sync"),
+        (("--optimizer", "a number"), "sync"),
+        (("--optimizer", "of two kinds"), "sync"),
         (("--optimizer", "one parameter twice"), "sync"),
         (("--optimizer", "two"), "async"),
         (("--optimizer", "two", "--clip-norm", "1"), "sync"),
