@@ -191,12 +191,12 @@ class Trainer(ScriptRun):
             dataset: A ``torch.utils.data.Dataset``, any object with ``__len__`` and ``__getitem__``, or a split of
                 ``mpitrain.data``.
             batch_size: Examples of this worker in one backward pass.
-            shuffle: Whether each epoch has its own order of the examples; else it is theirs.
+            shuffle: Whether the examples are in another order in each epoch; else they are in the dataset's order.
             num_workers: Processes of each rank that load a dataset's examples ahead, kept for all epochs. The batches
                 are the same with any number. The flag ``--data-workers`` replaces it.
             prefetch_factor: Batches that each of them loads ahead; ``--prefetch`` replaces it.
             collate_fn: Makes a batch of a list of examples of a dataset; torch's ``default_collate`` by default.
-            pin_memory: Whether batches are copied to a GPU from page-locked memory, while the loop goes on.
+            pin_memory: Whether batches are copied to a GPU asynchronously, from page-locked memory.
         """
         with self._rank.errors_end_the_run():
             if self._loader is not None:
@@ -315,7 +315,10 @@ class Trainer(ScriptRun):
         self._require_loop().request_pause(SAVE)
 
     def stop(self, reason: str = "requested by the script") -> None:
-        """Finish training early: all workers stop after a step that they have begun. Local; one rank is enough."""
+        """Finish training early: all workers stop after the step that they have begun, or after the next one. Local.
+
+        One rank is enough.
+        """
         self._require_loop().stop(reason)
 
     def print(self, *values: Any, **how: Any) -> None:

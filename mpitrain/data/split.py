@@ -42,7 +42,7 @@ class Split:
         block: Number of consecutive examples to read at a time; None if the file cannot be read in ranges.
         note: A note to the user about how the files are read, or None.
         is_array: Whether all examples have the shape and type above, so that a batch is an array.
-        shuffle: Whether each epoch has its own order of the examples; else it is theirs.
+        shuffle: Whether the examples are in another order in each epoch; else in the order of their indices.
 
     Raises:
         DataError: Examples or labels are not numbers.

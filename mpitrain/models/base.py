@@ -172,24 +172,24 @@ class DividedModel(SteppedModel, Protocol):
             names: Of the parameters whose gradient is computed; None for all.
         """
 
-    def note_params(self) -> None:
-        """Note the values of some elements of the parameters, which only updates may change."""
+    def record_params(self) -> None:
+        """Record the values of some elements of the parameters, which only updates may change."""
 
     def check_params(self) -> None:
-        """Check that the noted elements have not changed.
+        """Check that these elements have not changed.
 
         Raises:
             JobError: The script has changed them.
         """
 
-    def check_places(self) -> None:
-        """Check that the parameters are still those that were bound.
+    def check_data_pointers(self) -> None:
+        """Check that the parameters still have the memory that was bound.
 
         Raises:
-            JobError: The script has replaced one.
+            JobError: The script has replaced the data of one.
         """
 
-    def note_update(self, names: Collection[str] | None) -> None:
+    def mark_updated(self, names: Collection[str] | None) -> None:
         """Tell autograd that the parameters with these names have changed, or all: on all ranks, whichever did it."""
 
     def write_state(self) -> None:

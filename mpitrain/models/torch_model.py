@@ -135,7 +135,7 @@ class TorchModel(Model):
     Args:
         split: The training data.
         state: Its ``frozen`` is set to the parameters that do not require a gradient.
-        sum_over_workers: Sums a small array over all workers, in place; None if there is only one worker.
+        sum_over_workers: Sums a small array over all workers, in pointer; None if there is only one worker.
     """
 
     def __init__(
@@ -164,9 +164,9 @@ class TorchModel(Model):
         self._gradients = Gradients(self._names, self._params, plan.layout, plan.buckets)
         write_gradients(network.model, self._params, self._gradients)
         self._loss: Any = None
-        self._noted = b""
+        self._recorded = b""
         starts = [entry.start for entry in plan.layout.entries if entry.kind == "param"]
-        self._sampled = np.unique([*np.linspace(0, plan.layout.n_trained - 1, _SAMPLED).astype(np.int64), *starts])
+        self._sample = np.unique([*np.linspace(0, plan.layout.n_trained - 1, _SAMPLED).astype(np.int64), *starts])
         self._scale = None if network.takes_integers(split) else split.scale
         self._cached: list[Tensor] = []  # training examples and labels, if they are on the device
         if sum_over_workers is not None:
@@ -177,7 +177,7 @@ class TorchModel(Model):
             values, gradients = self._tensors(params), self._tensors(grads)
             for name, param in zip(self._names, self._params, strict=True):
                 param.data = values[name]
-            self._bound, self._places = params, [param.data_ptr() for param in self._params]
+            self._flat_params, self._data_pointers = params, [param.data_ptr() for param in self._params]
             self._gradients.bind([gradients[name] for name in self._names])
             self._state = [values[name] for name in self._buffers.averaged]
             self._increments = [gradients[name] for name in self._buffers.averaged]
@@ -242,7 +242,7 @@ class TorchModel(Model):
 
     @property
     def gradient_version(self) -> int:
-        """A number that grows when code other than this package changes gradients in place."""
+        """A number that grows when code other than this package changes gradients in pointer."""
         return sum(param.grad._version for param in self._params if param.grad is not None)
 
     def watch_gradients(self, on_use: Callable[[bool], None]) -> None:
@@ -264,31 +264,33 @@ class TorchModel(Model):
             if loss.requires_grad and (chosen is None or chosen):
                 (loss * self._share).backward(inputs=chosen)
 
-    def note_update(self, names: Collection[str] | None) -> None:
+    def mark_updated(self, names: Collection[str] | None) -> None:
         named = zip(self._names, self._params, strict=True)
         increment_version([param for name, param in named if names is None or name in names])
         self._versions = [param._version for param in self._params]
 
-    def note_params(self) -> None:
-        self._noted = self._bound[self._sampled].tobytes()
+    def record_params(self) -> None:
+        self._recorded = self._flat_params[self._sample].tobytes()
 
     def check_params(self) -> None:
-        if self._noted and self._noted != self._bound[self._sampled].tobytes():
-            before = np.frombuffer(self._noted, self._bound.dtype)
-            index = int(self._sampled[np.flatnonzero(before != self._bound[self._sampled])[0]])
-            entry = next(each for each in self._plan.layout.entries if each.start <= index < each.stop)
-            raise JobError(
-                f"the loop has changed the parameter {entry.name}, which the ranks of this "
-                "node share, so that each of them may have changed it once more: use the optimizer, or pass a function "
-                "that changes it to trainer.change_parameters"
-            )
+        values = self._flat_params[self._sample]
+        if self._recorded == values.tobytes():
+            return
+        before = np.frombuffer(self._recorded, values.dtype)
+        index = int(self._sample[np.flatnonzero(before != values)[0]])
+        name = next(entry.name for entry in self._plan.layout.entries if entry.start <= index < entry.stop)
+        raise JobError(
+            f"the loop has changed the parameter {name}, which the ranks of this node share, so that each of them may "
+            "have changed it once more: use the optimizer, or pass a function that changes it to "
+            "trainer.change_parameters"
+        )
 
-    def check_places(self) -> None:
-        for name, param, place in zip(self._names, self._params, self._places, strict=True):
-            if param.data_ptr() != place:
+    def check_data_pointers(self) -> None:
+        for name, param, pointer in zip(self._names, self._params, self._data_pointers, strict=True):
+            if param.data_ptr() != pointer:
                 raise JobError(
                     f"the loop has replaced the data of the parameter {name}, so that updates no longer reach it: "
-                    "change it in place, in a function that is passed to trainer.change_parameters"
+                    "change it in pointer, in a function that is passed to trainer.change_parameters"
                 )
 
     def write_state(self) -> None:

@@ -127,16 +127,16 @@ def _refers_to(tree: ast.Module, statements: Iterable[ast.stmt], wanted: set[str
 
 def _modules_beside(path: Path, tree: ast.Module) -> dict[Path, ast.Module]:
     """Return the modules in the folder of a file, or in packages there, that it imports, also through others."""
-    found: dict[Path, ast.Module] = {}
+    modules: dict[Path, ast.Module] = {}
     importing = [tree]
     while importing:
         for name in _imported(importing.pop()):
             place = path.parent.joinpath(*name.split("."))
             for file in (place.with_suffix(".py"), place / "__init__.py"):
-                if file != path and file not in found and (module := _parsed(file)) is not None:
-                    found[file] = module
+                if file != path and file not in modules and (module := _parsed(file)) is not None:
+                    modules[file] = module
                     importing.append(module)
-    return found
+    return modules
 
 
 def _imported(tree: ast.Module) -> set[str]:

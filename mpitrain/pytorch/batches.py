@@ -239,7 +239,7 @@ def as_tensors(batch: Batch, device: torch.device, pin: bool = False) -> Any:
     """Return a batch on a device, as torch's DataLoader does.
 
     Args:
-        pin: Whether to copy to a GPU from page-locked memory, while the caller goes on.
+        pin: Whether to copy to a GPU asynchronously, from page-locked memory.
     """
     pin = pin and device.type != "cpu"
     if isinstance(batch, CollatedBatch):

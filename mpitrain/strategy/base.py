@@ -76,7 +76,7 @@ class Part(NamedTuple):
     """Some of the parameters.
 
     Attributes:
-        number: Tells it apart from other parts; below 2**52.
+        number: Identifies the part; below 2**52.
         names: The names of the parameters.
     """
 

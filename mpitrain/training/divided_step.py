@@ -125,7 +125,8 @@ class DividedStep:
         names = _union(parts)
         with np.errstate(all="ignore"):
             self._strategy.update(None if names is None else Part(sum(1 << index for index in indices), names))
-        self._model.note_update(names)
+        if names is not None:  # else the step ends
+            self._model.mark_updated(names)
         self._has_updated = True
         for view in self._state:  # has been applied, too
             view[...] = 0
@@ -137,7 +138,7 @@ class DividedStep:
         if self.n_backward and not self.is_averaged:
             self.average()
         self._strategy.change_params(change)
-        self._model.note_update(None)
+        self._model.mark_updated(None)
         for part in self._parts:
             part.is_applied = True
 

@@ -87,7 +87,7 @@ class SteppedLoop(Loop):
             )
         self._watched = model if isinstance(strategy, UpdatesOnRequest) and strategy.shares_params else None
         self._begin()
-        self._note_params()
+        self._record_params()
 
     def close(self) -> None:
         """End training. Collective over the workers."""
@@ -107,10 +107,11 @@ class SteppedLoop(Loop):
 
     def finish_pending(self) -> None:
         """Finish the step if its gradient is computed, and no update has followed."""
-        if self._work is not None and self._divided is not None and not self._overlaps and self._divided.n_backward:
+        step = self._divided_step
+        if self._work is not None and step is not None and step.n_backward:
             self._check_params()
             self._decide(divide=True)
-            self._finish_divided(self._divided)
+            self._finish_divided(step)
 
     @property
     def overlaps(self) -> bool | None:
@@ -125,7 +126,7 @@ class SteppedLoop(Loop):
     @property
     def can_change_options(self) -> bool:
         """Whether options of the optimizer may change now: no update has begun that uses them."""
-        return self._divides or not self._computed
+        return self._divided_step is not None or not self._computed
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update with other options from now on. Local; all workers must set the same.
@@ -159,7 +160,7 @@ class SteppedLoop(Loop):
             self._decide(divide=True)
         self._divided.change_params(change)
         self.n_updates += 1
-        self._note_params()
+        self._record_params()
 
     def slots(self) -> tuple[dict[str, Array], int]:
         """Return the optimizer's slots by name, shape (layout.size,) each, and the number of updates.
@@ -219,7 +220,7 @@ class SteppedLoop(Loop):
         """
         if not self._parts:
             raise JobError("backward was called without a batch, or after step: there is one step for each batch")
-        if not self._in_forward and not self._divides:
+        if not self._in_forward and self._divided_step is None:
             raise JobError(
                 "backward was called twice for a batch, but once in the first step: pass overlap=False to the Trainer"
                 if self._divided is not None
@@ -231,10 +232,10 @@ class SteppedLoop(Loop):
         self._in_forward, strategy = False, self._strategy
         with np.errstate(all="ignore"):
             share = self._stepped_model.end_forward(loss, self._parts[0].count)
-            if self._divided is not None and not self._overlaps:
-                if not self._divided.n_backward:
+            if (step := self._divided_step) is not None:
+                if not step.n_backward:
                     self.compute_s += time.perf_counter() - self._step_began
-                self._divided.backward(share, optimizers)
+                step.backward(share, optimizers)
                 return
             with BACKWARD:
                 step_loss = self._accumulation.add(share)
@@ -253,8 +254,8 @@ class SteppedLoop(Loop):
             optimizers: The indices of those that update, if they have a gradient.
             divide: Whether steps must be divided, if that is not decided yet.
         """
-        if self._divided is not None and not self._overlaps:
-            self._update_divided(self._divided, optimizers, divide)
+        if (step := self._divided_step) is not None:
+            self._update_divided(step, optimizers, divide)
             return
         if not self._computed:
             raise JobError("step was called without a gradient: call trainer.backward(loss) first")
@@ -282,25 +283,25 @@ class SteppedLoop(Loop):
         with HOOKS:
             for after_step in self._after_step:
                 after_step(self)
-        self._note_params()
+        self._record_params()
 
-    def _note_params(self) -> None:
+    def _record_params(self) -> None:
         if self._watched is not None:
-            self._watched.note_params()
+            self._watched.record_params()
 
     def _check_params(self) -> None:
         """Check that the script has not changed parameters itself since the last update."""
         if self._watched is not None:
             self._watched.check_params()
         if self._divided is not None and self.step & (self.step + 1) == 0:  # a script that does it does it early
-            self._divided_model.check_places()
+            self._divided_model.check_data_pointers()
 
     # Divided steps.
 
     @property
-    def _divides(self) -> bool:
-        """Whether this step is divided, at least until it is decided."""
-        return self._divided is not None and not self._overlaps
+    def _divided_step(self) -> DividedStep | None:
+        """This step if it is divided, at least until that is decided."""
+        return None if self._overlaps else self._divided
 
     def _decide(self, divide: bool) -> None:
         """Decide whether steps are divided, if they are not decided yet: if a worker must. Collective at first."""
@@ -342,7 +343,7 @@ class SteppedLoop(Loop):
             self._finish()
             return
         step.update(optimizers)
-        self._note_params()
+        self._record_params()
         if self._n_optimizers == 1:
             self._finish_divided(step)
 
