@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .. import optim
+from ..data.orders import Order, Sequential
+from ..data.random_numbers import seed_all
 from ..data.split import DescribedSplit, Examples, Split
 from ..data.steps import Steps
 from ..errors import ConfigError, JobError
@@ -25,7 +26,6 @@ from ..plan.options import run_config
 from ..process.signals import STOPPED_EARLY
 from ..pytorch.batches import as_split
 from ..pytorch.network import LossInLoop
-from ..pytorch.random_numbers import seed_all
 from ..training.hooks import SAVE
 from ..training.rank import Rank
 from ..training.session import TrainRequest, resumes_at, training_session
@@ -177,6 +177,7 @@ class Trainer(ScriptRun):
         batch_size: int,
         *,
         shuffle: bool = True,
+        order: Order | Callable[[int, int], int] | None = None,
         num_workers: int = 0,
         prefetch_factor: int = 2,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -192,6 +193,7 @@ class Trainer(ScriptRun):
                 ``mpitrain.data``.
             batch_size: Examples of this worker in one backward pass.
             shuffle: Whether the examples are in another order in each epoch; else they are in the dataset's order.
+            order: The order of the examples, in place of the shuffled one; see ``Split.ordered``.
             num_workers: Processes of each rank that load a dataset's examples ahead, kept for all epochs. The batches
                 are the same with any number. The flag ``--data-workers`` replaces it.
             prefetch_factor: Batches that each of them loads ahead; ``--prefetch`` replaces it.
@@ -208,9 +210,10 @@ class Trainer(ScriptRun):
             split = as_split(dataset, collate_fn)
             if not isinstance(split, Split):
                 raise JobError(f"trainer.loader got {type(dataset).__name__}: must be a dataset, with __len__")
-            if not shuffle:
-                split = copy.copy(split)
-                split.shuffle = False
+            if not shuffle and order is not None:
+                raise JobError("trainer.loader got shuffle=False and an order: pass one of them")
+            if order is not None or not shuffle:
+                split = split.ordered(order or Sequential())
             self._config = self._config.merged({"data_workers": num_workers, "prefetch": prefetch_factor})
             self._loader = TrainLoader(self, split, batch_size, dataset, pin_memory)
             return self._loader

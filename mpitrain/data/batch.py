@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+
+from ..core.layout import Array
+from .trees import part_of
 
 
 @dataclass(slots=True)
@@ -46,16 +50,38 @@ class IndexBatch(Batch):
         return IndexBatch(self.examples[start:stop], None, self.position + start)
 
 
-class ReadAhead(NamedTuple):
-    """How batches are loaded in the background, where this is possible.
+@dataclass(slots=True)
+class CollatedBatch(Batch):
+    """A batch of examples with several parts: ``examples`` is a tree that includes the labels; ``labels`` is None."""
+
+    size: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.size
+
+    def part(self, start: int, stop: int) -> Batch:
+        return type(self)(part_of(self.examples, start, stop), None, self.position + start, stop - start)
+
+
+class Loading(NamedTuple):
+    """How the batches of examples that are loaded one by one are made.
 
     Attributes:
         workers: Number of processes of each rank that load them; 0 if the rank does.
         prefetch: Number of batches that each of them loads ahead.
+        share, shares: Of the ranks that load examples, the place of this one, and their number.
+        dtype: Type of the examples in a batch of arrays; None for their own.
+        check: Called with the examples and labels of a batch of arrays and the position of the first one; raises
+            DataError.
     """
 
     workers: int = 0
     prefetch: int = 2
+    share: int = 0
+    shares: int = 1
+    dtype: Any = None
+    check: Callable[[Array, Array, int], None] | None = None
 
 
 class BatchSource(Protocol):

@@ -14,8 +14,9 @@ from ..core import ops
 from ..core.layout import Array
 from ..core.ranges import split_batch
 from .batch import Batch, IndexBatch
+from .checks import check_examples
 from .permutation import MIXED_BLOCKS
-from .split import Split, check_examples
+from .split import Split
 
 Check = Callable[[Array, Array, int], None]  # of examples in stored form, their labels, the index of the first one
 _PART_BYTES = 1 << 20  # minimum per thread: copying less takes no longer than starting a thread

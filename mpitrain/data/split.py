@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
 import math
-from typing import Any, Protocol
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ..core.layout import Array, Shape
 from ..errors import DataError
-from .batch import Batch, BatchSource, ReadAhead
-from .permutation import order
+from .batch import Batch, BatchSource, CollatedBatch, Loading
+from .dataset_loader import DatasetLoader
+from .orders import Order, OwnOrder, Shuffled
+from .random_numbers import generator_at, seed_all
+from .trees import describe, leaves, stack
 
 SAMPLE = 16  # examples in a digest
 
@@ -24,6 +31,19 @@ class Examples(Protocol):
 
     def __getitem__(self, index: int, /) -> Any:
         """Return an example."""
+
+
+class TakesExamples(Protocol):
+    """See ``InMemory.take``."""
+
+    def take(self, indices: Array, scale: float, examples: Array, labels: Array) -> None: ...
+
+
+class Transform(NamedTuple):
+    """A function of one example, and for random ones of a generator."""
+
+    function: Callable[..., Any]
+    is_random: bool
 
 
 class Split:
@@ -42,15 +62,13 @@ class Split:
         block: Number of consecutive examples to read at a time; None if the file cannot be read in ranges.
         note: A note to the user about how the files are read, or None.
         is_array: Whether all examples have the shape and type above, so that a batch is an array.
-        shuffle: Whether the examples are in another order in each epoch; else in the order of their indices.
-
-    Raises:
-        DataError: Examples or labels are not numbers.
+        is_stream: Whether examples can only be read from the first one on.
     """
 
     note: str | None = None
     is_array = True
-    shuffle = True
+    is_stream = False
+    _order: Order | None = None
 
     def __init__(
         self,
@@ -113,18 +131,22 @@ class Split:
             DataError: The files do not match their headers.
         """
         digest = hashlib.sha256()
-        spread = self.block is not None or isinstance(self, ArraySplit)
         for index in range(min(SAMPLE, len(self))):
-            start = index * len(self) // min(SAMPLE, len(self)) if spread else index
+            start = index * len(self) // min(SAMPLE, len(self)) if self._has_ranges else index
             batch = self.read_batch(start, start + 1)
             digest.update(batch.examples.tobytes() + batch.labels.tobytes())
         return digest.hexdigest()[:16]
 
+    @property
+    def _has_ranges(self) -> bool:
+        """Whether a part can be read without reading what precedes it."""
+        return self.block is not None
+
     def order(self, position: int, count: int, seed: int) -> Array:
         """Return the indices of the examples at [position, position + count) of the endless stream.
 
-        Every example occurs once in each epoch, that is in each range of ``len(self)`` positions that starts at a
-        multiple of ``len(self)``; in an order determined by ``seed``, if ``shuffle`` is True.
+        Unless ``ordered`` has changed it, every example occurs once in each epoch, that is in each range of
+        ``len(self)`` positions that starts at a multiple of ``len(self)``; in an order determined by ``seed``.
 
         Raises:
             DataError: There are fewer examples than ``count``.
@@ -134,13 +156,281 @@ class Split:
                 f"a batch of {count:,} examples is larger than {self.source}, which has {len(self):,}; reduce the "
                 "batch size"
             )
-        if not self.shuffle:
-            return np.arange(position, position + count) % len(self)
-        return order(position, count, len(self), seed, self.block)
+        return (self._order or Shuffled(self.block)).indices(position, count, len(self), seed)
 
-    def own_loader(self, seed: int, read_ahead: ReadAhead = ReadAhead()) -> BatchSource | None:
+    @property
+    def order_name(self) -> str:
+        """Which order the examples have, for comparisons."""
+        return repr(self._order or Shuffled())
+
+    def ordered(self, order: Order | Callable[[int, int], int]) -> Split:
+        """Return this split with its training examples in another order.
+
+        Args:
+            order: One of ``data.orders``; or a function that takes the seed and a position of the endless stream, and
+                returns the index of the example there.
+
+        Raises:
+            DataError: It does not fit the number of examples.
+        """
+        copied = copy.copy(self)
+        copied._order = own = OwnOrder(order) if callable(order) else order
+        copied.count = own.length(self.count)
+        return copied
+
+    def map(self, function: Callable[[Any], Any]) -> DatasetSplit:
+        """Return the examples with ``function`` applied to each when it is loaded.
+
+        Args:
+            function: Takes an example, such as a tuple of image and label, and returns one of any shape.
+        """
+        return self._one_by_one()._transformed(Transform(function, is_random=False))
+
+    def random_map(self, function: Callable[[Any, np.random.Generator], Any]) -> DatasetSplit:
+        """Return the examples with a random ``function`` applied to each when it is loaded.
+
+        Args:
+            function: Takes an example and a generator, which is determined by the seed and the example's position in
+                the run: the results do not depend on the number of ranks and data workers, and are the same after a
+                resume.
+        """
+        return self._one_by_one()._transformed(Transform(function, is_random=True))
+
+    def _one_by_one(self) -> DatasetSplit:
+        """Return these examples, to be loaded one by one; in the same order."""
+        split = DatasetSplit(StoredExamples(self), self.source, self.classes)
+        split.block, split._order = self.block, self._order
+        return split
+
+    def own_loader(self, seed: int, loading: Loading = Loading()) -> BatchSource | None:
         """Return what makes the batches of this split, in an order determined by ``seed``; None for a ``Loader``."""
         return None
+
+
+class DatasetSplit(Split):
+    """Examples of any object with ``__len__`` and ``__getitem__``, loaded one by one.
+
+    Before an example is loaded, the random numbers of Python, NumPy and torch are seeded with the run's seed and its
+    position in the stream, so that random transforms are the same when a run is resumed. Where the object has
+    ``__getitems__``, a batch is loaded at once, and they are seeded with the position of its first example.
+
+    An example is an array, a tensor, a number, or a nested tuple or dict of these.
+
+    Args:
+        dataset: The examples. If it has a method ``name_of(index)``, errors contain the name of the example.
+        source: Origin of the data, for messages.
+        classes: Number of classes if labels are classes, else None.
+
+    Attributes:
+        dataset: As given.
+        collate: Makes a batch of a list of examples.
+        batch_type: Type of the batch.
+
+    Raises:
+        DataError: There are no examples.
+    """
+
+    is_array = False
+    _transforms: tuple[Transform, ...] = ()
+
+    def __init__(self, dataset: Any, source: str | None = None, classes: int | None = None) -> None:
+        super().__init__(
+            source or f"the dataset {type(dataset).__name__}", len(dataset), (), np.float32, classes=classes
+        )
+        if not self.count:
+            raise DataError(f"{self.source} has no examples")
+        self.dataset, self.batch_type = dataset, CollatedBatch
+        self.collate: Callable[[list[Any]], Any] = stack
+
+    def collated(
+        self, collate: Callable[[list[Any]], Any], batch_type: type[CollatedBatch] = CollatedBatch
+    ) -> DatasetSplit:
+        """Return this split with another function that makes a batch of a list of examples."""
+        copied = copy.copy(self)
+        copied.collate, copied.batch_type = collate, batch_type
+        return copied
+
+    def as_arrays(self) -> DatasetSplit:
+        """Return this split with batches that consist of an array of examples and one of labels.
+
+        Raises:
+            DataError: An example is not a pair of arrays or numbers; or cannot be loaded.
+        """
+        first = self.load(np.arange(1), 0, 0).examples
+        if not isinstance(first, tuple) or len(first) != 2 or not all(isinstance(part, np.ndarray) for part in first):
+            raise DataError(f"an example of {self.source} is {describe(first)}: must be a pair, an example and a label")
+        copied = copy.copy(self)
+        examples, labels = first
+        copied.shape, copied.dtype = examples.shape[1:], _native(self.source, examples.dtype)
+        copied.label_shape, copied.label_dtype = labels.shape[1:], _native(self.source, labels.dtype)
+        copied.is_array = True
+        return copied
+
+    def read_batch(self, start: int, stop: int) -> Batch:
+        return self.finish(self.load(np.arange(start, stop), 0, start))
+
+    def sample_digest(self) -> str:
+        digest = hashlib.sha256()
+        count = min(SAMPLE, len(self))
+        for index in range(count):
+            for leaf in leaves(self.load(np.array([index * len(self) // count]), 0, 0).examples):
+                digest.update(np.asarray(leaf).tobytes() if _is_numeric(leaf) else repr(leaf).encode())
+        return digest.hexdigest()[:16]
+
+    def own_loader(self, seed: int, loading: Loading = Loading()) -> BatchSource:
+        if not loading.workers:
+            return DatasetLoader(self, seed, loading)
+        from .processes import ProcessLoader  # here, because importing multiprocessing takes 20 ms
+
+        return ProcessLoader(self, seed, loading)
+
+    def start(self, share: int, shares: int) -> None:
+        """Prepare to load examples in this process, which is one of ``shares`` that do so. Called once."""
+
+    def load(self, indices: Array, seed: int, position: int) -> CollatedBatch:
+        """Return the examples of these indices, which are at consecutive positions of the stream, as a batch.
+
+        Raises:
+            DataError: An example cannot be loaded, or they cannot be collated.
+        """
+        examples = self._load_each(indices.tolist(), seed, position)
+        try:
+            return self.batch_type(self.collate(examples), None, position, len(indices))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise DataError(self._why_not_collated(indices, examples, error)) from error
+
+    def finish(self, batch: Batch, loading: Loading = Loading()) -> Batch:
+        """Return a batch of ``load`` in the form in which the model takes it. In the rank.
+
+        Raises:
+            DataError: A label or a value is not valid.
+        """
+        if not self.is_array:
+            return batch
+        examples, labels = batch.examples
+        if examples.shape[1:] != self.shape:
+            raise DataError(f"a batch of {self.source} is {describe(batch.examples)}: must have examples {self.shape}")
+        if loading.check is not None:
+            loading.check(examples, labels, batch.position)
+        return Batch(examples if loading.dtype is None else examples.astype(loading.dtype), labels, batch.position)
+
+    def _transformed(self, transform: Transform) -> DatasetSplit:
+        copied = copy.copy(self)
+        copied._transforms = (*self._transforms, transform)
+        return copied
+
+    def _one_by_one(self) -> DatasetSplit:
+        return self
+
+    def _load_each(self, indices: list[int], seed: int, position: int) -> list[Any]:
+        examples, fetch = [], getattr(self.dataset, "__getitems__", None)
+        if fetch is not None:
+            seed_all(seed, position)
+            with self._errors_named(indices):
+                examples = list(fetch(indices))
+        for place, index in enumerate(indices):
+            if fetch is None or self._transforms:
+                seed_all(seed, position + place)
+            with self._errors_named([index]):
+                if fetch is None:
+                    examples.append(self.dataset[index])
+                if self._transforms:
+                    examples[place] = self._transform(examples[place], seed, position + place)
+        return examples
+
+    def _transform(self, example: Any, seed: int, position: int) -> Any:
+        generator = generator_at(seed, position) if any(each.is_random for each in self._transforms) else None
+        for function, is_random in self._transforms:
+            example = function(example, generator) if is_random else function(example)
+        return example
+
+    @contextlib.contextmanager
+    def _errors_named(self, indices: list[int]) -> Iterator[None]:
+        """Turn exceptions into a ``DataError`` that names the example, its file and the line that raised it."""
+        try:
+            yield
+        except DataError:
+            raise
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            name = f"one of the examples {', '.join(map(str, indices[:4]))} ..." if indices else "an example"
+            if len(indices) == 1:
+                name = self._name(indices[0])
+            raise DataError(
+                f"{name} of {self.source} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())} "
+                f"({frame.filename}, line {frame.lineno})"
+            ) from error
+
+    def _name(self, index: int) -> str:
+        name_of, samples = getattr(self.dataset, "name_of", None), getattr(self.dataset, "samples", None)
+        if name_of is not None:
+            return f"example {index} ({name_of(index)})"
+        if isinstance(samples, list) and isinstance(samples[index], tuple):  # of torchvision's ImageFolder
+            return f"example {index} ({samples[index][0]})"
+        return f"example {index}"
+
+    def _why_not_collated(self, indices: Array, examples: list[Any], error: Exception) -> str:
+        kinds = [describe(example) for example in examples]
+        other = next((place for place, kind in enumerate(kinds) if kind != kinds[0]), None)
+        why = " ".join(str(error).split())
+        if other is not None:
+            first, second = (self._name(int(indices[place])) for place in (0, other))
+            why = f"{first} is {kinds[0]}, but {second} is {kinds[other]}; make them equal, or pass a collate function"
+        return f"examples of {self.source} cannot be collated: {why}"
+
+
+def dataset(examples: Examples, classes: int | None = None) -> DatasetSplit:
+    """Return a split of any object with ``__len__`` and ``__getitem__``: a dataset of torch, Hugging Face, Grain, ...
+
+    Job and ``Trainer.loader`` accept such objects as they are; as a split they have ``map``, ``random_map``,
+    ``collated`` and ``ordered``.
+
+    Args:
+        examples: The object. All ranks must pass equal ones.
+        classes: Number of classes if labels are classes, else None.
+
+    Raises:
+        DataError: It has no examples.
+    """
+    return DatasetSplit(examples, classes=classes)
+
+
+class StoredExamples:
+    """The examples of a split of arrays, one by one: pairs of an example, scaled, and its label.
+
+    Attributes:
+        split: The arrays.
+        storage: Where the examples are taken from, if they have been loaded; else they are read.
+    """
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+        self.storage: TakesExamples | None = None
+        self._whole: Batch | None = None
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Array, Array]]:
+        split = self.split
+        if self.storage is not None:
+            examples = np.empty((len(indices), *split.shape), split.dtype)
+            labels = np.empty((len(indices), *split.label_shape), split.label_dtype)
+            self.storage.take(np.array(indices), 1.0, examples, labels)
+        else:
+            parts = [self._read(index) for index in indices]
+            examples = np.concatenate([part.examples for part in parts])
+            labels = np.concatenate([part.labels for part in parts])
+        if split.scale != 1:
+            examples = np.multiply(examples, split.scale, dtype=np.float32)
+        return list(zip(examples, labels, strict=True))
+
+    def _read(self, index: int) -> Batch:
+        if self.split._has_ranges:
+            return self.split.read_batch(index, index + 1)
+        if self._whole is None:
+            self._whole = self.split.read_batch(0, len(self.split))
+        return self._whole.part(index, index + 1)
 
 
 class DescribedSplit(Split):
@@ -154,6 +444,10 @@ class DescribedSplit(Split):
         return self._digest
 
 
+def _is_numeric(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") or isinstance(leaf, (int, float))
+
+
 def _native(source: str, dtype: Any) -> np.dtype[Any]:
     """Return ``dtype`` in this machine's byte order, the only one that kernels support."""
     dtype = np.dtype(dtype)
@@ -161,109 +455,3 @@ def _native(source: str, dtype: Any) -> np.dtype[Any]:
         raise DataError(f"{source} has values of type {dtype}: must be integers, float32 or float64")
     native: np.dtype[Any] = dtype.newbyteorder("=")
     return native
-
-
-class ArraySplit(Split):
-    """Examples in arrays in memory."""
-
-    def __init__(self, examples: Array, labels: Array, classes: int | None, scale: float) -> None:
-        super().__init__(
-            "arrays", len(examples), examples.shape[1:], examples.dtype, labels.shape[1:], labels.dtype, classes, scale
-        )
-        self._examples, self._labels = examples, labels
-
-    def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
-        examples[...] = self._examples[start:stop]
-        labels[...] = self._labels[start:stop]
-
-
-def from_arrays(examples: Array, labels: Array, classes: int | None = None, scale: float = 1.0) -> Split:
-    """Return a split of arrays in memory; all ranks must pass the same arrays.
-
-    Args:
-        examples: Shape (n, ...).
-        labels: Shape (n, ...).
-        classes: Number of classes if labels are classes, else None.
-        scale: Factor applied to the examples.
-
-    Raises:
-        DataError: There are no examples, or the number of labels differs.
-    """
-    examples, labels = np.asarray(examples), np.asarray(labels)
-    if examples.ndim == 0 or len(examples) == 0:
-        raise DataError(f"from_arrays got examples of shape {examples.shape}: must have at least one example")
-    if labels.ndim == 0 or len(labels) != len(examples):
-        count = 0 if labels.ndim == 0 else len(labels)
-        raise DataError(f"from_arrays got {len(examples):,} examples but {count:,} labels; lengths must match")
-    return ArraySplit(examples, labels, classes, scale)
-
-
-def check_examples(
-    name: str,
-    split: Split,
-    dtype: np.dtype[Any] | None,
-    classes: int | None,
-    examples: Array,
-    labels: Array,
-    first: int = 0,
-) -> None:
-    """Check examples in stored form and their labels; see ``check_labels`` and ``check_conversion``."""
-    check_labels(split, labels, first, classes)
-    check_conversion(name, split, dtype, examples, first)
-
-
-def check_labels(split: Split, labels: Array, first: int = 0, classes: int | None = None) -> None:
-    """Check that labels are classes.
-
-    Args:
-        first: Index of the first label's example.
-        classes: Number of classes that the model distinguishes; the split's own number has precedence.
-
-    Raises:
-        DataError: A label is not a class; the message names it and the file.
-    """
-    classes = classes if split.classes is None else split.classes
-    if classes is None:
-        return
-    if labels.dtype.kind not in "iu":
-        raise DataError(
-            f"{split.source}: labels are of type {labels.dtype}, but class labels must be integers; "
-            "convert them with labels.astype(int)"
-        )
-    wrong = np.argwhere((labels < 0) | (labels >= classes))
-    if len(wrong):
-        label, number = labels[tuple(wrong[0])], first + int(wrong[0][0])
-        raise DataError(
-            f"{split.source}: label {label} of example {number:,} is out of range: must be from 0 to {classes - 1}, "
-            f"for {classes} classes; change the label, or the model's number of outputs"
-        )
-
-
-def check_conversion(name: str, split: Split, dtype: np.dtype[Any] | None, examples: Array, first: int = 0) -> None:
-    """Check that integer examples of the split keep their values in ``dtype``.
-
-    Args:
-        name: Name of the split, such as ``training``.
-        dtype: float32 or float64; None if examples are not converted.
-        examples: Some of the split's examples, in stored form.
-        first: Index of the first one.
-
-    Raises:
-        DataError: A value would be rounded; the message names the split, the example and the value.
-    """
-    if dtype is None or not split.has_integers or not examples.size:
-        return
-    bound = 2 ** (np.finfo(dtype).nmant + 1)  # all integers up to here are exact
-    if np.iinfo(split.dtype).max < bound or (-bound <= int(examples.min()) and int(examples.max()) <= bound):
-        return
-    # A larger one is exact if its digits fit without the zero bits at the end. The smallest int64 has no positive
-    # counterpart, but becomes it as a uint64.
-    size = np.abs(examples.astype(np.int64) if examples.dtype.kind == "i" else examples).astype(np.uint64)
-    wrong = np.argwhere(size // np.maximum(size & (~size + np.uint64(1)), np.uint64(1)) > bound)
-    if len(wrong):
-        value, number = examples[tuple(wrong[0])], first + int(wrong[0][0])
-        wider = "--dtype float64 or " if dtype == np.float32 else ""
-        raise DataError(
-            f"the {name} examples ({split.source}) cannot be converted to {dtype}: {value} of example {number:,} would "
-            f"become {int(dtype.type(value))}; use {wider}a first layer that takes integers, such as nn.Embedding"
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.layout import Array
-from .batch import Batch, BatchSource, ReadAhead
+from .batch import Batch, BatchSource, Loading
 from .split import Split
 
 
@@ -27,7 +27,7 @@ class Steps(Split):
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
         examples[...], labels[...] = 0, 0
 
-    def own_loader(self, seed: int, read_ahead: ReadAhead = ReadAhead()) -> BatchSource:
+    def own_loader(self, seed: int, loading: Loading = Loading()) -> BatchSource:
         return _Positions(len(self))
 
 

@@ -17,6 +17,7 @@ from ..core.layout import Array
 from ..core.ranges import OnReady, announce_nothing
 from ..core.training_state import TrainingState
 from ..data.batch import Batch, IndexBatch
+from ..data.random_numbers import seed_torch
 from ..data.split import Split
 from ..errors import JobError
 from ..nn.layer import SumOverWorkers
@@ -28,7 +29,6 @@ from ..pytorch.linear import write_gradients
 from ..pytorch.modes import evaluating
 from ..pytorch.names import parameters_of
 from ..pytorch.network import TorchNetwork, buffers_of, load_buffers, owners_of
-from ..pytorch.random_numbers import seed_torch
 from ..pytorch.rng_lock import exclusive, released
 from ..pytorch.sync_batch_norm import synchronize
 from .base import Model

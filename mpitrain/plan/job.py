@@ -126,6 +126,8 @@ class Job:
             split = self.network.as_split(given)
             if not isinstance(split, Split):
                 raise JobError(must_be(name, given, Split))
+            if split.is_stream and name == "validation":
+                raise JobError(f"Job(validation=...) got {split.source}: must be examples that can be read again")
             self._splits[name] = given, split
         return self._splits[name][1]
 
@@ -141,6 +143,7 @@ class Job:
             "optimizer": without_address(repr(self.rule)),
             "number of training examples": len(self.train_split),
             "shape of an example": self.train_split.shape,
+            "order of the training examples": self.train_split.order_name,
             "number of validation examples": 0 if self.validation_split is None else len(self.validation_split),
             "moving average": self.moving_average,
             "hooks": [type(hook).__name__ for hook in self.hooks],

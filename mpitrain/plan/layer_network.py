@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..core.layout import Array, Layout
-from ..data.split import Split
+from ..data.split import DatasetSplit, Split
 from ..nn.layer import Layer, initialize, layout_of, walk
 from ..nn.loss import Loss
 from ..nn.normalize import BatchNorm
@@ -21,7 +23,10 @@ class LayerNetwork:
         self.model, self.loss = model, loss
 
     def as_split(self, given: object) -> object:
-        return given
+        is_dataset = hasattr(given, "__len__") and hasattr(given, "__getitem__")
+        if is_dataset and not isinstance(given, (Split, np.ndarray, tuple, list, dict, str)):
+            given = DatasetSplit(given)
+        return given.as_arrays() if isinstance(given, DatasetSplit) else given
 
     def rule_of(self, given: Any) -> Any:
         return given

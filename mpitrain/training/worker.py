@@ -22,9 +22,10 @@ from ..core.kernels import compile_seconds
 from ..core.layout import Array
 from ..core.training_state import TrainingState
 from ..data import BatchSource, InMemory, Loader, Split
-from ..data.batch import ReadAhead
+from ..data.batch import Loading
+from ..data.checks import check_examples
 from ..data.loader import IndexLoader, own_buffers
-from ..data.split import check_examples
+from ..data.split import DatasetSplit, StoredExamples
 from ..errors import CheckpointError, NonFiniteLoss, UserError
 from ..gpu.compilation import compile_kernels
 from ..models.accumulation import GradientAccumulation
@@ -196,16 +197,27 @@ class Worker:
         """Return the batches of a split, in the form that the model prefers. Collective over the workers."""
         plan, seed = self.plan, self.plan.config.training.seed
         training = plan.config.training
-        read_ahead = ReadAhead(training.data_workers or 0, training.prefetch or 2)
-        if (own := split.own_loader(seed, read_ahead)) is not None:
-            return own
         dtype = None if self.job.network.takes_integers(split) else plan.dtype
-        storage = dataset.load(split, partial(check_examples, name, split, dtype, self.job.network.classes))
+        check = partial(check_examples, name, split, dtype, self.job.network.classes)
+        stored = split.dataset if isinstance(split, DatasetSplit) else None
+        if isinstance(stored, StoredExamples):
+            stored.storage = dataset.load(stored.split)
+        batch_dtype = None if model is not None and model.accepts_raw else dtype
+        loading = Loading(
+            training.data_workers or 0,
+            training.prefetch or 2,
+            self.cluster.workers.rank,
+            self.cluster.workers.size,
+            batch_dtype,
+            check,
+        )
+        if (own := split.own_loader(seed, loading)) is not None:
+            return own
+        storage = dataset.load(split, check)
         if model is None:
             return Loader(split, storage, seed, dtype, reuse=self.loop.reuses_batches)
-        dtype = None if model.accepts_raw else dtype
         memory = model.memory if plan.config.training.accumulate_steps == 1 else own_buffers
-        loader = Loader(split, storage, seed, dtype, memory, plan.step_examples, self.loop.reuses_batches)
+        loader = Loader(split, storage, seed, batch_dtype, memory, plan.step_examples, self.loop.reuses_batches)
         if not self.loop.reuses_batches or not isinstance(storage, InMemory):
             return loader
         examples, labels = storage.examples, storage.labels

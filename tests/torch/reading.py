@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as in a checkout
 
 import mpitrain
+from tests.torch.sources import source
 
 EXAMPLES, FAULTY = 40, 17
 
@@ -53,20 +54,20 @@ def main() -> None:
     parser.add_argument("--data-workers", type=lambda text: float(text) if "." in text else int(text), default=0)
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--fault", default="")
+    parser.add_argument("--source", default="")
     parser.add_argument("--in-order", action="store_true")
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
     torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.Tanh(), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Linear(3 if arguments.source else 6, 8), nn.Dropout(0.1), nn.Tanh(), nn.Linear(8, 3))
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
     trainer = mpitrain.Trainer(model, optimizer, threads=1, log_steps=0, save_steps=4)
-    loader = trainer.loader(
-        Sentences(arguments.fault),
-        12 // trainer.size,
-        shuffle=not arguments.in_order,
-        num_workers=arguments.data_workers,
-        collate_fn=padded,
-    )
+    batch, workers = 12 // trainer.size, arguments.data_workers
+    if arguments.source:
+        loader = trainer.loader(source(arguments.source, arguments.out.parent), batch, num_workers=workers)
+    else:
+        sentences, in_order = Sentences(arguments.fault), arguments.in_order
+        loader = trainer.loader(sentences, batch, shuffle=not in_order, num_workers=workers, collate_fn=padded)
     seen: dict[str, list[int]] = {}
     trainer.register("seen", seen, per_rank=True)
     killed = arguments.out / "killed"
@@ -78,7 +79,8 @@ def main() -> None:
             if arguments.fault == "wait":
                 (arguments.out / f"waiting-{trainer.rank}").touch()
                 time.sleep(0.2)
-            noisy = sequences.mean(1) + 0.01 * np.random.rand()  # the same with any number of processes
+            mean = sequences if arguments.source else sequences.mean(1)
+            noisy = mean + 0.01 * np.random.rand()  # the same with any number of processes
             trainer.backward(nn.functional.cross_entropy(model(noisy), labels))
             optimizer.step()
             seen.setdefault(f"epoch {epoch}", []).extend(indices.tolist())

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from mpitrain import data
+from mpitrain.data.orders import Sequential
 from mpitrain.data.permutation import order
 
 from ..support.launch import Mpi, one_line, run
 from .reading import EXAMPLES, FAULTY
+from .sources import KINDS, all_kinds
 
 SCRIPT = Path(__file__).parent / "reading.py"
 
@@ -65,6 +67,32 @@ def test_every_example_is_used_once_in_every_mode(openmpi: Mpi, mode: str, tmp_p
     assert sorted(seen)[: EXAMPLES * 3] == sorted([*range(EXAMPLES)] * 3)
 
 
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the files of each kind of source."""
+    folder = tmp_path_factory.mktemp("sources")
+    assert [kind for kind, split in all_kinds(folder) if len(split) != EXAMPLES] == []
+    return folder
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_source_gives_each_example_once(openmpi: Mpi, kind: str, mode: str, sources: Path) -> None:
+    out = sources / f"{kind} {mode}"
+    workers = read(openmpi, 2, out, "--source", kind, "--data-workers", 2, launch=("--mode", mode))
+    seen = np.concatenate([worker["seen"] for worker in workers])
+    assert sorted(seen)[: EXAMPLES * 3] == sorted([*range(EXAMPLES)] * 3)
+
+
+@pytest.mark.parametrize("kind", ["images", "rows"])
+def test_a_source_with_transforms_resumes_with_the_same_bits(openmpi: Mpi, kind: str, sources: Path) -> None:
+    alone = read(openmpi, 3, sources / f"{kind} whole", "--source", kind, "--data-workers", 0)
+    killed = sources / f"{kind} killed"
+    done = run(words(openmpi, 3, killed, "--source", kind, "--data-workers", 3, "--kill-at", 6), timeout=120)
+    assert done.returncode != 0
+    assert_same(alone, read(openmpi, 3, killed, "--source", kind, "--data-workers", 1))
+
+
 def test_examples_in_order(openmpi: Mpi, tmp_path: Path) -> None:
     (worker,) = read(openmpi, 1, tmp_path / "out", "--in-order", "--data-workers", 2)
     assert worker["seen"].tolist() == [*range(EXAMPLES)] * 3
@@ -73,8 +101,7 @@ def test_examples_in_order(openmpi: Mpi, tmp_path: Path) -> None:
 def test_the_order_of_a_split() -> None:
     split = data.from_arrays(np.zeros((5, 2)), np.arange(5))
     np.testing.assert_array_equal(split.order(3, 4, 1), order(3, 4, 5, 1))
-    split.shuffle = False
-    assert split.order(3, 4, 1).tolist() == [3, 4, 0, 1]
+    assert split.ordered(Sequential()).order(3, 4, 1).tolist() == [3, 4, 0, 1]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

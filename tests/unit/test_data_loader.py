@@ -9,9 +9,10 @@ import pytest
 
 from mpitrain import data
 from mpitrain.data.batch import Batch, IndexBatch
+from mpitrain.data.checks import check_conversion
 from mpitrain.data.loader import IndexLoader
 from mpitrain.data.permutation import order
-from mpitrain.data.split import Split, check_conversion
+from mpitrain.data.split import Split
 from mpitrain.errors import DataError
 
 

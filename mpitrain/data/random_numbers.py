@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import random
+import sys
+from typing import Any
 
 import numpy as np
-import torch
 
-EXAMPLES_STREAM, MODEL_STREAM, LOOP_STREAM = 0, 1, 2  # for loading a batch, for the model, for the rest of its step
+# For loading an example, for the model, for the rest of a batch's step.
+EXAMPLES_STREAM, MODEL_STREAM, LOOP_STREAM = 0, 1, 2
 
 
-def seed_torch(seed: int, position: int, device: torch.device) -> None:
-    """Seed the random numbers of a device for the batch at this position of the stream of examples."""
+def seed_torch(seed: int, position: int, device: Any) -> None:
+    """Seed the random numbers of a torch device for the batch at this position of the stream of examples."""
     # ``torch.manual_seed`` takes 0.5 ms: it stores a stack trace in case CUDA is initialized later.
+    torch = sys.modules["torch"]
     generator = torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
     generator.manual_seed(_mixed(seed, position, MODEL_STREAM))
 
 
 def seed_all(seed: int, position: int, stream: int = EXAMPLES_STREAM) -> None:
-    """Seed the random numbers of Python, NumPy and torch: for loading the batch at this position, or for its step."""
+    """Seed the random numbers of Python, NumPy and, if it has been imported, torch. Takes some 10 us.
+
+    Args:
+        position: Of the example to load, or of the first example of the batch whose step begins.
+    """
     mixed = _mixed(seed, position, stream)
     random.seed(mixed)
     np.random.seed(mixed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(mixed)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(mixed)
+
+
+def generator_at(seed: int, position: int) -> np.random.Generator:
+    """Return the generator for the transforms of the example at this position of the stream."""
+    return np.random.Generator(np.random.PCG64(_mixed(seed, position, EXAMPLES_STREAM)))
 
 
 def _mixed(seed: int, position: int, stream: int) -> int:

@@ -1,0 +1,86 @@
+"""Batches of examples that are loaded one by one, in the rank itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ..core.layout import Array
+from .batch import Batch, Loading
+from .random_numbers import LOOP_STREAM, seed_all
+
+
+class LoadsBatches(Protocol):
+    """A split whose batches can be made in any process."""
+
+    source: str
+
+    def __len__(self) -> int: ...
+
+    def order(self, position: int, count: int, seed: int) -> Array: ...
+
+    def start(self, share: int, shares: int) -> None: ...
+
+    def load(self, indices: Array, seed: int, position: int) -> Batch: ...
+
+    def finish(self, batch: Batch, loading: Loading) -> Batch: ...
+
+
+class Request(NamedTuple):
+    """A batch.
+
+    Attributes:
+        position: Of the first example in the stream; or its index.
+        length: Number of examples.
+        in_order: Whether the examples are in the order of the split.
+    """
+
+    position: int
+    length: int
+    in_order: bool
+
+
+class DatasetLoader:
+    """Makes batches of examples that are loaded one by one; see ``data.BatchSource``.
+
+    Args:
+        split: The examples.
+        seed: Determines the order, and the random numbers of each example.
+        loading: How batches are made.
+    """
+
+    def __init__(self, split: LoadsBatches, seed: int, loading: Loading) -> None:
+        self._split, self._seed, self._loading = split, seed, loading
+        split.start(loading.share, loading.shares)
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def batch(self, position: int, count: int) -> Batch:
+        """Return the examples at [position, position + count) of the endless stream.
+
+        The random numbers of the process are then seeded for the rest of the step.
+
+        Raises:
+            DataError: An example cannot be loaded; names it.
+        """
+        made = self._load(Request(position, count, in_order=False))
+        seed_all(self._seed, position, LOOP_STREAM)
+        return self._split.finish(made, self._loading)
+
+    def sequential(self, start: int, stop: int) -> Batch:
+        """Return the examples [start, stop) in the order of the split."""
+        return self._split.finish(self._load(Request(start, stop - start, in_order=True)), self._loading)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _load(self, request: Request) -> Batch:
+        return self._split.load(self._indices(request), self._seed, request.position)
+
+    def _indices(self, request: Request) -> Array:
+        position, length, in_order = request
+        if in_order:
+            return np.arange(position, position + length)
+        return self._split.order(position, length, self._seed)

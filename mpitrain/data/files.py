@@ -1,0 +1,131 @@
+"""Files of examples that must not change during a run, and indices of their contents in the user's cache."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from ..core.layout import Array
+from ..errors import DataError
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+_INDEX_VERSION = 1
+
+
+class UnchangedFile:
+    """A file whose size and time of change are compared whenever it is read.
+
+    Raises:
+        DataError: There is no such file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._state = _state(os.stat(path))
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}") from error
+
+    def check(self) -> None:
+        """Check that the file is as it was.
+
+        Raises:
+            DataError: It has been changed, replaced or removed.
+        """
+        try:
+            state = _state(os.stat(self.path))
+        except OSError as error:
+            raise DataError(f"{self.path}: {error.strerror}; it was removed during the run") from error
+        if state != self._state:
+            raise DataError(
+                f"{self.path} was changed during the run: it had {self._state[0]:,} bytes and has {state[0]:,}; start "
+                "the run again with files that do not change"
+            )
+
+    def index(self, kind: str, make: Callable[[Path], Array]) -> Array:
+        """Return an index of the file's contents, which is stored in the user's cache directory.
+
+        Args:
+            kind: Name of the index's form.
+            make: Makes the index; for the first run that reads the file.
+        """
+        key = repr((_INDEX_VERSION, kind, str(self.path.resolve()), self._state))
+        stored = index_directory() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
+        with contextlib.suppress(OSError, ValueError, EOFError):
+            return np.load(stored, allow_pickle=False)
+        made = make(self.path)
+        with contextlib.suppress(OSError):  # without a cache, each run indexes the file
+            stored.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=stored.parent, delete=False) as file:
+                np.save(file, made)
+            os.replace(file.name, stored)
+        return made
+
+
+def _state(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+def index_directory() -> Path:
+    """Return the directory of indices: ``$XDG_CACHE_HOME/mpitrain/data`` or ``~/.cache/mpitrain/data``."""
+    with contextlib.suppress(RuntimeError):  # no home directory
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpitrain" / "data"
+    return Path(tempfile.gettempdir()) / f"mpitrain-{os.getuid()}" / "data"
+
+
+def expand(paths: Paths) -> list[Path]:
+    """Return files in order: a path, a pattern such as ``train-*.tar``, or several of them.
+
+    Raises:
+        DataError: A pattern matches no file.
+    """
+    several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    files: list[Path] = []
+    for path in (os.fspath(path) for path in several):
+        matches = sorted(glob.glob(path)) if glob.has_magic(path) and not os.path.exists(path) else [path]
+        if not matches:
+            raise DataError(f"no file matches {path!r}")
+        files.extend(map(Path, matches))
+    if not files:
+        raise DataError("got no files: must have at least one")
+    return files
+
+
+def required(module: str, use: str) -> ModuleType:
+    """Import a module of the extra ``data``.
+
+    Args:
+        use: What needs it, for the message.
+
+    Raises:
+        DataError: It is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise DataError(f"{use} needs {module.partition('.')[0]}: pip install 'mpitrain[data]' ({error})") from error
+
+
+def file_of(starts: Array, index: int) -> tuple[int, int]:
+    """Return which file holds an example, and its index in the file.
+
+    Args:
+        starts: Shape (files,), index of the first example of each file.
+    """
+    file = int(np.searchsorted(starts, index, side="right")) - 1
+    return file, index - int(starts[file])
+
+
+def starts_of(counts: Iterable[int]) -> tuple[Array, int]:
+    """Return the index of the first example of each file, and the number of all examples."""
+    ends = np.cumsum([0, *counts])
+    return ends[:-1], int(ends[-1])

@@ -1,0 +1,198 @@
+"""Orders of examples: which example is at each position of the endless stream.
+
+An order is a function of the seed and the position alone. The same order on any number of ranks, and after a resume,
+needs no state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..core.layout import Array
+from ..errors import DataError
+from .permutation import order
+
+
+class Order(Protocol):
+    """Maps positions of the endless stream to examples. ``repr`` of two equal orders is the same."""
+
+    def length(self, count: int) -> int:
+        """Return the number of positions in an epoch of ``count`` examples."""
+
+    def indices(self, position: int, count: int, n: int, seed: int) -> Array:
+        """Return the examples at [position, position + count), shape (count,), int64.
+
+        Args:
+            n: Number of positions in an epoch.
+        """
+
+
+class _EachOnce:
+    def length(self, count: int) -> int:
+        return count
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+
+class Shuffled(_EachOnce):
+    """Every example once in each epoch, in another order in each.
+
+    Args:
+        block: For files that are read in blocks of this many examples: see ``permutation.order``.
+    """
+
+    def __init__(self, block: int | None = None) -> None:
+        self._block = block
+
+    def indices(self, position: int, count: int, n: int, seed: int) -> Array:
+        return order(position, count, n, seed, self._block)
+
+
+class Sequential(_EachOnce):
+    """Every example once in each epoch, in the order of their indices."""
+
+    def indices(self, position: int, count: int, n: int, seed: int) -> Array:
+        return np.arange(position, position + count) % n
+
+
+class Weighted:
+    """Examples drawn with replacement, each with a probability in proportion to its weight.
+
+    As with torch's ``WeightedRandomSampler``, an epoch has as many positions as there are examples.
+
+    Args:
+        weights: Shape (number of examples,), not negative, with a positive sum.
+
+    Raises:
+        DataError: The weights are not valid.
+    """
+
+    def __init__(self, weights: Sequence[float] | Array) -> None:
+        values = np.asarray(weights, np.float64)
+        if values.ndim != 1 or not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
+            raise DataError("Weighted needs one weight per example: finite, not negative, and not all zero")
+        self._sums = np.cumsum(values)
+
+    def length(self, count: int) -> int:
+        if len(self._sums) != count:
+            raise DataError(f"Weighted has {len(self._sums):,} weights, but there are {count:,} examples")
+        return count
+
+    def indices(self, position: int, count: int, n: int, seed: int) -> Array:
+        drawn = _uniform(seed, np.arange(position, position + count)) * self._sums[-1]
+        # Rounding may give the sum itself, whose place is after the last example.
+        return np.minimum(np.searchsorted(self._sums, drawn, side="right"), n - 1)
+
+    def __repr__(self) -> str:
+        return f"Weighted({_digest(self._sums)})"
+
+
+class GroupedByLength(_EachOnce):
+    """Every example once in each epoch; neighbours have similar lengths, so that a padded batch has little padding.
+
+    Examples are shuffled; then each group of ``group`` positions is sorted by length, longest first.
+
+    Args:
+        lengths: Shape (number of examples,).
+        group: Positions in a group: some 50 batches of all workers.
+    """
+
+    def __init__(self, lengths: Sequence[int] | Array, group: int) -> None:
+        self._lengths, self._group = np.asarray(lengths), group
+        if self._lengths.ndim != 1 or group < 1:
+            raise DataError("GroupedByLength needs one length per example, and a group of at least 1")
+        self._sorted: tuple[tuple[int, int, int], Array] | None = None
+
+    def length(self, count: int) -> int:
+        if len(self._lengths) != count:
+            raise DataError(f"GroupedByLength has {len(self._lengths):,} lengths, but there are {count:,} examples")
+        return count
+
+    def indices(self, position: int, count: int, n: int, seed: int) -> Array:
+        parts, end = [], position + count
+        while position < end:
+            start = position // n * n + position % n // self._group * self._group
+            stop = min(start + self._group, (position // n + 1) * n)
+            parts.append(self._group_at(start, stop, n, seed)[position - start : end - start])
+            position = stop
+        return np.concatenate(parts)
+
+    def _group_at(self, start: int, stop: int, n: int, seed: int) -> Array:
+        key = start, n, seed
+        if self._sorted is None or self._sorted[0] != key:  # the next batch is of the same group, mostly
+            shuffled = order(start, stop - start, n, seed)
+            self._sorted = key, shuffled[np.argsort(-self._lengths[shuffled], kind="stable")]
+        return self._sorted[1]
+
+    def __repr__(self) -> str:
+        return f"GroupedByLength({_digest(self._lengths)}, {self._group})"
+
+
+class Streams:
+    """Consecutive examples side by side, for recurrent models whose state passes from batch to batch.
+
+    The examples are cut into ``count`` streams of equal length; those that are left over at the end are not used. At
+    each step of ``sync``, place i of the joined batch of all workers continues stream i.
+
+    Args:
+        count: Number of streams: the batch size times the number of workers.
+    """
+
+    def __init__(self, count: int) -> None:
+        if count < 1:
+            raise DataError(f"Streams got {count}: must be at least 1")
+        self._count = count
+
+    def length(self, count: int) -> int:
+        if count < self._count:
+            raise DataError(f"Streams({self._count}) needs as many examples, but there are {count:,}")
+        return count - count % self._count
+
+    def indices(self, position: int, count: int, n: int, seed: int) -> Array:
+        places = np.arange(position, position + count) % n
+        return places % self._count * (n // self._count) + places // self._count
+
+    def __repr__(self) -> str:
+        return f"Streams({self._count})"
+
+
+class OwnOrder:
+    """The order of a user's function.
+
+    Args:
+        function: Takes the seed and a position of the endless stream, and returns the index of an example.
+    """
+
+    def __init__(self, function: Callable[[int, int], int]) -> None:
+        self._function = function
+
+    def length(self, count: int) -> int:
+        return count
+
+    def indices(self, position: int, count: int, n: int, seed: int) -> Array:
+        chosen: Any = np.array([self._function(seed, place) for place in range(position, position + count)])
+        if chosen.dtype.kind not in "iu" or (chosen < 0).any() or (chosen >= n).any():
+            wrong = next(index for index in chosen.tolist() if not isinstance(index, int) or not 0 <= index < n)
+            raise DataError(f"the order {self!r} returned {wrong!r}: must be an integer from 0 to {n - 1}")
+        return chosen.astype(np.int64)
+
+    def __repr__(self) -> str:
+        return getattr(self._function, "__qualname__", type(self._function).__name__)
+
+
+def _uniform(seed: int, positions: Array) -> Array:
+    """Return numbers in [0, 1) that depend on seed and position, by the finalizer of SplitMix64."""
+    mixed = positions.astype(np.uint64) + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)) * 2:
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    mixed ^= mixed >> np.uint64(31)
+    return (mixed >> np.uint64(11)) * 2.0**-53
+
+
+def _digest(values: Array) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()[:8]

@@ -1,0 +1,77 @@
+"""Streams of examples that can only be read from their beginning."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..errors import DataError
+from .orders import Sequential
+from .split import DatasetSplit
+
+Stream = Iterable[Any] | Callable[[int, int], Iterable[Any]]
+
+
+class StreamSplit(DatasetSplit):
+    """Examples of a stream, of which each process that loads examples takes a share; see ``stream``."""
+
+    is_stream = True
+
+    def __init__(self, examples: Stream, length: int) -> None:
+        super().__init__(range(length), f"the stream {getattr(examples, '__name__', type(examples).__name__)}")
+        self._examples, self._order = examples, Sequential()
+        self._share, self._shares = 0, 1
+        self._iterator: Iterator[Any] | None = None
+
+    def start(self, share: int, shares: int) -> None:
+        self._share, self._shares, self._iterator = share, shares, None
+
+    def sample_digest(self) -> str:
+        return "a stream"
+
+    def _load_each(self, indices: list[int], seed: int, position: int) -> list[Any]:
+        if self._iterator is None:  # also after a resume: the examples of earlier batches of the epoch are skipped
+            self._iterator = iter(self._beginning())
+            skipped = position % len(self) // self._shares
+            next(itertools.islice(self._iterator, skipped, skipped), None)
+        return [self._transform(self._next(), seed, position + place) for place in range(len(indices))]
+
+    def _next(self) -> Any:
+        """Return the next example of this process; the first one after the last one."""
+        assert self._iterator is not None
+        for _ in range(2):
+            with self._errors_named([]):
+                for example in self._iterator:
+                    return example
+            self._iterator = iter(self._beginning())
+        raise DataError(f"{self.source} has no examples for process {self._share} of {self._shares} that read it")
+
+    def _beginning(self) -> Iterable[Any]:
+        if inspect.isroutine(self._examples):
+            return self._examples(self._share, self._shares)
+        return itertools.islice(self._examples, self._share, None, self._shares)  # type: ignore[arg-type]
+
+
+def stream(examples: Stream, length: int) -> StreamSplit:
+    """Return a split of examples that can only be read in their order, such as a torch ``IterableDataset``.
+
+    Each process that loads examples takes a share: every n-th example. To read less, pass a function that opens a share
+    itself: ``lambda share, shares: read(files[share::shares])``.
+
+    Other splits guarantee that each example is used once in an epoch, also after a resume; a stream does not: a resumed
+    run skips as many examples as have been used, which are the same ones only for the same number of ranks, without
+    data workers, in ``sync``; and with data workers, examples that are loaded ahead may be lost. It is not shuffled,
+    and cannot be used for validation.
+
+    Args:
+        examples: An object that can be iterated repeatedly; or a function that returns the examples of a share.
+        length: Number of examples in an epoch; a share that has fewer is read again from its beginning.
+
+    Raises:
+        DataError: The length is not valid.
+    """
+    if not isinstance(length, int) or length < 1:
+        raise DataError(f"stream got length={length!r}: must be the number of examples in an epoch, at least 1")
+    return StreamSplit(examples, length)

@@ -1,0 +1,272 @@
+"""Tables in Parquet, Arrow and CSV files, read with pyarrow."""
+
+from __future__ import annotations
+
+import difflib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.layout import Array
+from ..errors import DataError
+from .files import Paths, UnchangedFile, expand, file_of, required, starts_of
+from .permutation import MIXED_BLOCKS
+from .split import DatasetSplit, Split
+
+_CACHED_GROUPS = 2 * MIXED_BLOCKS + 1  # of rows: those of a batch and the next one, in the order of blocks
+_Group = Callable[[Sequence[str]], Any]  # reads some columns of a group of rows
+
+
+class Table:
+    """The rows of some files, in groups that are read at once.
+
+    Attributes:
+        count: Number of rows.
+        names: Names of the columns.
+        group_rows: Number of rows of the largest group.
+        source: The files, for messages.
+    """
+
+    def __init__(self, paths: Paths, kind: str) -> None:
+        self._pa, open_file = required("pyarrow", kind), _OPEN[kind]
+        files = expand(paths)
+        self.source = ", ".join(map(str, files[:2])) + (" ..." if len(files) > 2 else "")
+        self._groups: list[tuple[UnchangedFile, _Group]] = []
+        rows: list[int] = []
+        schemas = []
+        for path in files:
+            file = UnchangedFile(path)
+            try:
+                schema, groups = open_file(path)
+            except (self._pa.ArrowException, OSError) as error:
+                raise DataError(f"{path} cannot be read as a {kind} file: {' '.join(str(error).split())}") from error
+            schemas.append(schema)
+            self._groups += [(file, read) for _, read in groups]
+            rows += [count for count, _ in groups]
+        self._schema = schemas[0]
+        for path, schema in zip(files, schemas, strict=True):
+            if not schema.equals(self._schema):
+                raise DataError(f"{path} and {files[0]} have different columns: {schema.names}, {self._schema.names}")
+        self.names: list[str] = self._schema.names
+        self._starts, self.count = starts_of(rows)
+        self.group_rows = max(rows, default=0)
+        if not self.count:
+            raise DataError(f"{self.source} has no rows")
+        self._read: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
+
+    @property
+    def fits_cache(self) -> bool:
+        """Whether all groups are kept once they have been read."""
+        return len(self._groups) <= _CACHED_GROUPS
+
+    def type_of(self, column: str) -> Any:
+        """Return the Arrow type of a column."""
+        return self._schema.field(column).type
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """Check that columns exist.
+
+        Raises:
+            DataError: One does not.
+        """
+        for column in columns:
+            if column not in self.names:
+                similar = difflib.get_close_matches(column, self.names, n=1)
+                hint = f"; did you mean {similar[0]!r}?" if similar else ""
+                raise DataError(f"{self.source} has no column {column!r}; it has {', '.join(self.names)}{hint}")
+
+    def rows(self, start: int, stop: int, columns: Sequence[str]) -> Any:
+        """Return columns of the rows [start, stop) as an Arrow table."""
+        parts = []
+        while start < stop:
+            number, row = file_of(self._starts, start)
+            parts.append(self._group(number, tuple(columns)).slice(row, stop - start))
+            start += len(parts[-1])
+        return self._pa.concat_tables(parts)
+
+    def take(self, indices: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
+        """Return rows as dicts."""
+        taken: list[Any] = [None] * len(indices)
+        by_group: dict[int, list[tuple[int, int]]] = {}
+        for place, index in enumerate(indices):
+            number, row = file_of(self._starts, index)
+            by_group.setdefault(number, []).append((place, row))
+        for number, places in by_group.items():
+            group = self._group(number, tuple(columns))
+            for (place, _), row in zip(places, group.take([row for _, row in places]).to_pylist(), strict=True):
+                taken[place] = row
+        return taken
+
+    def name_of(self, index: int) -> str:
+        """Return the file and the number of a row."""
+        number, row = file_of(self._starts, index)
+        file = self._groups[number][0]
+        first = next(place for place, (other, _) in enumerate(self._groups) if other is file)
+        return f"{file.path}, row {row + int(self._starts[number] - self._starts[first])}"
+
+    def _group(self, number: int, columns: tuple[str, ...]) -> Any:
+        key = number, columns
+        if key not in self._read:
+            file, read = self._groups[number]
+            file.check()
+            try:
+                self._read[key] = read(columns)
+            except (self._pa.ArrowException, OSError) as error:
+                raise DataError(f"{file.path} cannot be read: {' '.join(str(error).split())}") from error
+        self._read.move_to_end(key)
+        while len(self._read) > _CACHED_GROUPS:
+            self._read.popitem(last=False)
+        return self._read[key]
+
+
+class ColumnsSplit(Split):
+    """Numeric columns of a table as examples and labels."""
+
+    def __init__(self, table: Table, columns: Sequence[str], label: str, classes: int | None, kind: str) -> None:
+        self._table, self._columns, self._label = table, list(columns), label
+        dtypes = [self._dtype(column) for column in self._columns]
+        lengths = [self._length(column) for column in self._columns]
+        shape = (sum(length or 1 for length in lengths),)
+        block = None if kind == "csv" else min(table.group_rows, table.count)
+        super().__init__(
+            table.source, table.count, shape, np.result_type(*dtypes), (), self._dtype(label), classes, block=block
+        )
+
+    def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
+        rows = self._table.rows(start, stop, [*self._columns, self._label])
+        place = 0
+        for column in self._columns:
+            values = self._values(rows, column, start)
+            examples[:, place : place + values.shape[1]] = values
+            place += values.shape[1]
+        labels[...] = self._values(rows, self._label, start)[:, 0]
+
+    def _values(self, rows: Any, column: str, start: int) -> Array:
+        values = rows.column(column).combine_chunks()
+        if values.null_count:
+            row = start + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+            raise DataError(f"{self._table.name_of(row)}: {column} has no value; fill such values, or drop these rows")
+        if self._length(column):
+            values = values.flatten()
+        array: Array = values.to_numpy(zero_copy_only=False)
+        return array.reshape(len(rows), -1)
+
+    def _length(self, column: str) -> int:
+        """Return the number of values of a list of fixed size; 0 for numbers."""
+        return getattr(self._table.type_of(column), "list_size", 0)
+
+    def _dtype(self, column: str) -> np.dtype[Any]:
+        kind = self._table.type_of(column)
+        try:
+            dtype = np.dtype((kind.value_type if self._length(column) else kind).to_pandas_dtype())
+        except NotImplementedError:
+            dtype = np.dtype(object)
+        if dtype.kind not in "biuf":
+            raise DataError(
+                f"{self._table.source}: {column} is of type {kind}, not a number; choose columns=[...], or leave label "
+                "out and convert the rows with map"
+            )
+        return np.dtype(np.float32) if dtype == np.float16 else np.dtype(np.uint8) if dtype.kind == "b" else dtype
+
+
+class Rows:
+    """Rows of a table as dicts of numbers, strings and arrays."""
+
+    def __init__(self, table: Table, columns: Sequence[str]) -> None:
+        self._table, self._columns = table, columns
+
+    def __len__(self) -> int:
+        return self._table.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        rows = self._table.take(indices, self._columns)
+        for row in rows:
+            row.update({name: np.array(value) for name, value in row.items() if isinstance(value, list)})
+        return rows
+
+    def name_of(self, index: int) -> str:
+        """Return the file and the number of a row."""
+        return self._table.name_of(index)
+
+
+def parquet(
+    paths: Paths, columns: Sequence[str] | None = None, label: str | None = None, classes: int | None = None
+) -> Split:
+    """Return a split of Parquet files.
+
+    With ``label``, an example is an array of numbers, one for each column, and the label a number: such a split is in
+    memory once for all ranks of a node if it fits into half of it, and else is read in blocks, as with ``hdf5``.
+    Without ``label``, an example is a dict of the row's values, with strings and lists of any length, for ``map``.
+
+    Args:
+        paths: A file, a pattern such as ``part-*.parquet``, or a list of them.
+        columns: Names of the columns; by default all others than ``label``.
+        label: Name of the column of labels.
+        classes: Number of classes if labels are classes, else None.
+
+    Raises:
+        DataError: A file does not exist or is damaged, a column does not exist or has no numbers; or pyarrow is not
+            installed.
+    """
+    return _split(paths, "parquet", columns, label, classes)
+
+
+def arrow(
+    paths: Paths, columns: Sequence[str] | None = None, label: str | None = None, classes: int | None = None
+) -> Split:
+    """Return a split of Arrow files, of the file or the stream format; see ``parquet``."""
+    return _split(paths, "arrow", columns, label, classes)
+
+
+def csv(
+    paths: Paths, columns: Sequence[str] | None = None, label: str | None = None, classes: int | None = None
+) -> Split:
+    """Return a split of CSV files whose first lines have the names of the columns, read as a whole; see ``parquet``."""
+    return _split(paths, "csv", columns, label, classes)
+
+
+def _split(paths: Paths, kind: str, columns: Sequence[str] | None, label: str | None, classes: int | None) -> Split:
+    table = Table(paths, kind)
+    chosen = [name for name in table.names if name != label] if columns is None else list(columns)
+    table.check_columns([*chosen, *([] if label is None else [label])])
+    if not chosen:
+        raise DataError(f"{table.source}: there is no column besides {label}")
+    if label is not None:
+        return ColumnsSplit(table, chosen, label, classes, kind)
+    split = DatasetSplit(Rows(table, chosen), table.source, classes)
+    split.block = None if table.fits_cache else table.group_rows
+    return split
+
+
+def _open_parquet(path: Path) -> tuple[Any, list[tuple[int, _Group]]]:
+    file = required("pyarrow.parquet", "parquet").ParquetFile(path, memory_map=True)
+
+    def reads(number: int) -> _Group:
+        return lambda columns: file.read_row_group(number, columns, use_threads=False)
+
+    rows = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+    return file.schema_arrow, [(count, reads(number)) for number, count in enumerate(rows)]
+
+
+def _open_arrow(path: Path) -> tuple[Any, list[tuple[int, _Group]]]:
+    pa, ipc = required("pyarrow", "arrow"), required("pyarrow.ipc", "arrow")
+    mapped = pa.memory_map(str(path))
+    try:
+        table = ipc.open_file(mapped).read_all()
+    except pa.ArrowInvalid:
+        table = ipc.open_stream(mapped).read_all()
+    return table.schema, [(len(table), lambda columns: table.select(columns))]
+
+
+def _open_csv(path: Path) -> tuple[Any, list[tuple[int, _Group]]]:
+    table = required("pyarrow.csv", "csv").read_csv(path)
+    return table.schema, [(len(table), lambda columns: table.select(columns))]
+
+
+_OPEN = {"parquet": _open_parquet, "arrow": _open_arrow, "csv": _open_csv}
