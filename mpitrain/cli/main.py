@@ -22,6 +22,7 @@ _COMMANDS = {
     "exec": ("cli.program", "exec_command", "Execute a program on this rank, under mpirun or srun."),
     "train": ("cli.job_command", "train_command", "Train on this rank, under mpirun or srun; or alone."),
     "submit": ("cli.submit", "SubmitCommand", "Train in a batch job: write the script and submit it."),
+    "data": ("cli.data", "data_command", "Show a job's examples, and what limits their speed."),
     "placement": ("cli.placement", "placement_command", "Print which server holds which variable, without training."),
     "doctor": ("doctor.command", "doctor_command", "Check whether this machine can train."),
     "runs": ("report.runs", "runs_command", "List the runs in a folder: job, mode, ranks, step, state, age."),

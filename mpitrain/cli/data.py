@@ -1,0 +1,108 @@
+"""``mpitrain data``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from ..data.trees import describe, leaves
+from ..errors import ConfigError
+from ..monitor.format import amount, size_of
+from ..plan.job import errors_located
+from ..plan.script import ScriptRequest
+from .job_command import JobCommand, request_of
+
+if TYPE_CHECKING:
+    from ..training.data_survey import Speed, SplitFacts
+
+_WIDEST_TEXT = 60
+
+
+def _data(n: int, seconds: float, **values: Any) -> int:
+    from ..training.data_survey import facts_of, measure
+
+    request = request_of(**values)
+    if isinstance(request, ScriptRequest):
+        raise ConfigError(f"{request.path} is a script, not a job file: give a job file")
+    job = request.make()
+    with errors_located(request.job_file, job):
+        splits = [facts_of("training", job.train_split)]
+        if job.validation_split is not None:
+            splits.append(facts_of("validation", job.validation_split))
+        for split in splits:
+            click.echo("\n".join(describe_split(split)) + "\n")
+        speed = measure(job, request.config, n, seconds)
+    training = request.config.training
+    click.echo("\n".join(describe_speed(speed, splits, n, training.data_workers or 0, training.prefetch or 2)))
+    return 0
+
+
+def data_command() -> JobCommand:
+    """Return ``mpitrain data``, which shows a job's examples and measures how fast they are loaded."""
+    own = [
+        click.Option(["-n"], type=click.IntRange(1), default=1, metavar="RANKS", help="Ranks on this machine. [1]"),
+        click.Option(
+            ["--seconds"],
+            type=click.FloatRange(0, min_open=True),
+            default=3.0,
+            metavar="S",
+            help="Time for loading, and for computing. [3]",
+        ),
+    ]
+    about = "Show a job's examples, the memory they need, and whether loading or computing limits the speed."
+    return JobCommand("data", own, _data, about)
+
+
+def describe_split(facts: SplitFacts) -> list[str]:
+    """Return lines about the examples of a split."""
+    where = "loaded one by one" if facts.bytes is None else f"{size_of(facts.bytes)}, in memory once per node"
+    lines = [f"{facts.name}: {facts.count:,} examples of {facts.source}, {where}"]
+    if facts.name == "training":
+        lines.append(f"  order: {facts.order}")
+    if facts.labels is not None:
+        part = "" if facts.labelled == facts.count else f" of the first {facts.labelled:,}"
+        lines.append(f"  labels{part}: " + ", ".join(f"{label}: {count:,}" for label, count in facts.labels.items()))
+    for index, tree in enumerate(facts.examples):
+        lines.append(f"  example {index}: {describe(tree)}  {_values(tree)}")
+    return lines
+
+
+def describe_speed(speed: Speed, splits: list[SplitFacts], ranks: int, workers: int, prefetch: int) -> list[str]:
+    """Return lines about memory and speed, and advice."""
+    shared = sum(split.bytes or 0 for split in splits)
+    ahead = 0 if splits[0].bytes is not None else (workers * prefetch + 2) * speed.batch_bytes * ranks
+    lines = [
+        f"memory per node with {ranks} ranks: {size_of(shared)} of examples, {size_of(ahead)} of batches",
+        f"one rank, batches of {speed.batch} examples, {size_of(speed.batch_bytes)}, {speed.threads} threads:",
+        f"  loading    {amount(speed.loading):>12} examples/s in one process",
+        f"  computing  {amount(speed.computing):>12} examples/s, forward and backward pass",
+    ]
+    if not speed.data_workers:
+        return [*lines, "computing limits the speed: data workers would not make it faster"]
+    alone = 1 / (1 / speed.loading + 1 / speed.computing)
+    ahead_rate = min(speed.computing, speed.data_workers * speed.loading)
+    limit = "loading" if ahead_rate < speed.computing else "computing"
+    lines.append(
+        f"loading takes {100 * alone / speed.loading:.0f} % of a step: {amount(alone)} examples/s; with --data-workers "
+        f"{speed.data_workers} up to {amount(ahead_rate)} examples/s, limited by {limit}"
+    )
+    if (threads := max(1, speed.cores - speed.data_workers)) < speed.threads:
+        lines.append(f"a rank has {speed.cores} cores: with data workers use --threads {threads}")
+    return lines
+
+
+def _values(tree: Any) -> str:
+    """Return the values of a tree in short."""
+    return ", ".join(map(_value, leaves(tree)))
+
+
+def _value(leaf: Any) -> str:
+    if not hasattr(leaf, "shape"):
+        text = repr(leaf)
+        return text if len(text) <= _WIDEST_TEXT else text[: _WIDEST_TEXT - 3] + "..."
+    array = np.asarray(leaf)
+    if array.size == 1:
+        return str(array.reshape(()))
+    return f"{array.min():.4g} to {array.max():.4g}" if array.size else "empty"
