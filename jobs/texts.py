@@ -1,4 +1,4 @@
-"""Texts of different lengths, classified by PyTorch: is a review of a restaurant positive? The reviews are generated."""
+"""Texts of different lengths, classified with PyTorch: whether a review of a restaurant, made by rules, is positive."""
 
 import numpy as np
 import torch
