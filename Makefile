@@ -70,12 +70,12 @@ env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done .venv-programs/.done $(P
 	.venv-nvcc/bin/$(PIP) 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-nvrtc==13.*' 'cupy-cuda13x==14.*' numba
 	touch $@
 
-# Programs that ranks execute, such as Lightning, beside the packages of the first environment.
+# Programs that ranks execute, such as Lightning, and datasets of other libraries, beside the packages of the first environment.
 .venv-programs/.done: .venv/.test-all
 	$(PYTHON) -m venv .venv-programs
 	printf '%s\n' "$(CURDIR)" "$(CURDIR)"/.venv/lib/python3*/site-packages \
 	  > "$$(echo .venv-programs/lib/python3*/site-packages)"/project.pth
-	.venv-programs/bin/$(PIP) lightning accelerate
+	.venv-programs/bin/$(PIP) lightning accelerate datasets grain
 	touch $@
 
 # An h5py with parallel HDF5, for the first environment's MPI library and the system's HDF5 (Debian packages

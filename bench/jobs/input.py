@@ -1,0 +1,250 @@
+"""Input pipelines of mpitrain, for ``bench/input.py``: prints a JSON object with examples per second, or memory."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+from PIL import Image
+
+from mpitrain import Job, data, nn, optim
+from mpitrain.data.batch import Loading
+
+IMAGES, CLASSES, SIZE, CROP, BATCH = 2000, 10, 256, 224, 32
+ROWS, COLUMNS, ROW_BATCH = 200_000, 20, 256
+SMALL = 64  # pixels of the images that are trained
+
+
+def write(folder: Path) -> None:
+    """Write all files: images in folders, a Parquet file, and TFRecord files."""
+    rng = np.random.default_rng(0)
+    with open(folder / "images.tfrecord", "wb") as records:
+        for index in range(IMAGES):
+            pixels = np.kron(rng.integers(0, 256, (32, 32, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, "JPEG", quality=90)
+            path = folder / "images" / str(index % CLASSES) / f"{index:05d}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.getvalue())
+            records.write(_record({"image": file.getvalue(), "label": [index % CLASSES]}))
+    columns: dict[str, Any] = {f"x{i}": rng.random(ROWS, np.float32) for i in range(COLUMNS)}
+    pa.parquet.write_table(pa.table({**columns, "label": rng.integers(0, 2, ROWS)}), folder / "table.parquet")
+    with open(folder / "numbers.tfrecord", "wb") as records:
+        for _ in range(ROWS // 10):
+            records.write(_record({"x": rng.random(COLUMNS, np.float32), "label": [1]}))
+
+
+def _record(features: dict[str, Any]) -> bytes:
+    from mpitrain.data.tfrecords import _message_class
+
+    message = _message_class()()
+    for name, value in features.items():
+        feature = message.features.feature[name]
+        if isinstance(value, bytes):
+            feature.bytes_list.value.append(value)
+        elif isinstance(value, list):
+            feature.int64_list.value.extend(value)
+        else:
+            feature.float_list.value.extend(value.tolist())
+    content = message.SerializeToString()
+    length = struct.pack("<Q", len(content))
+    return b"".join((length, _masked(length), content, _masked(content)))
+
+
+def _masked(content: bytes) -> bytes:
+    value = google_crc32c.value(content)
+    return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def augmented(example: tuple[np.ndarray, int], rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """Crop, mirror and scale an image; channels first."""
+    image, label = example
+    top, left = rng.integers(0, SIZE - CROP + 1, 2)
+    image = image[top : top + CROP, left : left + CROP]
+    if rng.random() < 0.5:
+        image = image[:, ::-1]
+    return np.multiply(image.transpose(2, 0, 1), np.float32(1 / 255), dtype=np.float32), label
+
+
+def decoded(example: dict[str, Any]) -> tuple[np.ndarray, int]:
+    return np.asarray(Image.open(io.BytesIO(example["image"]))), int(example["label"][0])
+
+
+def rate(split: data.Split, batch: int, seconds: float = 4.0) -> dict[str, float]:
+    """Load batches with two processes; return examples per second after the first ones."""
+    loader = split.own_loader(0, Loading(2, 2))
+    assert loader is not None
+    for step in range(4):
+        loader.batch(step * batch, batch)
+    began, loaded = time.perf_counter(), 4 * batch
+    while time.perf_counter() - began < seconds:
+        loader.batch(loaded, batch)
+        loaded += batch
+    result = (loaded - 4 * batch) / (time.perf_counter() - began)
+    loader.close()
+    return {"rate": result}
+
+
+def parquet(folder: Path) -> dict[str, float]:
+    from mpitrain.data import InMemory, Loader
+
+    split = data.parquet(folder / "table.parquet", label="label")
+    whole = split.read_batch(0, len(split))
+    loader = Loader(split, InMemory(whole.examples, whole.labels), 0, np.float32)
+    began, loaded = time.perf_counter(), 0
+    while time.perf_counter() - began < 2:
+        loader.batch(loaded, ROW_BATCH)
+        loaded += ROW_BATCH
+    return {"rate": loaded / (time.perf_counter() - began)}
+
+
+def small(example: tuple[np.ndarray, int]) -> tuple[np.ndarray, int]:
+    image, label = example
+    return np.float32(image) / 255, label
+
+
+def job(folder: Path, units: int, in_memory: bool = False, steps: int = 60) -> Job:
+    """Train on images that are decoded at each step, or that have been before."""
+    train: Any = data.image_folder(folder / "images", (SMALL, SMALL)).map(small)
+    if in_memory:
+        whole = train.load(np.arange(len(train)), 0, 0).examples
+        train = data.from_arrays(*whole, CLASSES)
+    features = SMALL * SMALL * 3
+    model = nn.Sequential(nn.Flatten(), nn.Dense(features, units), nn.ReLU(), nn.Dense(units, CLASSES))
+    return Job(model, nn.SoftmaxCrossEntropy(), optim.sgd(0.001), train, batch_size=BATCH, train_steps=steps)
+
+
+def training(folder: Path, in_memory: bool) -> dict[str, float]:
+    """Train on one rank, on the first core; the data worker has the second core."""
+    with tempfile.TemporaryDirectory() as out:
+        words = ["-m", "mpitrain", "train", "--threads", "1", "--run-dir", f"{out}/run", "--log-steps", "10"]
+        words += ["--data-workers", "0" if in_memory else "1", __file__, "--folder", str(folder), "--units", "1500"]
+        words += ["--in-memory"] if in_memory else []
+        process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
+        while process.poll() is None:  # the data worker is the child of the rank
+            _pin(process.pid)
+            time.sleep(0.2)
+        assert process.returncode == 0
+        lines = [json.loads(line) for line in Path(out, "run", "metrics.jsonl").read_text().splitlines()]
+        rates = [line["examples_per_s"] for line in lines if "examples_per_s" in line]
+        return {"rate": statistics_of(rates[2:])}
+
+
+def statistics_of(rates: list[float]) -> float:
+    """Return the median."""
+    return float(np.median(rates))
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _pin(pid: int) -> None:
+    """Let processes that load batches use the second core, all others the first one."""
+    for level, pids in enumerate(_levels(pid)):
+        for process in pids:
+            for thread in _threads(process):
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(thread, {1 if level == 2 else 0})
+
+
+def _levels(pid: int) -> list[list[int]]:
+    """Return a process, its children, and theirs: the reaper, the rank, and its data workers."""
+    levels = [[pid]]
+    while below := [child for parent in levels[-1] for child in _children(parent)]:
+        levels.append(below)
+    return levels
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(thread) for thread in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
+def memory(folder: Path) -> dict[str, float]:
+    """Return the sum of PSS in MiB above that before loading, with two processes, and the size of a batch."""
+    before = _pss(os.getpid())
+    split = data.image_folder(folder / "images").random_map(augmented)
+    loader = split.own_loader(0, Loading(2, 2))
+    assert loader is not None
+    most = 0.0
+    for step in range(60):
+        batch = loader.batch(step * BATCH, BATCH)
+        most = max(most, sum(map(_pss, [os.getpid(), *_children(os.getpid())])))
+    nbytes = sum(array.nbytes for array in batch.examples)
+    loader.close()
+    return {"MiB": most - before, "batch_MiB": nbytes / 2**20, "limit_MiB": (2 * 2 + 2) * nbytes / 2**20 + 200}
+
+
+def _pss(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:"))
+
+
+class Decoding:
+    """The images as a torch dataset."""
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = sorted((folder / "images").rglob("*.jpg"))
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        import torch
+
+        with Image.open(self._paths[index]) as image:
+            pixels = np.asarray(image.convert("RGB"))
+        top, left = torch.randint(0, SIZE - CROP + 1, (2,)).tolist()
+        pixels = pixels[top : top + CROP, left : left + CROP]
+        if torch.rand(()) < 0.5:
+            pixels = pixels[:, ::-1]
+        scaled = np.multiply(pixels.transpose(2, 0, 1), np.float32(1 / 255), dtype=np.float32)
+        return torch.from_numpy(scaled), index % CLASSES
+
+
+def of_torch(folder: Path) -> data.Split:
+    from mpitrain.pytorch.batches import as_split
+
+    split: data.Split = as_split(Decoding(folder))
+    return split
+
+
+PROGRAMS: dict[str, Any] = {
+    "ours-images": lambda folder: rate(data.image_folder(folder / "images").random_map(augmented), BATCH),
+    "ours-dataset": lambda folder: rate(of_torch(folder), BATCH),
+    "ours-parquet": parquet,
+    "ours-records": lambda folder: rate(
+        data.tfrecord(folder / "images.tfrecord").map(decoded).random_map(augmented), BATCH
+    ),
+    "ours-numbers": lambda folder: rate(data.tfrecord(folder / "numbers.tfrecord"), ROW_BATCH),
+    "ours-training": lambda folder: training(folder, in_memory=False),
+    "ours-arrays": lambda folder: training(folder, in_memory=True),
+    "ours-memory": memory,
+}
+
+if __name__ == "__main__":
+    program, folder = sys.argv[1], Path(sys.argv[2])
+    if program == "ours-write":
+        write(folder)
+        print("{}")
+    else:
+        print(json.dumps(PROGRAMS[program](folder)))

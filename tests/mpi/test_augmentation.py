@@ -1,0 +1,25 @@
+"""Random transforms depend on the position of an example in the run alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ..support.launch import JOBS, Mpi
+from ..support.results import GLOBAL_BATCH, assert_close, final
+
+
+def train(mpi: Mpi, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]:
+    batch = str(GLOBAL_BATCH // n)
+    mpi.train(n, JOBS / "augmented.py", "--dtype", "float64", "--run-dir", run_dir, "--batch-size", batch, *flags)
+    return final(run_dir)
+
+
+@pytest.mark.parametrize("flags", [(), ("--data-workers", "2")])
+@pytest.mark.parametrize("n", [2, 3])
+def test_n_ranks_train_on_the_same_examples_as_one(
+    openmpi: Mpi, n: int, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert_close(train(openmpi, n, tmp_path / "n", *flags), train(openmpi, 1, tmp_path / "1"), 1e-12)
