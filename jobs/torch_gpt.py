@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import torch
+import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -45,22 +45,6 @@ class Gpt(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
-class Windows(torch.utils.data.Dataset):
-    """Pieces of a text, each with the same piece one character later as label."""
-
-    def __init__(self, text: str, context: int, every: int) -> None:
-        self.text = torch.tensor(list(text.encode("ascii", "replace")), dtype=torch.int64) % CHARACTERS
-        self.context, self.every = context, every
-
-    def __len__(self) -> int:
-        return (len(self.text) - self.context - 1) // self.every
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        start = index * self.every
-        piece = self.text[start : start + self.context + 1]
-        return piece[:-1], piece[1:]
-
-
 def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy in nats, mean over all characters."""
     return functional.cross_entropy(outputs.flatten(0, 1), labels.flatten())
@@ -88,7 +72,8 @@ def job(
         steps: Number of training steps.
         text: A file of ASCII text; the first chapters of Moby-Dick by default.
     """
-    characters = data.sample_text() if text is None else text.read_text()
+    content = data.sample_text() if text is None else text.read_text()
+    characters = np.frombuffer(content.encode("ascii", "replace"), np.uint8).astype(np.int64)
     part = len(characters) * 9 // 10
     return Job(
         model=Gpt(context, width, blocks, heads, dropout),
@@ -96,8 +81,8 @@ def job(
         optimizer=optim.adamw(
             optim.warm_up(100, optim.cosine(learning_rate, steps - 100)), weight_decay=0.1, clip_norm=1.0
         ),
-        train=Windows(characters[:part], context, 1),
-        validation=Windows(characters[part:], context, context),
+        train=data.windows(characters[:part], context, stride=1),
+        validation=data.windows(characters[part:], context),
         batch_size=16,
         train_steps=steps,
     )
