@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -84,6 +85,8 @@ def main() -> None:
             trainer.backward(nn.functional.cross_entropy(model(noisy), labels))
             optimizer.step()
             seen.setdefault(f"epoch {epoch}", []).extend(indices.tolist())
+            with (arguments.out / "trained.jsonl").open("a") as file:
+                file.write(json.dumps([trainer.step_count, trainer.size, indices.tolist()]) + "\n")
     values = {f"param {i}": parameter.detach().numpy() for i, parameter in enumerate(model.parameters())}
     np.savez(
         arguments.out / f"{trainer.rank}.npz",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -58,6 +59,19 @@ def test_a_killed_run_resumes_with_another_number(openmpi: Mpi, tmp_path: Path) 
     done = run(words(openmpi, 2, killed, "--kill-at", 6, launch=("--data-workers", 2)), timeout=120)
     assert done.returncode != 0
     assert_same(alone, read(openmpi, 2, killed, launch=("--data-workers", 3, "--prefetch", 1)))
+
+
+def test_a_killed_run_resumes_on_another_number_of_ranks(openmpi: Mpi, tmp_path: Path) -> None:
+    done = run(words(openmpi, 3, tmp_path, "--kill-at", 6, launch=("--data-workers", 2)), timeout=120)
+    assert done.returncode != 0
+    read(openmpi, 2, tmp_path, launch=("--data-workers", 0))
+    trained: dict[int, dict[int, list[int]]] = {}  # by step and number of ranks: the examples
+    for line in (tmp_path / "trained.jsonl").read_text().splitlines():
+        step, ranks, indices = json.loads(line)
+        trained.setdefault(step, {}).setdefault(ranks, []).extend(indices)
+    assert all(by_ranks.keys() == {3} for step, by_ranks in trained.items() if step <= 4)
+    final = [trained[step][2 if 2 in trained[step] else 3] for step in sorted(trained)]
+    assert sorted(index for indices in final for index in indices) == sorted([*range(EXAMPLES)] * 3)
 
 
 @pytest.mark.parametrize("mode", ["local", "async", "backup"])
