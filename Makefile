@@ -94,7 +94,7 @@ clean:
 
 # The programs that the benchmarks compare with, each in its own environment.
 .PHONY: bench-env
-bench-env: env .venv-torch/.done .venv-intel/.done .venv-tensorflow/.done
+bench-env: env .venv-torch/.done .venv-intel/.done .venv-tensorflow/.done .venv-input/.done
 
 .venv-torch/.done:
 	$(PYTHON) -m venv .venv-torch
@@ -104,6 +104,11 @@ bench-env: env .venv-torch/.done .venv-intel/.done .venv-tensorflow/.done
 .venv-intel/.done:
 	$(PYTHON) -m venv .venv-intel
 	.venv-intel/bin/$(PIP) mpi4py impi-rt numpy
+	touch $@
+
+.venv-input/.done:
+	$(PYTHON) -m venv .venv-input
+	.venv-input/bin/$(PIP) datasets pillow 'tensorflow-cpu' 'torch==2.13.0'
 	touch $@
 
 .venv-tensorflow/.done:

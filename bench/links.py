@@ -1,0 +1,154 @@
+"""Training between hosts over slow links, against DistributedDataParallel: examples per second of all ranks.
+
+    python bench/links.py [--hosts 2] [--rates 200mbit 1gbit none] [--models mlp1024] [--rounds 3] [--programs sync ddp]
+
+Hosts are network namespaces on this machine (root, iproute2), with one rank each; ``tbf`` holds every link to a rate.
+In each round every program runs once, in turn; a result is the median over rounds of the median over a run's
+intervals.
+
+- ``limit``: the time of a step in which every rank sends and receives the gradient, and then the parameters, once less
+  its own part, at the rate that a bare TCP connection reaches over the same link; or the time of a step of one rank
+  alone, if that is longer.
+- ``ddp``, ``ddp-powersgd``: gloo, whole gradients and PowerSGD of rank 4, with fused Adam.
+- ``async``: with one server on the first host.
+- Anything else: flags of ``mpitrain run``, such as ``--compress=int8``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+from environment import one_thread_and_own_kernels, use_this_checkout
+
+BENCH = Path(__file__).parent
+DATA = "/usr/share/datasets/fashion-mnist"
+MODELS = {"mlp1024": (1024, 1), "mlp30m": (5120, 2)}
+BATCH = 100
+
+
+def size_of(model: str) -> int:
+    """Return the number of parameters."""
+    hidden, layers = MODELS[model]
+    return 784 * hidden + (layers - 1) * hidden * hidden + layers * hidden + hidden * 10 + 10
+
+
+def steps_of(model: str, rate: str) -> int:
+    """Return a number of steps that takes some 10 s."""
+    speed = {"100mbit": 12e6, "200mbit": 24e6, "1gbit": 120e6}.get(rate, 600e6)
+    step_s = max(8 * size_of(model) / 2 / speed, 60e-12 * BATCH * size_of(model))
+    return max(16, int(8 / step_s) // 8 * 8)
+
+
+class Links:
+    """Hosts whose links have one rate, and the programs that run on them."""
+
+    def __init__(self, hosts: object, count: int, rate: str) -> None:
+        self._hosts, self._count, self._rate = hosts, count, rate
+
+    def bandwidth(self) -> float:
+        """Return bytes per second of a TCP connection from the first to the second host."""
+        address, mib = f"{self._hosts.net}.2", {"none": "2000", "1gbit": "200"}.get(self._rate, "40")
+        receiver = self._start(2, "receive", address, mib)
+        sender = self._start(1, "send", address, mib)
+        sender.wait(300)
+        return float(json.loads(receiver.communicate(timeout=300)[0]))
+
+    def ddp(self, model: str, powersgd: int) -> float:
+        hidden, layers = MODELS[model]
+        words = [self._count, f"{self._hosts.net}.1", hidden, layers, steps_of(model, self._rate), DATA, powersgd]
+        ranks = [self._start(rank + 1, "ddp", rank, *words) for rank in range(self._count)]
+        rates = json.loads(ranks[0].communicate(timeout=600)[0].splitlines()[-1])
+        for process in ranks:
+            process.wait(60)
+        return statistics.median(rates)
+
+    def ours(self, model: str, flags: list[str]) -> float:
+        hidden, layers = MODELS[model]
+        ranks = [1] * self._count
+        if "async" in flags:
+            ranks[0] += 1
+        with tempfile.TemporaryDirectory() as folder:
+            steps = steps_of(model, self._rate) * (self._count if "async" in flags else 1)
+            words = self._hosts.run(sys.executable, ranks, "--env", "OMPI_MCA_mpi_yield_when_idle=1", "--threads", "1")
+            words += [*flags, "--log-steps", str(steps // 8), "--save-secs", "0", "--run-dir", f"{folder}/run"]
+            words += [str(BENCH / "jobs" / "links.py"), "--data-dir", DATA, "--hidden", str(hidden)]
+            words += ["--layers", str(layers), "--train-steps", str(steps)]
+            environment = {**os.environ, **self._hosts.environment}
+            done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=900)
+            if done.returncode:
+                raise SystemExit(done.stdout + done.stderr)
+            lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+        return statistics.median([line["examples_per_s"] for line in lines if "examples_per_s" in line][1:])
+
+    def alone(self, model: str) -> float:
+        """Return examples/s of a rank that does not communicate."""
+        return Links(self._hosts, 1, self._rate).ours(model, [])
+
+    def _start(self, host: int, *words: object) -> subprocess.Popen[str]:
+        command = ["ip", "netns", "exec", f"{self._hosts.prefix}{host}", sys.executable]
+        command += [str(BENCH / "peers" / "links.py"), *map(str, words)]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def measure(links: Links, count: int, rate: str, model: str, programs: list[str], rounds: int) -> None:
+    runs = {
+        "ddp": lambda: links.ddp(model, 0),
+        "ddp-powersgd": lambda: links.ddp(model, 4),
+        "sync": lambda: links.ours(model, []),
+        "async": lambda: links.ours(model, ["--mode", "async", "--ps", "1"]),
+    }
+    results: dict[str, list[float]] = defaultdict(list)
+    bandwidths, alone = [], []
+    for _ in range(rounds):
+        bandwidths.append(links.bandwidth())
+        alone.append(links.alone(model))
+        for program in programs:
+            run = runs.get(program) or (lambda flags=program: links.ours(model, flags.split()))
+            results[program].append(run())
+    bandwidth = statistics.median(bandwidths)
+    transfer_s = 2 * 4 * size_of(model) * (count - 1) / count / bandwidth
+    limit = count * BATCH / max(transfer_s, BATCH / statistics.median(alone))
+    print(f"\n{model}, {count} hosts, {rate}: {bandwidth / 1e6:,.0f} MB/s; limit {limit:,.0f} examples/s, without")
+    print(f"communication {count * statistics.median(alone):,.0f}")
+    reference = statistics.median(results["ddp"]) if "ddp" in results else limit
+    for program, rates in results.items():
+        rate_ = statistics.median(rates)
+        spread = f"({min(rates):,.0f} to {max(rates):,.0f})"
+        print(
+            f"{program:24} {rate_:10,.0f}  {rate_ / reference:6.2f} of ddp  {rate_ / limit:6.2f} of the limit  {spread}"
+        )
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--rates", nargs="+", default=["200mbit", "1gbit", "none"])
+    parser.add_argument("--models", nargs="+", default=["mlp1024"], choices=MODELS)
+    parser.add_argument("--programs", nargs="+", default=["sync", "ddp", "ddp-powersgd", "async"])
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    one_thread_and_own_kernels()
+    use_this_checkout()
+    from tests.support.hosts.network import make_hosts
+
+    for rate in arguments.rates:
+        with make_hosts(Path(sys.executable), arguments.hosts, "" if rate == "none" else rate) as hosts:
+            links = Links(hosts, arguments.hosts, rate)
+            for model in arguments.models:
+                with contextlib.suppress(KeyboardInterrupt):
+                    measure(links, arguments.hosts, rate, model, arguments.programs, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
