@@ -8,6 +8,7 @@ import argparse
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import mpitrain
 from mpitrain import data
@@ -25,21 +26,20 @@ model = nn.Sequential(
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.epochs)
 loss_of = nn.CrossEntropyLoss()
+metrics = {"loss": loss_of, "accuracy": lambda outputs, labels: (outputs.argmax(1) == labels).double().mean()}
 
 held_out = digits.validation.read_batch(0, len(digits.validation))
 examples = torch.from_numpy(held_out.examples) * torch.tensor(digits.train.scale)
 labels = torch.from_numpy(held_out.labels).long()
+validation = DataLoader(TensorDataset(examples, labels), batch_size=256)
 
 trainer = mpitrain.Trainer(model, optimizer, scheduler=scheduler)
 loader = trainer.loader(digits.train, batch_size=32)
 for epoch in trainer.epochs(arguments.epochs):
-    model.train()
     for inputs, targets in loader:
         loss = loss_of(model(inputs), targets.long())
         trainer.backward(loss)
         trainer.step()
-    if trainer.chief and epoch % 5 == 4:
-        model.eval()
-        with torch.no_grad():
-            accuracy = float((model(examples).argmax(1) == labels).double().mean())
-        print(f"epoch {epoch}: validation accuracy {accuracy:.4f}", flush=True)
+    if epoch % 5 == 4:
+        values = trainer.evaluate(validation, metrics)
+        trainer.print(f"epoch {epoch}: validation accuracy {values['accuracy']:.4f}")

@@ -127,9 +127,10 @@ class Run:
         """The checkpoints, oldest first; not verified."""
         return [*reversed(checkpoint.steps(self.path / "checkpoints").values())]
 
-    def model(self, *, averages: bool = False) -> TrainedModel | TorchModule:
-        """Return the model of the newest checkpoint, for inference; see ``mpitrain.load``."""
-        return load(self.path, averages=averages, model=self._make_job() if self._make_job is not None else None)
+    def model(self, *, averages: bool = False, best: bool = False) -> TrainedModel | TorchModule:
+        """Return the model of the newest checkpoint, or of the best one, for inference; see ``mpitrain.load``."""
+        path = self.path / checkpoint.BEST if best else self.path
+        return load(path, averages=averages, model=self._make_job() if self._make_job is not None else None)
 
     def report(self, output: str | os.PathLike[str] | None = None) -> Path:
         """Write a web page with plots of the run, and return its path.

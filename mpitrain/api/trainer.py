@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from ..errors import ConfigError, JobError
 from ..inference.model import load
 from ..monitor.trace import span
 from ..plan.job import Job
+from ..plan.metric import Metric
 from ..plan.options import run_config
 from ..process.signals import STOPPED_EARLY
 from ..pytorch.batches import as_split
@@ -31,6 +33,7 @@ from ..training.rank import Rank
 from ..training.session import TrainRequest, resumes_at, training_session
 from ..training.stepped_loop import SteppedLoop
 from .collectives import share
+from .evaluation import evaluate, log
 from .script_optimizers import ScriptOptimizers
 from .script_run import ScriptRun
 from .script_state import HasState, ScriptState
@@ -38,14 +41,15 @@ from .train import script_path
 from .train_loader import TrainLoader, check_count
 
 _WAIT = span("wait")
+_log = logging.getLogger(__name__)
 _ELSEWHERE = {  # options of a run that a Trainer gets in another way
     "batch_size": "pass it to trainer.loader",
     "train_steps": "pass the number of epochs to trainer.epochs",
     "precision": "use torch.autocast in the loop",
     "devices_per_rank": "start one rank for each device",
     "init_from": "load the values into the model before making the Trainer",
-    "validate_steps": "validate in the loop",
-    "validate_secs": "validate in the loop",
+    "validate_steps": "call trainer.evaluate in the loop",
+    "validate_secs": "call trainer.evaluate in the loop",
 }
 
 
@@ -127,6 +131,11 @@ class Trainer(ScriptRun):
                 for name, instead in _ELSEWHERE.items():
                     if name in options or name in rank.options:
                         raise ConfigError(f"{name} is no option of a Trainer: {instead}")
+                if self._config.training.goal is not None and not self._config.mode.averages_gradients:
+                    raise ConfigError(
+                        f"--stop-metric needs --mode sync with a Trainer, but the mode is {self._config.mode.name}; "
+                        "call trainer.stop() in the loop"
+                    )
                 self._optimizers = ScriptOptimizers(
                     self, optimizer, clip_norm, scheduler, scheduler_interval, bool(overlap)
                 )
@@ -310,6 +319,41 @@ class Trainer(ScriptRun):
         with self._rank.errors_end_the_run():
             self._require_loop().change_params(change, partial(self._wait_for_workers, "trainer.change_parameters"))
 
+    def evaluate(self, loader: Any, metrics: Mapping[str, Metric]) -> dict[str, float]:
+        """Measure metrics on validation examples, with the model in evaluation mode. Collective over the workers in
+        ``sync`` and ``local``, and after training.
+
+        The workers divide the batches of the loader. A metric gets the outputs and labels of all examples, so its
+        value does not depend on the number of workers. The chief has them all in memory. Call it after ``step``, or
+        after an epoch; values that are measured while the run trains are recorded and printed.
+
+        In ``local`` the chief's parameters are measured. In modes with servers, where workers are at different places
+        in the loop, each worker measures all examples with its own parameters; the chief's values are recorded.
+
+        Args:
+            loader: A ``torch.utils.data.DataLoader`` of all examples, the same on all workers, without shuffling. A
+                batch is a tuple, inputs followed by the labels, or a dict with ``labels``.
+            metrics: Functions of outputs and labels, tensors on the CPU, by name, such as
+                ``{"loss": nn.CrossEntropyLoss()}``, which return a number or a dict of numbers; or objects of
+                torchmetrics.
+
+        Returns:
+            The values by name; in ``sync`` and ``local`` the same on all workers.
+        """
+        with self._rank.errors_end_the_run():
+            return evaluate(self, loader, metrics)
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Record numbers at the present step: in ``metrics.jsonl``, and where the run's other numbers are. Local.
+
+        The chief's are recorded; other workers may call it, too.
+
+        Args:
+            values: Numbers, or tensors without dimensions, by name.
+        """
+        with self._rank.errors_end_the_run():
+            log(self, values)
+
     def save(self) -> None:
         """Request a checkpoint; it is written as soon as all workers hold the same parameters. Local.
 
@@ -376,6 +420,8 @@ class Trainer(ScriptRun):
                 if not self._loop.n_updates and not self._began_at and not self._session.stopped:
                     raise JobError("trainer.step() was never called: call it after trainer.backward(loss)")
                 self._loop.close()
+                if self._config.training.goal is not None and self._loop.validation_step < 0:
+                    _log.warning("--stop-metric had no effect, because the script has not called trainer.evaluate")
             self._loop = None
             stack, rank.session = rank.session, None
             assert stack is not None

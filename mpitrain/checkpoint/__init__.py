@@ -15,18 +15,33 @@ Nothing is pickled, and reading a checkpoint executes no code from it.
 
 from __future__ import annotations
 
-from .directory import Retention, find, first_intact, newest, path_for, remove_unfinished, shard_paths, steps, verify
+from .directory import (
+    BEST,
+    Retention,
+    best,
+    find,
+    first_intact,
+    newest,
+    path_for,
+    remove_unfinished,
+    shard_paths,
+    steps,
+    verify,
+)
 from .reader import Checkpoint
-from .snapshot import Snapshot
+from .snapshot import BestCheckpoint, Snapshot
 from .state import Fit, Restored, read, read_model, write
 from .weights import load_matching, match_of
 
 __all__ = [
+    "BEST",
+    "BestCheckpoint",
     "Checkpoint",
     "Fit",
     "Restored",
     "Retention",
     "Snapshot",
+    "best",
     "find",
     "first_intact",
     "load_matching",

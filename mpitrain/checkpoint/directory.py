@@ -1,7 +1,12 @@
-"""The checkpoints of a run: list them, verify them, and remove old ones."""
+"""The checkpoints of a run: list them, verify them, and remove old ones.
+
+``best.json`` names the checkpoint with the best value of a validation metric. Commands and functions that take a
+checkpoint take ``RUN/best``, too.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -12,10 +17,13 @@ from typing import TypeVar
 from ..errors import CheckpointError, DamagedCheckpoint
 from .disk import flush_folder
 from .reader import Checkpoint
+from .snapshot import BestCheckpoint
 from .structure import SHARD_NAME
 
 T = TypeVar("T")
 
+BEST = "best"
+_RECORD = "best.json"
 _NAME = re.compile(r"step-(\d+)\.h5")
 
 
@@ -44,9 +52,13 @@ def newest(folder: Path) -> Path | None:
 def find(path: Path) -> list[Path]:
     """Return the checkpoint at ``path``, or all of a run directory or its ``checkpoints``, newest first; not verified.
 
+    ``RUN/best`` is the best checkpoint of a run directory.
+
     Raises:
         CheckpointError: There is none.
     """
+    if path.name == BEST and not path.exists():
+        return [_best_in(path.parent)]
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; give a checkpoint or a run directory")
     if not path.is_dir():
@@ -55,6 +67,48 @@ def find(path: Path) -> list[Path]:
     if not found:
         raise CheckpointError(f"{path} contains no checkpoint; give a checkpoint or a run directory that has one")
     return found
+
+
+def best(folder: Path) -> BestCheckpoint | None:
+    """Return the record of the best checkpoint in a directory, or None."""
+    try:
+        values = json.loads((folder / _RECORD).read_bytes())
+        return BestCheckpoint(int(values["step"]), values["metric"], float(values["value"]), bool(values["only_best"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def record_best(folder: Path, new: BestCheckpoint) -> None:
+    """Record that a checkpoint is the best one; remove the former one if it exists only for being the best.
+
+    Raises:
+        OSError: A file cannot be written or removed.
+    """
+    former, partial = best(folder), folder / f"{_RECORD}.partial"
+    partial.write_text(json.dumps(new._asdict()) + "\n", encoding="utf-8")
+    os.replace(partial, folder / _RECORD)
+    flush_folder(folder)
+    if former is not None and former.only_best and former.step != new.step:
+        _remove(path_for(folder, former.step))
+
+
+def _best_in(folder: Path) -> Path:
+    """Return the best checkpoint of a run directory, or of its ``checkpoints``.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    for checkpoints in (folder, folder / "checkpoints"):
+        if (record := best(checkpoints)) is not None and (path := path_for(checkpoints, record.step)).exists():
+            return path
+    raise CheckpointError(f"{folder} has no best checkpoint; train with --stop-metric NAME --keep-best")
+
+
+def _remove(path: Path) -> None:
+    shards = shard_paths(path)
+    path.unlink(missing_ok=True)  # the index first: shards without it are no checkpoint
+    for shard in shards:
+        shard.unlink(missing_ok=True)
 
 
 def verify(path: Path) -> None:
@@ -84,7 +138,7 @@ def first_intact(paths: Iterable[Path], read: Callable[[Path], T]) -> tuple[tupl
 
 
 class Retention:
-    """Removes old checkpoints, but never the last undamaged one.
+    """Removes old checkpoints, but never the last undamaged one, nor the best one.
 
     Args:
         keep: Number of newest checkpoints to keep; 0 for all.
@@ -103,8 +157,12 @@ class Retention:
         """
         if not self._keep:
             return []
-        existing = steps(folder)
-        wanted = [p for i, (s, p) in enumerate(existing.items()) if i < self._keep or self._is_kept_for_good(s)]
+        existing, record = steps(folder), best(folder)
+        wanted = [
+            path
+            for index, (step, path) in enumerate(existing.items())
+            if index < self._keep or self._is_kept_for_good(step) or (record is not None and step == record.step)
+        ]
         rest = [path for path in existing.values() if path not in wanted]
         if not rest:
             return []
@@ -112,10 +170,7 @@ class Retention:
             spared = next((path for path in rest if self._verifies(path)), None)
             rest = [path for path in rest if path != spared]
         for path in rest:
-            shards = shard_paths(path)
-            path.unlink(missing_ok=True)  # the index first: shards without it are no checkpoint
-            for shard in shards:
-                shard.unlink(missing_ok=True)
+            _remove(path)
         flush_folder(folder)
         return rest
 

@@ -4,9 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ..core.extra_state import ExtraState
 from ..core.layout import Array
+
+
+class BestCheckpoint(NamedTuple):
+    """The checkpoint with the best value of a validation metric.
+
+    Attributes:
+        step: Its step.
+        metric: The name of the metric.
+        value: Its value.
+        only_best: Whether it exists only because it is the best one, so that a better one replaces it.
+    """
+
+    step: int
+    metric: str
+    value: float
+    only_best: bool = False
 
 
 class Snapshot:
@@ -18,6 +35,9 @@ class Snapshot:
         data_cursor: Number of examples taken from the endless stream.
         extra_state: The state that is not in the vectors.
         private: Whether the vectors are copies that nobody else uses.
+
+    Attributes:
+        best: The record of this checkpoint if it is the best one so far, else None.
 
     The vectors of a snapshot that is not private are in use by training; they do not change before ``release``.
     """
@@ -33,6 +53,7 @@ class Snapshot:
         self.vectors, self.step, self.data_cursor = vectors, step, data_cursor
         self.extra_state: ExtraState = extra_state or {}
         self.private = private
+        self.best: BestCheckpoint | None = None
         self._released = threading.Event()
         if private:
             self._released.set()

@@ -15,8 +15,8 @@ import numpy as np
 from ..core.layout import Array
 from ..errors import CheckpointError
 from ..monitor.trace import span
-from .directory import Retention
-from .snapshot import Snapshot
+from .directory import Retention, record_best
+from .snapshot import BestCheckpoint, Snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class CheckpointWriter:
         self._copies: dict[str, Array] = {}
         self._thread = ThreadPoolExecutor(1, "saving")
         self._saving: Future[None] | None = None
+        self._best: BestCheckpoint | None = None  # if that of the last ``save`` is the best one
         self.failure: str | None = None
         self.errno = 0
         self.longest_s = 0.0
@@ -57,6 +58,7 @@ class CheckpointWriter:
     def save(self, snapshot: Snapshot) -> None:
         """Save the state, after the previous save has ended. With ``background`` this returns immediately."""
         self.finish()
+        self._best = snapshot.best
         if self._background and not snapshot.private:
             self._start(snapshot.step, lambda: self._write(self._copy(snapshot)))
             return
@@ -129,7 +131,7 @@ class CheckpointWriter:
             self.fail(step, reason, number)
             return
         if prune:
-            self._prune()
+            self._remove_old()
         self.longest_s = max(self.longest_s, time.perf_counter() - began)
 
     def fail(self, step: int, reason: str, number: int) -> None:
@@ -138,8 +140,10 @@ class CheckpointWriter:
         self.failure = f"the checkpoint of step {step:,} could not be saved in {self._folder}: {reason}"
         _log.warning("%s; training continues, older checkpoints are unchanged", self.failure)
 
-    def _prune(self) -> None:
+    def _remove_old(self) -> None:
         try:
+            if self._best is not None:
+                record_best(self._folder, self._best)
             self._retention.prune(self._folder)
         except OSError as error:
-            _log.warning("old checkpoints in %s could not be removed: %s", self._folder, error.strerror)
+            _log.warning("the checkpoints in %s could not be updated: %s", self._folder, error.strerror)

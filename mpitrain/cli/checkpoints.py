@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 # Each command imports the checkpoint package when it runs, so that ranks that train do not wait for the import.
 _PATH = click.Path(path_type=Path)
-_PATH_HELP = "PATH is a checkpoint, or a run directory (uses its newest checkpoint)."
+_PATH_HELP = "PATH is a checkpoint, a run directory (uses its newest checkpoint), or RUN/best."
 
 
 @click.command()

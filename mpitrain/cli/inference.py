@@ -13,11 +13,11 @@ from ..core.layout import Array
 from ..errors import DataError
 
 _PATH = click.Path(path_type=Path)
-_RUN_HELP = "RUN is a run directory (uses its newest checkpoint), or a checkpoint in one."
+_RUN_HELP = "RUN is a run directory (uses its newest checkpoint), RUN/best, or a checkpoint in one."
 
 
 @click.command(
-    help="Measure loss and accuracy of a trained model on the job's validation examples, as training reports them.\n\n"
+    help="Measure loss, accuracy and metrics of a trained model on the job's validation examples, as in training.\n\n"
     f"{_RUN_HELP} If the job has a moving average, it is evaluated."
 )
 @click.argument("run", type=_PATH)

@@ -82,6 +82,10 @@ class Group:
         agreed.on_all_ranks = self.is_world
         raise agreed from error
 
+    def alone(self) -> Group:
+        """Return a group of this rank only. Local."""
+        return Group(self.self_comm, self.self_comm, self.host, self.rank_description)
+
     def any(self, value: bool) -> bool:
         """Return whether ``value`` is True on any rank. Collective over ``comm``."""
         with activity.waiting():

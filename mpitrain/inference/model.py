@@ -18,6 +18,7 @@ from ..errors import ConfigError, JobError
 from ..models.base import Model
 from ..plan.job import Job
 from ..plan.layer_network import LayerNetwork
+from ..plan.metric import PREFIX, measure_parts
 from ..plan.network import TorchModule
 from .restore import Trained, restore
 
@@ -56,7 +57,8 @@ def load(
     the checkpoint itself execute no code.
 
     Args:
-        path: A run directory, whose newest checkpoint is loaded; or a checkpoint.
+        path: A run directory, whose newest checkpoint is loaded; or a checkpoint; or ``RUN/best``, the best one that
+            ``--keep-best`` has kept.
         averages: Load the moving averages of the parameters, which validation uses if the job has them.
         model: What was trained, if the run directory has no job file that makes it: a PyTorch module, which is
             changed; or a job.
@@ -91,7 +93,7 @@ def _load_module(path: Path, module: TorchModule, averages: bool) -> TorchModule
 
 
 def evaluate(path: Path, averages: bool | None = None) -> tuple[int, dict[str, float]]:
-    """Return the step of a checkpoint, and its loss and accuracy on the validation examples as training reports them.
+    """Return the step of a checkpoint, and loss, accuracy and metrics on the validation examples, as in training.
 
     Args:
         averages: Whether to use the moving averages; None: if there are any, as in training.
@@ -104,13 +106,21 @@ def evaluate(path: Path, averages: bool | None = None) -> tuple[int, dict[str, f
     split, model = trained.job.validation_split, trained.model()
     if split is None:
         raise ConfigError(f"{trained.path}: the job has no validation examples; give it some: Job(validation=...)")
+    job = trained.job
+    parts: list[tuple[Any, Any]] = []
+
+    def keep(outputs: Any, labels: Any) -> None:
+        parts.append((outputs, labels))
+
     total, correct, counted = 0.0, 0, False
     with subnormals.flushed(trained.config.device.flush_denormals):
         for batch in _batches(trained, split):
-            loss, found = model.evaluate(batch)
-            total, correct, counted = total + loss, correct + (found or 0), counted or found is not None
-    values = {"validation_loss": total / len(split)}
-    return trained.step, {**values, "validation_accuracy": correct / len(split)} if counted else values
+            loss, n_correct = model.evaluate(batch, keep if job.metrics else None)
+            total, correct, counted = total + loss, correct + (n_correct or 0), counted or n_correct is not None
+    values = {"loss": total / len(split), **({"accuracy": correct / len(split)} if counted else {})}
+    if job.metrics:
+        values |= measure_parts(job.metrics, job.network.joined, parts)
+    return trained.step, {PREFIX + name: value for name, value in values.items()}
 
 
 class Predictor:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..core.ranges import OnReady
 from ..data.batch import Batch
 from ..errors import JobError
+
+# Gets the outputs and the labels of a batch: copies in host memory, 16-bit numbers as float32.
+OnOutputs: TypeAlias = Callable[[Any, Any], None]
 
 
 class Model:
@@ -53,7 +56,7 @@ class Model:
         """Write the gradient of the last ``compute_loss``; may call ``on_ready`` with values above 0."""
         raise NotImplementedError
 
-    def evaluate(self, batch: Batch) -> tuple[float, int | None]:
+    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> tuple[float, int | None]:
         """Return the summed loss of a batch and the number of correct predictions; see ``nn.Loss.evaluate``."""
         raise NotImplementedError
 
@@ -143,6 +146,9 @@ class SteppedModel(Protocol):
 
     def end_forward(self, loss: Any, count: int) -> Any:
         """Set the loss of a forward pass, the mean over ``count`` examples; return it as ``compute_loss`` does."""
+
+    def inference(self) -> AbstractContextManager[None]:
+        """Return a context in which the model is in evaluation mode, without gradients."""
 
     @property
     def gradient_version(self) -> int:

@@ -13,7 +13,7 @@ from ..core.ranges import OnReady, announce_nothing
 from ..data.batch import Batch
 from ..gpu.device import Gpu
 from ..gpu.stream import Stream, pinned
-from .base import Model
+from .base import Model, OnOutputs
 
 
 class HostLoss:
@@ -79,8 +79,8 @@ class HostCopies(Model):
             self._copy_range(0)
             self._announce(on_ready)
 
-    def evaluate(self, batch: Batch) -> tuple[float, int | None]:
-        return self._model.evaluate(batch)  # type: ignore[no-any-return]
+    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> tuple[float, int | None]:
+        return self._model.evaluate(batch, on_outputs)  # type: ignore[no-any-return]
 
     def predict(self, batch: Batch) -> Array:
         return self._model.predict(batch)  # type: ignore[no-any-return]
@@ -130,6 +130,9 @@ class HostCopies(Model):
 
     def end_forward(self, loss: Any, count: int) -> Any:
         return self._copied_loss(self._model.stepped.end_forward(loss, count))
+
+    def inference(self) -> AbstractContextManager[None]:
+        return self._model.stepped.inference()  # type: ignore[no-any-return]
 
     @property
     def gradient_version(self) -> int:

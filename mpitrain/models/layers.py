@@ -12,7 +12,7 @@ from ..data.batch import Batch
 from ..nn.layer import Context, Layer, SumOverWorkers, bind, place
 from ..nn.loss import Loss
 from ..plan.plan import Plan
-from .base import Model
+from .base import Model, OnOutputs
 
 
 class LayerModel(Model):
@@ -56,8 +56,11 @@ class LayerModel(Model):
         self._on_ready, self._reported = on_ready, self._layout.size
         self._model.backward(self._gradient)
 
-    def evaluate(self, batch: Batch) -> tuple[float, int | None]:
-        return self._loss.evaluate(self._outputs(batch.examples, Context()), batch.labels)
+    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> tuple[float, int | None]:
+        outputs = self._outputs(batch.examples, Context())
+        if on_outputs is not None:
+            on_outputs(self._model.cast_output(outputs, "metrics").copy(), batch.labels.copy())
+        return self._loss.evaluate(outputs, batch.labels)
 
     def predict(self, batch: Batch) -> Array:
         return self._outputs(batch.examples, Context()).copy()

@@ -23,7 +23,7 @@ from ..nn.container import input_dtype
 from ..nn.layer import Layer, SumOverWorkers, walk
 from ..nn.loss import Loss
 from ..plan.plan import Plan
-from .base import Model
+from .base import Model, OnOutputs
 from .layers import LayerModel
 
 _log = logging.getLogger(__name__)
@@ -99,12 +99,16 @@ class LayerGpuModel(Model):
             self._staged.used(self._gpu.compute)
             self._wait_if_traced()
 
-    def evaluate(self, batch: Batch) -> tuple[float, int | None]:
+    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> tuple[float, int | None]:
         with self._gpu.activate():
             uploaded = Batch(self._uploaded("examples", batch.examples), self._uploaded("labels", batch.labels), 0)
-            result = self._inner.evaluate(uploaded)
+            result = self._inner.evaluate(uploaded, None if on_outputs is None else self._on_host(on_outputs))
             loss, correct = result if isinstance(result, tuple) else self._gpu.to_python(result)
             return float(self._gpu.to_python(loss)), None if correct is None else int(correct)
+
+    def _on_host(self, on_outputs: OnOutputs) -> OnOutputs:
+        """Return a function that copies outputs and labels to the host, and passes them on."""
+        return lambda outputs, labels: on_outputs(self._gpu.to_host(outputs), self._gpu.to_host(labels))
 
     def add_loss(self, total: Any, loss: Any) -> Any:
         return total + loss  # a new array: the device's result is valid only until the next micro-batch

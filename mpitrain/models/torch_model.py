@@ -26,12 +26,13 @@ from ..pytorch.allocator import keep_freed_memory
 from ..pytorch.batches import TORCH_DTYPES, Inputs, arguments_of
 from ..pytorch.gradients import Gradients
 from ..pytorch.linear import write_gradients
-from ..pytorch.modes import evaluating
+from ..pytorch.modes import inference
 from ..pytorch.names import parameters_of
 from ..pytorch.network import TorchNetwork, buffers_of, load_buffers, owners_of
+from ..pytorch.outputs import on_host
 from ..pytorch.rng_lock import exclusive, released
 from ..pytorch.sync_batch_norm import synchronize
-from .base import Model
+from .base import Model, OnOutputs
 
 _READ_TOO_LATE = (
     "the backward pass reads a parameter, such as one used with detach(), after its gradient is complete and it may "
@@ -298,15 +299,17 @@ class TorchModel(Model):
 
     # Inference.
 
-    def evaluate(self, batch: Batch) -> tuple[float, int | None]:
-        with self._inference():
+    def evaluate(self, batch: Batch, on_outputs: OnOutputs | None = None) -> tuple[float, int | None]:
+        with self.inference():
             inputs = self._inputs_of(batch, self._dtype, self._device.torch_device)
             outputs = self._module(*inputs.args, **inputs.kwargs)
+            if on_outputs is not None:
+                on_outputs(on_host(outputs), on_host(inputs.labels))
             loss = self._criterion(outputs, inputs.labels)
             return float(loss) * batch.count, _correct(outputs, inputs.labels)
 
     def predict(self, batch: Batch) -> Array:
-        with self._inference():
+        with self.inference():
             args, kwargs = arguments_of(batch, self._dtype, self._device.torch_device)
             outputs = self._module(*args, **kwargs)
         if not isinstance(outputs, Tensor):
@@ -314,11 +317,11 @@ class TorchModel(Model):
         return _array(outputs)
 
     @contextmanager
-    def _inference(self) -> Iterator[None]:
+    def inference(self) -> Iterator[None]:
         """Prepare the module for inference with the bound parameters."""
         with self._device.activate():
             self._load_buffers()
-            with evaluating(self._module), torch.no_grad(), self._autocast():
+            with inference(self._module), self._autocast():
                 yield
 
     # State and memory.

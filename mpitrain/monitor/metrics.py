@@ -14,6 +14,12 @@ from typing import Any
 _log = logging.getLogger(__name__)
 _LINE_BYTES = 1 << 20  # upper limit of a line's length
 
+# The keys that a run itself records, besides ``validation_`` and the name of a metric.
+RECORDED = frozenset(
+    "step time_s resumed loss learning_rate examples_per_s step_s skipped_steps staleness_mean staleness_max "
+    "staleness_histogram dropped moved_bytes workers device_memory".split()
+)
+
 
 class MetricsFile:
     """Appends measured values; chief only.
@@ -23,12 +29,12 @@ class MetricsFile:
 
     Attributes:
         before_s: Seconds of training already recorded in the file; a resumed run continues from there.
-        also: Called with the step and the values of every line.
+        listeners: Called with the step and the values of every line.
     """
 
     def __init__(self, path: Path) -> None:
         self.before_s = 0.0
-        self.also: Callable[[int, Mapping[str, Any]], None] | None = None
+        self.listeners: list[Callable[[int, Mapping[str, Any]], None]] = []
         if path.exists():
             self.before_s = _repair_end(path)
         self._path, self._file = path, path.open("ab", buffering=0)
@@ -38,8 +44,8 @@ class MetricsFile:
         """Write one line: the step, the seconds since this attempt began, and the measured numbers or lists."""
         line = {"step": step, "time_s": round(self.before_s + time_s, 6), **_finite(dict(measured))}
         self._append(json.dumps(line).encode() + b"\n")
-        if self.also is not None:
-            self.also(step, measured)
+        for listener in self.listeners:
+            listener(step, measured)
 
     def _append(self, line: bytes) -> None:
         """Append a line; the file never ends with a part of one."""

@@ -24,6 +24,7 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import ConfigError
+from ..plan.metric import PREFIX
 
 FLUSH_S = 10.0
 MAX_BUCKETS = 64
@@ -31,8 +32,6 @@ MAX_BUCKETS = 64
 # TensorBoard groups tags by the part before the slash.
 _TAGS = {
     "loss": "loss/training",
-    "validation_loss": "loss/validation",
-    "validation_accuracy": "accuracy/validation",
     "learning_rate": "learning_rate/learning_rate",
     "examples_per_s": "speed/examples_per_s",
     "step_s": "speed/step_s",
@@ -41,6 +40,13 @@ _TAGS = {
     "dropped": "staleness/dropped",
 }
 _log = logging.getLogger(__name__)
+
+
+def _tag(name: str) -> str:
+    """Return the tag of a measured value."""
+    if name in _TAGS:
+        return _TAGS[name]
+    return f"{name.removeprefix(PREFIX)}/validation" if name.startswith(PREFIX) else f"measured/{name}"
 
 
 def available() -> bool:
@@ -97,7 +103,7 @@ class Events:
 
     def scalars(self, step: int, measured: Mapping[str, Any]) -> None:
         """Add values measured at ``step``: numbers, and the worker and staleness statistics of the ps modes."""
-        values = {_TAGS.get(n, f"measured/{n}"): v for n, v in measured.items() if isinstance(v, (int, float))}
+        values = {_tag(n): v for n, v in measured.items() if isinstance(v, (int, float))}
         for stats in measured.get("workers", []):
             prefix = f"worker{stats.get('worker', '')}"
             values |= {f"{prefix}/{n}": v for n, v in stats.items() if n != "worker" and isinstance(v, (int, float))}

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ..core.activity import LONG_LIMIT_S
 from ..errors import ConfigError
+from .metric import Goal, parse_goal
 from .modes import MODES, Mode, find_mode, names_of_modes
 from .option import OptionGroup, flag as flag, info_of, option
 
@@ -156,6 +157,17 @@ class TrainingConfig(OptionGroup):
     )
     validate_steps: int = option(1000, "Validate every N steps; 0: only at the end.", "N", minimum=0)
     validate_secs: float = option(0.0, "Also validate every S seconds; 0: never.", "S", minimum=0)
+    stop_metric: str | None = option(
+        None, "The validation metric of --patience and --keep-best: loss, accuracy, or NAME:min or NAME:max.", "NAME"
+    )
+    patience: int | None = option(
+        None, "Finish training after N validations without improvement of --stop-metric.", "N", minimum=1
+    )
+
+    @property
+    def goal(self) -> Goal | None:
+        """``stop_metric``, with its direction."""
+        return None if self.stop_metric is None else parse_goal("--stop-metric", self.stop_metric)
 
 
 @dataclass(frozen=True)
@@ -205,6 +217,9 @@ class SavingConfig(OptionGroup):
         0, "Keep the newest N checkpoints, and always at least one complete one; 0: keep all.", "N", minimum=0
     )
     keep_every: int = option(0, "With --keep: also keep the checkpoint of every M-th step.", "M", minimum=0)
+    keep_best: bool = option(
+        False, "Save whenever --stop-metric is the best so far, and keep the best checkpoint, RUN/best."
+    )
     save_compression: Literal["none", "gzip"] = option("none", "Compression of checkpoints.")
     save_background: bool = option(True, "Write checkpoints in the background, from a copy of the state.")
     save_per_node: bool | None = option(
@@ -306,6 +321,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         self._check_modes()
         self._check_device()
+        self._check_goal()
         saving, output = self.saving, self.output
         if saving.save_one_file and saving.save_compression != "none":
             raise ConfigError(
@@ -318,6 +334,23 @@ class RunConfig:
         if output.histogram_steps and output.tensorboard is False:
             raise ConfigError(
                 f"--histogram-steps {output.histogram_steps} requires TensorBoard events; remove --no-tensorboard"
+            )
+
+    def _check_goal(self) -> None:
+        """Reject options of early stopping without the others that they need."""
+        training, keep_best = self.training, self.saving.keep_best
+        uses = [f"--patience {training.patience}"] * (training.patience is not None) + ["--keep-best"] * keep_best
+        if training.goal is None:
+            if uses:
+                raise ConfigError(f"{uses[0]} requires a validation metric; pass --stop-metric NAME, such as loss")
+        elif not uses:
+            raise ConfigError(
+                f"--stop-metric {training.stop_metric} has no effect alone; add --patience N, --keep-best, or both"
+            )
+        elif training.patience is not None and not training.validate_steps and not training.validate_secs:
+            raise ConfigError(
+                f"--patience {training.patience} requires validation during training; pass --validate-steps N or "
+                "--validate-secs S"
             )
 
     def _check_device(self) -> None:

@@ -26,6 +26,7 @@ class TrainingLoop(Protocol):
         params: Shape (layout.size,): the parameters used by the model.
         grads: Shape (layout.size,): this worker's last gradient.
         validation: Metrics of the last validation, by name.
+        validation_step: The step of the last validation; -1 if there was none since the run was started.
     """
 
     @property
@@ -50,6 +51,8 @@ class TrainingLoop(Protocol):
     def grads(self) -> Array: ...
     @property
     def validation(self) -> Mapping[str, float]: ...
+    @property
+    def validation_step(self) -> int: ...
 
     def stop(self, reason: str = ...) -> None:
         """Finish training early; all workers stop soon. Local; one rank is enough.

@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +24,7 @@ from ..nn.layer import Layer, walk
 from ..nn.loss import Loss
 from ..optim import Optimizer, moving_average
 from .hook import Hook
+from .metric import MEASURED, Metric, check_metrics
 from .network import Network, TorchLoss, TorchModule, TorchOptimizer, must_be, network_of, without_address
 from .placement import Pins
 from .script import functions_in, may_define_job
@@ -53,6 +54,9 @@ class Job:
         hooks: Called by the training loop, in addition to the built-in ones.
         pins: With parameter servers: maps a variable's name to its server (from 0), or a function of name, shape and
             bytes that returns the server, or None to leave the choice to ``--placement``.
+        metrics: Functions of the outputs and labels of all validation examples by name, beside loss and accuracy:
+            ``{"auc": lambda outputs, labels: roc_auc_score(labels, outputs[:, 1])}``. They get arrays, of a PyTorch
+            module tensors on the CPU, and return a number or a dict of numbers. Or objects of torchmetrics.
         source: The file and the line that made this object, for errors.
     """
 
@@ -66,6 +70,7 @@ class Job:
     moving_average: moving_average | None = None
     hooks: Sequence[Hook] = ()
     pins: Pins | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     source: tuple[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +88,7 @@ class Job:
             self._check(name, getattr(self, name), int)
         for kind in {type(layer) for _, layer in walk(self.model)} if isinstance(self.model, Layer) else ():
             _check_methods("model", Layer, kind, _LAYER_METHODS)
+        check_metrics("Job(metrics=...)", self.metrics, MEASURED)
         self._check("hooks", self.hooks, Sequence)
         for hook in self.hooks:
             self._check("hooks", hook, Hook)
@@ -146,6 +152,7 @@ class Job:
             "order of the training examples": self.train_split.order_name,
             "number of validation examples": 0 if self.validation_split is None else len(self.validation_split),
             "moving average": self.moving_average,
+            "metrics": [*self.metrics],
             "hooks": [type(hook).__name__ for hook in self.hooks],
             **{
                 f"the {name} examples (a digest of some)": split.sample_digest()

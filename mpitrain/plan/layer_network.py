@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ class LayerNetwork:
     """Layers and a loss; see ``plan.network.Network`` for the methods."""
 
     frozen = ()
+    has_own_loop = False
     writes_grads_once = True
 
     def __init__(self, model: Layer, loss: Loss) -> None:
@@ -55,6 +57,9 @@ class LayerNetwork:
 
     def takes_integers(self, split: Split) -> bool:
         return split.has_integers and self.model.integer_inputs
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        return np.concatenate(parts)
 
     @property
     def synchronizes_statistics(self) -> bool:

@@ -81,6 +81,13 @@ class Network(Protocol):
         Ranges of it are then final early, and are copied from a GPU during the backward pass.
         """
 
+    def joined(self, parts: Sequence[Any]) -> Any:
+        """Return outputs, or labels, of several batches as one value, which metrics get; see ``OnOutputs``."""
+
+    @property
+    def has_own_loop(self) -> bool:
+        """Whether the user's own loop computes outputs and losses, in training and in validation."""
+
     @property
     def synchronizes_statistics(self) -> bool:
         """Whether the model computes statistics over the batches of all workers."""

@@ -16,6 +16,7 @@ from ..optim import Optimizer, Updater, moving_average
 from ..optim.whole_tensors import WholeTensorOptimizer
 from .config import Precision, RunConfig
 from .job import Job
+from .metric import MEASURED
 from .placement import Placement, place
 
 
@@ -133,6 +134,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     _check_batch(config.training.batch_size * gradients_per_step, gradients_per_step, job)
     _check_devices(config)
     _check_validation(job, config)
+    _check_goal(job, config)
     layout = job.network.lay_out(job.train_split, dtype)
     if layout.n_params == 0:
         raise JobError("the model has no parameters; add a layer that has some")
@@ -168,6 +170,23 @@ def _check_validation(job: Job, config: RunConfig) -> None:
             f"--validate-secs {config.training.validate_secs:g} requires validation examples, but the job has none; "
             "give it some, Job(validation=...), or remove --validate-secs"
         )
+    if job.metrics and job.validation_split is None:
+        raise JobError("Job(metrics=...) requires validation examples; give the job some, Job(validation=...)")
+
+
+def _check_goal(job: Job, config: RunConfig) -> None:
+    """Check that validation measures ``--stop-metric``; what a loop of the user's own measures is not known yet."""
+    goal, option = config.training.goal, f"--stop-metric {config.training.stop_metric}"
+    if goal is None or job.network.has_own_loop:
+        return
+    if job.validation_split is None:
+        raise ConfigError(
+            f"{option} requires validation examples, but the job has none; give it some, Job(validation=...), or "
+            f"remove {option}"
+        )
+    names = [*MEASURED, *job.metrics]
+    if goal.name not in names and not any(goal.name.startswith(f"{name}_") for name in job.metrics):
+        raise ConfigError(f"{option} is no metric of the job: must be one of {', '.join(names)}")
 
 
 def _check_devices(config: RunConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 
@@ -18,3 +19,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for each in training:
             each.training = True
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Put a module in evaluation mode, without gradients; afterwards, everything is as it was."""
+    with evaluating(model), torch.no_grad():
+        yield

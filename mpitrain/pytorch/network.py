@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from .batches import Inputs, as_split, inputs_of
 from .modes import evaluating
 from .names import aliases_of, parameters_of, plain_name
 from .optimizer_state import has_taken_steps
+from .outputs import joined
 from .translation import translated
 
 _DTYPES = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
@@ -126,10 +127,9 @@ class TorchNetwork:
         return translated(made, self.model)
 
     def lay_out(self, train: Split, dtype: Any) -> Layout:
-        own_loop = isinstance(self.loss, LossInLoop)  # whose inputs and outputs are unknown
-        if own_loop and any(map(is_lazy, self.model.parameters())):
+        if self.has_own_loop and any(map(is_lazy, self.model.parameters())):
             raise JobError("the model has lazy parameters: run it once on an example before training")
-        batch = None if own_loop else _first(train, dtype, self)
+        batch = None if self.has_own_loop else _first(train, dtype, self)
         if batch is not None and any(map(is_lazy, self.model.parameters())):
             with evaluating(self.model):  # statistics that are still to be made must not contain these examples
                 self._run(self.inputs_of(batch, np.float32))  # gives lazy modules their shapes
@@ -154,6 +154,13 @@ class TorchNetwork:
     def takes_integers(self, split: Split) -> bool:
         """Return whether the examples are integers without a scale, such as indices; scaled ones are measurements."""
         return split.has_integers and split.scale == 1
+
+    def joined(self, parts: Sequence[Any]) -> Any:
+        return joined(parts)
+
+    @property
+    def has_own_loop(self) -> bool:
+        return isinstance(self.loss, LossInLoop)
 
     @property
     def synchronizes_statistics(self) -> bool:

@@ -18,9 +18,12 @@ from ..core.layout import Array
 from ..core.toml import read_toml
 from ..errors import RecordError
 from ..monitor.heartbeat import STATUS
+from ..monitor.metrics import RECORDED
+from ..plan.metric import MEASURED, PREFIX, Goal
 
 METRICS = "metrics.jsonl"
 CONFIG = "config.toml"
+_OF_EVERY_RUN = RECORDED.union(PREFIX + name for name in MEASURED)
 RESUMED = "resumed"  # key of a line that records a resume from its step
 
 
@@ -117,6 +120,23 @@ class Run:
             np.array([np.nan if line[name] is None else line[name] for line in found], np.float64),
         )
 
+    def further_names(self) -> list[str]:
+        """Return the names of the numbers that the job's metrics, a hook or the script measure."""
+        measured = {
+            name: None for line in self.lines for name, value in line.items() if isinstance(value, (int, float))
+        }
+        return [name for name in measured if name not in _OF_EVERY_RUN]
+
+    def best(self, goal: Goal) -> tuple[float, int] | None:
+        """Return the best value of a validation metric, or of another number, and its step; None if there is none."""
+        for name in (PREFIX + goal.name, goal.name):
+            series = self.series(name)
+            steps, values = (array[np.isfinite(series.values)] for array in (series.steps, series.values))
+            if len(values):
+                index = int(values.argmax() if goal.is_higher_better else values.argmin())
+                return float(values[index]), int(steps[index])
+        return None
+
     def newest(self, name: str) -> Any:
         """Return the latest value of a metric, of any type; None if there is none."""
         return next((line[name] for line in reversed(self.lines) if name in line), None)
@@ -127,6 +147,11 @@ class Run:
             if RESUMED in line:
                 self.lines = [before for before in self.lines if before["step"] <= line["step"]]
             self.lines.append(line)
+
+
+def shown_name(name: str) -> str:
+    """Return the name of a number in ``metrics.jsonl`` for readers."""
+    return name.removeprefix(PREFIX).replace("_", " ")
 
 
 def is_run(folder: Path) -> bool:

@@ -16,7 +16,7 @@ from ..errors import RecordError
 from ..monitor.format import amount, duration
 from ..monitor.heartbeat import State, states
 from ..version import __version__
-from .history import Run, is_run, read_run
+from .history import Run, is_run, read_run, shown_name
 from .plots import COLORS, Plot, PlottedRun, as_png, as_svg, make_plots
 from .runs import find
 from .time_shares import GROUPS, Shares, read_shares
@@ -93,7 +93,9 @@ def page(shown: Sequence[PlottedRun]) -> str:
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     state = states([run.run.folder for run in shown])
     rows = [_Row(run, _cells(run.run, run.label, state[run.run.folder])) for run in shown]
-    columns = [name for name in _COLUMNS if any(row.cells[name] for row in rows)]
+    further = dict.fromkeys(name for run in shown for name in run.run.further_names())
+    names = dict.fromkeys([*_COLUMNS, *map(shown_name, further)])
+    columns = [name for name in names if any(row.cells.get(name) for row in rows)]
     return template.render(
         title=shown[0].label if len(shown) == 1 else f"{len(shown)} runs",
         written=time.strftime("%Y-%m-%d at %H:%M"),
@@ -167,7 +169,8 @@ def _cells(run: Run, label: str, state: State) -> dict[str, str]:
         return "" if value != value else format(value, form)
 
     speed = run.series("examples_per_s").last
-    return {
+    further = {shown_name(name): last(name, ".4g") for name in run.further_names()}
+    return further | {
         "run": label,
         "job": run.job,
         "mode": str(run.option("mode") or ""),

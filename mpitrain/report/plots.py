@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.layout import Array
-from .history import Run, Series
+from ..plan.metric import PREFIX
+from .history import Run, Series, shown_name
 from .time_shares import GROUPS, Shares
 
 if TYPE_CHECKING:
@@ -91,8 +92,9 @@ def make_plots(shown: Sequence[PlottedRun]) -> list[Plot]:
     import matplotlib
 
     plots = []
+    names = dict.fromkeys(name for run in shown for name in run.run.further_names())
     with matplotlib.rc_context(_STYLE):
-        for name, title, about, draw in _PLOTS:
+        for name, title, about, draw in (*_PLOTS[:_AFTER_ACCURACY], *map(_plot_of, names), *_PLOTS[_AFTER_ACCURACY:]):
             figure = _new_figure()
             axes = figure.add_subplot()
             if draw(axes, shown):
@@ -172,6 +174,13 @@ def _of(name: str, ylabel: str, **finish: Any) -> Callable[[Axes, Sequence[Plott
         return _finish(axes, drawn, "step", ylabel, legend=len(shown) > 1, **finish)
 
     return draw
+
+
+def _plot_of(name: str) -> tuple[str, str, str, _Draw]:
+    """Return the plot of a metric of the job, or of another number of its own."""
+    kind = "on the validation examples" if name.startswith(PREFIX) else "as the job or script records it"
+    shown = shown_name(name)
+    return re.sub(r"\W", "-", name), shown, f"{shown}, {kind}, by step.", _of(name, shown)
 
 
 def _dropped(axes: Axes, shown: Sequence[PlottedRun]) -> bool:
@@ -344,6 +353,7 @@ def _number(value: Any) -> float:
 
 
 _Draw = Callable[["Axes", Sequence[PlottedRun]], bool]
+_AFTER_ACCURACY = 2
 _PLOTS: tuple[tuple[str, str, str, _Draw], ...] = (
     ("loss", "Loss", "Mean loss over the training batches and on the validation examples, by step.", _loss),
     (
@@ -351,7 +361,7 @@ _PLOTS: tuple[tuple[str, str, str, _Draw], ...] = (
         "Accuracy",
         "Share of validation examples that are classified correctly, by step.",
         _of("validation_accuracy", "accuracy"),
-    ),
+    ),  # followed by the job's own metrics
     ("loss-by-time", "Loss by time", "Validation loss, or training loss if there is none, by time.", _loss_by_time),
     (
         "learning-rate",

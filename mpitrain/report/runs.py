@@ -9,9 +9,10 @@ import click
 
 from ..batch_systems.base import JobState
 from ..batch_systems.registry import SYSTEMS
-from ..errors import RecordError
+from ..errors import ConfigError, RecordError
 from ..monitor.format import duration, format_table
 from ..monitor.heartbeat import BatchJob, State, Status, age_s, read, states
+from ..plan.metric import PREFIX, Goal, parse_goal
 from .history import Run, is_run, read_run
 
 _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age")
@@ -19,16 +20,52 @@ _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age
 
 @click.command("runs")
 @click.argument("folder", required=False, default=Path("runs"), type=click.Path(path_type=Path), metavar="[FOLDER]")
-def runs_command(folder: Path) -> None:
+@click.option(
+    "--sort",
+    metavar="NAME",
+    help="Sort by the best value of a metric, best first: loss, accuracy, or NAME:max or NAME:min for others, such as "
+    "those of the job.",
+)
+def runs_command(folder: Path, sort: str | None) -> None:
     """List the runs in FOLDER (default: runs), newest first."""
+    goal = None if sort is None else parse_goal("--sort", sort)
     run_dirs = list(find(folder))
     if not run_dirs:
         print(f"no runs in {folder}")
         return
     state = described_states(run_dirs)
     ages = {path: age_s(path) for path in run_dirs}
-    rows = [_row(path, folder, *state[path], ages[path]) for path in sorted(run_dirs, key=lambda path: ages[path])]
-    print(format_table(_HEAD, rows))
+    runs = {path: _read(path) for path in sorted(run_dirs, key=lambda path: ages[path])}
+    rows = {path: _row(path, run, folder, *state[path], ages[path]) for path, run in runs.items()}
+    if goal is None:
+        print(format_table(_HEAD, list(rows.values())))
+    else:
+        print(format_table((*_HEAD, f"best {goal.name}"), _sorted(goal, runs, rows)))
+
+
+def _sorted(goal: Goal, runs: Mapping[Path, Run | None], rows: Mapping[Path, tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the rows with the best value of a metric, sorted by it; those without one are last.
+
+    Raises:
+        ConfigError: No run has it.
+    """
+    best = {path: None if run is None else run.best(goal) for path, run in runs.items()}
+    values = {path: value[0] for path, value in best.items() if value is not None}
+    if not values:
+        names = dict.fromkeys(name for run in runs.values() if run is not None for name in run.further_names())
+        further = "".join(f", {name.removeprefix(PREFIX)}" for name in names)
+        raise ConfigError(f"--sort {goal.name}: no run has this metric; there are loss, accuracy{further}")
+    ordered = sorted(values, key=lambda path: values[path], reverse=goal.is_higher_better)
+    ordered += [path for path in rows if path not in values]
+    return [(*rows[path], f"{values[path]:.6g}" if path in values else "-") for path in ordered]
+
+
+def _read(path: Path) -> Run | None:
+    """Return a run; None if it cannot be read."""
+    try:
+        return read_run(path)
+    except RecordError:
+        return None
 
 
 def find(folder: Path) -> Iterator[Path]:
@@ -87,21 +124,16 @@ def _describe(state: State, job: BatchJob | None, ends: Mapping[tuple[str, str],
 
 def best_validation(run: Run) -> str:
     """Return the best validation accuracy, or loss if there is no accuracy, with its step."""
-    for name, shown, best in (("validation_accuracy", "accuracy", max), ("validation_loss", "loss", min)):
-        series = run.series(name)
-        values = [(v, s) for v, s in zip(series.values.tolist(), series.steps.tolist(), strict=True) if v == v]
-        if values:
-            value = best(v for v, _ in values)
-            return f"{shown} {value:.4f} at {next(s for v, s in values if v == value):,}"
+    for name in ("accuracy", "loss"):
+        if len(run.series(PREFIX + name)) and (best := run.best(parse_goal("", name))) is not None:
+            return f"{name} {best[0]:.4f} at {best[1]:,}"
     return "-"
 
 
-def _row(path: Path, folder: Path, state: State, description: str, age: float) -> tuple[str, ...]:
+def _row(path: Path, run: Run | None, folder: Path, state: State, description: str, age: float) -> tuple[str, ...]:
     status = read(path)
     name = str(path.relative_to(folder)) if path != folder else path.resolve().name
-    try:
-        run = read_run(path)
-    except RecordError:
+    if run is None:
         return (name, "?", "?", "?", "?", "cannot be read", description, duration(age))
     step = max(run.step, status.step if status is not None else 0)
     if state == "died":

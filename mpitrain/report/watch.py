@@ -18,7 +18,7 @@ from ..monitor.rank_log import path_for
 from ..monitor.run_record import PROGRAM
 from ..process.pid import is_alive
 from .braille import curve
-from .history import METRICS, Run, Series, Tail, open_run
+from .history import METRICS, Run, Series, Tail, open_run, shown_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -151,9 +151,13 @@ class View:
             return ""
         return f", {duration((goal - self.step) * speed)} left"
 
+    def _numbers(self) -> list[tuple[str, str]]:
+        """Return names and titles of what is shown: the numbers of every run, and those of this one."""
+        return [*_PLOTS, *((name, shown_name(name)) for name in self.run.further_names())]
+
     def _newest(self) -> str:
         parts = []
-        for name, title in _PLOTS:
+        for name, title in self._numbers():
             value = self.run.series(name).last
             if value == value:
                 parts.append(f"{_value(value)} {title}" if name == "examples_per_s" else f"{title} {_value(value)}")
@@ -163,7 +167,7 @@ class View:
         """Return as many curves as fit, in two columns if the terminal is wide enough."""
         from rich.table import Table
 
-        found = [(title, series) for name, title in _PLOTS if len(series := self.run.series(name)) > 1]
+        found = [(title, series) for name, title in self._numbers() if len(series := self.run.series(name)) > 1]
         across = 2 if width >= 76 and len(found) > 1 else 1
         down = min(-(-len(found) // across), max(1, height // 6))
         if not found or height < 5:

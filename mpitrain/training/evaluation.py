@@ -1,53 +1,82 @@
-"""Loss and accuracy on the validation examples."""
+"""Loss, accuracy and metrics on the validation examples."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
 import numpy as np
 
-from ..comm.cluster import Cluster
+from ..comm.cluster import Group
 from ..core.layout import Array
 from ..data import BatchSource
 from ..models.base import Model
 from ..monitor.trace import span
+from ..plan.metric import PREFIX, Metric, measure_parts
+from ..plan.network import Network
 from ..plan.plan import Plan
 from ..strategy.base import Strategy
 
 _WAIT = span("wait")
+
+# Outputs and labels of batches, by numbers that are in the order of the examples.
+Parts: TypeAlias = dict[int, tuple[Any, Any]]
 
 
 class Evaluator:
     """Evaluates the parameters, or their moving averages if there are any.
 
     Args:
+        workers: All workers.
+        metrics: Measured beside loss and accuracy.
         loader: The validation examples.
     """
 
-    def __init__(self, cluster: Cluster, plan: Plan, strategy: Strategy, model: Model, loader: BatchSource) -> None:
-        self._workers, self._strategy, self._model, self._loader = cluster.workers, strategy, model, loader
+    def __init__(
+        self,
+        workers: Group,
+        plan: Plan,
+        strategy: Strategy,
+        model: Model,
+        network: Network,
+        metrics: Mapping[str, Metric],
+        loader: BatchSource,
+    ) -> None:
+        self._workers, self._strategy, self._model, self._loader = workers, strategy, model, loader
+        self._network, self._metrics = network, metrics
         self._vector = "params" if plan.moving_average is None else "average"
         # Examples per batch: as many as a micro-batch of training.
         self._most = -(-plan.batch // plan.config.training.accumulate_steps)
 
     @span("validate")
     def evaluate(self) -> dict[str, float]:
-        """Return mean loss and accuracy. Collective over the workers, at a ``ConsistentPoint``."""
-        workers, count = self._workers, len(self._loader)
-        start, stop = (count * (workers.rank + i) // workers.size for i in (0, 1))
+        """Return mean loss, accuracy and metrics. Collective over the workers, at a ``ConsistentPoint``.
+
+        Raises:
+            JobError: A metric fails, or returns no number.
+        """
+        comm, count = self._workers.comm, len(self._loader)
+        start, stop = (count * (comm.rank + i) // comm.size for i in (0, 1))
         strategy, model = self._strategy, self._model
         with _WAIT:
             vector = strategy.vector(self._vector)
         model.bind(vector, strategy.grads)
-        own = self._measure(start, stop)
+        parts: Parts = {}
+        own = self._measure(start, stop, parts)
         model.bind(strategy.params, strategy.grads)
-        all_workers = np.empty((workers.size, 3))
+        all_workers = np.empty((comm.size, 3))
         with _WAIT:
-            workers.Allgather(own, all_workers)
+            comm.Allgather(own, all_workers)
         loss, correct, batches = all_workers.sum(axis=0).tolist()
-        found = {"validation_loss": loss / count}
-        return {**found, "validation_accuracy": correct / count} if batches else found
+        values = {"loss": loss / count, **({"accuracy": correct / count} if batches else {})}
+        values |= metrics_of(self._workers, self._network.joined, self._metrics, parts)
+        return {PREFIX + name: value for name, value in values.items()}
 
-    def _measure(self, start: int, stop: int) -> Array:
+    def _measure(self, start: int, stop: int, parts: Parts) -> Array:
         """Evaluate the examples with indices [start, stop). Local.
+
+        Args:
+            parts: Gets outputs and labels, if there are metrics.
 
         Returns:
             Shape (3,), float64: the sum of losses, the number of correct predictions, and the number of batches for
@@ -55,6 +84,48 @@ class Evaluator:
         """
         sums = np.zeros(3)
         for lo in range(start, stop, self._most):
-            loss, correct = self._model.evaluate(self._loader.sequential(lo, min(lo + self._most, stop)))
+
+            def keep(outputs: Any, labels: Any, lo: int = lo) -> None:
+                parts[lo] = outputs, labels
+
+            batch = self._loader.sequential(lo, min(lo + self._most, stop))
+            loss, correct = self._model.evaluate(batch, keep if self._metrics else None)
             sums += loss, correct or 0, correct is not None
         return sums
+
+
+def metrics_of(
+    group: Group, join: Callable[[Sequence[Any]], Any], metrics: Mapping[str, Metric], parts: Parts
+) -> dict[str, float]:
+    """Return metrics of the outputs and labels of all ranks, joined in order. Collective over the group.
+
+    The first rank computes them; it needs memory for the outputs and labels of all ranks, twice.
+
+    Args:
+        join: See ``Network.joined``.
+
+    Raises:
+        JobError: A metric fails, or returns no number.
+    """
+    if not metrics:
+        return {}
+    values: dict[str, float] = {}
+    with _WAIT:
+        all_parts = _gathered(group, parts)
+    with group.agree("computing metrics"):
+        if group.comm.rank == 0:
+            values = measure_parts(metrics, join, [all_parts[number] for number in sorted(all_parts)])
+    with _WAIT:
+        return group.comm.bcast(values, root=0)  # type: ignore[no-any-return]
+
+
+def _gathered(group: Group, parts: Parts) -> Parts:
+    """Return the parts of all ranks on the first one, sent one by one, so that no message is large."""
+    comm = group.comm
+    counts = comm.gather(len(parts), root=0)
+    if counts is None:
+        for part in parts.items():
+            comm.send(part, dest=0)
+        return {}
+    received = (comm.recv(source=rank) for rank in range(1, comm.size) for _ in range(counts[rank]))
+    return {**parts, **dict(received)}

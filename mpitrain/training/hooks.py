@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..checkpoint import BestCheckpoint
 from ..core import subnormals
 from ..core.extra_state import ExtraState
 from ..monitor import worker_stats
@@ -175,7 +176,7 @@ class Log(Hook):
 
 
 class Validate(Hook):
-    """Measures loss and accuracy on the validation examples every N steps, every S seconds, and at the end."""
+    """Measures loss, accuracy and metrics on the validation examples every N steps, every S seconds, and at the end."""
 
     def __init__(self, every: int, every_s: float, evaluator: Evaluator) -> None:
         self._trigger, self._evaluator = Trigger(every, every_s, VALIDATE), evaluator
@@ -191,19 +192,19 @@ class Validate(Hook):
         due = self._trigger.due(point)
         if due and self._done_at != point.step:
             self._done_at = point.step
-            loop.validation = self._evaluator.evaluate()
-            loop.report(point.step, loop.validation)
+            loop.add_validation(point.step, self._evaluator.evaluate())
         if due:
             self._trigger.restart()
 
 
 class Save(Hook):
-    """Writes a checkpoint every N steps, every S seconds, and at the end.
+    """Writes a checkpoint every N steps, every S seconds, at the end, and if it is the best one.
 
     Args:
         strategy: Returns the state.
         extra_state: Returns further state to save.
         saved: Whether the step at which training begins need not be saved.
+        best: Returns the record of a step whose checkpoint is the best one, else None; the same on all workers.
     """
 
     def __init__(
@@ -214,8 +215,9 @@ class Save(Hook):
         extra_state: Callable[[], ExtraState],
         checkpoints: Checkpoints,
         saved: bool,
+        best: Callable[[int], BestCheckpoint | None] = lambda step: None,
     ) -> None:
-        self._trigger, self._checkpoints = Trigger(every, every_s, SAVE), checkpoints
+        self._trigger, self._checkpoints, self._best = Trigger(every, every_s, SAVE), checkpoints, best
         self._strategy, self._extra_state = strategy, extra_state
         self._done_at = strategy.progress.step if saved else -1
 
@@ -227,10 +229,11 @@ class Save(Hook):
         self._trigger.request_if_due(loop)
 
     def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
-        due = self._trigger.due(point)
-        if due and self._done_at != point.step:
+        due, best = self._trigger.due(point), self._best(point.step)
+        if (due or best is not None) and self._done_at != point.step:
             with span("save"):
                 snapshot = self._strategy.snapshot()
+                snapshot.best = None if best is None else best._replace(only_best=not due)
                 snapshot.extra_state = {**snapshot.extra_state, **self._extra_state()}
                 self._checkpoints.save(snapshot)
             self._done_at = point.step

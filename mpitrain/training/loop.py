@@ -60,6 +60,7 @@ class Loop:
     Attributes:
         cluster, plan: As given.
         validation: The latest validation metrics.
+        validation_step: The step at which they were measured; -1 if none were in this attempt.
         compute_s: Seconds that this worker has taken to load batches and to compute losses.
         reuses_batches: Whether no other code keeps a batch, so that its memory can be used again.
         shows_vectors: Whether other code may keep views of the vectors, so that their memory stays until the process
@@ -86,6 +87,8 @@ class Loop:
         self._after_step = _defined(hooks, "after_step")
         self._at_consistent_point = _defined(hooks, "at_consistent_point")
         self.validation: dict[str, float] = {}
+        self.validation_step = -1
+        self._unprinted: dict[str, float] = {}  # recorded by ``log``
         self._stop_reason: str | None = None
         self._began, self._paused_s = time.perf_counter(), 0.0
         self.compute_s, self._step_began = 0.0, 0.0
@@ -156,9 +159,21 @@ class Loop:
     def report(self, step: int, values: dict[str, float], show: bool = True, record: bool = True) -> None:
         """Print (``show``) and write to the metrics (``record``) what was measured at ``step``. Local; chief only."""
         if show and self._files.console is not None:
-            self._files.console.measured(step, values)
+            self._files.console.measured(step, {**values, **self._unprinted})
+            self._unprinted.clear()
         if record and self._files.metrics is not None:
             self._files.metrics.write(step, time.perf_counter() - self._began, values)
+
+    def log(self, values: dict[str, float]) -> None:
+        """Record values of a script at this step; they are printed with the next report. Local; chief only."""
+        self.report(self.step, values, show=False)
+        self._unprinted |= values
+
+    def add_validation(self, step: int, values: dict[str, float]) -> None:
+        """Record validation metrics of ``step``, in addition to others of this step. Local."""
+        self.validation = {**(self.validation if self.validation_step == step else {}), **values}
+        self.validation_step = step
+        self.report(step, values)
 
     @property
     def synchronous(self) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,34 @@ class SteppedLoop(Loop):
             with np.errstate(all="ignore"):
                 self._work = self._next()
         return self._work
+
+    @contextlib.contextmanager
+    def inference(self) -> Iterator[None]:
+        """Compute in evaluation mode, in ``local`` with the parameters of the first worker; restore everything.
+
+        Collective over the workers if they take the same steps.
+
+        Raises:
+            JobError: A step is in progress.
+        """
+        if self._n_optimizers > 1:
+            self.finish_pending()
+        has_gradient = self._divided_step is not None and self._divided_step.n_backward > 0
+        if self.is_pending or self._computed or has_gradient:
+            raise JobError("trainer.evaluate was called in the middle of a step: call it after step, or after an epoch")
+        averages_params = self.synchronous and not self._averages_gradients
+        own = self._strategy.params.copy() if averages_params else None
+        if own is not None:
+            with _WAIT:
+                self.cluster.workers.Bcast(self._strategy.params, root=0)
+        try:
+            self._model.load_params()
+            with self._stepped_model.inference():
+                yield
+        finally:
+            if own is not None:
+                self._strategy.params[:] = own
+                self._model.load_params()
 
     def finish_pending(self) -> None:
         """Finish the step if its gradient is computed, and no update has followed."""

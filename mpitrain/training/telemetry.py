@@ -94,7 +94,7 @@ class Telemetry:
             chief.metrics.write(loop.step, 0.0, {"resumed": loop.step})
         if chief.events is not None:
             chief.events.begin(loop.step)
-            chief.metrics.also = chief.events.scalars
+            chief.metrics.listeners.append(chief.events.scalars)
 
     def hooks(self) -> list[Hook]:
         """Return the hooks that record what the options request."""

@@ -43,6 +43,7 @@ from ..process.rank_status import RankStatusFile
 from ..process.signals import Signals, TimeLimit
 from ..strategy.base import Strategy
 from ..strategy.select import make_strategy
+from .best import TrackBest
 from .checkpointing import finish_saving, make_checkpoints
 from .evaluation import Evaluator
 from .hook_state import load_hooks, save_hooks
@@ -100,6 +101,8 @@ class Worker:
         with self._errors_of_workers():
             model.load_extra_state(beginning.extra_state)
             load_hooks(job.hooks, beginning.extra_state)
+            best = TrackBest(plan.config.training.goal, plan.config.training.patience, plan.config.saving.keep_best)
+            best.load_extra_state(beginning.extra_state)
             if self.script is not None and beginning.resumed is not None:
                 self.script.load_extra_state(beginning.extra_state)
         for namespace in sorted(beginning.extra_state.keys() - beginning.extra_state.used):
@@ -108,7 +111,9 @@ class Worker:
         dataset = SharedDataset(cluster.training, plan.config.parallel.shared_memory, threads)
         loader = self._loader(dataset, "training", job.train_split, model)
         validation = None if job.validation_split is None else self._loader(dataset, "validation", job.validation_split)
-        evaluator = None if validation is None else Evaluator(cluster, plan, strategy, model, validation)
+        evaluator = None
+        if validation is not None:
+            evaluator = Evaluator(cluster.training, plan, strategy, model, job.network, job.metrics, validation)
         record = {} if files.record is None else files.record.tables
         checkpoints = make_checkpoints(cluster, plan, files.checkpoints, record)
         stop, config = Stop(strategy, signals, limit, checkpoints), plan.config
@@ -121,13 +126,14 @@ class Worker:
 
         def extra_state() -> ExtraState:
             of_script = {} if self.script is None else self.script.extra_state()
-            return {**model.extra_state(), **save_hooks(job.hooks), **of_script}
+            return {**model.extra_state(), **save_hooks(job.hooks), **best.extra_state(), **of_script}
 
         hooks: list[Hook] = [
             # A terminal shows every report, in one place.
             Log(config.output.log_steps, 0.0 if terminal_columns() else config.output.log_secs, strategy),
             *([] if evaluator is None else [Validate(validate_steps, validate_secs, evaluator)]),
-            Save(save_steps, save_secs, strategy, extra_state, checkpoints, beginning.saved),
+            best,
+            Save(save_steps, save_secs, strategy, extra_state, checkpoints, beginning.saved, best.record),
             stop,
             ReportStep(rank_status),
             *([KeepFlushing()] if config.device.flush_denormals else []),

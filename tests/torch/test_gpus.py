@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ..support.launch import Mpi
-from . import support, test_trainer
+from . import support, test_metrics, test_trainer
 
 PROGRAM = Path(__file__).with_name("on_simulated_gpu.py")
 
@@ -56,6 +56,18 @@ def test_gpus_agree_with_processors(
     here = support.train(openmpi, n, tmp_path / "cpu", "--device", "cpu", "--dtype", "float64", *flags)
     for name, value in here.items():
         np.testing.assert_allclose(there[name], value, atol=1e-9, rtol=0, err_msg=name)
+
+
+def test_metrics_of_a_loop(openmpi: Mpi, simulated: dict[str, str], tmp_path: Path) -> None:
+    values = {}
+    for device, program, env in (("cpu", ("-m", "mpitrain"), {}), ("gpu", (PROGRAM,), simulated)):
+        folder = tmp_path / device
+        words = ("train", "--mode", "local", "--device", device, "--run-dir", folder, test_metrics.SCRIPT)
+        done = openmpi.run(2, *program, *words, env=env, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        lines = [line for line in test_metrics.lines(folder) if "validation_loss" in line]
+        values[device] = [{name: value for name, value in line.items() if name != "time_s"} for line in lines]
+    assert values["gpu"] == [pytest.approx(line, abs=1e-6) for line in values["cpu"]]
 
 
 @pytest.mark.parametrize("flags", [(), ("--accumulate-steps", "2", "--batch-size", "3")])

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from mpitrain import checkpoint
+from mpitrain.checkpoint.directory import record_best
 from mpitrain.core.layout import Layout
+from mpitrain.errors import CheckpointError
 
 LAYOUT = Layout.pack([("a", (7,), "param")])
 
@@ -81,6 +83,32 @@ def test_what_is_kept(tmp_path: Path, keep: int, every: int, left: list[int]) ->
     removed = checkpoint.Retention(keep, every).prune(tmp_path)
     assert there(tmp_path) == left
     assert len(removed) == 5 - len(left)
+
+
+def test_the_best_checkpoint_is_kept_until_there_is_a_better_one(tmp_path: Path) -> None:
+    folder, retention = tmp_path / "checkpoints", checkpoint.Retention(1)
+
+    def add(step: int, value: float | None = None, only_best: bool = False) -> list[int]:
+        save(folder, step)
+        if value is not None:
+            record_best(folder, checkpoint.BestCheckpoint(step, "auc", value, only_best))
+        retention.prune(folder)
+        return there(folder)
+
+    with pytest.raises(CheckpointError, match="best"):
+        checkpoint.find(tmp_path / "best")
+    assert add(10, 0.5, only_best=True) == [10]
+    assert add(20) == [20, 10]
+    assert add(30, 0.6) == [30], "only the best one was kept of those before"
+    assert add(40) == [40, 30]
+    assert add(50) == [50, 30]
+    best = checkpoint.path_for(folder, 30)
+    assert checkpoint.find(tmp_path / "best") == checkpoint.find(folder / "best") == [best]
+    assert checkpoint.find(tmp_path) == [checkpoint.path_for(folder, 50), best]
+    (folder / "best.json").write_text("{}")
+    assert checkpoint.best(folder) is None
+    with pytest.raises(CheckpointError, match="best"):
+        checkpoint.find(tmp_path / "best")
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,24 @@ def test_old_checkpoints_are_removed(tmp_path: Path) -> None:
     assert [*checkpoint.steps(tmp_path)] == [5, 4]
 
 
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_the_best_checkpoint_is_recorded_when_it_is_complete(tmp_path: Path, is_sharded: bool) -> None:
+    retention = checkpoint.Retention(1)
+    write = (lambda snapshot: None) if is_sharded else partial(write_to, tmp_path)
+    writer = CheckpointWriter(tmp_path, write, retention, background=True, is_sharded=is_sharded)
+    for step, value in ((1, 0.5), (2, None), (3, 0.75), (4, None)):
+        snapshot = snapshot_of(step)
+        snapshot.best = None if value is None else checkpoint.BestCheckpoint(step, "auc", value, only_best=True)
+        writer.save(snapshot)
+        if is_sharded:
+            writer.finish()
+            assert getattr(checkpoint.best(tmp_path), "step", 0) < step
+            writer.complete(step, partial(write_to, tmp_path, snapshot_of(step)))
+    writer.close()
+    assert checkpoint.best(tmp_path) == (3, "auc", 0.75, True)
+    assert [*checkpoint.steps(tmp_path)] == [4, 3]
+
+
 def test_an_unexpected_error_of_a_background_save_ends_the_next_step(tmp_path: Path) -> None:
     def write(snapshot: Snapshot) -> None:
         raise ValueError("on purpose")

@@ -41,6 +41,17 @@ def test_there_is_a_plot_for_what_was_measured_and_for_nothing_else(tmp_path: Pa
     assert "dropped" in names(collect([tmp_path / "b"]))
 
 
+def test_further_metrics_have_plots_and_columns(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_run(tmp_path / name)
+    with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 1001, "validation_auc": None, "reward": None, "workers": []}) + "\n")
+        file.write(json.dumps({"step": 1002, "validation_auc": 0.75, "reward": 3}) + "\n")
+    shown = collect([tmp_path / "a", tmp_path / "b"])
+    assert sorted(names(shown)) == sorted([*SYNC, "validation_auc", "reward"])
+    assert all(f">{title}</th>" in page(shown) for title in ("auc", "reward"))
+
+
 def test_a_run_without_anything_measured_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
     assert "<svg" not in page(collect([tmp_path]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -84,6 +85,23 @@ def test_a_submitted_run_is_listed_without_slurm(
     write_submitted(tmp_path / "a", "2 ranks", BatchJob("slurm", "4711", "night"))
     row = table(capsys, tmp_path)["a"]
     assert all(word in row for word in ("night", "2 ranks", "submitted", "4711"))
+
+
+def test_runs_are_sorted_by_any_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, values in (("a", [0.5, 0.7, None]), ("b", [0.9, 0.2]), ("c", []), ("d", [0.6])):
+        folder = make_run(tmp_path / name)
+        with (folder / "metrics.jsonl").open("a") as file:
+            for step, value in enumerate(values, 2000):
+                file.write(json.dumps({"step": step, "validation_auc": value, "reward": step}) + "\n")
+    rows = table(capsys, tmp_path, "--sort", "auc:max")
+    assert {name: row.split()[-1] for name, row in rows.items()} == {"b": "0.9", "a": "0.7", "d": "0.6", "c": "-"}
+    assert [*rows] == ["b", "a", "d", "c"]
+    assert [*table(capsys, tmp_path, "--sort", "auc:min")] == ["b", "a", "d", "c"]
+    assert next(iter(table(capsys, tmp_path, "--sort", "reward:max"))) == "a"
+    assert table(capsys, tmp_path, "--sort", "loss").keys() == {"a", "b", "c", "d"}
+    for sort in ("auc", "f1:max"):
+        assert main(["runs", str(tmp_path), "--sort", sort]) == 2
+        assert "auc" in capsys.readouterr().err
 
 
 def test_a_run_that_has_measured_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

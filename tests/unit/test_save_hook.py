@@ -36,6 +36,9 @@ class Loop(SimpleNamespace):
     def report(self, step: int, values: dict[str, float]) -> None:
         self.reported.append(step)
 
+    def add_validation(self, step: int, values: dict[str, float]) -> None:
+        self.report(step, values)
+
 
 def run(monkeypatch: pytest.MonkeyPatch, hook: Any, loop: Loop, strategy: Any, n: int) -> None:
     """Take ``n`` steps of one second each."""

@@ -25,12 +25,15 @@ def test_scalars(tmp_path: Path) -> None:
     events = Events(tmp_path)
     for step in (10, 20):
         events.scalars(step, {"loss": step / 7, "learning_rate": 0.1, "staleness_mean": 1.5, "of_a_hook": 3})
-    events.scalars(20, {"validation_loss": 0.25, "validation_accuracy": 0.5, "note": "text is no scalar"})
+    events.scalars(
+        20, {"validation_loss": 0.25, "validation_accuracy": 0.5, "validation_auc": 0.9, "note": "text is no scalar"}
+    )
     events.close()
     events.close()
     found = read(tmp_path)
     assert sorted(found.Tags()["scalars"]) == [
         "accuracy/validation",
+        "auc/validation",
         "learning_rate/learning_rate",
         "loss/training",
         "loss/validation",

@@ -1,0 +1,86 @@
+"""Outputs and labels of many batches, for metrics."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
+
+from ..data.batch import CollatedBatch
+from ..errors import JobError
+from .batches import inputs_of
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def on_host(tree: Any) -> Any:
+    """Return a copy of a tree of tensors in host memory, 16-bit numbers as float32; mappings become dicts."""
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu", torch.float32 if tree.dtype in _HALF else None, copy=True)
+    if isinstance(tree, Mapping):
+        return {name: on_host(item) for name, item in tree.items()}
+    return tuple(map(on_host, tree)) if isinstance(tree, (tuple, list)) else tree
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Return trees of tensors of several batches as one, joined along the first dimension.
+
+    Numbers, such as a loss that a model returns, become a tensor with one for each batch; other values the first one.
+    """
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts)) if first.ndim else torch.stack(list(parts))
+    if isinstance(first, dict):
+        return {name: joined([part[name] for part in parts]) for name in first}
+    return tuple(map(joined, zip(*parts, strict=True))) if isinstance(first, tuple) else first
+
+
+def outputs_of(model: nn.Module, batch: Any, dtype: Any, device: Any) -> tuple[Any, Any]:
+    """Return a module's outputs and the labels for a batch of a ``DataLoader``, as ``on_host`` does.
+
+    Args:
+        dtype: Type of the parameters; floating-point inputs are converted to it.
+
+    Raises:
+        JobError: The batch has no labels.
+    """
+    inputs = inputs_of(CollatedBatch(batch, None, 0), dtype, device)
+    return on_host(model(*inputs.args, **inputs.kwargs)), on_host(inputs.labels)
+
+
+def share_of(loader: Any, rank: int, size: int) -> Iterable[tuple[int, Any]]:
+    """Return every ``size``-th batch of a loader from the batch ``rank`` on, with their numbers. Local.
+
+    Raises:
+        JobError: It is not a ``DataLoader`` whose batches are the same on all ranks.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or not loader.batch_sampler:
+        raise JobError(
+            f"trainer.evaluate got {type(loader).__name__}: must be a DataLoader of a dataset with __len__, in batches"
+        )
+    if not isinstance(loader.sampler, SequentialSampler):
+        raise JobError(
+            f"trainer.evaluate got a DataLoader with a {type(loader.sampler).__name__}: must have all examples in "
+            "order, without shuffle or sampler, because evaluate divides its batches among the workers"
+        )
+    own = DataLoader(
+        loader.dataset,
+        batch_sampler=list(loader.batch_sampler)[rank::size],
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+    )
+    return zip(itertools.count(rank, size), own, strict=False)
+
+
+def facts_of(loader: DataLoader[Any]) -> tuple[object, ...]:
+    """Return what must be the same of a loader on all ranks: its examples and batches, as far as it is known."""
+    dataset: Any = loader.dataset
+    indices = hash(tuple(dataset.indices)) if isinstance(dataset, Subset) else None
+    return len(dataset), len(loader), indices

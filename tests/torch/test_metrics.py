@@ -1,0 +1,101 @@
+"""Metrics of PyTorch modules are those of scikit-learn on the joined validation set, for any number of workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mpitrain
+from mpitrain import checkpoint
+from mpitrain.monitor import heartbeat
+
+from ..support.launch import Mpi, one_line, run
+from . import measured
+
+FILE = Path(measured.__file__)
+SCRIPT = FILE.with_name("measured_loop.py")
+TOTAL = 12  # examples of a step
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same_metrics(values: dict[str, float], expected: dict[str, float], prefix: str = "") -> None:
+    """Compare the metrics of torchmetrics, and those of scikit-learn, with what scikit-learn computes."""
+    for auc, f1 in (("sklearn_auc", "sklearn_f1"), ("auc", "many_f1")):
+        assert values[prefix + auc] == pytest.approx(expected["auc"], abs=1e-6)
+        assert values[prefix + f1] == pytest.approx(expected["f1"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("n", "flags"), [(1, ()), (2, ("--dataset",)), (3, ("--accumulate-steps", "2")), (4, ())])
+def test_metrics_of_a_job(openmpi: Mpi, n: int, flags: tuple[str, ...], tmp_path: Path) -> None:
+    words = ("--dtype", "float64", "--batch-size", str(TOTAL // n), "--run-dir", tmp_path)
+    openmpi.train(n, FILE, *words, *flags, timeout=120)
+    recorded = next(line for line in lines(tmp_path) if "validation_auc" in line)
+    inputs, labels = measured.splits()[1].tensors
+    with torch.no_grad():
+        outputs = mpitrain.load(tmp_path, model=measured.make_model())(inputs)
+    assert_same_metrics(recorded, measured.of_sklearn(outputs, labels), "validation_")
+    assert recorded["validation_many_accuracy"] == pytest.approx(recorded["validation_accuracy"], abs=1e-6)
+
+
+def start(mpi: Mpi, n: int, run_dir: Path, *words: object, flags: tuple[str, ...] = ()):
+    command = [mpi.python, "-m", "mpitrain", "run", "-n", n, "--run-dir", run_dir, *flags, SCRIPT, *words]
+    return run([str(word) for word in command], timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("n", "flags"), [(1, ()), (4, ()), (2, ("--mode", "local")), (3, ("--mode", "async", "--ps", "1"))]
+)
+def test_metrics_of_a_loop(openmpi: Mpi, n: int, flags: tuple[str, ...], tmp_path: Path) -> None:
+    done = start(openmpi, n, tmp_path, flags=flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = sorted((line for line in done.stdout.splitlines() if '{"values"' in line), reverse=True)
+    printed = [json.loads(line[line.index("{") :]) for line in results]  # the chief's is first: it has no "rank N:"
+    for result in printed:
+        assert_same_metrics(result["values"][-1], result["expected"])
+        assert result["values"][-1] == pytest.approx(printed[0]["values"][-1], abs=1e-6)
+    recorded = [line for line in lines(tmp_path) if "validation_auc" in line]
+    measured_by_chief = [{f"validation_{name}": value for name, value in v.items()} for v in printed[0]["values"][:-1]]
+    assert [{k: v for k, v in line.items() if k not in ("step", "time_s")} for line in recorded] == [
+        pytest.approx(values, abs=1e-6) for values in measured_by_chief
+    ]
+    assert [line["epoch"] for line in lines(tmp_path) if "half" in line] == [*range(len(recorded))]
+    if "--mode" not in flags:
+        assert len(printed) == n and len(recorded) == 3
+        assert printed[0]["values"] == [pytest.approx(values) for values in printed[-1]["values"]]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("shares", ["DataLoader", "all validation examples"]),
+        ("shuffle", ["RandomSampler"]),
+        ("middle", ["trainer.evaluate", "step"]),
+        ("name", ["'loss'"]),
+    ],
+)
+def test_wrong_calls_are_one_line(openmpi: Mpi, wrong: str, words: list[str], tmp_path: Path) -> None:
+    done = start(openmpi, 2, tmp_path, "--wrong", wrong)
+    assert done.returncode == 2
+    assert all(word in one_line(done.stderr) for word in words), done.stderr
+
+
+def test_a_loop_stops_and_keeps_its_best_checkpoint(openmpi: Mpi, tmp_path: Path) -> None:
+    goal = ("--stop-metric", "loss:max", "--patience", "1", "--keep-best", "--keep", "1")  # the first is the largest
+    done = start(openmpi, 2, tmp_path, flags=goal)
+    assert done.returncode == 0, done.stdout + done.stderr
+    status, best = heartbeat.read(tmp_path), checkpoint.best(tmp_path / "checkpoints")
+    first = next(line for line in lines(tmp_path) if "validation_loss" in line)
+    assert best is not None and best[:3] == (first["step"], "loss", first["validation_loss"])
+    assert status is not None and (status.state, status.step) == ("finished early", 2 * first["step"] + 1)
+    assert set(checkpoint.steps(tmp_path / "checkpoints")) == {best.step, status.step}
+    inputs, labels = measured.splits()[1].tensors
+    with torch.no_grad():
+        outputs = mpitrain.load(tmp_path / "best", model=measured.make_model())(inputs)
+    assert float(torch.nn.functional.cross_entropy(outputs, labels)) == pytest.approx(best.value, abs=1e-9)
