@@ -426,6 +426,7 @@ class Trainer(ScriptRun):
             stack, rank.session = rank.session, None
             assert stack is not None
             stack.close()
+            rank.servers_have_ended = bool(rank.cluster.servers)
             rank.finish(self._session.stopped)
         if self._session.stopped:
             sys.exit(STOPPED_EARLY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,8 +64,7 @@ class Loop:
         validation_step: The step at which they were measured; -1 if none were in this attempt.
         compute_s: Seconds that this worker has taken to load batches and to compute losses.
         reuses_batches: Whether no other code keeps a batch, so that its memory can be used again.
-        shows_vectors: Whether other code may keep views of the vectors, so that their memory stays until the process
-            ends.
+        shows_vectors: Whether other code may keep views of the vectors.
     """
 
     reuses_batches = True
@@ -93,6 +93,20 @@ class Loop:
         self._began, self._paused_s = time.perf_counter(), 0.0
         self.compute_s, self._step_began = 0.0, 0.0
         model.bind(strategy.params, strategy.grads)
+
+    @classmethod
+    def free(cls, close: Callable[[], None]) -> None:
+        """Free the memory of the vectors: now, or when the process ends if other code may keep views of them.
+
+        Collective over all ranks, now or then.
+
+        Args:
+            close: The method of the strategy, or of a server, that frees it.
+        """
+        if cls.shows_vectors:
+            atexit.register(close)
+        else:
+            close()
 
     @property
     def step(self) -> int:

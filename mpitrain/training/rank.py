@@ -47,6 +47,7 @@ class Rank:
         is_alone: Whether no launcher has started this process.
         options: The options on the command line, which replace those of a script.
         session: The training session that a script has not closed yet; None if there is none.
+        servers_have_ended: Whether the ranks of parameter servers have ended, so that the script cannot train again.
     """
 
     current: ClassVar[Rank | None] = None  # of a script
@@ -56,6 +57,7 @@ class Rank:
         run_dir = Path(given) if given else None
         self.options: dict[str, Any] = {}
         self.session: contextlib.ExitStack | None = None
+        self.servers_have_ended = False
         self.is_alone = not is_launched(os.environ)
         if not self.is_alone:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank immediately, without a traceback
@@ -178,6 +180,9 @@ class Rank:
         """Return the rank of this process, in which a script runs; start MPI if necessary. Collective over all ranks.
 
         From now on, an exception that ends the script on one rank ends all ranks.
+
+        Raises:
+            ConfigError: The script has trained with parameter servers before, whose ranks have ended; ends the run.
         """
         rank = cls.current
         if rank is None:
@@ -192,6 +197,12 @@ class Rank:
             with rank.errors_end_the_run():
                 rank.start()
             atexit.register(rank._check_exit)
+        if rank.servers_have_ended:
+            with rank.errors_end_the_run():
+                raise ConfigError(
+                    "the parameter servers have ended with the script's first training: train once with --ps, or "
+                    "start one script for each training"
+                )
         return rank
 
     def _check_exit(self) -> None:

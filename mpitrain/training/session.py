@@ -159,7 +159,7 @@ def _session(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
             for note in [*notes, *resume_plan.notes, *notes_on_data(job)]:
                 _log.info("%s", note)
         if cluster.is_server:
-            _serve(cluster, job, plan, resume_plan, telemetry)
+            _serve(cluster, job, plan, resume_plan, telemetry, request.loop)
             end = RunEnd("finished")
             yield session
         else:
@@ -181,8 +181,10 @@ def _session(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
     session.stopped = cluster.any(end.state == "stopped")
 
 
-def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, telemetry: Telemetry) -> None:
-    """Run a parameter server."""
+def _serve(
+    cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, telemetry: Telemetry, loop: type[Loop]
+) -> None:
+    """Run a parameter server for workers with this training loop."""
     server = make_server(cluster, plan, TrainingState(plan.layout, job.network.frozen))
     beginning = restore(cluster, plan, job.network, resume_plan, server.initial_vectors)
     server.start(beginning.progress)
@@ -192,7 +194,7 @@ def _serve(cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, tele
     server.serve()  # ends when the workers report that they have saved, also after a signal
     activity.become("end")
     with _WAIT:
-        server.close()
+        loop.free(server.close)
 
 
 def _given_run_dir(config: RunConfig) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import time
@@ -168,10 +167,7 @@ class Worker:
         if validation is not None:
             validation.close()
         with _WAIT:
-            if self.loop.shows_vectors and not cluster.servers:  # servers close when training ends
-                atexit.register(strategy.close)
-            else:
-                strategy.close()
+            self.loop.free(strategy.close)
             dataset.free()
 
     @contextlib.contextmanager

@@ -198,12 +198,13 @@ def main() -> None:
             if arguments.fault == "no step":
                 continue
             trainer.step()
-            alias = next(model.parameters()).data
+            alias, aliases = next(model.parameters()).data, model.state_dict()
             losses.append(float(loss.detach()))
         if arguments.fault == "break" and step >= arguments.at:
             break
     if arguments.fault == "alias":
         assert torch.equal(alias, next(model.parameters()))
+        assert all(value.isfinite().all() for value in aliases.values())
     third = max(1, len(losses) // 3)
     first, last = sum(losses[:third]) / third, sum(losses[-third:]) / third
     if arguments.scheduler:

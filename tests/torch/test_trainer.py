@@ -201,9 +201,24 @@ def test_mistakes_in_the_loop(openmpi: Mpi, n: int, fault: str, tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
-def test_views_of_parameters_stay_valid_after_training(openmpi: Mpi, tmp_path: Path) -> None:
-    done = start(openmpi, 2, tmp_path, "--fault", "alias")
+@pytest.mark.parametrize(
+    ("n", "launch"),
+    [
+        (2, []),
+        (3, ["--mode", "async", "--ps", "1", "--no-shared-memory"]),
+        (3, ["--mode", "ssp", "--ps", "1"]),
+        (3, ["--mode", "backup", "--ps", "1"]),
+    ],
+)
+def test_views_of_parameters_stay_valid_after_training(openmpi: Mpi, n: int, launch: list[str], tmp_path: Path) -> None:
+    done = start(openmpi, n, tmp_path, "--fault", "alias", launch=(*launch,))
     assert done.returncode == 0, done.stderr
+
+
+def test_a_second_training_whose_servers_have_ended_is_refused(openmpi: Mpi, tmp_path: Path) -> None:
+    done = start(openmpi, 2, tmp_path, "--fault", "second", launch=("--mode", "async", "--ps", "1"))
+    assert done.returncode == 2, done.stderr
+    one_line(done.stderr)
 
 
 @pytest.mark.parametrize("fault", ["mean on one rank", "change after step on one rank"])

@@ -124,7 +124,9 @@ class Store:
         return clients
 
     def free(self) -> None:
-        """Free memory. Collective over all ranks."""
+        """Free memory. Collective over all ranks, which wait for each other without using a core."""
+        barrier = self.cluster.comm.Ibarrier()
+        self.waiting.until(lambda spins: barrier.Test())
         if self.rpc is not None:
             self.rpc.free()
         self._shared.free()
