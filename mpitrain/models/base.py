@@ -150,6 +150,9 @@ class SteppedModel(Protocol):
     def inference(self) -> AbstractContextManager[None]:
         """Return a context in which the model is in evaluation mode, without gradients."""
 
+    def show_params(self) -> None:
+        """Let the module have the parameters after an update, if it has copies on the same device."""
+
     @property
     def gradient_version(self) -> int:
         """A number that grows when code other than this package changes gradients in place."""
@@ -157,6 +160,10 @@ class SteppedModel(Protocol):
 
 class DividedModel(SteppedModel, Protocol):
     """A model for loops that use gradients, or call backward several times in a step."""
+
+    @property
+    def copies_params(self) -> bool:
+        """Whether the module has copies of some parameters, of another type."""
 
     def watch_gradients(self, on_use: Callable[[bool], None]) -> None:
         """Call ``on_use`` from now on before a script uses a parameter's gradient; with whether it sets it to zero."""
@@ -177,6 +184,12 @@ class DividedModel(SteppedModel, Protocol):
         Args:
             names: Of the parameters whose gradient is computed; None for all.
         """
+
+    def show_grads(self) -> None:
+        """Let the script see the bound gradient, where it sees copies of it, of another type."""
+
+    def store_params(self) -> None:
+        """Write what the script has changed in the module's copies of parameters to the bound parameters."""
 
     def record_params(self) -> None:
         """Record the values of some elements of the parameters, which only updates may change."""

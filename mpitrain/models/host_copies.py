@@ -134,6 +134,9 @@ class HostCopies(Model):
     def inference(self) -> AbstractContextManager[None]:
         return self._model.stepped.inference()  # type: ignore[no-any-return]
 
+    def show_params(self) -> None:
+        """Do nothing: ``load_params`` copies them to the GPU."""
+
     @property
     def gradient_version(self) -> int:
         return self._model.stepped.gradient_version  # type: ignore[no-any-return]

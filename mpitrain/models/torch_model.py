@@ -24,6 +24,7 @@ from ..nn.layer import SumOverWorkers
 from ..plan.plan import Plan
 from ..pytorch.allocator import keep_freed_memory
 from ..pytorch.batches import TORCH_DTYPES, Inputs, arguments_of
+from ..pytorch.bfloat16 import Bfloat16Copies, is_copied, to_array, to_bfloat16
 from ..pytorch.gradients import Gradients
 from ..pytorch.linear import write_gradients
 from ..pytorch.modes import inference
@@ -160,10 +161,13 @@ class TorchModel(Model):
         self._averaged = owners_of(network.model, self._buffers.averaged)
         self._kept = owners_of(network.model, self._buffers.kept)
         self._initial = {name: (id(buffer), buffer._version) for name, buffer in self._buffers.kept.items()}
+        self._copies = Bfloat16Copies(self._names, self._params)
         self._seed, self._dtype = plan.config.training.seed, plan.dtype
         self._bfloat16 = plan.config.device.precision == "bfloat16"
         self._gradients = Gradients(self._names, self._params, plan.layout, plan.buckets)
         write_gradients(network.model, self._params, self._gradients)
+        self._takes_bfloat16 = network.is_bfloat16
+        self._input_dtype = torch.bfloat16 if network.is_bfloat16 else TORCH_DTYPES[plan.dtype.char]
         self._loss: Any = None
         self._recorded = b""
         starts = [entry.start for entry in plan.layout.entries if entry.kind == "param"]
@@ -177,13 +181,16 @@ class TorchModel(Model):
         with self._device.activate():
             values, gradients = self._tensors(params), self._tensors(grads)
             for name, param in zip(self._names, self._params, strict=True):
-                param.data = values[name]
+                if not is_copied(param):
+                    param.data = values[name]
+            self._copies.bind(values)
             self._flat_params, self._data_pointers = params, [param.data_ptr() for param in self._params]
             self._gradients.bind([gradients[name] for name in self._names])
             self._state = [values[name] for name in self._buffers.averaged]
             self._increments = [gradients[name] for name in self._buffers.averaged]
 
     def load_params(self) -> None:
+        self.show_params()
         for index, param in enumerate(self._params):  # the first entries of the layout
             self._training_state.frozen[index] = not param.requires_grad
 
@@ -263,28 +270,45 @@ class TorchModel(Model):
             chosen = [param for name, param in named if name in names and param.requires_grad]
         with self._device.exclusive():
             if loss.requires_grad and (chosen is None or chosen):
-                (loss * self._share).backward(inputs=chosen)
+                with self._gradients.adding():
+                    (loss * self._share).backward(inputs=chosen)
+
+    def show_grads(self) -> None:
+        self._gradients.show()
+
+    def show_params(self) -> None:
+        with self._device.activate():
+            self._copies.load()
+
+    def store_params(self) -> None:
+        self._copies.store()
+
+    @property
+    def copies_params(self) -> bool:
+        return bool(self._copies.names)
 
     def mark_updated(self, names: Collection[str] | None) -> None:
+        self._copies.load()
         named = zip(self._names, self._params, strict=True)
         increment_version([param for name, param in named if names is None or name in names])
         self._versions = [param._version for param in self._params]
 
     def record_params(self) -> None:
         self._recorded = self._flat_params[self._sample].tobytes()
+        self._copies.record()
 
     def check_params(self) -> None:
         values = self._flat_params[self._sample]
-        if self._recorded == values.tobytes():
-            return
-        before = np.frombuffer(self._recorded, values.dtype)
-        index = int(self._sample[np.flatnonzero(before != values)[0]])
-        name = next(entry.name for entry in self._plan.layout.entries if entry.start <= index < entry.stop)
-        raise JobError(
-            f"the loop has changed the parameter {name}, which the ranks of this node share, so that each of them may "
-            "have changed it once more: use the optimizer, or pass a function that changes it to "
-            "trainer.change_parameters"
-        )
+        name = self._copies.changed()
+        if self._recorded != values.tobytes():
+            before = np.frombuffer(self._recorded, values.dtype)
+            index = int(self._sample[np.flatnonzero(before != values)[0]])
+            name = next(entry.name for entry in self._plan.layout.entries if entry.start <= index < entry.stop)
+        if name is not None:
+            raise JobError(
+                f"the loop has changed the parameter {name} itself, of which this node has one copy for all ranks, or "
+                "one in float32: use the optimizer, or pass a function that changes it to trainer.change_parameters"
+            )
 
     def check_data_pointers(self) -> None:
         for name, param, pointer in zip(self._names, self._params, self._data_pointers, strict=True):
@@ -311,6 +335,8 @@ class TorchModel(Model):
     def predict(self, batch: Batch) -> Array:
         with self.inference():
             args, kwargs = arguments_of(batch, self._dtype, self._device.torch_device)
+            if self._takes_bfloat16:
+                args, kwargs = to_bfloat16(args), to_bfloat16(kwargs)
             outputs = self._module(*args, **kwargs)
         if not isinstance(outputs, Tensor):
             raise JobError(f"the model returns {type(outputs).__name__}, not one tensor; use mpitrain.load")
@@ -321,6 +347,7 @@ class TorchModel(Model):
         """Prepare the module for inference with the bound parameters."""
         with self._device.activate():
             self._load_buffers()
+            self._copies.load()
             with inference(self._module), self._autocast():
                 yield
 
@@ -363,6 +390,7 @@ class TorchModel(Model):
         """Let the module keep its values in memory of its own: that of the vectors is freed after training."""
         with self._device.activate():
             self._load_buffers()
+            self._copies.load()
             for param in self._params:
                 param.data, param.grad = param.data.clone(), None
         self._device.synchronize()
@@ -379,12 +407,12 @@ class TorchModel(Model):
         if self._scale is None:
             examples = self._converted(examples)
         else:
-            examples = examples.to(TORCH_DTYPES[self._dtype.char]).mul_(self._scale)
+            examples = examples.to(TORCH_DTYPES[self._dtype.char]).mul_(self._scale).to(self._input_dtype)
         return Inputs((examples, labels) if self._takes_labels else (examples,), {}, labels)
 
     def _converted(self, tensor: Tensor) -> Tensor:
         """Convert floats to the parameters' type and integers to int64, as ``to_tensor`` does."""
-        return tensor.to(TORCH_DTYPES[self._dtype.char] if tensor.is_floating_point() else torch.int64)
+        return tensor.to(self._input_dtype if tensor.is_floating_point() else torch.int64)
 
     def _begin_forward(self, position: int, pending: bool = False) -> None:
         seed_torch(self._seed, position, self._device.torch_device)
@@ -396,6 +424,7 @@ class TorchModel(Model):
     def _end_forward(self, loss: Tensor, count: int) -> Any:
         if self._versions != [param._version for param in self._params]:
             raise self._changed(self._versions)
+        loss = loss.float() if loss.dtype == torch.bfloat16 else loss
         self._loss, self._share = loss, count * self._plan.weight
         self._store_increments()
         return self._device.loss_of(loss.detach() * self._share)
@@ -428,10 +457,8 @@ class TorchModel(Model):
 
 
 def _array(buffer: Tensor) -> Array:
-    """Return a copy of a buffer; NumPy has no bfloat16."""
-    host = buffer.detach().cpu()
-    copy: Array = (host.float() if host.dtype == torch.bfloat16 else host).numpy().copy()
-    return copy
+    """Return a copy of a buffer."""
+    return to_array(buffer).copy()
 
 
 def _correct(outputs: Any, labels: Any) -> int | None:

@@ -14,6 +14,7 @@ from torch.autograd.graph import increment_version
 from ..core.layout import Layout
 from ..core.ranges import Bucket, OnReady, announce_nothing
 from ..errors import JobError
+from .bfloat16 import is_copied
 from .watched_gradient import OnUse, watched
 
 
@@ -24,6 +25,9 @@ class Gradients:
     other parameters a gradient in new memory, which is cheaper than adding to the flat gradient: it is copied there
     when its bucket is complete. ``param.grad`` is then the view of the flat gradient. Parameters without a gradient in
     this step get zeros.
+
+    The gradient of a parameter in bfloat16 is added to the flat gradient after the backward pass, in the type of that.
+    What scripts see is a copy of it.
 
     A parameter's gradient may be computed in several parts: one for each use by a large linear layer, one by autograd,
     more with reentrant checkpointing. It counts as complete when it has one for each use, and as many others as in
@@ -47,7 +51,9 @@ class Gradients:
         self._uses = [0] * len(params)  # in this step, by layers that call ``add_product``
         self._others: list[int] | None = None  # parts of gradients in earlier steps, without those
         self._views: list[Tensor] = []
-        self._shown: list[Tensor] = []  # what scripts see: the views, or tensors that share their memory
+        self._shown: list[Tensor] = []  # what scripts see: the views, or tensors that share their memory, or copies
+        self._copied = [index for index, param in enumerate(params) if is_copied(param)]
+        self._versions: dict[int, int] = {}  # of their copies when these were last equal to the views
         self._is_shown = [False] * len(params)  # whether ``param.grad`` was set to it
         self._next = 0  # the first bucket that is not complete
         self._written: set[int] = set()  # parameters whose views have (a part of) the gradient of this step
@@ -56,11 +62,36 @@ class Gradients:
 
     def bind(self, views: list[Tensor]) -> None:
         """Write to ``views``, one for each parameter, from now on."""
-        self._views = self._shown = views
+        self._views, self._shown = views, [*views]
+        for i in self._copied:
+            self._shown[i], self._versions[i] = torch.zeros_like(views[i], dtype=torch.bfloat16), 0
 
     def watch(self, on_use: OnUse) -> None:
         """Call ``on_use`` from now on before a script uses a gradient."""
-        self._shown = [watched(view, on_use) for view in self._views]
+        self._shown = [watched(shown, on_use) for shown in self._shown]
+
+    def show(self) -> None:
+        """Let scripts see the flat gradient, where they see copies of it."""
+        if self._copied:
+            self._set_copies(self._copied)
+
+    def _set_copies(self, indices: Sequence[int]) -> None:
+        """Set the copies of these gradients, all of parameters in bfloat16, to the flat gradient."""
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            torch._foreach_copy_([self._shown[i] for i in indices], [self._views[i] for i in indices])
+            self._versions |= {i: self._shown[i]._version for i in indices}
+
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """Add the gradients that are computed in this context to the flat gradient, which ``attach`` has attached."""
+        for i in self._copied:
+            self._params[i].grad = None
+        yield
+        with torch.no_grad():
+            for i in self._copied:
+                if (gradient := self._params[i].grad) is not None:
+                    self._views[i].add_(gradient.to_dense() if gradient.is_sparse else gradient)
+                self._params[i].grad, self._is_shown[i] = self._shown[i], True
 
     def attach(self) -> bool:
         """Let autograd add to the flat gradient. A gradient that the script has removed is zero from then on.
@@ -69,9 +100,12 @@ class Gradients:
             Whether the script has replaced or removed a gradient.
         """
         has_changed = False
-        with torch.no_grad():
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             for i, (each, view, shown) in enumerate(zip(self._params, self._views, self._shown, strict=True)):
                 if each.grad is shown:
+                    if i in self._versions and shown._version != self._versions[i]:  # the script has changed the copy
+                        view.copy_(shown)
+                        self._versions[i] = shown._version
                     continue
                 has_changed |= each.grad is not None or self._is_shown[i]
                 if each.grad is None:
@@ -79,11 +113,15 @@ class Gradients:
                 else:
                     view.copy_(each.grad)
                 each.grad, self._is_shown[i] = shown, True
+                if i in self._versions:
+                    self._set_copies([i])
         return has_changed
 
     def clear(self, indices: Sequence[int]) -> None:
         """Set the gradients of some parameters to zero, and let autograd add to them."""
         torch._foreach_zero_([self._views[index] for index in indices])
+        if self._copied:
+            self._set_copies([index for index in indices if index in self._versions])
         for index in indices:
             self._params[index].grad, self._is_shown[index] = self._shown[index], True
 
@@ -196,6 +234,8 @@ class Gradients:
                 self._params[i].grad, self._is_shown[i] = self._shown[i], True
             if targets:
                 torch._foreach_copy_(targets, sources)
+        if copied := [i for i in members if i in self._versions]:
+            self._set_copies(copied)
 
 
 def _bucket(buckets: Sequence[Bucket], start: int) -> int:

@@ -18,6 +18,7 @@ from ..data.split import Split
 from ..errors import JobError
 from ..optim import Optimizer
 from .batches import Inputs, as_split, inputs_of
+from .bfloat16 import is_copied, to_array, to_bfloat16
 from .modes import evaluating
 from .names import aliases_of, parameters_of, plain_name
 from .optimizer_state import has_taken_steps
@@ -110,8 +111,17 @@ class TorchNetwork:
         self.criterion = LossOfModel() if loss is None else loss
 
     def inputs_of(self, batch: Batch, dtype: Any, device: Any = "cpu") -> Inputs:
-        """Return the arguments of the module and the criterion for a batch; see ``batches.inputs_of``."""
-        return inputs_of(batch, np.dtype(dtype), device, takes_labels=self.loss is None)
+        """Return the arguments of the module and the criterion for a batch; see ``batches.inputs_of``.
+
+        If all parameters are bfloat16, floating-point inputs and labels are, too.
+        """
+        inputs = inputs_of(batch, np.dtype(dtype), device, takes_labels=self.loss is None)
+        return to_bfloat16(inputs) if self.is_bfloat16 else inputs  # type: ignore[no-any-return]
+
+    @property
+    def is_bfloat16(self) -> bool:
+        """Whether all parameters are bfloat16."""
+        return all(is_copied(param) for _, param in parameters_of(self.model))
 
     def as_split(self, given: object) -> object:
         return as_split(given)
@@ -149,7 +159,7 @@ class TorchNetwork:
         views = layout.views(params)
         params[...] = 0
         for name, value in [*parameters_of(self.model), *buffers_of(self.model).averaged.items()]:
-            views[name][...] = value.detach().numpy()
+            views[name][...] = to_array(value)
 
     def takes_integers(self, split: Split) -> bool:
         """Return whether the examples are integers without a scale, such as indices; scaled ones are measurements."""
@@ -186,7 +196,7 @@ class TorchNetwork:
     def _digest(self) -> str:
         digest = hashlib.sha256()
         for _, value in parameters_of(self.model):
-            digest.update(value.detach().reshape(-1)[:_SAMPLE].numpy().tobytes())
+            digest.update(to_array(value.detach().reshape(-1)[:_SAMPLE]).tobytes())
         return digest.hexdigest()[:16]
 
     def _run(self, inputs: Inputs) -> None:
@@ -308,15 +318,16 @@ def _check_parameters(model: nn.Module, dtype: np.dtype[Any]) -> None:
             raise JobError(f"the parameter {name} is on {each.device}: leave the model on the CPU; ranks move it")
         if each.layout != torch.strided:
             raise JobError(f"the parameter {name} is sparse: must be dense")
-        by_dtype.setdefault(each.dtype, name)
+        if each.dtype != torch.bfloat16 or dtype != np.float32:  # else it is a copy of float32 values
+            by_dtype.setdefault(each.dtype, name)
     if len(by_dtype) > 1:
         found = ", ".join(f"{name} is {dtype}" for dtype, name in by_dtype.items())
         raise JobError(f"the parameters have several dtypes ({found}): convert the model with model.float()")
     for found_dtype, name in by_dtype.items():
         if found_dtype not in _DTYPES:
             raise JobError(
-                f"the parameter {name} is {found_dtype}: must be float32 or float64; call model.float(), and pass "
-                "--precision bfloat16 to compute in bfloat16"
+                f"the parameter {name} is {found_dtype}: must be float32, float64, or with --dtype float32 bfloat16; "
+                "call model.float()"
             )
         if found_dtype == torch.float64 and dtype != np.float64:
             raise JobError(f"the parameter {name} is float64: pass --dtype float64, or call model.float()")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..core.layout import Array, Layout
 from ..errors import JobError
 from ..optim import Optimizer
+from .bfloat16 import to_array
 from .names import parameters_of
 from .torch_rule import TorchRule
 
@@ -91,7 +92,7 @@ def slots_of(
                     f"the state of {type(optimizer).__name__} that was loaded has no {key} of the shape of {name}: it "
                     "must be of the same optimizer, with the same options and parameters"
                 )
-            views[slot][name][...] = float(value) if is_number else value.detach().cpu().numpy()
+            views[slot][name][...] = float(value) if is_number else to_array(value)
     if len(updates) > 1:
         raise JobError(
             f"the state of {type(optimizer).__name__} that was loaded has parameters with different numbers of steps, "

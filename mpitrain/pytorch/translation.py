@@ -18,6 +18,7 @@ from .. import optim
 from ..core.layout import Array
 from ..errors import JobError
 from ..optim.schedule import Schedule, as_schedule
+from .bfloat16 import is_copied
 from .names import parameters_of
 from .torch_rule import ELEMENTWISE, TorchRule, options_of, state_of
 from .whole_tensors import TorchTensors
@@ -92,6 +93,13 @@ def translated(
         rate = as_schedule(float(groups[0]["lr"])) if rates is None else rates[0]
         own = {id(parameter) for group in groups for parameter in group["params"]}
         parameters = {name: parameter for name, parameter in parameters_of(model) if id(parameter) in own}
+        copied = next((name for name, parameter in parameters.items() if is_copied(parameter)), None)
+        if copied is not None:
+            which = "one of several optimizers" if index is not None else kind
+            raise JobError(
+                f"the parameter {copied} is bfloat16, but {which} updates whole tensors, which must be float32: call "
+                "model.float(), and use torch.autocast"
+            )
         return TorchTensors(rate, optimizer=optimizer, parameters=parameters, index=index, clip_norm=clip_norm)
     make, options = _rule_of(optimizer)
     for index, (group, of_group) in enumerate(zip(groups, options, strict=True)):

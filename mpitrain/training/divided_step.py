@@ -113,6 +113,7 @@ class DividedStep:
             self._strategy.average()
         for view, values in kept:
             view[...] = values
+        self._model.show_grads()
         for part in self._parts:
             part.is_averaged = True
 
@@ -137,7 +138,12 @@ class DividedStep:
         """Call a function that applies the gradients; see ``UpdatesOnRequest.change_params``."""
         if self.n_backward and not self.is_averaged:
             self.average()
-        self._strategy.change_params(change)
+
+        def change_and_store() -> None:
+            change()
+            self._model.store_params()
+
+        self._strategy.change_params(change_and_store)
         self._model.mark_updated(None)
         for part in self._parts:
             part.is_applied = True

@@ -53,7 +53,7 @@ class SteppedLoop(Loop):
     _divided_model: DividedModel  # then
     _dividing: UpdatesOnRequest  # the strategy, then
     _n_optimizers = 1
-    _watched: DividedModel | None = None  # if other ranks share the parameters, which the script must not change
+    _watched: DividedModel | None = None  # if the script must not change parameters: other ranks, or copies, have them
     _overlaps: bool | None = None  # whether steps are not divided; None until the first one is decided
     _work: WorkItem | None = None  # until its step is finished
     _parts: list[Batch]  # the micro-batches of this step that are not finished
@@ -86,7 +86,9 @@ class SteppedLoop(Loop):
             raise JobError(
                 "Trainer(overlap=False) needs --mode sync or local on CPUs, without --accumulate-steps: remove one"
             )
-        self._watched = model if isinstance(strategy, UpdatesOnRequest) and strategy.shares_params else None
+        self._watched = None
+        if isinstance(strategy, UpdatesOnRequest) and model is not None:
+            self._watched = model if strategy.shares_params or model.copies_params else None
         self._begin()
         self._record_params()
 
@@ -227,6 +229,7 @@ class SteppedLoop(Loop):
         if self._computed:
             raise JobError("step was not called after backward: call trainer.step() for every batch")
         if not self._parts:
+            self._check_params()  # before copies of the parameters are made again
             STEP.__enter__()
             with LOAD:
                 batch = self._loader.batch(self._work.position, self.plan.batch)
@@ -305,7 +308,8 @@ class SteppedLoop(Loop):
         self._finish()
 
     def _finish(self) -> None:
-        """Forget the work item, and call the hooks."""
+        """Forget the work item, show the parameters to the script, and call the hooks."""
+        self._stepped_model.show_params()
         STEP.__exit__(None, None, None)
         self._work = None
         self._parts.clear()

@@ -74,6 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--scheduler", default="")
     parser.add_argument("--interval", default="epoch")
     parser.add_argument("--clip-norm", type=float)
+    parser.add_argument("--clip-in-loop", type=float)
     parser.add_argument("--fault", default="")
     parser.add_argument("--at", type=int, default=5)
     return parser.parse_args()
@@ -148,11 +149,12 @@ def load_bad_state(fault: str, optimizer: torch.optim.Optimizer, rank: int) -> N
 
 def main() -> None:
     arguments = parse()
+    if arguments.fault.endswith("bfloat16"):
+        arguments.dtype = "bfloat16"
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
     torch.manual_seed(rank)  # the chief's values count
     model = models.make(arguments.kind, dropout=arguments.dropout)
-    if arguments.dtype == "float64":
-        model.double()
+    model.to(getattr(torch, arguments.dtype))
     examples, labels = models.arrays(arguments.kind)
     dataset: object = data.from_arrays(examples, labels)
     if arguments.tensors:
@@ -170,7 +172,7 @@ def main() -> None:
         scheduler_interval=arguments.interval,
         clip_norm=arguments.clip_norm,
         mode=arguments.mode,
-        dtype=arguments.dtype,
+        dtype="float32" if arguments.dtype == "bfloat16" else arguments.dtype,
         accumulate_steps=arguments.accumulate_steps,
         threads=1,
         log_steps=0,
@@ -184,10 +186,10 @@ def main() -> None:
             trainer.first = trainer.step_count == 0  # not resumed
         epochs.append(epoch)
         for inputs, targets in loader:
-            if arguments.fault == "own update" and step == arguments.at:
+            if arguments.fault.startswith("own update") and step == arguments.at:
                 for parameter in model.parameters():
                     parameter.data.mul_(0.9)
-            loss = loss_of(model(inputs), targets)
+            loss = loss_of(model(inputs.bfloat16() if arguments.dtype == "bfloat16" else inputs), targets)
             if arguments.fault != "forget":
                 trainer.backward(loss)
             step += 1
@@ -197,6 +199,8 @@ def main() -> None:
                     break
             if arguments.fault == "no step":
                 continue
+            if arguments.clip_in_loop is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), arguments.clip_in_loop)
             trainer.step()
             alias, aliases = next(model.parameters()).data, model.state_dict()
             losses.append(float(loss.detach()))

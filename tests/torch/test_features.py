@@ -339,6 +339,21 @@ def test_bfloat16_computes_in_bfloat16_with_parameters_of_float32() -> None:
     assert 0 < np.abs(ours.params - expected.params).max() < 1e-3
 
 
+def test_a_module_in_bfloat16_trains_in_a_job() -> None:
+    make = making(lambda: mlp(nn.BatchNorm1d(8)).bfloat16())
+    ours = Local(make, dtype="float32")
+    losses = ours.train(60)
+    assert sum(losses[-5:]) < sum(losses[:5])
+    values = ours.state()
+    assert all(value.dtype == np.float32 for value in values.values())
+    assert any(not np.array_equal(value, torch.from_numpy(value).bfloat16().float()) for value in values.values())
+    ours.model.close()
+    for name, value in ours.job.model.state_dict().items():
+        if name in values:
+            assert value.dtype == torch.bfloat16
+            assert torch.equal(value, torch.from_numpy(values[name]).bfloat16())
+
+
 @pytest.mark.parametrize(
     ("make", "part"),
     [

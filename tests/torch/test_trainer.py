@@ -112,6 +112,12 @@ def test_optimizers_that_are_refused(make) -> None:
         translated(make(list(model.parameters())), model)
 
 
+def test_an_optimizer_of_whole_tensors_needs_float32() -> None:
+    model = nn.Linear(3, 2).bfloat16()
+    with pytest.raises(JobError, match="weight"):
+        translated(torch.optim.Adafactor(model.parameters()), model)
+
+
 @pytest.mark.parametrize(
     ("n", "launch"),
     [
@@ -143,8 +149,9 @@ def test_launchers(openmpi: Mpi, tmp_path: Path) -> None:
         assert_same_bits(newest(next((folder / "runs").iterdir())), expected)
 
 
-def test_a_killed_run_resumes_exactly(openmpi: Mpi, tmp_path: Path) -> None:
-    flags = ["--dropout", 0.3, "--epochs", 3, "--at", 11]
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_killed_run_resumes_exactly(openmpi: Mpi, dtype: str, tmp_path: Path) -> None:
+    flags = ["--dtype", dtype, "--dropout", 0.3, "--epochs", 3, "--at", 11]
     expected = train(openmpi, 2, tmp_path / "whole", *flags)
     launch = ("--max-restarts", 1, "--save-steps", 4)
     done = start(openmpi, 2, tmp_path / "killed", *flags, "--fault", "kill", launch=launch)
@@ -152,6 +159,44 @@ def test_a_killed_run_resumes_exactly(openmpi: Mpi, tmp_path: Path) -> None:
     assert "restart 1 of 1" in done.stderr
     assert "epochs [1, 2]" in done.stdout  # the newest checkpoint is of step 8
     assert_same_bits(newest(tmp_path / "killed"), expected)
+
+
+def bfloat16_loop(n: int, clip_norm: float | None) -> dict[str, np.ndarray]:
+    """Train a module in bfloat16 whose values, and averages of gradients, are float32; return these values."""
+    torch.manual_seed(SEED)
+    model = models.make("mlp").bfloat16()
+    values = [parameter.detach().float() for parameter in model.parameters()]
+    rule = torch.optim.Adam(values, 0.01)
+    examples, labels = models.arrays("mlp")
+    for step in range(2 * len(examples) // TOTAL):
+        for value in values:
+            value.grad = torch.zeros_like(value)
+        for chosen in np.split(order(step * TOTAL, TOTAL, len(examples), SEED, None), n):
+            outputs = model(torch.from_numpy(examples[chosen]).float().bfloat16())
+            loss = nn.functional.cross_entropy(outputs, torch.from_numpy(labels[chosen]))
+            gradients = torch.autograd.grad(loss.float() / n, list(model.parameters()))
+            for value, gradient in zip(values, gradients, strict=True):
+                value.grad += gradient
+        if clip_norm is not None:
+            for parameter, value in zip(model.parameters(), values, strict=True):
+                parameter.grad = value.grad.bfloat16()
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+            for parameter, value in zip(model.parameters(), values, strict=True):
+                value.grad, parameter.grad = parameter.grad.float(), None
+        rule.step()
+        for parameter, value in zip(model.parameters(), values, strict=True):
+            parameter.data.copy_(value)
+    return {name: value.numpy() for (name, _), value in zip(model.named_parameters(), values, strict=True)}
+
+
+@pytest.mark.parametrize(("n", "clip_norm"), [(1, None), (1, 0.05), (2, None), (2, 0.05)])
+def test_parameters_in_bfloat16_are_copies_of_float32(
+    openmpi: Mpi, n: int, clip_norm: float | None, tmp_path: Path
+) -> None:
+    flags = [] if clip_norm is None else ["--clip-in-loop", clip_norm]
+    stored = train(openmpi, n, tmp_path, "--dtype", "bfloat16", "--batch-size", TOTAL // n, *flags)
+    assert stored["params/0.weight"].dtype == np.float32
+    assert_close(stored, bfloat16_loop(n, clip_norm), 1e-6)
 
 
 def test_resuming_with_another_number_of_ranks_trains_the_epochs_that_are_left(openmpi: Mpi, tmp_path: Path) -> None:
@@ -186,6 +231,7 @@ def test_an_exception_on_one_rank_ends_all(openmpi: Mpi, tmp_path: Path) -> None
         *((1, fault) for fault in ("replaced gradient", "twice", "closure", "group", "amsgrad", "register", "steps")),
         *((1, fault) for fault in ("other state", "different steps", "state after training")),
         (1, "replaced data"),
+        (1, "own update in bfloat16"),
         (2, "own update"),
         (2, "change on one rank"),
         (2, "ranks differ"),
