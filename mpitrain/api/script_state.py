@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..comm.cluster import Cluster
@@ -25,10 +25,17 @@ class HasState(Protocol):
 
 
 class _OfDict:
-    """The values of a dict as a ``HasState``."""
+    """The values of a dict as a ``HasState``.
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.state_dict, self.load_state_dict = values.copy, values.update
+    Args:
+        keys: Those of the values; None for all.
+    """
+
+    def __init__(self, values: dict[str, Any], keys: Sequence[str] | None) -> None:
+        self._values, self._keys, self.load_state_dict = values, keys, values.update
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: self._values[key] for key in (self._values if self._keys is None else self._keys)}
 
 
 class ScriptState:
@@ -48,7 +55,7 @@ class ScriptState:
         self._of_ranks: dict[str, HasState] = {}
         self._parts: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {}
 
-    def add(self, name: str, owner: Any, per_rank: bool) -> None:
+    def add(self, name: str, owner: Any, per_rank: bool, keys: Sequence[str] | None = None) -> None:
         """Save the state of an object; of every worker's, or of the chief's.
 
         Raises:
@@ -59,8 +66,13 @@ class ScriptState:
             raise JobError(f"{where}: the name must be a string that is not empty, without '/'")
         if name in self._objects or name in self._of_ranks:
             raise JobError(f"{where}: the name is registered already; use another one")
+        if keys is not None and not isinstance(owner, dict):
+            raise JobError(f"{where} got keys, which are for a dict, with {type(owner).__name__}: remove them")
+        missing = [key for key in keys or () if key not in owner]
+        if missing:
+            raise JobError(f"{where} got the keys {', '.join(missing)}, which the dict does not have: set them before")
         if isinstance(owner, dict):
-            owner = _OfDict(owner)
+            owner = _OfDict(owner, keys)
         if not callable(getattr(owner, "state_dict", None)) or not callable(getattr(owner, "load_state_dict", None)):
             kind = type(owner).__name__
             raise JobError(f"{where} got {kind}: must be a dict, or have the methods state_dict and load_state_dict")

@@ -49,12 +49,23 @@ class TrainLoader:
         assert trainer._epoch is not None
         # The last epoch has all steps that are left: with backup workers, some batches do not count.
         end = (trainer._epoch + 1) * len(self.split) if trainer._epoch < trainer._last else math.inf
-        device = trainer.device
         while not self._has_ended(loop) and (work := loop.take()) is not None and loop.start_of(work) < end:
-            yield as_tensors(loop.micro_batch(), device, self._pin_memory)
-            if loop.is_pending:
-                raise JobError("a batch was skipped: call trainer.backward for every batch of the loader")
+            yield self.next_batch(loop)
+            self.check_used(loop)
         trainer._has_more = False
+
+    def next_batch(self, loop: SteppedLoop) -> Any:
+        """Return the batch of the work item that the loop has taken, or of its next part, as tensors."""
+        return as_tensors(loop.micro_batch(), self._trainer.device, self._pin_memory)
+
+    def check_used(self, loop: SteppedLoop) -> None:
+        """Check that the script has computed the gradient of the last batch.
+
+        Raises:
+            JobError: It has not.
+        """
+        if loop.is_pending:
+            raise JobError("a batch was skipped: call trainer.backward for every batch of the loader")
 
     def _has_ended(self, loop: SteppedLoop) -> bool:
         """Whether the epoch has no further step; then what follows in the loop comes before the next checkpoint."""

@@ -162,7 +162,9 @@ class Trainer(ScriptRun):
     def state(self, values: dict[str, Any]) -> None:
         self._script.values = dict(values)
 
-    def register(self, name: str, owner: HasState, per_rank: bool = False) -> None:
+    def register(
+        self, name: str, owner: HasState | dict[str, Any], per_rank: bool = False, keys: Sequence[str] | None = None
+    ) -> None:
         """Save the state of an object in checkpoints, and restore it when a run resumes. Local; before training begins.
 
         Schedulers of the optimizer need not be registered.
@@ -174,11 +176,13 @@ class Trainer(ScriptRun):
                 is a dict of such values.
             per_rank: Whether each worker has a state of its own, which is dropped if their number changes; otherwise
                 all workers get the chief's.
+            keys: Those of the values of a dict that are saved; None for all. ``register("script", globals(),
+                keys=["best"])`` saves a variable of the script.
         """
         with self._rank.errors_end_the_run():
             if self._loop is not None or self._epoch is not None:
                 raise JobError(f"trainer.register({name!r}, ...) was called after training has begun: call it before")
-            self._script.add(name, owner, per_rank)
+            self._script.add(name, owner, per_rank, keys)
 
     def loader(
         self,
@@ -235,7 +239,7 @@ class Trainer(ScriptRun):
 
         To finish earlier, call ``stop``; do not leave the loop with ``break``.
         """
-        loop = self._open(count)
+        loop = self._open("epochs", epochs=count)
         while loop is not None and self._take(loop):
             self._epoch = loop.data_cursor // self._examples if self._epoch is None else self._epoch + 1
             self._has_more = True
@@ -260,12 +264,10 @@ class Trainer(ScriptRun):
                 raise JobError(
                     "trainer.steps was called twice, or after trainer.loader, whose place it takes: use one of them"
                 )
-            if not isinstance(count, int) or count < 1:
-                raise JobError(f"trainer.steps got {count!r}: must be a number of steps, at least 1")
+            _check_positive("steps", count)
             positions = Steps(count, self._config.gradients_per_step(self.size))
             self._loader = TrainLoader(self, positions, 1, positions)
-        loop = self._open(1)
-        self._epoch = 0
+        loop, self._epoch = self._open("steps", steps=count), 0
         while loop is not None and self._take(loop):
             with self._rank.errors_end_the_run():
                 seed_all(self._config.training.seed, loop.micro_batch().position)
@@ -273,6 +275,21 @@ class Trainer(ScriptRun):
             with self._rank.errors_end_the_run():
                 if loop.is_pending:
                     raise JobError("a step of trainer.steps was skipped: call trainer.backward in each")
+        self._close()
+
+    def batches(self, count: int) -> Iterator[tuple[int, Any]]:
+        """Yield steps and batches of the loader, from 0, or from that at which a resumed run has stopped, to
+        ``count - 1``.
+
+        In place of ``epochs`` and a loop over the loader, for training that is counted in steps; with servers, in
+        steps of all workers. Otherwise like ``epochs``.
+        """
+        loop, self._epoch = self._open("batches", steps=count), 0
+        while loop is not None and self._take(loop):
+            assert self._loader is not None
+            yield loop.step, self._loader.next_batch(loop)
+            with self._rank.errors_end_the_run():
+                self._loader.check_used(loop)
         self._close()
 
     def _take(self, loop: SteppedLoop) -> bool:
@@ -373,23 +390,26 @@ class Trainer(ScriptRun):
         if self.chief:
             print(*values, **{"flush": True, **how})
 
-    def _open(self, count: int) -> SteppedLoop | None:
-        """Begin training; return None if there is nothing to train. Collective over all ranks."""
+    def _open(self, method: str, epochs: int = 0, steps: int = 0) -> SteppedLoop | None:
+        """Begin training; return None if there is nothing to train. Collective over all ranks.
+
+        Args:
+            method: That the script has called.
+            epochs, steps: How long to train; one of them.
+        """
         rank, loader = self._rank, self._loader
         with rank.errors_end_the_run():
             if loader is None or self._epoch is not None:
-                raise JobError("trainer.epochs needs a loader, and may be called once: call trainer.loader first")
-            if not isinstance(count, int) or count < 1:
-                raise JobError(f"trainer.epochs got {count!r}: must be a number of epochs, at least 1")
+                raise JobError(f"trainer.{method} needs a loader, and a Trainer trains once: call trainer.loader first")
+            _check_positive(method, epochs or steps)
             accumulate, workers = self._config.training.accumulate_steps, self.size
             batch = loader.batch_size * accumulate
-            self._examples, self._last = len(loader.split), count - 1
-            fixed = loader.split.steps if isinstance(loader.split, Steps) else None
+            self._examples, self._last = len(loader.split), epochs - 1
             step_examples = batch * self._config.gradients_per_step(workers)
             split, training_data = loader.split, None
             if self.chief:
                 step, cursor = resumes_at(self._config)  # an earlier start may have had another number of workers
-                steps = fixed or step + math.ceil(max(0, count * self._examples - cursor) / step_examples)
+                steps = steps or step + math.ceil(max(0, epochs * self._examples - cursor) / step_examples)
                 training_data = (len(split), split.shape, split.sample_digest(), batch, steps)
             *_, steps = share(rank, training_data)
             rank.claim_run_dir(self._config)
@@ -450,6 +470,17 @@ class Trainer(ScriptRun):
             return job
 
         return TrainRequest(script_path(), {}, config, make, SteppedLoop, self._script)
+
+
+def _check_positive(method: str, count: Any) -> None:
+    """Check the argument of ``epochs``, ``batches`` or ``steps``.
+
+    Raises:
+        JobError: It is not an integer, or less than 1.
+    """
+    if not isinstance(count, int) or count < 1:
+        unit = "epochs" if method == "epochs" else "steps"
+        raise JobError(f"trainer.{method} got {count!r}: must be a number of {unit}, at least 1")
 
 
 def _use_values_of_chief(model: nn.Module, rank: Rank) -> None:

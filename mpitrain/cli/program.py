@@ -103,7 +103,10 @@ def parse_flags(options: Sequence[click.Option], words: Sequence[str]) -> dict[s
         except click.NoSuchOption as error:
             name = error.option_name.partition("=")[0]
             if name in jobs:
-                raise ConfigError(f"{name} is an option of jobs, and a program is started; remove it") from error
+                raise ConfigError(
+                    f"{name} is an option of jobs, and a program is started: remove it, or pass it to mpitrain.Trainer "
+                    "or train in the script"
+                ) from error
             near = nearest(name, [flag(str(option.name)) for option in command.params])
             raise click.NoSuchOption(name, possibilities=[near] if near else None) from error
         return dict(context.params)

@@ -6,6 +6,7 @@ takes as long as the product itself.
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -40,12 +41,21 @@ def write_gradients(model: nn.Module, params: Sequence[nn.Parameter], sink: Sink
         params: The parameters; the sink knows them by their index.
     """
     index_of = {id(each): index for index, each in enumerate(params)}
+    copyreg.pickle(nn.Linear, _reduced)  # type: ignore[arg-type]
     for module in model.modules():
         if type(module) is nn.Linear and "forward" not in vars(module):
             weight = module._parameters.get("weight")  # None if it is computed, as by ``torch.nn.utils.weight_norm``
             if weight is not None and weight.numel() >= LEAST_ELEMENTS and not weight._post_accumulate_grad_hooks:
                 forward = partial(_forward, module, weight, sink, index_of[id(weight)])
                 module.forward = forward  # type: ignore[method-assign]
+
+
+def _reduced(layer: nn.Linear) -> tuple[Any, ...]:
+    """Return what copies and pickles of a layer consist of: these do not write to a sink."""
+    state, forward = vars(layer), vars(layer).get("forward")
+    if isinstance(forward, partial) and forward.func is _forward:
+        state = {name: value for name, value in state.items() if name != "forward"}
+    return copyreg.__newobj__, (nn.Linear,), state  # type: ignore[attr-defined]
 
 
 def _forward(layer: nn.Linear, param: nn.Parameter, sink: Sink, index: int, x: Tensor) -> Tensor:

@@ -51,6 +51,8 @@ def main() -> None:
     trainer.register("ema", ema)
     trainer.register("hidden", hidden, per_rank=True)
     trainer.state["counts"] = Counter()
+    values = {"best": 0.0, "not saved": object()}
+    trainer.register("values", values, keys=["best"])
     first = None
     for step in trainer.steps(STEPS):
         first = step if first is None else first
@@ -62,7 +64,9 @@ def main() -> None:
         trainer.step()
         ema.update_parameters(model)
         trainer.state["counts"][step % 3] += 1
+        values["best"] += step
     assert trainer.state["counts"] == Counter({0: 4, 1: 4, 2: 4}), trainer.state
+    assert values["best"] == sum(range(STEPS))
     assert (trainer.sum(trainer.rank), trainer.mean(trainer.rank)) == (1, 0.5)
     trainer.barrier()
     states = trainer.gather(hidden.state)

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+from mpitrain.data.permutation import order
 
 from ..support.launch import Mpi, run
+from . import counted_steps
 from .loops import LOOPS, PAIRS, plain
 
 SCRIPT = Path(__file__).parent / "loops.py"
@@ -85,6 +89,25 @@ def test_rates_reach_the_server(openmpi: Mpi, mode: str, tmp_path: Path) -> None
         (out := tmp_path / folder).mkdir()
         trained = train(openmpi, 2, out, "server rates", launch=("--mode", mode, "--ps", 1, *flags))
         assert_plain("server rates", trained["server rates"])
+
+
+def test_a_killed_loop_over_steps_resumes_at_its_step(openmpi: Mpi, tmp_path: Path) -> None:
+    launch = ["-n", "2", "--run-dir", tmp_path / "run", "--max-restarts", "1", "--save-steps", "4"]
+    words = ["run", *launch, Path(counted_steps.__file__), tmp_path, "--kill-at", "6"]
+    done = run([str(openmpi.python), "-m", "mpitrain", *map(str, words)], timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"steps {[*range(4, counted_steps.STEPS)]}" in done.stdout
+    model, dataset = counted_steps.make()
+    rule, total = torch.optim.SGD(model.parameters(), 0.01), counted_steps.TOTAL
+    for step in range(counted_steps.STEPS):
+        inputs, labels = dataset[order(step * total, total, len(dataset), 0, None)]
+        rule.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        rule.step()
+    with torch.serialization.safe_globals([torch.nn.Sequential, torch.nn.Linear]):
+        saved = torch.load(tmp_path / "model.pt", weights_only=True)
+    for ours, expected in zip(saved.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
 
 
 def test_state_of_the_script_is_restored(openmpi: Mpi, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import mpitrain
+from mpitrain.api.script_state import ScriptState
 from mpitrain.api.trainer import _ELSEWHERE
 from mpitrain.data.permutation import order
 from mpitrain.errors import CheckpointError, JobError
@@ -110,6 +111,12 @@ def test_optimizers_that_are_refused(make) -> None:
     model = nn.Linear(3, 2)
     with pytest.raises(JobError):
         translated(make(list(model.parameters())), model)
+
+
+@pytest.mark.parametrize("owner", [{"worst": 0.0}, nn.Linear(1, 1)])
+def test_keys_that_a_state_does_not_have_are_refused(owner: object) -> None:
+    with pytest.raises(JobError, match="keys"):
+        ScriptState(None).add("values", owner, False, ["best"])
 
 
 def test_an_optimizer_of_whole_tensors_needs_float32() -> None:
