@@ -19,7 +19,7 @@ from ..data.orders import Order, Sequential
 from ..data.random_numbers import seed_all
 from ..data.split import DescribedSplit, Examples, Split
 from ..data.steps import Steps
-from ..errors import ConfigError, JobError
+from ..errors import CheckpointError, ConfigError, JobError
 from ..inference.model import load
 from ..monitor.trace import span
 from ..plan.job import Job
@@ -143,6 +143,7 @@ class Trainer(ScriptRun):
             self.rank, self.size = rank.cluster.task_index, len(rank.cluster.worker_ranks)
             self.chief = rank.cluster.chief
             self._script = ScriptState(rank.cluster)
+            self._script.add_part("order", self._order, self._check_order)
             self._script.add_part("overlap", self._decided_overlap, self._load_overlap)
             self._optimizers.add_parts(self._script)
             _use_values_of_chief(model, rank)
@@ -325,6 +326,23 @@ class Trainer(ScriptRun):
     def _load_overlap(self, overlap: bool | None) -> None:
         if self._overlap is None:
             self._overlap = overlap
+
+    def _order(self) -> str:
+        """Return the name of the order of the examples."""
+        assert self._loader is not None
+        return self._loader.split.order_name
+
+    def _check_order(self, order: str) -> None:
+        """Check that a run resumes with the order of the examples that it had.
+
+        Raises:
+            CheckpointError: It has another one.
+        """
+        if order != self._order():
+            raise CheckpointError(
+                f"the run was trained with examples in the order {order}, and trainer.loader has {self._order()}: pass "
+                "the same shuffle= and order= to continue it, or --resume never to start a new run"
+            )
 
     def change_parameters(self, change: Callable[[], object]) -> None:
         """Change parameters in another way than by an optimizer: by a function that changes them in place.

@@ -99,10 +99,12 @@ class Log(Hook):
     Args:
         every: N; 0 for never.
         print_every_s: Shortest time between two printed reports; the first and the last one are always printed.
+        counts_examples: Whether the speed is also reported in examples per second.
     """
 
-    def __init__(self, every: int, print_every_s: float, strategy: Strategy) -> None:
+    def __init__(self, every: int, print_every_s: float, strategy: Strategy, counts_examples: bool = True) -> None:
         self._when, self._print_every_s, self._strategy = EveryNSteps(every), print_every_s, strategy
+        self._counts_examples = counts_examples
 
     def begin(self, loop: Any) -> None:
         self._chief, self._reported_s = loop.cluster.chief, loop.training_s
@@ -148,7 +150,8 @@ class Log(Hook):
             "learning_rate": loop.learning_rate,
         }
         if steps:
-            values |= {"examples_per_s": steps * loop.plan.step_examples / seconds, "step_s": seconds / steps}
+            examples_per_s = {"examples_per_s": steps * loop.plan.step_examples / seconds}
+            values |= {**(examples_per_s if self._counts_examples else {}), "step_s": seconds / steps}
         if stats.skipped > before.skipped:
             values["skipped_steps"] = stats.skipped - before.skipped
         values |= worker_stats.since(before.workers, stats.workers, loop.plan.nbytes)

@@ -9,6 +9,8 @@ from pathlib import Path
 from ..comm.cluster import Cluster
 from ..comm.mpi import library_name
 from ..core.device import Device
+from ..data import Split
+from ..data.steps import Steps
 from ..monitor.console import describe
 from ..monitor.heartbeat import RunEnd
 from ..plan.config import RunConfig
@@ -39,27 +41,29 @@ def notes_on_data(job: Job) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def describe_job(loop: Loop, examples: int, resumed: Path | None) -> str:
+def describe_job(loop: Loop, split: Split, resumed: Path | None) -> str:
     plan = loop.plan
     has_spare_workers = not plan.config.mode.is_asynchronous and plan.gradients_per_step < plan.workers
     of = f" of {plan.workers}" if has_spare_workers else ""
-    return (
-        f"{plan.layout.n_params:,} parameters, {examples:,} training examples, "
-        f"{plan.gradients_per_step}{of} x {plan.batch} examples per step"
-        + (f"; resumed from {resumed} at step {loop.step:,}" if resumed else "")
+    data = f"{len(split):,} training examples, {plan.gradients_per_step}{of} x {plan.batch} examples per step"
+    if isinstance(split, Steps):
+        data = f"{split.steps:,} steps without a dataset, {plan.gradients_per_step}{of} gradients per step"
+    return f"{plan.layout.n_params:,} parameters, {data}" + (
+        f"; resumed from {resumed} at step {loop.step:,}" if resumed else ""
     )
 
 
-def summary(loop: Loop, folder: Path, steps: int, seconds: float, compiling_s: float, end: RunEnd) -> str:
+def summary(loop: Loop, split: Split, folder: Path, steps: int, seconds: float, compiling_s: float, end: RunEnd) -> str:
     lines = []
     if not steps:
         lines.append(f"nothing to train: already at step {loop.step:,} of {loop.train_steps:,}")
     else:
-        rate = steps * loop.plan.step_examples / (seconds - compiling_s)
+        per_step, unit = (1, "steps") if isinstance(split, Steps) else (loop.plan.step_examples, "examples")
+        rate = steps * per_step / (seconds - compiling_s)
         took = f"{steps:,} step{'s' * (steps != 1)} in {seconds:.1f} s"
         if compiling_s > _SHORT_S:
             took += f", {compiling_s:.1f} s of them for compiling kernels"
-        lines.append(f"{took}: {rate:,.0f} examples/s, including validation and saving")
+        lines.append(f"{took}: {rate:,.0f} {unit}/s, including validation and saving")
     measured = "  ".join(describe(name, value) for name, value in loop.validation.items())
     if measured:
         lines.append(f"at step {loop.step:,}: {measured}")

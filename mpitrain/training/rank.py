@@ -63,6 +63,7 @@ class Rank:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank immediately, without a traceback
             if forks:
                 become_reaper(run_dir, rank)
+        show_warnings(not rank or run_dir is not None)  # ``mpitrain run`` removes duplicates
         if run_dir is not None:
             set_output_prefix(rank or None)
         self.status = RankStatusFile(run_dir, rank)
@@ -78,7 +79,6 @@ class Rank:
     def start(self) -> None:
         """Start MPI. Collective over all ranks."""
         self._cluster = Cluster()
-        show_warnings(self.cluster.rank == 0 or RUN_DIR_VARIABLE in os.environ)  # ``mpitrain run`` removes duplicates
 
     @contextlib.contextmanager
     def errors_end_the_run(self) -> Iterator[None]:

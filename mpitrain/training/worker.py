@@ -25,6 +25,7 @@ from ..data.batch import Loading
 from ..data.checks import check_examples
 from ..data.loader import IndexLoader, own_buffers
 from ..data.split import DatasetSplit, StoredExamples
+from ..data.steps import Steps
 from ..errors import CheckpointError, NonFiniteLoss, UserError
 from ..gpu.compilation import compile_kernels
 from ..models.accumulation import GradientAccumulation
@@ -129,7 +130,12 @@ class Worker:
 
         hooks: list[Hook] = [
             # A terminal shows every report, in one place.
-            Log(config.output.log_steps, 0.0 if terminal_columns() else config.output.log_secs, strategy),
+            Log(
+                config.output.log_steps,
+                0.0 if terminal_columns() else config.output.log_secs,
+                strategy,
+                counts_examples=not isinstance(job.train_split, Steps),
+            ),
             *([] if evaluator is None else [Validate(validate_steps, validate_secs, evaluator)]),
             best,
             Save(save_steps, save_secs, strategy, extra_state, checkpoints, beginning.saved, best.record),
@@ -144,7 +150,7 @@ class Worker:
         accumulation = GradientAccumulation(model, strategy.grads, config.training.accumulate_steps)
         loop = self.loop(cluster, plan, strategy, model, accumulation, loader, files, hooks)
         self.telemetry.attach(loop, resumed=beginning.resumed is not None)
-        _log.info("%s", describe_job(loop, len(job.train_split), beginning.resumed))
+        _log.info("%s", describe_job(loop, job.train_split, beginning.resumed))
         began, first, compiled = time.perf_counter(), loop.step, compile_seconds()
         try:
             yield loop
@@ -159,7 +165,7 @@ class Worker:
         self.end = self._end(loop, stop.reason, loop.stop_reason)
         with _WAIT:
             compiling_s = cluster.workers.allreduce(compile_seconds() - compiled, op=MPI.MAX)
-        _log.info("%s", summary(loop, files.folder, loop.step - first, seconds, compiling_s, self.end))
+        _log.info("%s", summary(loop, job.train_split, files.folder, loop.step - first, seconds, compiling_s, self.end))
         with _WAIT:
             _end_servers(cluster)
         model.close()

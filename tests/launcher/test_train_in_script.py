@@ -33,6 +33,17 @@ def assert_trained(mpi: Mpi, n: int, folder: Path, steps: int = 10) -> None:
     np.testing.assert_array_equal(np.load(folder / "outputs.npy"), expected)
 
 
+def test_a_warning_of_a_script_is_printed_once(openmpi: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "warning.py"
+    script.write_text(
+        "import warnings\nwarnings.warn('of the script')\n"
+        f"import mpitrain\nmpitrain.train({str(SMALL)!r}, train_steps=2, batch_size=6)\n"
+    )
+    done = mpitrain_run(openmpi, "--run-dir", tmp_path / "run", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("of the script") == 1, done.stderr
+
+
 def test_a_function_under_mpirun(mpi: Mpi, tmp_path: Path) -> None:
     done = mpi.run(2, SCRIPT, "function", tmp_path)
     assert done.returncode == 0, done.stderr

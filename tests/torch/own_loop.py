@@ -69,6 +69,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float64")
     parser.add_argument("--mode", default="sync")
     parser.add_argument("--tensors", action="store_true")
+    parser.add_argument("--in-order", action="store_true")
     parser.add_argument("--accumulate-steps", type=int, default=1)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--scheduler", default="")
@@ -177,7 +178,7 @@ def main() -> None:
         threads=1,
         log_steps=0,
     )
-    loader = trainer.loader(dataset, arguments.batch_size)
+    loader = trainer.loader(dataset, arguments.batch_size, shuffle=not arguments.in_order)
     if arguments.fault == "ranks differ":
         optimizer.param_groups[0]["lr"] *= 1 + trainer.rank
     losses, epochs, step = [], [], 0

@@ -115,11 +115,13 @@ def test_state_of_the_script_is_restored(openmpi: Mpi, tmp_path: Path) -> None:
     results = []
     for name, words in (("whole", []), ("killed", ["--kill-at", "7"])):
         launch = ["-n", "2", "--run-dir", str(tmp_path / name), "--max-restarts", "1", "--save-steps", "4"]
+        launch += ["--log-steps", "4"]
         done = run(
             [str(openmpi.python), "-m", "mpitrain", "run", *launch, str(script), str(tmp_path / f"{name}.npz"), *words],
             timeout=120,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        assert "steps" in done.stdout and "examples" not in done.stdout
         results.append(dict(np.load(tmp_path / f"{name}.npz")))
     whole, killed = results
     assert whole.keys() == killed.keys()

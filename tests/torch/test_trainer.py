@@ -216,6 +216,14 @@ def test_resuming_with_another_number_of_ranks_trains_the_epochs_that_are_left(o
     )
 
 
+def test_resuming_in_another_order_is_refused(openmpi: Mpi, tmp_path: Path) -> None:
+    train(openmpi, 2, tmp_path, "--epochs", 1)
+    done = start(openmpi, 2, tmp_path, "--epochs", 2, "--in-order")
+    assert done.returncode == 2, done.stderr
+    assert "Shuffled" in one_line(done.stderr)
+    train(openmpi, 2, tmp_path, "--epochs", 2)
+
+
 def test_stopping_early(openmpi: Mpi, tmp_path: Path) -> None:
     done = start(openmpi, 2, tmp_path, "--fault", "stop")
     assert done.returncode == 0, done.stderr
