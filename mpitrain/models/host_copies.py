@@ -64,9 +64,9 @@ class HostCopies(Model):
         self.load_params()
 
     def load_params(self) -> None:
-        self._model.load_params()
         with self._gpu.activate():
             self._gpu.compute.copy_to_device(self._params, self._params_on_gpu)
+        self._model.load_params()
 
     def compute_loss(self, batch: Batch) -> Any:
         return self._copied_loss(self._model.compute_loss(batch))

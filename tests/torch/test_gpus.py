@@ -77,3 +77,14 @@ def test_a_loop_of_ones_own(openmpi: Mpi, simulated: dict[str, str], flags: tupl
     assert done.returncode == 0, done.stdout + done.stderr
     assert "on GPUs" in done.stdout
     support.assert_close(support.newest(tmp_path), test_trainer.plain_loop("mlp", "adam", 2), 1e-10)
+
+
+@pytest.mark.parametrize(("n", "mode"), [(2, "sync"), (1, "async")])
+def test_a_loop_with_parameters_in_bfloat16(
+    openmpi: Mpi, simulated: dict[str, str], n: int, mode: str, tmp_path: Path
+) -> None:
+    flags = ("--dtype", "bfloat16", "--mode", mode, "--batch-size", str(test_trainer.TOTAL // n))
+    words = ("train", "--device", "gpu", "--run-dir", tmp_path, test_trainer.SCRIPT, *flags)
+    done = openmpi.run(n, PROGRAM, *words, env=simulated, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    support.assert_close(support.newest(tmp_path), test_trainer.bfloat16_loop(n, None), 1e-6)
