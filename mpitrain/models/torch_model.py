@@ -137,7 +137,7 @@ class TorchModel(Model):
     Args:
         split: The training data.
         state: Its ``frozen`` is set to the parameters that do not require a gradient.
-        sum_over_workers: Sums a small array over all workers, in pointer; None if there is only one worker.
+        sum_over_workers: Sums a small array over all workers, in place; None if there is only one worker.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class TorchModel(Model):
 
     @property
     def gradient_version(self) -> int:
-        """A number that grows when code other than this package changes gradients in pointer."""
+        """A number that grows when code other than this package changes gradients in place."""
         return sum(param.grad._version for param in self._params if param.grad is not None)
 
     def watch_gradients(self, on_use: Callable[[bool], None]) -> None:
@@ -315,7 +315,7 @@ class TorchModel(Model):
             if param.data_ptr() != pointer:
                 raise JobError(
                     f"the loop has replaced the data of the parameter {name}, so that updates no longer reach it: "
-                    "change it in pointer, in a function that is passed to trainer.change_parameters"
+                    "change it in place, in a function that is passed to trainer.change_parameters"
                 )
 
     def write_state(self) -> None:

@@ -131,7 +131,7 @@ def plain(make: Callable[[], Job], steps: int = 20, batch: int = 4) -> nn.Module
     rule = torch.optim.SGD(model.parameters(), 0.01)
     for index in range(steps):
         chosen = order(index * batch, batch, len(split), SEED, None)
-        stored = split.read_batch(0, len(split)) if split.is_array else split.collate(chosen, SEED, index * batch)
+        stored = split.read_batch(0, len(split)) if split.is_array else split.load(chosen, SEED, index * batch)
         given = inputs_of(
             Batch(stored.examples[chosen], stored.labels[chosen], 0) if split.is_array else stored, np.dtype(np.float64)
         )
