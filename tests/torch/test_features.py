@@ -367,7 +367,7 @@ def test_a_module_in_bfloat16_trains_in_a_job() -> None:
         pytest.param(lambda: making(mlp, 3), "loss"),
         pytest.param(lambda: making(mlp, nn.CrossEntropyLoss), "CrossEntropyLoss()"),
         pytest.param(lambda: making(mlp, train=DataLoader(Records(False))), "its dataset"),
-        pytest.param(lambda: making(mlp, train=Stream()), "__getitem__"),
+        pytest.param(lambda: making(mlp, train=Stream()), "data.stream"),
         pytest.param(lambda: making(mlp, train=(X, Y)), "from_arrays"),
         pytest.param(lambda: making(mlp, train=[torch.ones(6)] * 4), "tuple"),
         pytest.param(lambda: making(mlp, train=[{"x": torch.ones(6)}] * 4), "labels"),
