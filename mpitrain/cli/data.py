@@ -105,4 +105,6 @@ def _value(leaf: Any) -> str:
     array = np.asarray(leaf)
     if array.size == 1:
         return str(array.reshape(()))
+    if array.dtype.kind not in "biuf":
+        return str(array.dtype)
     return f"{array.min():.4g} to {array.max():.4g}" if array.size else "empty"

@@ -70,10 +70,10 @@ class Loading(NamedTuple):
     Attributes:
         workers: Number of processes of each rank that load them; 0 if the rank does.
         prefetch: Number of batches that each of them loads ahead.
-        share, shares: Of the ranks that load examples, the place of this one, and their number.
+        share, shares: Index of this rank among the ranks that load examples, and the number of these ranks.
         dtype: Type of the examples in a batch of arrays; None for their own.
-        check: Called with the examples and labels of a batch of arrays and the position of the first one; raises
-            DataError.
+        check: Called with the examples and labels of a batch of arrays, and their indices or that of the first one;
+            raises DataError.
     """
 
     workers: int = 0
@@ -81,7 +81,7 @@ class Loading(NamedTuple):
     share: int = 0
     shares: int = 1
     dtype: Any = None
-    check: Callable[[Array, Array, int], None] | None = None
+    check: Callable[[Array, Array, Any], None] | None = None
 
 
 class BatchSource(Protocol):
@@ -93,8 +93,12 @@ class BatchSource(Protocol):
     def batch(self, position: int, count: int) -> Batch:
         """Return the examples at [position, position + count) of the endless stream; see ``Loader.batch``."""
 
-    def sequential(self, start: int, stop: int) -> Batch:
-        """Return the examples [start, stop) in the order of the split."""
+    def sequential(self, start: int, stop: int, end: int | None = None) -> Batch:
+        """Return the examples [start, stop) in the order of the split.
+
+        Args:
+            end: Index after the last example that will be requested by the next calls, for reading ahead.
+        """
 
     def close(self) -> None:
         """Stop work in the background."""

@@ -18,18 +18,18 @@ def check_examples(
     classes: int | None,
     examples: Array,
     labels: Array,
-    first: int = 0,
+    first: int | Array = 0,
 ) -> None:
     """Check examples in stored form and their labels; see ``check_labels`` and ``check_conversion``."""
     check_labels(split, labels, first, classes)
     check_conversion(name, split, dtype, examples, first)
 
 
-def check_labels(split: Split, labels: Array, first: int = 0, classes: int | None = None) -> None:
+def check_labels(split: Split, labels: Array, first: int | Array = 0, classes: int | None = None) -> None:
     """Check that labels are classes.
 
     Args:
-        first: Index of the first label's example.
+        first: Index of the first label's example; or the indices of all.
         classes: Number of classes that the model distinguishes; the split's own number has precedence.
 
     Raises:
@@ -45,21 +45,23 @@ def check_labels(split: Split, labels: Array, first: int = 0, classes: int | Non
         )
     wrong = np.argwhere((labels < 0) | (labels >= classes))
     if len(wrong):
-        label, number = labels[tuple(wrong[0])], first + int(wrong[0][0])
+        label, number = labels[tuple(wrong[0])], _index(first, int(wrong[0][0]))
         raise DataError(
             f"{split.source}: label {label} of example {number:,} is out of range: must be from 0 to {classes - 1}, "
             f"for {classes} classes; change the label, or the model's number of outputs"
         )
 
 
-def check_conversion(name: str, split: Split, dtype: np.dtype[Any] | None, examples: Array, first: int = 0) -> None:
+def check_conversion(
+    name: str, split: Split, dtype: np.dtype[Any] | None, examples: Array, first: int | Array = 0
+) -> None:
     """Check that integer examples of the split keep their values in ``dtype``.
 
     Args:
         name: Name of the split, such as ``training``.
         dtype: float32 or float64; None if examples are not converted.
         examples: Some of the split's examples, in stored form.
-        first: Index of the first one.
+        first: Index of the first one; or the indices of all.
 
     Raises:
         DataError: A value would be rounded; the message names the split, the example and the value.
@@ -74,9 +76,14 @@ def check_conversion(name: str, split: Split, dtype: np.dtype[Any] | None, examp
     size = np.abs(examples.astype(np.int64) if examples.dtype.kind == "i" else examples).astype(np.uint64)
     wrong = np.argwhere(size // np.maximum(size & (~size + np.uint64(1)), np.uint64(1)) > bound)
     if len(wrong):
-        value, number = examples[tuple(wrong[0])], first + int(wrong[0][0])
+        value, number = examples[tuple(wrong[0])], _index(first, int(wrong[0][0]))
         wider = "--dtype float64 or " if dtype == np.float32 else ""
         raise DataError(
             f"the {name} examples ({split.source}) cannot be converted to {dtype}: {value} of example {number:,} would "
             f"become {int(dtype.type(value))}; use {wider}a first layer that takes integers, such as nn.Embedding"
         )
+
+
+def _index(first: int | Array, place: int) -> int:
+    """Return the index of an example of a batch."""
+    return int(first[place]) if isinstance(first, np.ndarray) else first + place

@@ -20,11 +20,11 @@ class LoadsBatches(Protocol):
 
     def order(self, position: int, count: int, seed: int) -> Array: ...
 
-    def start(self, share: int, shares: int) -> None: ...
+    def start(self, share: int, shares: int, is_forked: bool = False) -> None: ...
 
     def load(self, indices: Array, seed: int, position: int) -> Batch: ...
 
-    def finish(self, batch: Batch, loading: Loading) -> Batch: ...
+    def finish(self, batch: Batch, loading: Loading, indices: Array) -> Batch: ...
 
 
 class Request(NamedTuple):
@@ -33,12 +33,12 @@ class Request(NamedTuple):
     Attributes:
         position: Of the first example in the stream; or its index.
         length: Number of examples.
-        in_order: Whether the examples are in the order of the split.
+        end: For examples in the order of the split: index after the last one that will be requested; else None.
     """
 
     position: int
     length: int
-    in_order: bool
+    end: int | None = None
 
 
 class DatasetLoader:
@@ -65,13 +65,15 @@ class DatasetLoader:
         Raises:
             DataError: An example cannot be loaded; names it.
         """
-        made = self._load(Request(position, count, in_order=False))
+        request = Request(position, count)
+        made = self._load(request)
         seed_all(self._seed, position, LOOP_STREAM)
-        return self._split.finish(made, self._loading)
+        return self._split.finish(made, self._loading, self._indices(request))
 
-    def sequential(self, start: int, stop: int) -> Batch:
+    def sequential(self, start: int, stop: int, end: int | None = None) -> Batch:
         """Return the examples [start, stop) in the order of the split."""
-        return self._split.finish(self._load(Request(start, stop - start, in_order=True)), self._loading)
+        request = Request(start, stop - start, stop if end is None else end)
+        return self._split.finish(self._load(request), self._loading, self._indices(request))
 
     def close(self) -> None:
         """Do nothing."""
@@ -80,7 +82,7 @@ class DatasetLoader:
         return self._split.load(self._indices(request), self._seed, request.position)
 
     def _indices(self, request: Request) -> Array:
-        position, length, in_order = request
-        if in_order:
+        position, length, end = request
+        if end is not None:
             return np.arange(position, position + length)
         return self._split.order(position, length, self._seed)

@@ -51,6 +51,19 @@ class UnchangedFile:
                 "the run again with files that do not change"
             )
 
+    def read(self, offset: int, size: int) -> bytes:
+        """Return ``size`` bytes of the file.
+
+        Raises:
+            DataError: It has been changed, or is shorter.
+        """
+        self.check()
+        with open(self.path, "rb", buffering=0) as file:  # closed again: a process may open 1,000 files
+            content = os.pread(file.fileno(), size, offset)
+        if len(content) < size:
+            raise DataError(f"{self.path} is truncated: it has {len(content):,} of {size:,} bytes at {offset:,}")
+        return content
+
     def index(self, kind: str, make: Callable[[Path], Array]) -> Array:
         """Return an index of the file's contents, which is stored in the user's cache directory.
 
@@ -64,11 +77,19 @@ class UnchangedFile:
             return np.load(stored, allow_pickle=False)
         made = make(self.path)
         with contextlib.suppress(OSError):  # without a cache, each run indexes the file
-            stored.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=stored.parent, delete=False) as file:
-                np.save(file, made)
-            os.replace(file.name, stored)
+            _store(made, stored)
         return made
+
+
+def _store(index: Array, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        try:
+            np.save(file, index)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 def _state(status: os.stat_result) -> tuple[int, int]:
@@ -98,6 +119,11 @@ def expand(paths: Paths) -> list[Path]:
     if not files:
         raise DataError("got no files: must have at least one")
     return files
+
+
+def describe(files: Sequence[Path]) -> str:
+    """Return the names of files, for messages."""
+    return ", ".join(map(str, files[:2])) + (" ..." if len(files) > 2 else "")
 
 
 def required(module: str, use: str) -> ModuleType:

@@ -58,6 +58,10 @@ class InMemory:
         for _ in self._pool.map(copy, split_batch(len(indices), threads)):  # NumPy and the kernel release the GIL
             pass
 
+    def start_in_process(self) -> None:
+        """Prepare to be read in a process that was forked, which has none of the threads: it copies in its own."""
+        self._threads = 1
+
     def close(self) -> None:
         """Stop the threads."""
         self._pool.shutdown()
@@ -114,6 +118,10 @@ class Streaming:
         split.read(start, stop, examples, labels)
         self._check(examples, labels, start)
         return examples, labels
+
+    def start_in_process(self) -> None:
+        """Prepare to be read in a process that was forked, which has no thread yet."""
+        self._reader, self._blocks = ThreadPoolExecutor(1, "read ahead"), OrderedDict()
 
     def close(self) -> None:
         """Stop the thread."""
@@ -183,7 +191,7 @@ class Loader:
         """Return the indices of the examples that ``batch`` returns."""
         return IndexBatch(self._split.order(position, count, self._seed), None, position)
 
-    def sequential(self, start: int, stop: int) -> Batch:
+    def sequential(self, start: int, stop: int, end: int | None = None) -> Batch:
         """Return the examples [start, stop) in the order of the split, in the form of ``batch``."""
         return self._take(np.arange(start, stop), 0)
 
@@ -227,7 +235,7 @@ class IndexLoader:
         self._made += 1
         return self._loader.index_batch(position, count) if self._is_cached else self._loader.batch(position, count)
 
-    def sequential(self, start: int, stop: int) -> Batch:
+    def sequential(self, start: int, stop: int, end: int | None = None) -> Batch:
         """Return the examples [start, stop) in the order of the split."""
         return self._loader.sequential(start, stop)
 

@@ -7,8 +7,9 @@ needs no state.
 from __future__ import annotations
 
 import hashlib
+import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -23,11 +24,12 @@ class Order(Protocol):
     def length(self, count: int) -> int:
         """Return the number of positions in an epoch of ``count`` examples."""
 
-    def indices(self, position: int, count: int, n: int, seed: int) -> Array:
+    def indices(self, position: int, count: int, n: int, seed: int, block: int | None = None) -> Array:
         """Return the examples at [position, position + count), shape (count,), int64.
 
         Args:
             n: Number of positions in an epoch.
+            block: Examples that a file is read in at a time; None if any can be read as quickly.
         """
 
 
@@ -40,23 +42,16 @@ class _EachOnce:
 
 
 class Shuffled(_EachOnce):
-    """Every example once in each epoch, in another order in each.
+    """Every example once in each epoch, in another order in each; see ``permutation.order`` for blocks."""
 
-    Args:
-        block: For files that are read in blocks of this many examples: see ``permutation.order``.
-    """
-
-    def __init__(self, block: int | None = None) -> None:
-        self._block = block
-
-    def indices(self, position: int, count: int, n: int, seed: int) -> Array:
-        return order(position, count, n, seed, self._block)
+    def indices(self, position: int, count: int, n: int, seed: int, block: int | None = None) -> Array:
+        return order(position, count, n, seed, block)
 
 
 class Sequential(_EachOnce):
     """Every example once in each epoch, in the order of their indices."""
 
-    def indices(self, position: int, count: int, n: int, seed: int) -> Array:
+    def indices(self, position: int, count: int, n: int, seed: int, block: int | None = None) -> Array:
         return np.arange(position, position + count) % n
 
 
@@ -83,7 +78,7 @@ class Weighted:
             raise DataError(f"Weighted has {len(self._sums):,} weights, but there are {count:,} examples")
         return count
 
-    def indices(self, position: int, count: int, n: int, seed: int) -> Array:
+    def indices(self, position: int, count: int, n: int, seed: int, block: int | None = None) -> Array:
         drawn = _uniform(seed, np.arange(position, position + count)) * self._sums[-1]
         # Rounding may give the sum itself, whose place is after the last example.
         return np.minimum(np.searchsorted(self._sums, drawn, side="right"), n - 1)
@@ -113,7 +108,7 @@ class GroupedByLength(_EachOnce):
             raise DataError(f"GroupedByLength has {len(self._lengths):,} lengths, but there are {count:,} examples")
         return count
 
-    def indices(self, position: int, count: int, n: int, seed: int) -> Array:
+    def indices(self, position: int, count: int, n: int, seed: int, block: int | None = None) -> Array:
         parts, end = [], position + count
         while position < end:
             start = position // n * n + position % n // self._group * self._group
@@ -153,7 +148,7 @@ class Streams:
             raise DataError(f"Streams({self._count}) needs as many examples, but there are {count:,}")
         return count - count % self._count
 
-    def indices(self, position: int, count: int, n: int, seed: int) -> Array:
+    def indices(self, position: int, count: int, n: int, seed: int, block: int | None = None) -> Array:
         places = np.arange(position, position + count) % n
         return places % self._count * (n // self._count) + places // self._count
 
@@ -174,15 +169,22 @@ class OwnOrder:
     def length(self, count: int) -> int:
         return count
 
-    def indices(self, position: int, count: int, n: int, seed: int) -> Array:
-        chosen: Any = np.array([self._function(seed, place) for place in range(position, position + count)])
-        if chosen.dtype.kind not in "iu" or (chosen < 0).any() or (chosen >= n).any():
-            wrong = next(index for index in chosen.tolist() if not isinstance(index, int) or not 0 <= index < n)
-            raise DataError(f"the order {self!r} returned {wrong!r}: must be an integer from 0 to {n - 1}")
-        return chosen.astype(np.int64)
+    def indices(self, position: int, count: int, n: int, seed: int, block: int | None = None) -> Array:
+        return np.array([self._index(seed, place, n) for place in range(position, position + count)], np.int64)
+
+    def _index(self, seed: int, position: int, n: int) -> int:
+        try:
+            index = self._function(seed, position)
+        except Exception as error:
+            raise DataError(f"the order {self!r} at position {position}: {type(error).__name__}: {error}") from error
+        if not isinstance(index, numbers.Integral) or isinstance(index, bool) or not 0 <= index < n:
+            raise DataError(f"the order {self!r} returned {index!r}: must be an integer from 0 to {n - 1}")
+        return int(index)
 
     def __repr__(self) -> str:
-        return getattr(self._function, "__qualname__", type(self._function).__name__)
+        name = getattr(self._function, "__qualname__", type(self._function).__name__)
+        code = getattr(self._function, "__code__", None)
+        return name if code is None else f"{name}, {hashlib.sha256(code.co_code).hexdigest()[:8]}"
 
 
 def _uniform(seed: int, positions: Array) -> Array:

@@ -41,9 +41,9 @@ class _Loaded(NamedTuple):
 class ProcessLoader(DatasetLoader):
     """Makes batches in processes; see ``data.BatchSource``.
 
-    They are forked at the first batch, and so have the dataset without a copy. A request is taken to be followed by
-    others at the same distance as from the one before, which are loaded ahead. A batch has the same bits, whoever
-    loads it.
+    The processes are forked by the constructor, before the rank has threads that may hold locks, and share the
+    dataset's memory. The loader predicts the next requests from the distance between the last two, and loads them
+    ahead. The result does not depend on which process loads a batch.
 
     The arrays of a batch are in shared memory, which is used again when the last object that refers to them has ended.
     A rank that keeps batches receives the next ones through a pipe.
@@ -51,8 +51,12 @@ class ProcessLoader(DatasetLoader):
 
     def __init__(self, split: LoadsBatches, seed: int, loading: Loading) -> None:
         super().__init__(split, seed, loading)
-        self._pool: ProcessPoolExecutor | None = None
-        self._buffers: SharedBuffers | None = None
+        context = multiprocessing.get_context("fork")
+        # Also for the present batch and the last one.
+        self._buffers = SharedBuffers(loading.workers * loading.prefetch + 2)
+        arguments = split, self._buffers, loading, context.Value("i"), os.getpid()
+        self._pool: ProcessPoolExecutor | None = ProcessPoolExecutor(loading.workers, context, _begin, arguments)
+        self._pool.submit(os.getpid)  # starts all processes
         self._loading_ahead: dict[Request, tuple[Future[_Loaded], int | None]] = {}
         self._last: Request | None = None
 
@@ -66,9 +70,7 @@ class ProcessLoader(DatasetLoader):
                 process.kill()
             for process in processes:
                 process.join()
-        if self._buffers is not None:
             self._buffers.close()
-            self._buffers = None
 
     def _load(self, request: Request) -> Batch:
         """Return a batch, and load those ahead that are expected next.
@@ -92,38 +94,29 @@ class ProcessLoader(DatasetLoader):
             ) from error
 
     def _expected(self, request: Request) -> list[Request]:
-        """Return the requests that follow this one, as far as it follows the last one."""
+        """Return the predicted next requests; none if this one does not follow the last."""
         last, self._last = self._last, request
-        distance = 0 if last is None or last[1:] != request[1:] else request.position - last.position
-        if distance <= 0:
-            return []
         number = self._loading.workers * self._loading.prefetch
-        ahead = [request._replace(position=request.position + distance * (i + 1)) for i in range(number)]
-        return [next_one for next_one in ahead if not self._is_past_end(next_one)]
-
-    def _is_past_end(self, request: Request) -> bool:
-        return request.in_order and request.position + request.length > len(self._split)
+        position, length, end = request
+        if end is not None:
+            starts = range(position + length, end, length)[:number]
+            return [Request(start, min(length, end - start), end) for start in starts]
+        distance = 0 if last is None or last[1:] != request[1:] else position - last.position
+        return [Request(position + distance * (i + 1), length) for i in range(number)] if distance > 0 else []
 
     def _submit(self, request: Request) -> tuple[Future[_Loaded], int | None]:
-        if self._pool is None:
-            loading, context = self._loading, multiprocessing.get_context("fork")
-            # Also for the present batch and the last one.
-            self._buffers = SharedBuffers(loading.workers * loading.prefetch + 2)
-            arguments = self._split, self._buffers, loading, context.Value("i"), os.getpid()
-            self._pool = ProcessPoolExecutor(loading.workers, context, _begin, arguments)
-        assert self._buffers is not None
+        assert self._pool is not None  # until ``close``
         buffer = self._buffers.take()
         return self._pool.submit(_load, self._indices(request), self._seed, request.position, buffer), buffer
 
     def _abandon(self, request: Request) -> None:
         future, buffer = self._loading_ahead.pop(request)
         future.cancel()
-        if buffer is not None and self._buffers is not None:
+        if buffer is not None:
             give_back = partial(self._buffers.give_back, buffer)
             future.add_done_callback(lambda _: give_back())  # until then a process may be writing to the buffer
 
     def _received(self, loaded: _Loaded, buffer: int | None) -> Batch:
-        assert self._buffers is not None
         if loaded.ranges:
             assert buffer is not None
             arrays = self._buffers.view(buffer, loaded.ranges)
@@ -138,7 +131,7 @@ _buffers: SharedBuffers
 
 
 def _begin(split: LoadsBatches, buffers: SharedBuffers, loading: Loading, started: Any, rank_process: int) -> None:
-    """Prepare a process: it ends with its rank, and by nothing else.
+    """Prepare a process: ignore the signals that stop a run, and exit when the rank ends.
 
     Args:
         started: Shared number of the processes that have started before.
@@ -154,13 +147,23 @@ def _begin(split: LoadsBatches, buffers: SharedBuffers, loading: Loading, starte
     _split, _buffers = split, buffers
     with started.get_lock():
         number, started.value = started.value, started.value + 1
-    split.start(loading.share * loading.workers + number, loading.shares * loading.workers)
+    split.start(loading.share * loading.workers + number, loading.shares * loading.workers, is_forked=True)
 
 
 def _load(indices: Array, seed: int, position: int, buffer: int | None) -> _Loaded:
-    """Load a batch in this process."""
+    """Load a batch in this process.
+
+    Raises:
+        DataError: It cannot be loaded, or cannot be sent to the rank.
+    """
     arrays: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(_split.load(indices, seed, position), protocol=5, buffer_callback=arrays.append)
+    try:
+        pickled = pickle.dumps(_split.load(indices, seed, position), protocol=5, buffer_callback=arrays.append)
+    except DataError:
+        raise
+    except BaseException as error:  # SystemExit, too: it would end the rank
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise DataError(f"a batch of {_split.source} cannot be loaded by a process: {why}") from error
     if buffer is None or sum(array.raw().nbytes for array in arrays) < _LEAST_SHARED_BYTES:
         return _Loaded(pickled, [bytes(array.raw()) for array in arrays], [])
     return _Loaded(pickled, [], _buffers.write(buffer, arrays))

@@ -34,9 +34,11 @@ class Examples(Protocol):
 
 
 class TakesExamples(Protocol):
-    """See ``InMemory.take``."""
+    """See ``InMemory``."""
 
     def take(self, indices: Array, scale: float, examples: Array, labels: Array) -> None: ...
+
+    def start_in_process(self) -> None: ...
 
 
 class Transform(NamedTuple):
@@ -156,7 +158,7 @@ class Split:
                 f"a batch of {count:,} examples is larger than {self.source}, which has {len(self):,}; reduce the "
                 "batch size"
             )
-        return (self._order or Shuffled(self.block)).indices(position, count, len(self), seed)
+        return (self._order or Shuffled()).indices(position, count, len(self), seed, self.block)
 
     @property
     def order_name(self) -> str:
@@ -203,7 +205,7 @@ class Split:
         return split
 
     def own_loader(self, seed: int, loading: Loading = Loading()) -> BatchSource | None:
-        """Return what makes the batches of this split, in an order determined by ``seed``; None for a ``Loader``."""
+        """Return the batch source of this split, in an order determined by ``seed``; None if a ``Loader`` makes it."""
         return None
 
 
@@ -250,6 +252,12 @@ class DatasetSplit(Split):
         copied.collate, copied.batch_type = collate, batch_type
         return copied
 
+    def with_dataset(self, dataset: Any) -> DatasetSplit:
+        """Return this split with the same examples in another object."""
+        copied = copy.copy(self)
+        copied.dataset = dataset
+        return copied
+
     def as_arrays(self) -> DatasetSplit:
         """Return this split with batches that consist of an array of examples and one of labels.
 
@@ -274,7 +282,7 @@ class DatasetSplit(Split):
         count = min(SAMPLE, len(self))
         for index in range(count):
             for leaf in leaves(self.load(np.array([index * len(self) // count]), 0, 0).examples):
-                digest.update(np.asarray(leaf).tobytes() if _is_numeric(leaf) else repr(leaf).encode())
+                digest.update(_bytes_of(leaf))
         return digest.hexdigest()[:16]
 
     def own_loader(self, seed: int, loading: Loading = Loading()) -> BatchSource:
@@ -284,8 +292,10 @@ class DatasetSplit(Split):
 
         return ProcessLoader(self, seed, loading)
 
-    def start(self, share: int, shares: int) -> None:
+    def start(self, share: int, shares: int, is_forked: bool = False) -> None:
         """Prepare to load examples in this process, which is one of ``shares`` that do so. Called once."""
+        if is_forked and isinstance(self.dataset, StoredExamples):
+            self.dataset.start_in_process()
 
     def load(self, indices: Array, seed: int, position: int) -> CollatedBatch:
         """Return the examples of these indices, which are at consecutive positions of the stream, as a batch.
@@ -299,8 +309,11 @@ class DatasetSplit(Split):
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise DataError(self._why_not_collated(indices, examples, error)) from error
 
-    def finish(self, batch: Batch, loading: Loading = Loading()) -> Batch:
+    def finish(self, batch: Batch, loading: Loading = Loading(), indices: Array | None = None) -> Batch:
         """Return a batch of ``load`` in the form in which the model takes it. In the rank.
+
+        Args:
+            indices: Of the examples, for messages.
 
         Raises:
             DataError: A label or a value is not valid.
@@ -311,7 +324,7 @@ class DatasetSplit(Split):
         if examples.shape[1:] != self.shape:
             raise DataError(f"a batch of {self.source} is {describe(batch.examples)}: must have examples {self.shape}")
         if loading.check is not None:
-            loading.check(examples, labels, batch.position)
+            loading.check(examples, labels, batch.position if indices is None else indices)
         return Batch(examples if loading.dtype is None else examples.astype(loading.dtype), labels, batch.position)
 
     def _transformed(self, transform: Transform) -> DatasetSplit:
@@ -398,25 +411,32 @@ def dataset(examples: Examples, classes: int | None = None) -> DatasetSplit:
 class StoredExamples:
     """The examples of a split of arrays, one by one: pairs of an example, scaled, and its label.
 
-    Attributes:
+    Args:
         split: The arrays.
         storage: Where the examples are taken from, if they have been loaded; else they are read.
+
+    Attributes:
+        split: As given.
     """
 
-    def __init__(self, split: Split) -> None:
-        self.split = split
-        self.storage: TakesExamples | None = None
+    def __init__(self, split: Split, storage: TakesExamples | None = None) -> None:
+        self.split, self._storage = split, storage
         self._whole: Batch | None = None
+
+    def start_in_process(self) -> None:
+        """Prepare to be read in a process that was forked."""
+        if self._storage is not None:
+            self._storage.start_in_process()
 
     def __len__(self) -> int:
         return len(self.split)
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Array, Array]]:
         split = self.split
-        if self.storage is not None:
+        if self._storage is not None:
             examples = np.empty((len(indices), *split.shape), split.dtype)
             labels = np.empty((len(indices), *split.label_shape), split.label_dtype)
-            self.storage.take(np.array(indices), 1.0, examples, labels)
+            self._storage.take(np.array(indices), 1.0, examples, labels)
         else:
             parts = [self._read(index) for index in indices]
             examples = np.concatenate([part.examples for part in parts])
@@ -434,7 +454,7 @@ class StoredExamples:
 
 
 class DescribedSplit(Split):
-    """A split of which only these facts are known; on ranks that read no examples."""
+    """Size, shape and digest of a split, for ranks that read no examples."""
 
     def __init__(self, count: int, shape: Shape, digest: str) -> None:
         super().__init__("the training examples", count, shape, np.float32)
@@ -444,8 +464,13 @@ class DescribedSplit(Split):
         return self._digest
 
 
-def _is_numeric(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") or isinstance(leaf, (int, float))
+def _bytes_of(leaf: Any) -> bytes:
+    """Return the bytes of an array or a number; of anything else its ``repr``, as of a tensor of a type of its own."""
+    try:
+        array = np.asarray(leaf)
+    except TypeError:
+        return repr(leaf).encode()
+    return repr(leaf).encode() if array.dtype.hasobject else array.tobytes()
 
 
 def _native(source: str, dtype: Any) -> np.dtype[Any]:

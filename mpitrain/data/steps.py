@@ -43,7 +43,7 @@ class _Positions:
     def batch(self, position: int, count: int) -> Batch:
         return Batch(np.zeros(count, np.float32), np.zeros(count, np.int64), position)
 
-    def sequential(self, start: int, stop: int) -> Batch:
+    def sequential(self, start: int, stop: int, end: int | None = None) -> Batch:
         return self.batch(start, stop - start)
 
     def close(self) -> None:

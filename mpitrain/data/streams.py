@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..errors import DataError
-from .orders import Sequential
-from .split import DatasetSplit
+from .orders import Order, Sequential
+from .split import DatasetSplit, Split
 
 Stream = Iterable[Any] | Callable[[int, int], Iterable[Any]]
 
@@ -25,17 +24,22 @@ class StreamSplit(DatasetSplit):
         self._share, self._shares = 0, 1
         self._iterator: Iterator[Any] | None = None
 
-    def start(self, share: int, shares: int) -> None:
+    def start(self, share: int, shares: int, is_forked: bool = False) -> None:
         self._share, self._shares, self._iterator = share, shares, None
+
+    def ordered(self, order: Order | Callable[[int, int], int]) -> Split:
+        if not isinstance(order, Sequential):
+            raise DataError(f"{self.source} has the order of its examples: it cannot be changed")
+        return self
 
     def sample_digest(self) -> str:
         return "a stream"
 
     def _load_each(self, indices: list[int], seed: int, position: int) -> list[Any]:
-        if self._iterator is None:  # also after a resume: the examples of earlier batches of the epoch are skipped
-            self._iterator = iter(self._beginning())
-            skipped = position % len(self) // self._shares
-            next(itertools.islice(self._iterator, skipped, skipped), None)
+        if self._iterator is None:  # also after a resume: the examples of earlier batches are skipped
+            self._iterator = self._beginning()
+            for _ in range(position // (len(indices) * self._shares) * len(indices)):
+                self._next()
         return [self._transform(self._next(), seed, position + place) for place in range(len(indices))]
 
     def _next(self) -> Any:
@@ -45,13 +49,14 @@ class StreamSplit(DatasetSplit):
             with self._errors_named([]):
                 for example in self._iterator:
                     return example
-            self._iterator = iter(self._beginning())
+            self._iterator = self._beginning()
         raise DataError(f"{self.source} has no examples for process {self._share} of {self._shares} that read it")
 
-    def _beginning(self) -> Iterable[Any]:
-        if inspect.isroutine(self._examples):
-            return self._examples(self._share, self._shares)
-        return itertools.islice(self._examples, self._share, None, self._shares)  # type: ignore[arg-type]
+    def _beginning(self) -> Iterator[Any]:
+        with self._errors_named([]):
+            if not hasattr(self._examples, "__iter__"):
+                return iter(self._examples(self._share, self._shares))  # type: ignore[operator]
+            return itertools.islice(self._examples, self._share, None, self._shares)
 
 
 def stream(examples: Stream, length: int) -> StreamSplit:
@@ -74,4 +79,8 @@ def stream(examples: Stream, length: int) -> StreamSplit:
     """
     if not isinstance(length, int) or length < 1:
         raise DataError(f"stream got length={length!r}: must be the number of examples in an epoch, at least 1")
+    if isinstance(examples, Iterator):
+        raise DataError(
+            "stream got an iterator, which can be read once: pass an object that can be iterated repeatedly"
+        )
     return StreamSplit(examples, length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import DataError
-from .files import Paths, UnchangedFile, expand, file_of, required, starts_of
+from .files import Paths, UnchangedFile, describe, expand, file_of, required, starts_of
 from .permutation import MIXED_BLOCKS
 from .split import DatasetSplit, Split
 
-_CACHED_GROUPS = 2 * MIXED_BLOCKS + 1  # of rows: those of a batch and the next one, in the order of blocks
+# Groups of rows that are kept for reading rows in the order of blocks: those of a batch and the next one. Where groups
+# have different sizes, a block extends over two.
+_CACHED_GROUPS = 4 * MIXED_BLOCKS
 _Group = Callable[[Sequence[str]], Any]  # reads some columns of a group of rows
 
 
@@ -30,10 +32,11 @@ class Table:
         source: The files, for messages.
     """
 
-    def __init__(self, paths: Paths, kind: str) -> None:
+    def __init__(self, paths: Paths, kind: str, cached_groups: int) -> None:
+        self._cached_groups = cached_groups
         self._pa, open_file = required("pyarrow", kind), _OPEN[kind]
         files = expand(paths)
-        self.source = ", ".join(map(str, files[:2])) + (" ..." if len(files) > 2 else "")
+        self.source = describe(files)
         self._groups: list[tuple[UnchangedFile, _Group]] = []
         rows: list[int] = []
         schemas = []
@@ -49,7 +52,9 @@ class Table:
         self._schema = schemas[0]
         for path, schema in zip(files, schemas, strict=True):
             if not schema.equals(self._schema):
-                raise DataError(f"{path} and {files[0]} have different columns: {schema.names}, {self._schema.names}")
+                raise DataError(
+                    f"{path} has the columns {_columns(schema)}, but {files[0]} has {_columns(self._schema)}"
+                )
         self.names: list[str] = self._schema.names
         self._starts, self.count = starts_of(rows)
         self.group_rows = max(rows, default=0)
@@ -60,7 +65,7 @@ class Table:
     @property
     def fits_cache(self) -> bool:
         """Whether all groups are kept once they have been read."""
-        return len(self._groups) <= _CACHED_GROUPS
+        return len(self._groups) <= self._cached_groups
 
     def type_of(self, column: str) -> Any:
         """Return the Arrow type of a column."""
@@ -78,14 +83,13 @@ class Table:
                 hint = f"; did you mean {similar[0]!r}?" if similar else ""
                 raise DataError(f"{self.source} has no column {column!r}; it has {', '.join(self.names)}{hint}")
 
-    def rows(self, start: int, stop: int, columns: Sequence[str]) -> Any:
-        """Return columns of the rows [start, stop) as an Arrow table."""
-        parts = []
+    def parts(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
+        """Yield columns of the rows [start, stop) as Arrow tables, each with the number of its first row."""
         while start < stop:
             number, row = file_of(self._starts, start)
-            parts.append(self._group(number, tuple(columns)).slice(row, stop - start))
-            start += len(parts[-1])
-        return self._pa.concat_tables(parts)
+            part = self._group(number, tuple(columns)).slice(row, stop - start)
+            yield start, part
+            start += len(part)
 
     def take(self, indices: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         """Return rows as dicts."""
@@ -117,7 +121,7 @@ class Table:
             except (self._pa.ArrowException, OSError) as error:
                 raise DataError(f"{file.path} cannot be read: {' '.join(str(error).split())}") from error
         self._read.move_to_end(key)
-        while len(self._read) > _CACHED_GROUPS:
+        while len(self._read) > self._cached_groups:
             self._read.popitem(last=False)
         return self._read[key]
 
@@ -136,23 +140,28 @@ class ColumnsSplit(Split):
         )
 
     def read(self, start: int, stop: int, examples: Array, labels: Array) -> None:
-        rows = self._table.rows(start, stop, [*self._columns, self._label])
-        place = 0
-        for column in self._columns:
-            values = self._values(rows, column, start)
-            examples[:, place : place + values.shape[1]] = values
-            place += values.shape[1]
-        labels[...] = self._values(rows, self._label, start)[:, 0]
+        for first, rows in self._table.parts(start, stop, [*self._columns, self._label]):
+            part = slice(first - start, first - start + len(rows))
+            place = 0
+            for column in self._columns:
+                values = self._values(rows, column, first)
+                examples[part, place : place + values.shape[1]] = values
+                place += values.shape[1]
+            labels[part] = self._values(rows, self._label, first)[:, 0]
 
     def _values(self, rows: Any, column: str, start: int) -> Array:
-        values = rows.column(column).combine_chunks()
-        if values.null_count:
-            row = start + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
-            raise DataError(f"{self._table.name_of(row)}: {column} has no value; fill such values, or drop these rows")
-        if self._length(column):
+        values, length = rows.column(column).combine_chunks(), self._length(column)
+        self._check_nulls(values, column, start, 1)
+        if length:
             values = values.flatten()
+            self._check_nulls(values, column, start, length)
         array: Array = values.to_numpy(zero_copy_only=False)
         return array.reshape(len(rows), -1)
+
+    def _check_nulls(self, values: Any, column: str, start: int, length: int) -> None:
+        if values.null_count:
+            row = start + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0]) // length
+            raise DataError(f"{self._table.name_of(row)}: {column} has no value; fill such values, or drop these rows")
 
     def _length(self, column: str) -> int:
         """Return the number of values of a list of fixed size; 0 for numbers."""
@@ -162,7 +171,7 @@ class ColumnsSplit(Split):
         kind = self._table.type_of(column)
         try:
             dtype = np.dtype((kind.value_type if self._length(column) else kind).to_pandas_dtype())
-        except NotImplementedError:
+        except (NotImplementedError, TypeError, ImportError):  # not a type of NumPy's
             dtype = np.dtype(object)
         if dtype.kind not in "biuf":
             raise DataError(
@@ -231,8 +240,12 @@ def csv(
     return _split(paths, "csv", columns, label, classes)
 
 
+def _columns(schema: Any) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in schema)
+
+
 def _split(paths: Paths, kind: str, columns: Sequence[str] | None, label: str | None, classes: int | None) -> Split:
-    table = Table(paths, kind)
+    table = Table(paths, kind, _CACHED_GROUPS if label is None else 1)
     chosen = [name for name in table.names if name != label] if columns is None else list(columns)
     table.check_columns([*chosen, *([] if label is None else [label])])
     if not chosen:
@@ -258,10 +271,16 @@ def _open_arrow(path: Path) -> tuple[Any, list[tuple[int, _Group]]]:
     pa, ipc = required("pyarrow", "arrow"), required("pyarrow.ipc", "arrow")
     mapped = pa.memory_map(str(path))
     try:
-        table = ipc.open_file(mapped).read_all()
+        file = ipc.open_file(mapped)
+        batches = [file.get_batch(number) for number in range(file.num_record_batches)]
     except pa.ArrowInvalid:
-        table = ipc.open_stream(mapped).read_all()
-    return table.schema, [(len(table), lambda columns: table.select(columns))]
+        file = ipc.open_stream(mapped)
+        batches = list(file)
+
+    def reads(batch: Any) -> _Group:
+        return lambda columns: pa.Table.from_batches([batch]).select(columns)
+
+    return file.schema, [(len(batch), reads(batch)) for batch in batches]
 
 
 def _open_csv(path: Path) -> tuple[Any, list[tuple[int, _Group]]]:

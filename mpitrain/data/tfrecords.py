@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import DataError
-from .files import Paths, UnchangedFile, expand, file_of, required, starts_of
+from .files import Paths, UnchangedFile, describe, expand, file_of, required, starts_of
 from .split import DatasetSplit
 
 _HEADER, _FOOTER = struct.Struct("<QI"), struct.Struct("<I")
@@ -35,7 +35,6 @@ class TfRecords:
         self._files = [UnchangedFile(path) for path in files]
         self._records = [file.index("tfrecord", self._index) for file in self._files]  # (offset, length) of messages
         self._starts, self.count = starts_of(len(records) for records in self._records)
-        self._open: dict[int, int] = {}  # file descriptors, by file; opened in each process
 
     def __len__(self) -> int:
         return self.count
@@ -44,12 +43,9 @@ class TfRecords:
         number, record = file_of(self._starts, index)
         file = self._files[number]
         offset, length = self._records[number][record].tolist()
-        file.check()
-        if number not in self._open:
-            self._open[number] = os.open(file.path, os.O_RDONLY)
-        read = os.pread(self._open[number], length + _FOOTER.size, offset)
-        message = read[:length]
-        if len(read) < length + _FOOTER.size or not self._is_valid(message, *_FOOTER.unpack(read[length:])):
+        content = file.read(offset, length + _FOOTER.size)
+        message = content[:length]
+        if not self._is_valid(message, *_FOOTER.unpack(content[length:])):
             raise DataError(f"{file.path}: record {record} at byte {offset - _HEADER.size} is damaged")
         return _features(message)
 
@@ -93,7 +89,7 @@ def tfrecord(paths: Paths) -> DatasetSplit:
     """
     files = expand(paths)
     _message_class()
-    return DatasetSplit(TfRecords(files), ", ".join(map(str, files[:2])) + (" ..." if len(files) > 2 else ""))
+    return DatasetSplit(TfRecords(files), describe(files))
 
 
 def _features(message: bytes) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import DataError
-from .files import Paths, UnchangedFile, expand, file_of, required, starts_of
+from .files import Paths, UnchangedFile, describe, expand, file_of, required, starts_of
 from .split import DatasetSplit
 
 _IMAGES = ("jpg", "jpeg", "png", "ppm", "pgm", "webp")
@@ -36,7 +36,6 @@ class TarFiles:
         # The members of example i are those from firsts[i] to firsts[i + 1].
         self._firsts = [np.flatnonzero(_is_first(members)) for members in self._members]
         self._starts, self._count = starts_of(len(firsts) for firsts in self._firsts)
-        self._open: dict[int, int] = {}  # file descriptors, by file; opened in each process
 
     def __len__(self) -> int:
         return self._count
@@ -44,12 +43,9 @@ class TarFiles:
     def __getitem__(self, index: int) -> dict[str, Any]:
         number, place = file_of(self._starts, index)
         file, members = self._files[number], self._members_of(number, place)
-        file.check()
-        if number not in self._open:
-            self._open[number] = os.open(file.path, os.O_RDONLY)
         example: dict[str, Any] = {"__key__": members[0]["key"].decode()}
         for member in members:
-            content = os.pread(self._open[number], int(member["size"]), int(member["offset"]))
+            content = file.read(int(member["offset"]), int(member["size"]))
             name = member["extension"].decode()
             example[name] = _decoded(name, content) if self._decode else content
         return example
@@ -80,7 +76,7 @@ def webdataset(paths: Paths, decode: bool = True) -> DatasetSplit:
         DataError: A file does not exist, or is no tar file.
     """
     files = expand(paths)
-    return DatasetSplit(TarFiles(files, decode), ", ".join(map(str, files[:2])) + (" ..." if len(files) > 2 else ""))
+    return DatasetSplit(TarFiles(files, decode), describe(files))
 
 
 def _decoded(name: str, content: bytes) -> Any:

@@ -201,7 +201,7 @@ def as_tensors(batch: Batch, device: torch.device, pin: bool = False) -> Any:
 def _moved(tree: Any, device: torch.device, pin: bool) -> Any:
     if isinstance(tree, Tensor):
         return tree.pin_memory().to(device, non_blocking=True) if pin else tree.to(device)
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         return {name: _moved(item, device, pin) for name, item in tree.items()}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(_moved(item, device, pin) for item in tree))

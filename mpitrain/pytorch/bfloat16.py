@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.layout import Array
+from ..data.trees import map_children
 
 
 def to_array(tensor: Tensor) -> Array:
@@ -22,11 +23,7 @@ def to_bfloat16(tree: Any) -> Any:
     """Return a tree of tensors with the floating-point ones in bfloat16."""
     if isinstance(tree, Tensor):
         return tree.bfloat16() if tree.is_floating_point() else tree
-    if isinstance(tree, Mapping):
-        return {name: to_bfloat16(item) for name, item in tree.items()}
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*map(to_bfloat16, tree))
-    return [*map(to_bfloat16, tree)] if isinstance(tree, (tuple, list)) else tree
+    return map_children(to_bfloat16, tree)
 
 
 class Bfloat16Copies:
@@ -42,7 +39,7 @@ class Bfloat16Copies:
         self._recorded = torch.empty(0)
 
     def bind(self, values: Mapping[str, Tensor]) -> None:
-        """Be copies of these values, by name, from now on."""
+        """Set the parameters to bfloat16 copies of these values, by name."""
         self._values = [values[name] for name in self.names]
         self._copies = [value.to(torch.bfloat16) for value in self._values]
         for param, copy in zip(self._params, self._copies, strict=True):
@@ -50,7 +47,7 @@ class Bfloat16Copies:
         self._first = [copy.view(-1)[:1] for copy in self._copies if copy.numel()]
 
     def load(self) -> None:
-        """Copy the values to the parameters. Autograd is not told."""
+        """Copy the values to the parameters. Autograd does not record it."""
         if self._copies:
             torch._foreach_copy_(self._copies, self._values)
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, Subset
 
 from ..data.batch import CollatedBatch
 from ..errors import JobError
 from .batches import inputs_of
+from .bfloat16 import to_bfloat16
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -49,7 +50,10 @@ def outputs_of(model: nn.Module, batch: Any, dtype: Any, device: Any) -> tuple[A
         JobError: The batch has no labels.
     """
     inputs = inputs_of(CollatedBatch(batch, None, 0), dtype, device)
-    return on_host(model(*inputs.args, **inputs.kwargs)), on_host(inputs.labels)
+    args, kwargs = inputs.args, inputs.kwargs
+    if all(param.dtype == torch.bfloat16 for param in model.parameters()):
+        args, kwargs = to_bfloat16(args), to_bfloat16(kwargs)
+    return on_host(model(*args, **kwargs)), on_host(inputs.labels)
 
 
 def share_of(loader: Any, rank: int, size: int) -> Iterable[tuple[int, Any]]:
@@ -62,9 +66,11 @@ def share_of(loader: Any, rank: int, size: int) -> Iterable[tuple[int, Any]]:
         raise JobError(
             f"trainer.evaluate got {type(loader).__name__}: must be a DataLoader of a dataset with __len__, in batches"
         )
-    if not isinstance(loader.sampler, SequentialSampler):
+    batches: Any = loader.batch_sampler  # of another sampler than ``loader.sampler``, if the user has made it
+    sampler = batches.sampler if type(batches) is BatchSampler else batches
+    if not isinstance(sampler, SequentialSampler):
         raise JobError(
-            f"trainer.evaluate got a DataLoader with a {type(loader.sampler).__name__}: must have all examples in "
+            f"trainer.evaluate got a DataLoader with a {type(sampler).__name__}: must have all examples in "
             "order, without shuffle or sampler, because evaluate divides its batches among the workers"
         )
     own = DataLoader(
@@ -82,5 +88,5 @@ def share_of(loader: Any, rank: int, size: int) -> Iterable[tuple[int, Any]]:
 def facts_of(loader: DataLoader[Any]) -> tuple[object, ...]:
     """Return what must be the same of a loader on all ranks: its examples and batches, as far as it is known."""
     dataset: Any = loader.dataset
-    indices = hash(tuple(dataset.indices)) if isinstance(dataset, Subset) else None
+    indices = hash(tuple(map(int, dataset.indices))) if isinstance(dataset, Subset) else None
     return len(dataset), len(loader), indices

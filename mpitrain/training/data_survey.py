@@ -1,4 +1,4 @@
-"""What the examples of a job are, and whether loading or computing them limits the speed; without MPI."""
+"""Survey of a job's data, without MPI: contents, and the speed of loading compared with that of computing."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ..core.device import CPU
 from ..core.training_state import TrainingState
 from ..data import BatchSource, InMemory, Loader, Split, Streaming
 from ..data.batch import Batch, CollatedBatch, Loading
+from ..data.split import DatasetSplit
 from ..data.trees import leaves, map_children
 from ..models.base import Model
 from ..models.select import make_model
@@ -33,7 +34,7 @@ _NEGLIGIBLE = 0.05  # of a step's time: loading in the training thread that cost
 
 @dataclass(frozen=True)
 class SplitFacts:
-    """What a split contains.
+    """Contents of a split.
 
     Attributes:
         name: ``training`` or ``validation``.
@@ -81,7 +82,7 @@ class Speed:
 
 
 def facts_of(name: str, split: Split) -> SplitFacts:
-    """Return what a split contains. Reads its first examples, and labels for at most two seconds.
+    """Return the contents of a split. Reads its first examples, and labels for at most two seconds.
 
     Raises:
         DataError: An example cannot be loaded.
@@ -94,7 +95,7 @@ def facts_of(name: str, split: Split) -> SplitFacts:
         split.source,
         len(split),
         split.order_name,
-        split.nbytes if split.is_array and split.own_loader(0) is None else None,
+        None if isinstance(split, DatasetSplit) else split.nbytes,
         [_example(tree, index) for index in range(first.count)],
         counts,
         labelled,
@@ -174,7 +175,7 @@ def _count_labels(split: Split) -> tuple[dict[int, int] | None, int]:
     """Count the labels of the first examples, if they are classes or few different integers."""
     counts: Counter[int] = Counter()
     end, labelled, part = time.perf_counter() + _LABELS_SECONDS, 0, 256
-    if split.block is None and split.is_array and split.own_loader(0) is None:
+    if split.block is None and not isinstance(split, DatasetSplit):
         part = len(split)  # which is read as a whole anyway
     while labelled < len(split) and time.perf_counter() < end:
         batch = split.read_batch(labelled, min(labelled + part, len(split)))

@@ -88,7 +88,7 @@ class Evaluator:
             def keep(outputs: Any, labels: Any, lo: int = lo) -> None:
                 parts[lo] = outputs, labels
 
-            batch = self._loader.sequential(lo, min(lo + self._most, stop))
+            batch = self._loader.sequential(lo, min(lo + self._most, stop), stop)
             loss, correct = self._model.evaluate(batch, keep if self._metrics else None)
             sums += loss, correct or 0, correct is not None
         return sums

@@ -159,6 +159,10 @@ class Worker:
                 with contextlib.suppress(CheckpointError):  # already reported
                     finish_saving(checkpoints, cluster.training)
             raise
+        finally:
+            loader.close()
+            if validation is not None:
+                validation.close()
         seconds = time.perf_counter() - began
         if cluster.chief:
             self._account(strategy, model, loop.step, seconds)
@@ -169,9 +173,6 @@ class Worker:
         with _WAIT:
             _end_servers(cluster)
         model.close()
-        loader.close()
-        if validation is not None:
-            validation.close()
         with _WAIT:
             self.loop.free(strategy.close)
             dataset.free()
@@ -207,9 +208,9 @@ class Worker:
         training = plan.config.training
         dtype = None if self.job.network.takes_integers(split) else plan.dtype
         check = partial(check_examples, name, split, dtype, self.job.network.classes)
-        stored = split.dataset if isinstance(split, DatasetSplit) else None
-        if isinstance(stored, StoredExamples):
-            stored.storage = dataset.load(stored.split)
+        if isinstance(split, DatasetSplit) and isinstance(split.dataset, StoredExamples):
+            arrays = split.dataset.split
+            split = split.with_dataset(StoredExamples(arrays, dataset.load(arrays)))
         batch_dtype = None if model is not None and model.accepts_raw else dtype
         loading = Loading(
             training.data_workers or 0,

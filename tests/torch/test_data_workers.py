@@ -190,3 +190,24 @@ def _wait_until(holds, seconds: float = 30) -> None:
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_a_split_can_be_read_after_training(openmpi: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np, torch, mpitrain\n"
+        "from mpitrain import data\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "trainer = mpitrain.Trainer(model, torch.optim.SGD(model.parameters(), 0.1))\n"
+        "split = data.from_arrays(np.ones((12, 2), np.float32), np.arange(12) % 2).map(lambda example: example)\n"
+        "loader = trainer.loader(split, 3)\n"
+        "for _ in trainer.epochs(1):\n"
+        "    for x, y in loader:\n"
+        "        trainer.backward(torch.nn.functional.cross_entropy(model(x), y))\n"
+        "        trainer.step()\n"
+        "print('sum', split.read_batch(0, 12).examples[0].sum(), split.sample_digest())\n"
+    )
+    command = [openmpi.python, "-m", "mpitrain", "run", "-n", 2, "--run-dir", tmp_path / "run", script]
+    done = run([str(word) for word in command], timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "sum 24" in done.stdout

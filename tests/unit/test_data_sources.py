@@ -8,6 +8,7 @@ import os
 import re
 import struct
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from PIL import Image
 
 from mpitrain import data
 from mpitrain.data.batch import Loading
+from mpitrain.data.checks import check_examples
 from mpitrain.errors import DataError
 
 ROWS = 23
@@ -170,6 +172,12 @@ class TestTables:
         refused("*.parquet", data.parquet, str(tmp_path / "*.parquet"))
         pa.parquet.write_table(pa.table({"x": [1.0, None, 3.0], "y": [1, 2, 3]}), tmp_path / "nulls")
         refused("row 1", data.parquet(tmp_path / "nulls", label="y").read_batch, 0, 3)
+        lists = pa.array([[1, 2], [3, None], [4, 5]], pa.list_(pa.int64(), 2))
+        pa.parquet.write_table(pa.table({"x": lists, "y": [1, 2, 3]}), tmp_path / "nulls")
+        refused("row 1", data.parquet(tmp_path / "nulls", label="y").read_batch, 0, 3)
+        times = pa.array([1, 2], pa.timestamp("us", tz="UTC"))
+        pa.parquet.write_table(pa.table({"x": times, "y": [1, 2]}), tmp_path / "times")
+        refused("timestamp", data.parquet, tmp_path / "times", label="y")
         path.write_bytes(path.read_bytes()[:-20])
         refused(path, data.parquet, path)
 
@@ -335,7 +343,17 @@ class TestOrders:
         assert own.order(3, 4, 1).tolist() == [2, 4, 1, 3]
         assert own.order_name != split.order_name
         refused("returned 9", split.ordered(lambda seed, position: 9).order, 0, 1, 0)
+        refused("returned True", split.ordered(lambda seed, position: True).order, 0, 1, 0)
+        refused("ZeroDivisionError", split.ordered(lambda seed, position: 1 // 0).order, 0, 1, 0)
         refused("returned 0.5", split.ordered(lambda seed, position: 0.5).order, 0, 1, 0)  # type: ignore[arg-type]
+
+    def test_a_wrong_label_is_named_by_its_index(self) -> None:
+        labels = np.arange(9) % 3
+        labels[5] = 7
+        split = data.from_arrays(np.zeros((9, 2)), labels, 3).map(lambda example: example)
+        split = split.as_arrays()
+        loader = split.own_loader(4, Loading(check=partial(check_examples, "training", split, None, 3)))
+        refused("of example 5 ", lambda: [loader.batch(position, 3) for position in (9, 12, 15)])
 
     def test_mistakes(self) -> None:
         split = data.from_arrays(np.arange(5.0), np.arange(5))
@@ -366,9 +384,16 @@ class TestStreams:
         assert [loader.batch(start, 1).examples.tolist() for start in range(3)] == [[1], [4], [1]]
 
     def test_a_resume_skips_what_was_used(self) -> None:
-        loader = data.stream(range(100), 100).own_loader(0, Loading(share=1, shares=2))
-        assert loader.batch(40, 3).examples.tolist() == [41, 43, 45]
+        split = data.stream(range(20), 6)
+        alone = split.own_loader(0, Loading(share=1, shares=2))
+        read = [alone.batch(position, 3).examples.tolist() for position in range(3, 45, 6)]
+        assert read[:4] == [[1, 3, 5], [7, 9, 11], [13, 15, 17], [19, 1, 3]]
+        for step in range(7):
+            resumed = split.own_loader(0, Loading(share=1, shares=2))
+            assert resumed.batch(3 + 6 * step, 3).examples.tolist() == read[step]
 
     def test_mistakes(self) -> None:
         refused("length=0", data.stream, range(3), 0)
         refused("no examples", data.stream([], 3).load, np.arange(1), 0, 0)
+        refused("once", data.stream, iter([1]), 3)
+        refused("order", data.stream(range(3), 3).ordered, data.orders.Weighted([1] * 3))
