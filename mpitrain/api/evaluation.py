@@ -1,4 +1,4 @@
-"""What a script measures: metrics of validation examples, and numbers of its own."""
+"""Metrics of validation examples, and numbers, that a script records."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Telemetry:
 
         Raises:
             LaunchError: On every rank: a file in the run directory cannot be written.
-        ConfigError: On every rank: ``--logger`` or ``--tensorboard`` needs a package, or cannot be used.
+            ConfigError: On every rank: ``--logger`` or ``--tensorboard`` needs a package, or cannot be used.
         """
         with self._cluster.agree("opening the run directory"):
             try:
