@@ -42,6 +42,8 @@ class SharedDataset:
         share = self._share and not any(group.comm.allgather(sharing_problem(group.node, split.nbytes)))
         needed = split.nbytes * (1 if share else group.node.size)
         if split.block is not None and any(group.comm.allgather(needed > _RESIDENT_PART * _free_bytes())):
+            with group.agree("reading data"):
+                split.check_streamed()
             return Streaming(split, check)
         arrays = self._shared if share else SharedArrays(group.self_comm)
         examples = arrays.allocate((len(split), *split.shape), split.dtype)

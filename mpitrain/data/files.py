@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import glob
 import hashlib
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -141,17 +143,17 @@ def required(module: str, use: str) -> ModuleType:
         raise DataError(f"{use} needs {module.partition('.')[0]}: pip install 'mpitrain[data]' ({error})") from error
 
 
-def file_of(starts: Array, index: int) -> tuple[int, int]:
+def file_of(starts: Sequence[int], index: int) -> tuple[int, int]:
     """Return which file holds an example, and its index in the file.
 
     Args:
-        starts: Shape (files,), index of the first example of each file.
+        starts: Index of the first example of each file.
     """
-    file = int(np.searchsorted(starts, index, side="right")) - 1
-    return file, index - int(starts[file])
+    file = bisect.bisect_right(starts, index) - 1
+    return file, index - starts[file]
 
 
-def starts_of(counts: Iterable[int]) -> tuple[Array, int]:
+def starts_of(counts: Iterable[int]) -> tuple[list[int], int]:
     """Return the index of the first example of each file, and the number of all examples."""
-    ends = np.cumsum([0, *counts])
-    return ends[:-1], int(ends[-1])
+    *starts, count = itertools.accumulate(counts, initial=0)
+    return starts, count

@@ -16,7 +16,7 @@ from ..core.layout import Array, Shape
 from ..errors import DataError
 from .batch import Batch, BatchSource, CollatedBatch, Loading
 from .dataset_loader import DatasetLoader
-from .orders import Order, OwnOrder, Shuffled
+from .orders import Order, OwnOrder, Sequential, Shuffled
 from .random_numbers import generator_at, seed_all
 from .trees import describe, leaves, stack
 
@@ -179,6 +179,18 @@ class Split:
         copied._order = own = OwnOrder(order) if callable(order) else order
         copied.count = own.length(self.count)
         return copied
+
+    def check_streamed(self) -> None:
+        """Check that the order of the examples is that of blocks, for files that do not fit into memory.
+
+        Raises:
+            DataError: It is not.
+        """
+        if not isinstance(self._order or Shuffled(), (Shuffled, Sequential)):
+            raise DataError(
+                f"{self.source} does not fit into half of a node's free memory, and is read in blocks: only the orders "
+                f"Shuffled and Sequential work, not {self._order!r}"
+            )
 
     def map(self, function: Callable[[Any], Any]) -> DatasetSplit:
         """Return the examples with ``function`` applied to each when it is loaded.

@@ -109,7 +109,7 @@ class Table:
         number, row = file_of(self._starts, index)
         file = self._groups[number][0]
         first = next(place for place, (other, _) in enumerate(self._groups) if other is file)
-        return f"{file.path}, row {row + int(self._starts[number] - self._starts[first])}"
+        return f"{file.path}, row {row + self._starts[number] - self._starts[first]}"
 
     def _group(self, number: int, columns: tuple[str, ...]) -> Any:
         key = number, columns

@@ -347,6 +347,11 @@ class TestOrders:
         refused("ZeroDivisionError", split.ordered(lambda seed, position: 1 // 0).order, 0, 1, 0)
         refused("returned 0.5", split.ordered(lambda seed, position: 0.5).order, 0, 1, 0)  # type: ignore[arg-type]
 
+    def test_orders_of_files_that_are_read_in_blocks(self) -> None:
+        split = data.from_arrays(np.arange(5.0), np.arange(5))
+        split.ordered(data.orders.Sequential()).check_streamed()
+        refused("Weighted", split.ordered(data.orders.Weighted([1] * 5)).check_streamed)
+
     def test_a_wrong_label_is_named_by_its_index(self) -> None:
         labels = np.arange(9) % 3
         labels[5] = 7
