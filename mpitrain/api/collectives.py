@@ -53,7 +53,7 @@ class Collectives:
         Args:
             value: A number, a string, a tensor on any device, or any other object that can be pickled.
         """
-        self.barrier()
+        self._wait_for_workers("mean, sum or gather of the Trainer")
         with _WAIT:
             on_host = value.detach().cpu() if hasattr(value, "detach") else value
             return self._rank.cluster.workers.allgather(on_host)
@@ -61,7 +61,7 @@ class Collectives:
     def barrier(self) -> None:
         """Wait until all workers are here, at most for ``hang_timeout`` seconds if it is given. Collective over the
         workers."""
-        self._wait_for_workers("mean, sum, gather or barrier of the Trainer")
+        self._wait_for_workers("barrier of the Trainer")
 
     def _wait_for_workers(self, method: str) -> None:
         """Wait until all workers have called a method. Collective over them.
@@ -69,12 +69,33 @@ class Collectives:
         Args:
             method: Its name, for the error.
         """
+        workers = self._rank.cluster.workers
         with self._rank.errors_end_the_run():
-            if not wait_for_all(self._rank.cluster.workers, self._limit_s, method):
+            if wait_for_all(workers, self._limit_s, method):
+                _check_same(workers, method)
+            else:
                 raise JobError(
                     f"{method} was called, but not by all workers within --hang-timeout {self._limit_s:g}: call it on "
                     "all of them, not inside 'if trainer.rank == 0'"
                 )
+
+
+def _check_same(workers: Any, method: str) -> None:
+    """Check that all workers have called the same method. Collective over them.
+
+    Raises:
+        JobError: On all workers: they have not.
+    """
+    with _WAIT:
+        methods = workers.allgather(method)
+    differing = next((other for other in range(workers.size) if methods[other] != methods[0]), None)
+    if differing is not None:
+        error = JobError(
+            f"worker 0 has called {methods[0]}, but worker {differing} {methods[differing]}: all workers must call the "
+            "same in the same order, not inside 'if trainer.rank == 0'"
+        )
+        error.on_all_ranks = True
+        raise error
 
 
 def share(rank: Rank, of_chief: Any) -> Any:

@@ -333,8 +333,12 @@ class DatasetSplit(Split):
         if not self.is_array:
             return batch
         examples, labels = batch.examples
-        if examples.shape[1:] != self.shape:
-            raise DataError(f"a batch of {self.source} is {describe(batch.examples)}: must have examples {self.shape}")
+        is_numeric = isinstance(examples, np.ndarray) and examples.dtype.kind in "biuf"
+        if not is_numeric or examples.shape != (batch.count, *self.shape) or len(labels) != batch.count:
+            raise DataError(
+                f"a batch of {batch.count} examples of {self.source} is {describe(batch.examples)}: must have numbers "
+                f"of shape {(batch.count, *self.shape)}, and as many labels"
+            )
         if loading.check is not None:
             loading.check(examples, labels, batch.position if indices is None else indices)
         return Batch(examples if loading.dtype is None else examples.astype(loading.dtype), labels, batch.position)
@@ -376,7 +380,7 @@ class DatasetSplit(Split):
             yield
         except DataError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             name = f"one of the examples {', '.join(map(str, indices[:4]))} ..." if indices else "an example"
             if len(indices) == 1:

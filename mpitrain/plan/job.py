@@ -222,7 +222,7 @@ def make_job(path: Path, function: JobFunction, arguments: dict[str, Any], seed:
     """Call a job file's function and return its job.
 
     If the file has imported torch, its random numbers are seeded first: a module gets its initial values when it is
-    made, and all ranks must make the same.
+    made, and all ranks must make the same. If the function imports torch, it is called again.
 
     Raises:
         JobError: The function raises, or does not return a Job.
@@ -231,6 +231,9 @@ def make_job(path: Path, function: JobFunction, arguments: dict[str, Any], seed:
         torch.manual_seed(seed)
     with _errors_described(path, function.__code__.co_filename):
         job = function(**arguments)
+        if torch is None and (torch := sys.modules.get("torch")) is not None:  # the function has imported it
+            torch.manual_seed(seed)
+            job = function(**arguments)
     if not isinstance(job, Job):
         raise JobError(f"'job' in {path} returned {type(job).__name__}: must return a Job")
     return job

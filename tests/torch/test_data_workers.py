@@ -211,3 +211,24 @@ def test_a_split_can_be_read_after_training(openmpi: Mpi, tmp_path: Path) -> Non
     done = run([str(word) for word in command], timeout=60)
     assert done.returncode == 0, done.stderr
     assert "sum 24" in done.stdout
+
+
+def test_workers_that_call_different_methods_end_with_one_line(openmpi: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, mpitrain\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "trainer = mpitrain.Trainer(model, optimizer)\n"
+        "for step in trainer.steps(4):\n"
+        "    trainer.backward(model(torch.ones(3, 2)).sum())\n"
+        "    trainer.step()\n"
+        "    if trainer.rank == 0:\n"
+        "        trainer.mean(1.0)\n"
+        "    else:\n"
+        "        optimizer.state_dict()\n"
+    )
+    command = [openmpi.python, "-m", "mpitrain", "run", "-n", 2, "--run-dir", tmp_path / "run", script]
+    done = run([str(word) for word in command], timeout=60)
+    assert done.returncode == 2
+    assert "state_dict" in one_line(done.stderr)

@@ -307,6 +307,11 @@ class TestTransforms:
         refused("example 5", split.load, np.arange(8), 0, 0)
         refused(__file__, split.load, np.arange(8), 0, 0)
 
+    def test_a_batch_with_another_number_of_examples_is_refused(self) -> None:
+        split = data.from_arrays(np.zeros((8, 2)), np.arange(8)).map(lambda example: example).as_arrays()
+        short = split.collated(lambda examples: (np.zeros((len(examples) - 1, 2)), np.zeros(len(examples) - 1)))
+        refused("(3, 2)", short.read_batch, 0, 3)
+
     def test_scaled_as_in_a_batch(self) -> None:
         images = data.mnist().train
         batch = images.map(lambda example: example).load(np.arange(4), 0, 0).examples[0]
