@@ -161,11 +161,11 @@ def _pin(pid: int) -> None:
         for process in pids:
             for thread in _threads(process):
                 with contextlib.suppress(OSError):
-                    os.sched_setaffinity(thread, {1 if level == 2 else 0})
+                    os.sched_setaffinity(thread, {1 if level else 0})
 
 
 def _levels(pid: int) -> list[list[int]]:
-    """Return a process, its children, and theirs: the reaper, the rank, and its data workers."""
+    """Return a process, its children, and theirs: the rank, and its data workers."""
     levels = [[pid]]
     while below := [child for parent in levels[-1] for child in _children(parent)]:
         levels.append(below)
