@@ -17,6 +17,8 @@ from ..core.layout import Array
 from ..errors import DataError
 from .permutation import order
 
+__all__ = ["GroupedByLength", "Order", "OwnOrder", "Sequential", "Shuffled", "Streams", "Weighted"]
+
 
 class Order(Protocol):
     """Maps positions of the endless stream to examples. ``repr`` of two equal orders is the same."""
