@@ -140,12 +140,7 @@ def training(folder: Path, in_memory: bool) -> dict[str, float]:
         assert process.returncode == 0
         lines = [json.loads(line) for line in Path(out, "run", "metrics.jsonl").read_text().splitlines()]
         rates = [line["examples_per_s"] for line in lines if "examples_per_s" in line]
-        return {"rate": statistics_of(rates[2:])}
-
-
-def statistics_of(rates: list[float]) -> float:
-    """Return the median."""
-    return float(np.median(rates))
+        return {"rate": float(np.median(rates[2:]))}
 
 
 def _children(pid: int) -> list[int]:

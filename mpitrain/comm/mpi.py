@@ -14,7 +14,7 @@ from ..process.launcher_env import is_launched, set_home
 # unless the user has set it.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 # Large messages over TCP as sends (1). Open MPI would emulate Put, in parts that the receiver requests; when messages
-# travel in both directions the requests wait behind data, and 72 to 88 % of the link's rate are reached, with sends 96
+# travel in both directions the requests wait behind data, and 69 to 88 % of the link's rate are reached, with sends 87
 # to 100 % (measured at 1 Gbit/s and 200 Mbit/s).
 os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "1")
 

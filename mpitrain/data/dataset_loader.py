@@ -65,21 +65,22 @@ class DatasetLoader:
         Raises:
             DataError: An example cannot be loaded; names it.
         """
-        request = Request(position, count)
-        made = self._load(request)
+        made, indices = self._load(Request(position, count))
         seed_all(self._seed, position, LOOP_STREAM)
-        return self._split.finish(made, self._loading, self._indices(request))
+        return self._split.finish(made, self._loading, indices)
 
     def sequential(self, start: int, stop: int, end: int | None = None) -> Batch:
         """Return the examples [start, stop) in the order of the split."""
-        request = Request(start, stop - start, stop if end is None else end)
-        return self._split.finish(self._load(request), self._loading, self._indices(request))
+        made, indices = self._load(Request(start, stop - start, stop if end is None else end))
+        return self._split.finish(made, self._loading, indices)
 
     def close(self) -> None:
         """Do nothing."""
 
-    def _load(self, request: Request) -> Batch:
-        return self._split.load(self._indices(request), self._seed, request.position)
+    def _load(self, request: Request) -> tuple[Batch, Array]:
+        """Return a batch, and the indices of its examples."""
+        indices = self._indices(request)
+        return self._split.load(indices, self._seed, request.position), indices
 
     def _indices(self, request: Request) -> Array:
         position, length, end = request

@@ -38,6 +38,20 @@ class _Loaded(NamedTuple):
     ranges: list[tuple[int, int]]
 
 
+class _Submitted(NamedTuple):
+    """A batch that a process loads.
+
+    Attributes:
+        future: The batch.
+        buffer: The shared buffer for its arrays; None if none was free.
+        indices: Of its examples.
+    """
+
+    future: Future[_Loaded]
+    buffer: int | None
+    indices: Array
+
+
 class ProcessLoader(DatasetLoader):
     """Makes batches in processes; see ``data.BatchSource``.
 
@@ -57,7 +71,7 @@ class ProcessLoader(DatasetLoader):
         arguments = split, self._buffers, loading, context.Value("i"), os.getpid()
         self._pool: ProcessPoolExecutor | None = ProcessPoolExecutor(loading.workers, context, _begin, arguments)
         self._pool.submit(os.getpid)  # starts all processes
-        self._loading_ahead: dict[Request, tuple[Future[_Loaded], int | None]] = {}
+        self._loading_ahead: dict[Request, _Submitted] = {}
         self._last: Request | None = None
 
     def close(self) -> None:
@@ -72,8 +86,8 @@ class ProcessLoader(DatasetLoader):
                 process.join()
             self._buffers.close()
 
-    def _load(self, request: Request) -> Batch:
-        """Return a batch, and load those ahead that are expected next.
+    def _load(self, request: Request) -> tuple[Batch, Array]:
+        """Return a batch and the indices of its examples, and load those ahead that are expected next.
 
         Raises:
             DataError: An example cannot be loaded, or a process has died.
@@ -85,8 +99,8 @@ class ProcessLoader(DatasetLoader):
             for wanted in (request, *expected):
                 if wanted not in self._loading_ahead:
                     self._loading_ahead[wanted] = self._submit(wanted)
-            future, buffer = self._loading_ahead.pop(request)
-            return self._received(future.result(), buffer)
+            future, buffer, indices = self._loading_ahead.pop(request)
+            return self._received(future.result(), buffer), indices
         except BrokenProcessPool as error:
             raise DataError(
                 f"a process that loads examples of {self._split.source} has died: it was killed, as the kernel does "
@@ -104,13 +118,13 @@ class ProcessLoader(DatasetLoader):
         distance = 0 if last is None or last[1:] != request[1:] else position - last.position
         return [Request(position + distance * (i + 1), length) for i in range(number)] if distance > 0 else []
 
-    def _submit(self, request: Request) -> tuple[Future[_Loaded], int | None]:
+    def _submit(self, request: Request) -> _Submitted:
         assert self._pool is not None  # until ``close``
-        buffer = self._buffers.take()
-        return self._pool.submit(_load, self._indices(request), self._seed, request.position, buffer), buffer
+        buffer, indices = self._buffers.take(), self._indices(request)
+        return _Submitted(self._pool.submit(_load, indices, self._seed, request.position, buffer), buffer, indices)
 
     def _abandon(self, request: Request) -> None:
-        future, buffer = self._loading_ahead.pop(request)
+        future, buffer, _ = self._loading_ahead.pop(request)
         future.cancel()
         if buffer is not None:
             give_back = partial(self._buffers.give_back, buffer)

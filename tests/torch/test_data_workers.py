@@ -192,9 +192,18 @@ def _wait_until(holds, seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
+def run_script(mpi: Mpi, folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Run a script on two ranks."""
+    script = folder / "script.py"
+    script.write_text(text)
+    command = [mpi.python, "-m", "mpitrain", "run", "-n", 2, "--run-dir", folder / "run", script]
+    return run([str(word) for word in command], timeout=60)
+
+
 def test_a_split_can_be_read_after_training(openmpi: Mpi, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
+    done = run_script(
+        openmpi,
+        tmp_path,
         "import numpy as np, torch, mpitrain\n"
         "from mpitrain import data\n"
         "model = torch.nn.Linear(2, 2)\n"
@@ -205,17 +214,16 @@ def test_a_split_can_be_read_after_training(openmpi: Mpi, tmp_path: Path) -> Non
         "    for x, y in loader:\n"
         "        trainer.backward(torch.nn.functional.cross_entropy(model(x), y))\n"
         "        trainer.step()\n"
-        "print('sum', split.read_batch(0, 12).examples[0].sum(), split.sample_digest())\n"
+        "print('sum', split.read_batch(0, 12).examples[0].sum(), split.sample_digest())\n",
     )
-    command = [openmpi.python, "-m", "mpitrain", "run", "-n", 2, "--run-dir", tmp_path / "run", script]
-    done = run([str(word) for word in command], timeout=60)
     assert done.returncode == 0, done.stderr
     assert "sum 24" in done.stdout
 
 
 def test_workers_that_call_different_methods_end_with_one_line(openmpi: Mpi, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
+    done = run_script(
+        openmpi,
+        tmp_path,
         "import torch, mpitrain\n"
         "model = torch.nn.Linear(2, 2)\n"
         "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
@@ -226,9 +234,7 @@ def test_workers_that_call_different_methods_end_with_one_line(openmpi: Mpi, tmp
         "    if trainer.rank == 0:\n"
         "        trainer.mean(1.0)\n"
         "    else:\n"
-        "        optimizer.state_dict()\n"
+        "        optimizer.state_dict()\n",
     )
-    command = [openmpi.python, "-m", "mpitrain", "run", "-n", 2, "--run-dir", tmp_path / "run", script]
-    done = run([str(word) for word in command], timeout=60)
     assert done.returncode == 2
     assert "state_dict" in one_line(done.stderr)
