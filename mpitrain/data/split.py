@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import math
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +14,7 @@ from ..core.layout import Array, Shape
 from ..errors import DataError
 from .batch import Batch, BatchSource, CollatedBatch, Loading
 from .dataset_loader import DatasetLoader
+from .example_errors import errors_named, why_not_collated
 from .orders import Order, OwnOrder, Sequential, Shuffled
 from .random_numbers import generator_at, seed_all
 from .trees import describe, leaves, stack
@@ -319,7 +318,7 @@ class DatasetSplit(Split):
         try:
             return self.batch_type(self.collate(examples), None, position, len(indices))
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise DataError(self._why_not_collated(indices, examples, error)) from error
+            raise DataError(why_not_collated(self.dataset, self.source, indices.tolist(), examples, error)) from error
 
     def finish(self, batch: Batch, loading: Loading = Loading(), indices: Array | None = None) -> Batch:
         """Return a batch of ``load`` in the form in which the model takes it. In the rank.
@@ -355,12 +354,12 @@ class DatasetSplit(Split):
         examples, fetch = [], getattr(self.dataset, "__getitems__", None)
         if fetch is not None:
             seed_all(seed, position)
-            with self._errors_named(indices):
+            with errors_named(self.dataset, self.source, indices):
                 examples = list(fetch(indices))
         for place, index in enumerate(indices):
             if fetch is None or self._transforms:
                 seed_all(seed, position + place)
-            with self._errors_named([index]):
+            with errors_named(self.dataset, self.source, [index]):
                 if fetch is None:
                     examples.append(self.dataset[index])
                 if self._transforms:
@@ -372,40 +371,6 @@ class DatasetSplit(Split):
         for function, is_random in self._transforms:
             example = function(example, generator) if is_random else function(example)
         return example
-
-    @contextlib.contextmanager
-    def _errors_named(self, indices: list[int]) -> Iterator[None]:
-        """Turn exceptions into a ``DataError`` that names the example, its file and the line that raised it."""
-        try:
-            yield
-        except DataError:
-            raise
-        except (Exception, SystemExit) as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            name = f"one of the examples {', '.join(map(str, indices[:4]))} ..." if indices else "an example"
-            if len(indices) == 1:
-                name = self._name(indices[0])
-            raise DataError(
-                f"{name} of {self.source} cannot be loaded: {type(error).__name__}: {' '.join(str(error).split())} "
-                f"({frame.filename}, line {frame.lineno})"
-            ) from error
-
-    def _name(self, index: int) -> str:
-        name_of, samples = getattr(self.dataset, "name_of", None), getattr(self.dataset, "samples", None)
-        if name_of is not None:
-            return f"example {index} ({name_of(index)})"
-        if isinstance(samples, list) and isinstance(samples[index], tuple):  # of torchvision's ImageFolder
-            return f"example {index} ({samples[index][0]})"
-        return f"example {index}"
-
-    def _why_not_collated(self, indices: Array, examples: list[Any], error: Exception) -> str:
-        kinds = [describe(example) for example in examples]
-        other = next((place for place, kind in enumerate(kinds) if kind != kinds[0]), None)
-        why = " ".join(str(error).split())
-        if other is not None:
-            first, second = (self._name(int(indices[place])) for place in (0, other))
-            why = f"{first} is {kinds[0]}, but {second} is {kinds[other]}; make them equal, or pass a collate function"
-        return f"examples of {self.source} cannot be collated: {why}"
 
 
 def dataset(examples: Examples, classes: int | None = None) -> DatasetSplit:

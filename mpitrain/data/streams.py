@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..errors import DataError
+from .example_errors import errors_named
 from .orders import Order, Sequential
 from .split import DatasetSplit, Split
 
@@ -46,14 +47,14 @@ class StreamSplit(DatasetSplit):
         """Return the next example of this process; the first one after the last one."""
         assert self._iterator is not None
         for _ in range(2):
-            with self._errors_named([]):
+            with errors_named(self.dataset, self.source, []):
                 for example in self._iterator:
                     return example
             self._iterator = self._beginning()
         raise DataError(f"{self.source} has no examples for process {self._share} of {self._shares} that read it")
 
     def _beginning(self) -> Iterator[Any]:
-        with self._errors_named([]):
+        with errors_named(self.dataset, self.source, []):
             if not hasattr(self._examples, "__iter__"):
                 return iter(self._examples(self._share, self._shares))  # type: ignore[operator]
             return itertools.islice(self._examples, self._share, None, self._shares)
