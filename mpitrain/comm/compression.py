@@ -1,4 +1,4 @@
-"""Gradient compression with error feedback: the rounding error of one gradient is added to the next.
+"""Codecs: vectors as fewer bytes, with error feedback, so that the error of one gradient is added to the next.
 
 Seide, Fu, Droppo, Li and Yu, 1-bit stochastic gradient descent, Interspeech 2014, section 3. For convergence
 at the rate of the exact method see Karimireddy, Rebjock, Stich and Jaggi, Error feedback fixes SignSGD, ICML 2019.
@@ -6,6 +6,7 @@ at the rate of the exact method see Karimireddy, Rebjock, Stich and Jaggi, Error
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -15,28 +16,61 @@ import numpy as np
 from ..core.kernels import kernel
 from ..core.layout import Array
 from ..errors import ConfigError
-from ..plan.config import Precision
+from ..plan.compression import Compression
 
 _BLOCK = 1 << 14  # elements per block, so that intermediate values stay in the L2 cache
+_GROUP = 256  # elements with one scale
+_WORD = 8  # bytes: encoded vectors are whole words, so that those that follow are aligned
 
 
 class Codec(ABC):
-    """Rounds vectors to a narrower type and tracks the rounding error. Local.
+    """Encodes vectors as bytes and tracks the error. Local.
 
-    A subclass converts blocks, and is added to ``CODECS``.
+    A subclass may stand in a module of the user's own: ``--compress package.module:Class``. The number of bytes depends
+    on the number of elements alone, because the receivers compute it.
 
     Args:
-        name: The value of ``--push-precision``.
+        compression: The value of ``--compress``.
         dtype: Data type of the vectors.
-
-    Attributes:
-        wire: Data type of the encoded elements.
     """
 
-    wire: np.dtype[Any]
+    def __init__(self, compression: Compression, dtype: np.dtype[Any]) -> None:
+        self.compression, self.dtype = compression, dtype
 
-    def __init__(self, name: str, dtype: np.dtype[Any]) -> None:
-        self._name = name
+    @abstractmethod
+    def nbytes(self, count: int) -> int:
+        """Return the number of bytes of ``count`` encoded elements, a multiple of 8."""
+
+    @abstractmethod
+    def encode(self, vector: Array, residual: Array, out: Array) -> None:
+        """Set ``out`` to ``vector + residual``, encoded, and ``residual`` to the error: exact minus decoded values.
+
+        What is not finite is not finite after decoding, and its residual is zero.
+
+        Args:
+            vector, residual: Shape (n,), in the vectors' type.
+            out: Shape (nbytes(n),), uint8, aligned to 8 bytes.
+
+        Raises:
+            ConfigError: An element is too large for the encoding.
+        """
+
+    @abstractmethod
+    def decode(self, encoded: Array, out: Array) -> None:
+        """Set ``out``, shape (n,), in the vectors' type, to the vector in ``encoded``, shape (nbytes(n),), uint8."""
+
+
+class NarrowerType(Codec):
+    """Rounds to nearest in a narrower type. A subclass converts blocks.
+
+    Attributes:
+        narrow_type: Data type of the encoded elements.
+    """
+
+    narrow_type: np.dtype[Any]
+
+    def __init__(self, compression: Compression, dtype: np.dtype[Any]) -> None:
+        super().__init__(compression, dtype)
         self._exact, self._back = np.empty(_BLOCK, dtype), np.empty(_BLOCK, dtype)
 
     @abstractmethod
@@ -44,62 +78,58 @@ class Codec(ABC):
         """Set ``out`` to a block of a vector, rounded to nearest. NaN stays NaN, and what is too large is infinite."""
 
     @abstractmethod
-    def widen(self, wire: Array, out: Array) -> None:
+    def widen(self, narrow: Array, out: Array) -> None:
         """Set ``out`` to an encoded block."""
 
+    def nbytes(self, count: int) -> int:
+        return _whole_words(count * self.narrow_type.itemsize)
+
     def encode(self, vector: Array, residual: Array, out: Array) -> None:
-        """Set ``out`` to ``vector + residual``, rounded to nearest, and ``residual`` to the rounding error.
-
-        NaN and infinity are passed through; their residual is zero.
-
-        Args:
-            vector, residual: Shape (n,), in the vectors' type.
-            out: Shape (n,), in the type ``wire``.
-
-        Raises:
-            ConfigError: An element is too large for the narrower type.
-        """
+        elements = self._elements(out, len(vector))
         for part in _blocks(len(vector)):
             count = part.stop - part.start
             exact, back = self._exact[:count], self._back[:count]
             np.add(vector[part], residual[part], out=exact)
             with np.errstate(over="ignore"):
-                self.narrow(exact, out[part])
-            self.widen(out[part], back)
+                self.narrow(exact, elements[part])
+            self.widen(elements[part], back)
             if _update_residual(exact, back, residual[part]):
                 largest = np.abs(exact[np.isfinite(exact)]).max()
                 raise ConfigError(
-                    f"a gradient has an element of {largest:.3g}, which exceeds --push-precision {self._name}; "
-                    "use bfloat16, remove --push-precision, or clip gradients (clip_norm)"
+                    f"a gradient has an element of {largest:.3g}, which exceeds --compress {self.compression}; "
+                    "use bfloat16, remove --compress, or clip gradients (clip_norm)"
                 )
 
-    def decode(self, wire: Array, out: Array) -> None:
-        """Decode ``wire`` into ``out``, in the vectors' type; both have shape (n,)."""
-        for part in _blocks(len(wire)):
-            self.widen(wire[part], out[part])
+    def decode(self, encoded: Array, out: Array) -> None:
+        elements = self._elements(encoded, len(out))
+        for part in _blocks(len(out)):
+            self.widen(elements[part], out[part])
+
+    def _elements(self, encoded: Array, count: int) -> Array:
+        return encoded.view(self.narrow_type)[:count]
 
 
-class Cast(Codec):
+class Cast(NarrowerType):
     """Converts to a type that NumPy has, of the same name."""
 
-    def __init__(self, name: str, dtype: np.dtype[Any]) -> None:
-        super().__init__(name, dtype)
-        self.wire = np.dtype(name)
+    def __init__(self, compression: Compression, dtype: np.dtype[Any]) -> None:
+        super().__init__(compression, dtype)
+        self.narrow_type = np.dtype(compression.name)
 
     def narrow(self, exact: Array, out: Array) -> None:
         np.copyto(out, exact, casting="same_kind")
 
-    def widen(self, wire: Array, out: Array) -> None:
-        np.copyto(out, wire)
+    def widen(self, narrow: Array, out: Array) -> None:
+        np.copyto(out, narrow)
 
 
-class Bfloat16(Codec):
+class Bfloat16(NarrowerType):
     """Converts to bfloat16, stored as uint16."""
 
-    wire = np.dtype(np.uint16)
+    narrow_type = np.dtype(np.uint16)
 
-    def __init__(self, name: str, dtype: np.dtype[Any]) -> None:
-        super().__init__(name, dtype)
+    def __init__(self, compression: Compression, dtype: np.dtype[Any]) -> None:
+        super().__init__(compression, dtype)
         self._single = np.empty(_BLOCK, np.float32)
 
     def narrow(self, exact: Array, out: Array) -> None:
@@ -107,19 +137,67 @@ class Bfloat16(Codec):
         np.copyto(single, exact, casting="same_kind")
         _round_bfloat16(single.view(np.uint32), out)
 
-    def widen(self, wire: Array, out: Array) -> None:
-        single = self._single[: len(wire)]
-        _upcast_bfloat16(wire, single.view(np.uint32))
+    def widen(self, narrow: Array, out: Array) -> None:
+        single = self._single[: len(narrow)]
+        _upcast_bfloat16(narrow, single.view(np.uint32))
         np.copyto(out, single)
 
 
-#: By the value of ``--push-precision``.
-CODECS: dict[Precision, type[Codec]] = {"float32": Cast, "float16": Cast, "bfloat16": Bfloat16}
+class Int8(Codec):
+    """Rounds to integers of -127 to 127 times a scale in float32, one for each group of 256 elements.
+
+    The scales precede the integers. Dettmers, 8-bit approximations for parallelism in deep learning, ICLR 2016, and
+    Dettmers et al., 8-bit optimizers via block-wise quantization, ICLR 2022, with linear steps.
+    """
+
+    def nbytes(self, count: int) -> int:
+        return _whole_words(4 * _groups(count) + count)
+
+    def encode(self, vector: Array, residual: Array, out: Array) -> None:
+        scales, integers = self._parts(out, len(vector))
+        _encode_int8(vector, residual, scales, integers)
+
+    def decode(self, encoded: Array, out: Array) -> None:
+        _decode_int8(*self._parts(encoded, len(out)), out)
+
+    def _parts(self, encoded: Array, count: int) -> tuple[Array, Array]:
+        start = 4 * _groups(count)
+        return encoded[:start].view(np.float32), encoded[start : start + count].view(np.int8)
 
 
-def make_codec(precision: Precision, dtype: np.dtype[Any]) -> Codec:
-    """Return the codec that rounds vectors of type ``dtype`` to a narrower type."""
-    return CODECS[precision](precision, dtype)
+#: By the value of ``--compress``.
+CODECS: dict[str, type[Codec]] = {"float32": Cast, "float16": Cast, "bfloat16": Bfloat16, "int8": Int8}
+
+
+def make_codec(compression: Compression, dtype: np.dtype[Any]) -> Codec:
+    """Return the codec of ``--compress`` for vectors of type ``dtype``.
+
+    Raises:
+        ConfigError: It names a class that cannot be imported or is no codec.
+    """
+    make = _load(compression) if compression.is_class else CODECS[compression.name]
+    return make(compression, dtype)
+
+
+def _load(compression: Compression) -> type[Codec]:
+    module, _, name = compression.name.partition(":")
+    try:
+        loaded: Any = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        must = "must name a class in a module that Python can import"
+        raise ConfigError(f"--compress {compression}: {why}; {must}") from error
+    if not (isinstance(loaded, type) and issubclass(loaded, Codec)):
+        raise ConfigError(f"--compress {compression}: must be a subclass of mpitrain.comm.compression.Codec")
+    return loaded
+
+
+def _groups(count: int) -> int:
+    return -(-count // _GROUP)
+
+
+def _whole_words(nbytes: int) -> int:
+    return -(-nbytes // _WORD) * _WORD
 
 
 def _blocks(size: int) -> Iterator[slice]:
@@ -153,3 +231,45 @@ def _round_bfloat16(bits: Array, out: Array) -> None:
         sign = (bits[i] >> np.uint32(16)) & np.uint32(0x8000)
         rounded = (magnitude + np.uint32(0x7FFF) + ((magnitude >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
         out[i] = np.uint16(sign | (nan if magnitude > np.uint32(0x7F800000) else rounded))
+
+
+@kernel
+def _encode_int8(vector: Array, residual: Array, scales: Array, integers: Array) -> None:
+    zero = vector.dtype.type(0)
+    for group in range(scales.size):
+        start, stop = group * _GROUP, min((group + 1) * _GROUP, vector.size)
+        values, errors, codes = vector[start:stop], residual[start:stop], integers[start:stop]
+        largest, spoiled = zero, zero
+        for i in range(values.size):
+            value = values[i] + errors[i]
+            errors[i] = value
+            spoiled += value - value  # NaN if a value is not finite
+            largest = max(largest, abs(value))
+        scale = np.float32(largest / vector.dtype.type(127))
+        if spoiled != zero:
+            scale = np.float32(np.nan)
+        scales[group] = scale
+        if scale >= np.float32(1e-37):
+            back = vector.dtype.type(scale)
+            inverse = vector.dtype.type(1) / back
+            for i in range(values.size):
+                code = np.rint(errors[i] * inverse)
+                codes[i] = np.int8(code)
+                errors[i] -= code * back
+        else:  # all elements are decoded as NaN, or are too small for a scale and remain in the residual
+            for i in range(values.size):
+                codes[i] = np.int8(0)
+            if scale != scale:
+                for i in range(values.size):
+                    errors[i] = zero
+            else:
+                scales[group] = np.float32(0)
+
+
+@kernel
+def _decode_int8(scales: Array, integers: Array, out: Array) -> None:
+    for group in range(scales.size):
+        start, stop = group * _GROUP, min((group + 1) * _GROUP, out.size)
+        values, codes, scale = out[start:stop], integers[start:stop], out.dtype.type(scales[group])
+        for i in range(values.size):
+            values[i] = scale * out.dtype.type(codes[i])

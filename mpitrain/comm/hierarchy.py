@@ -118,6 +118,9 @@ class ReduceScatter:
 
     A reduce-scatter by all-to-all that sums in the order of the nodes, so that the result does not depend on the MPI
     library or on timing.
+
+    Attributes:
+        request: The pending operation.
     """
 
     def __init__(self, hierarchy: Hierarchy, lo: int, hi: int, dtype: Any) -> None:
@@ -131,19 +134,19 @@ class ReduceScatter:
         self._received = np.zeros((n, count), dtype)
         self._recv = ([count] * n, [count * node for node in range(n)])
         self._type = mpi_type(np.dtype(dtype))
-        self._request = MPI.REQUEST_NULL
+        self.request = MPI.REQUEST_NULL
 
     def start(self, vector: Array) -> None:
         """Send every node its range of ``vector``, which must not change until ``finish``."""
-        self._request = self._internode.Ialltoallv(
+        self.request = self._internode.Ialltoallv(
             [vector, self._send, self._type], [self._received, self._recv, self._type]
         )
 
     def progress(self) -> None:
         """Let MPI move data before this rank computes again."""
-        self._request.Test()
+        self.request.Test()
 
     def finish(self, out: Array) -> None:
         """Wait, and write the sum over the nodes to ``out[lo:hi]``, this rank's range."""
-        self._request.Wait()
+        self.request.Wait()
         sum_rows(self._received, np.arange(len(self._received)), 0, self.hi - self.lo, 1.0, out[self.lo : self.hi])

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..core.kernels import kernel
 from ..core.layout import Array
-from ..plan.config import Precision
+from ..plan.compression import Compression
 from .backoff import Backoff
 from .compression import make_codec
 from .mpi import MPI, mpi_type
@@ -30,6 +30,7 @@ from .mpi import MPI, mpi_type
 HEADER = 16  # words: sequence number, kind, message, checksum
 _MESSAGE = slice(2, HEADER - 1)
 EMPTY = np.zeros((), [])  # a message without fields
+_NO_BYTES = np.zeros(0, np.uint8)
 
 Ranges = Sequence[tuple[int, int]]
 
@@ -51,7 +52,7 @@ class Routes:
         size: Length of the vector.
         dtype: Data type of its elements.
         n_rows: Words that a reply may carry in addition to a vector, such as worker statistics.
-        precision: Type to which vectors sent to servers are rounded; None for ``dtype``.
+        compression: How vectors sent to servers are encoded; None if they are sent unchanged.
     """
 
     comm: MPI.Intracomm
@@ -60,7 +61,7 @@ class Routes:
     size: int
     dtype: np.dtype[Any]
     n_rows: int
-    precision: Precision | None = None
+    compression: Compression | None = None
 
     def servers(self, worker: int) -> list[int]:
         """Return the ranks of the servers that a worker sends to."""
@@ -85,7 +86,7 @@ class RpcTransport(Protocol):
     def request(self, server: int, kind: int, message: Array = EMPTY, vector: Array | None = None) -> None:
         """Worker: send a request with the server's ranges of ``vector``, shape (size,); ``reply`` must follow.
 
-        With ``Routes.precision`` the vector is rounded, and the rounding error is added to the next one.
+        With ``Routes.compression`` the vector is encoded, and the error is added to the next one.
 
         Args:
             message: Shape (), a structured dtype of at most 104 bytes.
@@ -160,28 +161,44 @@ class _TransportBase:
         capacity = max((routes.capacity(server) for server in self._servers), default=0)
         yield_s = _YIELD_S + capacity * routes.dtype.itemsize / _SLOW_BYTES_PER_S
         self._waiting = Backoff(oversubscribed=True, yield_s=yield_s)
-        self._codec = None if routes.precision is None else make_codec(routes.precision, routes.dtype)
-        self._sent_dtype = routes.dtype if self._codec is None else self._codec.wire
+        self._codec = None if routes.compression is None else make_codec(routes.compression, routes.dtype)
         coded = self._codec is not None
-        self._wire = np.zeros(routes.size if coded and self._servers else 0, self._sent_dtype)
-        self._residual = np.zeros(len(self._wire), routes.dtype)
+        self._residual = np.zeros(routes.size if coded and self._servers else 0, routes.dtype)
+        encoded = self._servers if coded else []
+        self._encoded = {
+            server: [np.zeros(self._nbytes_of(hi - lo), np.uint8) for lo, hi in routes.ranges[server]]
+            for server in encoded
+        }
         held = routes.capacity(self._rank) if coded and self._clients else 0
         self._decoded = {client: np.zeros(held, routes.dtype) for client in self._clients}
 
-    def _encode(self, vector: Array, server: int) -> Array:
-        """Return the vector, with this server's ranges encoded, in the wire type."""
+    def _nbytes_of(self, count: int) -> int:
+        """Return the number of bytes in which ``count`` elements are sent to a server."""
+        return count * self._routes.dtype.itemsize if self._codec is None else self._codec.nbytes(count)
+
+    def _request_nbytes(self, server: int) -> int:
+        """Return the number of bytes of the vector in a request."""
+        return sum(self._nbytes_of(hi - lo) for lo, hi in self._routes.ranges[server])
+
+    def _encode(self, vector: Array, server: int) -> list[Array]:
+        """Return this server's ranges of the vector as they are sent."""
+        ranges = self._routes.ranges[server]
         if self._codec is None:
-            return vector
-        for lo, hi in self._routes.ranges[server]:
-            self._codec.encode(vector[lo:hi], self._residual[lo:hi], self._wire[lo:hi])
-        return self._wire
+            return [vector[lo:hi] for lo, hi in ranges]
+        for (lo, hi), encoded in zip(ranges, self._encoded[server], strict=True):
+            self._codec.encode(vector[lo:hi], self._residual[lo:hi], encoded)
+        return self._encoded[server]
 
     def _decode(self, received: Array, client: int) -> Array:
-        """Return the vector of a client's request, decoded to the vectors' type."""
+        """Return the vector of a client's request, of which these bytes have arrived."""
         if self._codec is None:
-            return received
-        self._codec.decode(received, self._decoded[client])
-        return self._decoded[client]
+            return received.view(self._routes.dtype)
+        decoded, at, start = self._decoded[client], 0, 0
+        for lo, hi in self._routes.ranges[self._rank]:
+            nbytes = self._nbytes_of(hi - lo)
+            self._codec.decode(received[at : at + nbytes], decoded[start : start + hi - lo])
+            at, start = at + nbytes, start + hi - lo
+        return decoded
 
     def _wait(self, server: int, arrived: Callable[[], bool]) -> None:
         self._waiting.until(lambda spins: arrived(), self._progress, lambda: server)
@@ -203,19 +220,18 @@ class WindowTransport(_TransportBase):
         count = self._header_count(self._rank)
         is_worker = bool(self._servers)
         words = self._vectors_offset(self._rank) // 8
-        kept = routes.dtype if is_worker else self._sent_dtype
-        elements = routes.size
+        nbytes = routes.size * self._itemsize
         if not is_worker:
-            elements = len(self._clients) * self._capacity(self._rank) if self._clients else 0
-        raw = np.zeros(words * 8 + elements * kept.itemsize + 2 * _LINE, np.uint8)
+            nbytes = len(self._clients) * self._request_nbytes(self._rank) if self._clients else 0
+        raw = np.zeros(words * 8 + nbytes + 2 * _LINE, np.uint8)
         self._memory = raw[-raw.ctypes.data % _LINE :]  # vectors start on a cache line
         self._headers = self._memory[: count * HEADER * 8].view(np.int64).reshape(count, HEADER)
         # After the headers: on a worker its rows, on a server the numbers of requests whose vectors are being sent.
         after_headers = self._memory[count * HEADER * 8 :]
         self.rows = after_headers[: routes.n_rows * 8 if is_worker else 0].view(np.int64)
         self._announced = after_headers[: count * 8 if self._clients else 0].view(np.int64)
-        vectors = self._memory[words * 8 : words * 8 + elements * kept.itemsize].view(kept)
-        self.vector = vectors
+        vectors = self._memory[words * 8 : words * 8 + nbytes]
+        self.vector = vectors[: nbytes if is_worker else 0].view(routes.dtype)
         self._request_buffers = vectors.reshape(len(self._clients), -1) if self._clients else vectors
         self._probed = np.zeros(8, np.uint8)
         self._probes: list[MPI.Request] = []
@@ -247,11 +263,10 @@ class WindowTransport(_TransportBase):
         self._numbers[index] += 1
         if vector is not None:
             self._put(self._numbers[index : index + 1], server, self._announcement_offset(server, slot))
-            sent, itemsize = self._encode(vector, server), self._sent_dtype.itemsize
-            at = self._vectors_offset(server) + slot * self._capacity(server) * itemsize
-            for lo, hi in self._routes.ranges[server]:
-                self._put(sent[lo:hi], server, at)
-                at += (hi - lo) * itemsize
+            at = self._vectors_offset(server) + slot * self._request_nbytes(server)
+            for piece in self._encode(vector, server):
+                self._put(piece, server, at)
+                at += piece.nbytes
             self._win.Flush(server)  # before the header announces it
         self._put_header(_header(int(self._numbers[index]), kind, message), server, slot)
 
@@ -316,9 +331,6 @@ class WindowTransport(_TransportBase):
         nbytes = (count * HEADER + (count if rank in self._routes.clients else self._routes.n_rows)) * 8
         return -(-nbytes // _LINE) * _LINE
 
-    def _capacity(self, server: int) -> int:
-        return self._routes.capacity(server)
-
 
 class MessageTransport(_TransportBase):
     """``RpcTransport`` with point-to-point messages, for MPI libraries on which windows do not work."""
@@ -327,14 +339,15 @@ class MessageTransport(_TransportBase):
         super().__init__(routes)
         self.vector = np.zeros(routes.size if self._servers else 0, routes.dtype)
         self.rows = np.zeros(routes.n_rows, np.int64)
-        capacity = routes.capacity(self._rank) if self._clients else 0
-        self._request_buffers = {client: np.zeros(capacity, self._sent_dtype) for client in self._clients}
+        nbytes = self._request_nbytes(self._rank) if self._clients else 0
+        self._request_buffers = {client: np.zeros(nbytes, np.uint8) for client in self._clients}
         self._sending: list[tuple[MPI.Request, Array]] = []  # buffers must live until they are sent
 
     def request(self, server: int, kind: int, message: Array = EMPTY, vector: Array | None = None) -> None:
         self._send(_header(int(vector is not None), kind, message), server, _REQUEST)
         if vector is not None:
-            self._send(self._compact(self._encode(vector, server), server), server, _VECTOR)
+            pieces = [piece.view(np.uint8) for piece in self._encode(vector, server)]
+            self._send(np.concatenate([_NO_BYTES, *pieces]), server, _VECTOR)
 
     def reply(self, server: int) -> Array:
         self._wait(server, lambda: self._comm.Iprobe(server, _REPLY))

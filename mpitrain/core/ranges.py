@@ -11,6 +11,8 @@ from .layout import ALIGN
 # Called with ``start`` when ``grads[start:]`` is final; with decreasing values, finally 0.
 OnReady = Callable[[int], None]
 
+Range = tuple[int, int]  # first element, and the one after the last
+
 
 def announce_nothing(start: int) -> None:
     """Do nothing: an ``OnReady`` for gradients that are not final when they are complete."""

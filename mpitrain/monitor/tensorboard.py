@@ -38,6 +38,8 @@ _TAGS = {
     "staleness_mean": "staleness/mean",
     "staleness_max": "staleness/max",
     "dropped": "staleness/dropped",
+    "internode_bytes": "communication/internode_bytes",
+    "saved_bytes": "communication/saved_bytes",
 }
 _log = logging.getLogger(__name__)
 

@@ -11,11 +11,10 @@ from typing import Any, Literal
 
 from ..core.activity import LONG_LIMIT_S
 from ..errors import ConfigError
+from .compression import Compression, parse_compression
 from .metric import Goal, parse_goal
 from .modes import MODES, Mode, find_mode, names_of_modes
 from .option import OptionGroup, flag as flag, info_of, option
-
-Precision = Literal["float32", "bfloat16", "float16"]
 
 # The defaults of options that are None unless given, so that one that is given in another mode can be refused. Only the
 # members of ParallelConfig below apply them.
@@ -77,6 +76,16 @@ class ParallelConfig(OptionGroup):
         modes=lambda mode: mode.averages_params,
     )
     shared_memory: bool = option(True, "Average gradients in memory shared by the ranks of a node.")
+    compress: str | None = option(
+        None,
+        "Compress gradients between nodes, with error feedback: bfloat16, float16, int8; in sync powersgd:RANK; with "
+        "parameter servers topk:FRACTION; or package.module:Class, a codec of your own.",
+        "CODEC",
+        modes=lambda mode: bool(mode.compressions),
+    )
+    compress_after: int = option(
+        0, "With --compress: start at this step.", "STEP", minimum=0, modes=lambda mode: "powersgd" in mode.compressions
+    )
     bucket_bytes: int = option(1 << 20, "Minimum size of a gradient bucket in bytes.", "BYTES", minimum=0)
 
     @property
@@ -114,11 +123,8 @@ class ServerConfig(OptionGroup):
     placement: Literal["round_robin", "greedy", "partitioned"] = option(
         "partitioned", "How variables are distributed over the servers.", modes=_with_servers
     )
-    push_precision: Precision | None = option(
-        None,
-        "Data type of gradients sent to servers on other nodes.",
-        default_text="that of --dtype",
-        modes=_with_servers,
+    push_precision: Literal["float32", "bfloat16", "float16"] | None = option(
+        None, "Former name of --compress.", modes=_with_servers
     )
     one_sided: bool = option(
         True,
@@ -323,6 +329,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self._check_modes()
+        self._check_compression()
         self._check_device()
         self._check_goal()
         saving, output = self.saving, self.output
@@ -338,6 +345,28 @@ class RunConfig:
             raise ConfigError(
                 f"--histogram-steps {output.histogram_steps} requires TensorBoard events; remove --no-tensorboard"
             )
+
+    @property
+    def compression(self) -> Compression | None:
+        """How gradients are compressed between nodes; None if they are not.
+
+        Raises:
+            ConfigError: The value of ``--compress`` is not valid.
+        """
+        text = self.parallel.compress or self.servers.push_precision
+        compression = None if text is None else parse_compression(text)
+        return None if compression is None or compression.name == self.training.dtype else compression
+
+    def _check_compression(self) -> None:
+        """Reject a compression that the mode does not support."""
+        compression, mode, parallel = self.compression, self.mode, self.parallel
+        if parallel.compress_after and parallel.compress is None:
+            raise ConfigError(f"--compress-after {parallel.compress_after} requires --compress; add it, or remove this")
+        if self.servers.push_precision is not None and parallel.compress is not None:
+            raise ConfigError("--push-precision is the former name of --compress; remove it")
+        if compression is not None and not compression.is_class and compression.name not in mode.compressions:
+            valid = ", ".join(mode.compressions)
+            raise ConfigError(f"--compress {compression} is not supported in --mode {mode.name}; must be {valid}")
 
     def _check_goal(self) -> None:
         """Reject options of early stopping without the others that they need."""

@@ -32,6 +32,7 @@ class Mode:
         averages_params: Whether workers train parameters of their own, which are averaged in place of gradients.
         keeps_vectors_on_gpus: Whether the vectors are on every worker's GPU if all have one. float16 requires this,
             because its loss scale is the same on all GPUs.
+        compressions: The values of ``--compress`` that it supports, without their numbers.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Mode:
     drops_late_gradients: bool = False
     averages_params: bool = False
     keeps_vectors_on_gpus: bool = False
+    compressions: tuple[str, ...] = ()
 
     @property
     def averages_gradients(self) -> bool:
@@ -49,20 +51,40 @@ class Mode:
         return not self.uses_servers and not self.averages_params
 
 
+_OF_SERVERS = ("bfloat16", "float16", "float32", "int8", "topk")
+
 # In the order in which help and messages list them.
 MODES = {
     mode.name: mode
     for mode in (
-        Mode("sync", f"{_STRATEGY}.select:sync_strategy", keeps_vectors_on_gpus=True),
-        Mode("async", f"{_STRATEGY}.ps.asynchronous:make_strategy", uses_servers=True, is_asynchronous=True),
+        Mode(
+            "sync",
+            f"{_STRATEGY}.select:sync_strategy",
+            keeps_vectors_on_gpus=True,
+            compressions=("bfloat16", "float16", "int8", "powersgd"),
+        ),
+        Mode(
+            "async",
+            f"{_STRATEGY}.ps.asynchronous:make_strategy",
+            uses_servers=True,
+            is_asynchronous=True,
+            compressions=_OF_SERVERS,
+        ),
         Mode(
             "ssp",
             f"{_STRATEGY}.ps.asynchronous:make_strategy",
             uses_servers=True,
             is_asynchronous=True,
             bounds_staleness=True,
+            compressions=_OF_SERVERS,
         ),
-        Mode("backup", f"{_STRATEGY}.ps.backup:make_strategy", uses_servers=True, drops_late_gradients=True),
+        Mode(
+            "backup",
+            f"{_STRATEGY}.ps.backup:make_strategy",
+            uses_servers=True,
+            drops_late_gradients=True,
+            compressions=_OF_SERVERS,
+        ),
         Mode("local", f"{_STRATEGY}.local:Local", averages_params=True),
     )
 }
@@ -77,7 +99,7 @@ def find_mode(name: str) -> Mode:
     if name in MODES:
         return MODES[name]
     if re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
-        return Mode(name, name)
+        return Mode(name, name, compressions=MODES["sync"].compressions)
     near = difflib.get_close_matches(name, MODES, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ConfigError(f"--mode is {name!r}: must be {', '.join(MODES)}, or package.module:Class{hint}")

@@ -14,7 +14,7 @@ from ..core.ranges import Bucket, buckets_of, split_batch
 from ..errors import ConfigError, DataError, JobError
 from ..optim import Optimizer, Updater, moving_average
 from ..optim.whole_tensors import WholeTensorOptimizer
-from .config import Precision, RunConfig
+from .config import RunConfig
 from .job import Job
 from .metric import MEASURED
 from .placement import Placement, place
@@ -84,12 +84,6 @@ class Plan:
     def nbytes(self) -> int:
         """Bytes of one vector."""
         return self.layout.size * self.dtype.itemsize
-
-    @property
-    def push_precision(self) -> Precision | None:
-        """Narrower type of gradients sent to servers on other nodes; None if they are sent unchanged."""
-        requested = self.config.servers.push_precision
-        return None if requested == self.config.training.dtype else requested
 
     @property
     def n_servers(self) -> int:

@@ -376,6 +376,12 @@ _PLOTS: tuple[tuple[str, str, str, _Draw], ...] = (
         _of("examples_per_s", "examples/s", zero=True),
     ),
     (
+        "internode-bytes",
+        "Bytes between nodes",
+        "Bytes that all workers have sent to other nodes since the last report, by step.",
+        _of("internode_bytes", "bytes", zero=True),
+    ),
+    (
         "staleness",
         "Staleness",
         "Updates of the parameters between reading them and applying the gradient, by step.",

@@ -63,6 +63,8 @@ class Stats(NamedTuple):
         steps: Number of steps in that sum.
         skipped: Number of steps skipped because their loss was not finite.
         workers: Statistics of each worker; empty if all workers take the same steps.
+        internode_bytes: Bytes that all workers have sent to other nodes, if the mode counts them.
+        saved_bytes: Bytes that they would have sent in addition without compression.
     """
 
     step: int
@@ -70,6 +72,8 @@ class Stats(NamedTuple):
     steps: int
     skipped: int
     workers: list[WorkerStats]
+    internode_bytes: int = 0
+    saved_bytes: int = 0
 
 
 class Part(NamedTuple):

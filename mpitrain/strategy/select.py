@@ -64,9 +64,20 @@ def make_server(cluster: Cluster, plan: Plan, state: TrainingState) -> Server:
 
 
 def sync_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> Strategy:
-    """Return the strategy for ``sync``. Collective over the workers."""
-    make: MakeStrategy = SyncGpu if trains_on_gpus(cluster, plan, devices) else Sync
-    return make(cluster, plan, devices, state)
+    """Return the strategy for ``sync``. Collective over the workers.
+
+    Raises:
+        ConfigError: The run requests compression, and the workers use GPUs; on all workers.
+    """
+    if not trains_on_gpus(cluster, plan, devices):
+        return Sync(cluster, plan, devices, state)
+    if plan.config.compression is not None:
+        error = ConfigError(
+            f"--compress {plan.config.compression} needs workers on CPUs; pass --device cpu, or remove it"
+        )
+        error.on_all_ranks = True
+        raise error
+    return SyncGpu(cluster, plan, devices, state)
 
 
 def trains_on_gpus(cluster: Cluster, plan: Plan, devices: Sequence[Device]) -> bool:

@@ -5,11 +5,15 @@ four phases:
 
 1. *backward*: each rank's backward pass writes its row. As layers complete, whole buckets (ranges of the vector, the
    last layers first) are declared ready.
-2. *reduce-scatter*: once every rank of the node has declared a bucket, each sums its own chunk of it over the rows.
-   With several nodes, the sums are then reduced between nodes while earlier layers still compute.
-3. *update*: each rank runs the optimizer on its owned ranges, and alone maintains their slots. On one node, reduction
-   and update are one pass over memory.
-4. *allgather*: updated parameters are sent to the other nodes, and the ranks of a node wait for each other.
+2. *reduce-scatter*: once every rank of the node has declared a bucket, each sums its own part of it over the rows.
+   With several nodes, the parts are then summed between nodes while earlier layers still compute.
+3. *update*: each rank runs the optimizer on its owned ranges, and alone on its node maintains their slots. On one node,
+   reduction and update are one pass over memory.
+4. *allgather*: updated parameters are sent to the other nodes while other buckets are updated, and the ranks of a node
+   wait for each other.
+
+With ``--compress``, the gradient travels in both directions between nodes, and all nodes update all parameters; see
+``comm.internode``.
 
 Every sum is taken in the order of the ranks within a node, then of the nodes. All ranks therefore have identical bits,
 and two runs on the same ranks give identical bits. The update is partitioned as in ZeRO stage 1 (Rajbhandari et al.
@@ -18,29 +22,39 @@ and two runs on the same ranks give identical bits. The update is partitioned as
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from ..comm.cluster import Cluster
-from ..comm.hierarchy import ReduceScatter, hierarchy_of
+from ..comm.compression import make_codec
+from ..comm.hierarchy import hierarchy_of
+from ..comm.internode import CompressedSums, DividedSums, NodeSums
 from ..comm.mpi import MPI
+from ..comm.powersgd import PowerSums
 from ..core.device import Device
+from ..core.extra_state import ExtraState
 from ..core.kernels import sum_in_place, sum_rows
 from ..core.layout import Array, row_stride
+from ..core.ranges import Range
 from ..core.training_state import TrainingState
 from ..errors import JobError
 from ..monitor.trace import span
 from ..optim import Optimizer
 from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.plan import Plan
-from .base import Part, UpdatesOnRequest
+from ..plan.progress import Progress
+from .base import Part, Stats, UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
 from .tensor_updates import TensorUpdates, tensor_ranges
 
-_WAIT = span("wait")
+_log = logging.getLogger(__name__)
+
+_WAIT, _AVERAGE = span("wait"), span("average")
 
 # Flags: what a worker does in a divided step.
 _AVERAGES, _CHANGES, _UPDATES, _SKIPS = 4, 8, 16, 32
@@ -60,15 +74,20 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         self._several_nodes = hierarchy.n_nodes > 1
         self._allocate(plan)
         self._updater = plan.updater(self._vectors, state.frozen)
+        self._buckets = plan.buckets
+        self._sums: NodeSums | None = None
+        self._step_bytes = 0  # sent by all workers in a step
+        # By all workers so far, and what they would have sent without compression: each node sends the other nodes
+        # their ranges of the gradient, and then its range of the parameters.
+        self._internode_bytes = self._uncompressed_bytes = 0
+        self._uncompressed_step_bytes = 2 * (hierarchy.n_nodes - 1) * plan.nbytes
+        self._owned_ranges: Sequence[Sequence[Range]] = [[hierarchy.owned_range(*bucket)] for bucket in self._buckets]
+        if plan.config.compression is not None and not self._several_nodes:
+            _log.info("--compress has no effect: all workers are on one node")
+        if self._several_nodes:
+            self._use(self._make_sums(compress=not plan.config.parallel.compress_after))
         self.tensors = self._make_tensors(state)
         self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)
-        self._buckets = plan.buckets
-        self._owned_ranges = [hierarchy.owned_range(bucket.lo, bucket.hi) for bucket in self._buckets]
-        self._reduce_scatters = [
-            ReduceScatter(hierarchy, bucket.lo, bucket.hi, plan.dtype)
-            for bucket in self._buckets
-            if self._several_nodes and hierarchy.internode is not None
-        ]
         # Each step adds this many barrier phases: one per bucket, one for partial sums, one for the end. A divided step
         # adds as many as it needs.
         self._phase = 0
@@ -93,15 +112,50 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         self.grads[:] = 0  # gaps between parameters must stay zero
         self._in_order = np.arange(node.size)
 
+    def _make_sums(self, compress: bool) -> NodeSums:
+        """Return what sums gradients over nodes, compressed if the run requests it and ``compress`` is True."""
+        compression, hierarchy = self.plan.config.compression, self._hierarchy
+        if compression is None or not compress:
+            return DividedSums(hierarchy, self._buckets, self.grads, self.params)
+        if compression.rank:
+            seed = self.plan.config.training.seed
+            return PowerSums(hierarchy, self._buckets, self.plan.layout, self.grads, compression.rank, seed)
+        return CompressedSums(hierarchy, self._buckets, self.grads, make_codec(compression, self.plan.dtype))
+
+    def start(self, progress: Progress, extra_state: ExtraState) -> None:
+        super().start(progress, extra_state)
+        if self.plan.config.parallel.compress_after and progress.step >= self.plan.config.parallel.compress_after:
+            self._begin_to_compress()
+        if self._sums is not None:
+            self._sums.load_extra_state(extra_state)
+
+    def extra_state(self) -> ExtraState:
+        return {**super().extra_state(), **({} if self._sums is None else self._sums.extra_state())}
+
+    def _begin_to_compress(self) -> None:
+        """Compress from now on. Collective over the workers, between two steps."""
+        if self._sums is not None:
+            for name in self.plan.vectors:
+                self.vector(name)  # from now on all nodes update all parameters
+            self._sums.free()
+            self._use(self._make_sums(compress=True))
+
+    def _use(self, sums: NodeSums) -> None:
+        self._sums, self._owned_ranges = sums, sums.owned
+        self._step_bytes = self._hierarchy.comm.allreduce(sums.bytes_sent)
+
     def _make_tensors(self, state: TrainingState) -> TensorUpdates | None:
         """Return the updates of this rank's tensors, if the optimizer needs whole tensors."""
         optimizer, layout, hierarchy = self.plan.optimizer, self.plan.layout, self._hierarchy
         if not isinstance(optimizer, WholeTensorOptimizer):
             return None
-        n_parts = hierarchy.n_owners if optimizer.can_divide() else 1  # else the first owner updates all
+        is_replicated = self._sums is not None and self._sums.is_replicated
+        n_owners = hierarchy.n_chunks if is_replicated else hierarchy.n_owners
+        n_parts = n_owners if optimizer.can_divide() else 1  # else the first owner updates all
         empty = layout.n_trained, layout.n_trained
-        self._tensor_ranges = [*tensor_ranges(layout, n_parts), *[empty] * (hierarchy.n_owners - n_parts)]
-        own = (0, 0) if hierarchy.internode is None else self._tensor_ranges[hierarchy.owner()]
+        self._tensor_ranges = [*tensor_ranges(layout, n_parts), *[empty] * (n_owners - n_parts)]
+        owner = hierarchy.node.rank if is_replicated else hierarchy.owner()
+        own = (0, 0) if hierarchy.internode is None else self._tensor_ranges[owner]
         return TensorUpdates(optimizer, layout, state.frozen, own, hierarchy.comm)
 
     def ready(self, start: int) -> None:
@@ -143,19 +197,45 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         self._wait(last)
         losses, flags = self._collect_statuses()
         loss = sum(losses.tolist())
-        for exchange in self._reduce_scatters:  # even if the run ends here: no operation may stay pending
-            exchange.finish(self.grads)
-        updated = self.non_finite.check(loss, losses, self.progress.step)
+        updated = self._accept(loss, losses)
         if updated:
             self._update_rest(last + 1)
-            if self._several_nodes:
-                self._allgather_params()
         self._phase = last + 2
         self._begun, self._declared, self._handled = False, 0, 0
         self._barrier.publish(self._phase)
         self._wait(self._phase)
         self.count(loss, updated)
+        if self.progress.step == self.plan.config.parallel.compress_after:
+            self._begin_to_compress()
         self.enter_consistent_point(flags)
+
+    def _accept(self, loss: float, losses: Array) -> bool:
+        """Return whether to update with this step's gradient; see ``BulkSynchronous.accept``."""
+        updated = False
+        try:
+            updated = self.non_finite.check(loss, losses, self.progress.step)
+        finally:
+            if not updated:
+                self._finish_sums()  # no operation may stay pending
+        return updated
+
+    @span("average")
+    def _complete_sums(self) -> None:
+        assert self._sums is not None
+        self._sums.complete()
+        self._internode_bytes += self._step_bytes
+        self._uncompressed_bytes += self._uncompressed_step_bytes
+
+    def stats(self) -> Stats:
+        sent, uncompressed = self._internode_bytes, self._uncompressed_bytes
+        return super().stats()._replace(internode_bytes=sent, saved_bytes=max(0, uncompressed - sent))
+
+    def _finish_sums(self) -> None:
+        """Wait until the gradients of all owned ranges are the sums over all nodes."""
+        if self._sums is not None:
+            for index in range(len(self._buckets)):
+                self._sums.finish(index)
+            self._complete_sums()
 
     # A divided step.
 
@@ -169,14 +249,13 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         if self._several_nodes:
             for index in range(len(self._buckets)):
                 self._reduce(index)
-            for exchange in self._reduce_scatters:
-                exchange.finish(self.grads)
-        for bucket, (lo, hi) in zip(self._buckets, self._owned_ranges, strict=True):
+            self._finish_sums()
+        for lo, hi in chain.from_iterable(self._owned_ranges):
             if self._several_nodes:
                 self._mean[lo:hi] = self.grads[lo:hi]
             elif lo < hi:
                 sum_rows(self._rows, self._in_order, lo, hi, 1.0, self._mean[lo:hi])
-            hierarchy.allgather(self._mean, bucket.lo, bucket.hi)
+        self._gather(self._mean)
         self._node_barrier()
         self.grads[:] = self._mean[: len(self.grads)]
 
@@ -194,16 +273,16 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
             else:
                 for index in range(len(self._buckets)):
                     self._update(index, rows)
-            if self._several_nodes:
-                self._allgather_params()
+            self._gather(self.params)
         self._node_barrier()
 
     @span("update")
     def _update_tensors(self, tensors: TensorUpdates, names: Collection[str] | None) -> None:
         """Update those of this rank's tensors that have these names, or all; wait until the other ranks have, too."""
         tensors.update(self.grads, names)
-        with span("average"):
-            self._hierarchy.allgather_ranges(self.params, self._tensor_ranges)
+        if self._sums is not None and not self._sums.is_replicated:
+            with span("average"):
+                self._hierarchy.allgather_ranges(self.params, self._tensor_ranges)
         self._node_barrier()
 
     def end_step(self, updated: bool, complete: bool) -> None:
@@ -255,7 +334,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         self.await_release()
         self._node_barrier()  # no rank of the node is saving the vectors
         for name, values in slots.items():
-            for lo, hi in self._owned_ranges:
+            for lo, hi in chain.from_iterable(self._owned_ranges):
                 self._vectors[name][lo:hi] = values[lo:hi]
         self.step_offset = updates - self.progress.step
         self._node_barrier()
@@ -268,15 +347,23 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
 
     def vector(self, name: str) -> Array:
         vector = self._vectors[name]
-        for bucket in self._buckets:
-            with _WAIT:
-                self._hierarchy.allgather(vector, bucket.lo, bucket.hi)
         with _WAIT:
+            # Also if all nodes have updated it: their processors may round differently, and the error must not grow.
+            for bucket in self._buckets:
+                self._hierarchy.allgather(vector, *bucket)
             self._hierarchy.node.Barrier()
         return vector
 
     def close(self) -> None:
+        if self._sums is not None:
+            self._sums.free()
         self._hierarchy.free()
+
+    def _gather(self, vector: Array) -> None:
+        """Send the owned ranges of a node-shared vector to the nodes that do not have them."""
+        if self._sums is not None and not self._sums.is_replicated:
+            for bucket in self._buckets:
+                self._hierarchy.allgather(vector, *bucket)
 
     def _work_ahead(self) -> None:
         """Process buckets that the whole node has declared, while backward computes earlier layers."""
@@ -297,18 +384,17 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
     def _progress(self) -> None:
         """Let MPI progress the pending operations between nodes."""
         self._status_request.Test()
-        for exchange in self._reduce_scatters:
-            exchange.progress()
+        if self._sums is not None:
+            self._sums.progress()
 
     @span("average")
     def _reduce(self, index: int) -> None:
         """Sum this rank's chunk of a bucket over the node, and start to reduce it between nodes."""
-        bucket = self._buckets[index]
-        lo, hi = self._hierarchy.chunk(bucket.lo, bucket.hi)
+        assert self._sums is not None
         if len(self._rows) > 1:
-            sum_in_place(self._rows, lo, hi, 1.0, self._hierarchy.node.rank)
-        if self._reduce_scatters:
-            self._reduce_scatters[index].start(self.grads)
+            for lo, hi in self._sums.parts[index]:
+                sum_in_place(self._rows, lo, hi, 1.0, self._hierarchy.node.rank)
+        self._sums.start(index)
 
     def _reduce_rest(self) -> None:
         for index in range(self._handled, len(self._buckets)):
@@ -318,23 +404,35 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
 
     @span("update")
     def _update(self, index: int, rows: Array) -> None:
-        lo, hi = self._owned_ranges[index]
-        if lo < hi:
-            self._updater.update(lo, hi, rows, self.rule_step)
+        for lo, hi in self._owned_ranges[index]:
+            if lo < hi:
+                self._updater.update(lo, hi, rows, self.rule_step)
 
     def _update_rest(self, sums_phase: int) -> None:
-        # With several nodes, the sum over all ranks is in this rank's own row.
-        rows = self.grads[np.newaxis] if self._several_nodes else self._rows
-        if self._updater.needs_sums:
-            self._update_by_sums(rows, sums_phase)
+        if self._sums is None:
+            if self._updater.needs_sums:
+                self._update_by_sums(self._rows, sums_phase)
+            else:
+                for index in range(self._handled, len(self._buckets)):
+                    self._update(index, self._rows)
             return
-        for index in range(0 if self._several_nodes else self._handled, len(self._buckets)):
-            self._update(index, rows)
+        rows = self.grads[np.newaxis]  # the sum over all ranks is in this rank's own row
+        if self._updater.needs_sums:
+            for index in range(len(self._buckets)):
+                self._sums.finish(index)
+            self._update_by_sums(rows, sums_phase)
+        for index in range(len(self._buckets)):
+            if not self._updater.needs_sums:
+                with _AVERAGE:
+                    self._sums.finish(index)
+                self._update(index, rows)
+            self._sums.share(index)
+        self._complete_sums()
 
     @span("update")
     def _update_by_sums(self, rows: Array, phase: int) -> None:
         """Update in two passes; norms of whole vectors or parameters are summed between them."""
-        owned = [(lo, hi) for lo, hi in self._owned_ranges if lo < hi]
+        owned = [(lo, hi) for lo, hi in chain.from_iterable(self._owned_ranges) if lo < hi]
         partial: Any = 0.0
         for lo, hi in owned:
             partial = partial + self._updater.prepare(lo, hi, rows, self.grads, self.rule_step)
@@ -350,17 +448,12 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         self._barrier.publish(phase)
         self._barrier.wait(phase)
         total: Array = self._partials.sum(axis=0)
-        if hierarchy.internode is None or not self._several_nodes:
+        if hierarchy.internode is None or self._sums is None or self._sums.is_replicated:
             return total
         by_node = np.empty((hierarchy.n_nodes, len(total)))
         hierarchy.internode.Allgather(total, by_node)
         summed: Array = by_node.sum(axis=0)
         return summed
-
-    @span("average")
-    def _allgather_params(self) -> None:
-        for bucket in self._buckets:
-            self._hierarchy.allgather(self.params, bucket.lo, bucket.hi)
 
     def _collect_statuses(self) -> tuple[Array, int]:
         """Return every worker's share of the loss, in rank order, and the union of their flags."""

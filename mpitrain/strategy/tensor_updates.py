@@ -11,10 +11,10 @@ import numpy as np
 from ..comm.mpi import MPI
 from ..core.extra_state import ExtraState
 from ..core.layout import Array, Layout
+from ..core.ranges import Range
 from ..errors import JobError
 from ..optim.whole_tensors import WholeTensorOptimizer
 
-Range = tuple[int, int]
 _PART = 1 << 20  # elements
 
 

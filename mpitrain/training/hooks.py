@@ -154,6 +154,9 @@ class Log(Hook):
             values |= {**(examples_per_s if self._counts_examples else {}), "step_s": seconds / steps}
         if stats.skipped > before.skipped:
             values["skipped_steps"] = stats.skipped - before.skipped
+        for name in ("internode_bytes", "saved_bytes"):
+            if getattr(stats, name) > getattr(before, name):
+                values[name] = getattr(stats, name) - getattr(before, name)
         values |= worker_stats.since(before.workers, stats.workers, loop.plan.nbytes)
         loop.report(stats.step, values, show=False)
         self._unprinted = stats.step, values

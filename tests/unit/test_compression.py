@@ -6,19 +6,24 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpitrain.comm.compression import Codec, make_codec
+from mpitrain.comm.compression import Codec, make_codec as codec_of
 from mpitrain.errors import ConfigError
+from mpitrain.plan.compression import parse_compression
 
 SIZE = (1 << 14) + 3
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 NARROWER = [("float32", np.float64), ("bfloat16", np.float32), ("bfloat16", np.float64), ("float16", np.float32)]
 
 
+def make_codec(text: str, dtype: np.dtype) -> Codec:
+    return codec_of(parse_compression(text), dtype)
+
+
 def sent(codec: Codec, vector: np.ndarray, left: np.ndarray) -> np.ndarray:
     """What arrives of a vector."""
-    wire, out = np.empty(len(vector), codec.wire), np.empty_like(vector)
-    codec.encode(vector, left, wire)
-    codec.decode(wire, out)
+    encoded, out = np.empty(codec.nbytes(len(vector)), np.uint8), np.empty_like(vector)
+    codec.encode(vector, left, encoded)
+    codec.decode(encoded, out)
     return out
 
 
@@ -41,7 +46,7 @@ def test_halfway_between_two_the_even_one_is_taken() -> None:
     assert [hex(b) for b in found.view(np.uint32)] == ["0x3f800000", "0x3f820000", "0xbf800000", "0x3f810000"]
 
 
-@pytest.mark.parametrize(("precision", "dtype"), NARROWER)
+@pytest.mark.parametrize(("precision", "dtype"), [*NARROWER, ("int8", np.float32), ("int8", np.float64)])
 def test_nothing_is_lost_over_many_steps(precision, dtype) -> None:
     """Not of what is far below the last digit of what it is added to, nor of what has no digit in the type at all."""
     codec, left = make_codec(precision, np.dtype(dtype)), np.zeros(SIZE, dtype)
@@ -73,5 +78,50 @@ def test_what_is_not_finite_arrives_and_leaves_no_trace(precision, dtype) -> Non
 def test_what_is_too_large_is_reported(precision, dtype, value: float) -> None:
     """It would arrive as infinity, or cut off at every step."""
     vector = np.array([1, value, np.nan], dtype)
-    with pytest.raises(ConfigError, match=f"--push-precision {precision}"):
+    with pytest.raises(ConfigError, match=f"--compress {precision}"):
         sent(make_codec(precision, np.dtype(dtype)), vector, np.zeros(3, dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 1000])
+def test_int8_rounds_to_nearest_in_groups(dtype, size: int) -> None:
+    rng = np.random.default_rng(size)
+    vector = (rng.standard_normal(size) * 10.0 ** rng.integers(-6, 6, size)).astype(dtype)
+    codec, left = make_codec("int8", np.dtype(dtype)), np.zeros(size, dtype)
+    assert codec.nbytes(size) <= size + 4 * (size // 256 + 1) + 8
+    received = sent(codec, vector, left)
+    for start in range(0, size, 256):
+        group, got = vector[start : start + 256], received[start : start + 256]
+        assert np.abs(got - group).max() <= np.abs(group).max() / 253
+    np.testing.assert_allclose(left, vector - received, rtol=0, atol=np.abs(vector).max(initial=0) * 1e-7)
+
+
+def test_int8_keeps_apart_what_is_not_finite_and_what_is_too_small() -> None:
+    vector = np.ones(1024, np.float32)
+    vector[3], vector[300], vector[512:768] = np.nan, np.inf, 1e-38
+    left = np.zeros(1024, np.float32)
+    received = sent(make_codec("int8", np.dtype(np.float32)), vector, left)
+    assert np.isnan(received[:512]).all()
+    assert not received[512:768].any()
+    np.testing.assert_array_equal(left[512:768], vector[512:768])
+    np.testing.assert_array_equal(received[768:], vector[768:])
+    assert not left[:512].any()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "int", "int8:3", "powersgd", "powersgd:0", "powersgd:-1", "topk:0", "topk:2", "a.b", ":C", "a:"]
+)
+def test_a_compression_that_does_not_exist_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--compress"):
+        parse_compression(text)
+
+
+@pytest.mark.parametrize("text", ["bfloat16", "float16", "int8", "powersgd:12", "topk:0.01", "my.module:Codec"])
+def test_a_compression_is_what_its_text_says(text: str) -> None:
+    assert str(parse_compression(text)) == text
+
+
+@pytest.mark.parametrize("name", ["no_such_module:Codec", "math:pi", "mpitrain.errors:ConfigError", "math:none"])
+def test_a_codec_of_the_user_must_be_one(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        make_codec(name, np.dtype(np.float32))

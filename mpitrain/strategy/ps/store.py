@@ -172,8 +172,8 @@ class Store:
         cluster, nodes = self.cluster, self.nodes
         clients = {holder: [w for w in cluster.worker_ranks if not nodes.same(w, holder)] for holder in self.holders}
         if not any(clients.values()):
-            if self.plan.push_precision is not None:
-                _log.info("--push-precision has no effect: all workers share memory with all servers")
+            if self.plan.config.compression is not None:
+                _log.info("--compress has no effect: all workers share memory with all servers")
             return None
         plan = self.plan
         routes = Routes(
@@ -183,7 +183,7 @@ class Store:
             size=plan.layout.size,
             dtype=plan.dtype,
             n_rows=plan.workers * STATS_WORDS,
-            precision=plan.push_precision,
+            compression=plan.config.compression,
         )
         return open_transport(routes, plan.config.servers.one_sided)
 

@@ -1,0 +1,291 @@
+"""Sums of gradients over nodes, bucket by bucket, while other buckets are computed.
+
+A rank sums its parts of a bucket over the ranks of its node, in its own row of the node's gradients; ``NodeSums`` then
+adds the parts of all nodes. There are two ways to divide the work:
+
+- *divided* (``DividedSums``): a reduce-scatter gives each node the sum of a range of the rank's part. The node updates
+  the parameters in that range, and an allgather returns them to the other nodes.
+- *replicated* (``CompressedSums``): the sum itself is returned, because a gradient can be compressed with error
+  feedback, and every node updates all parameters. In the first exchange a node sends each other node the range that
+  this one sums, encoded; in the second exchange it sends all others the sum of its own range, encoded. The error of
+  both is added to the node's next gradient. One vector holds it, because a node encodes its own range in the second
+  exchange only, and all other ranges in the first only. (Tang, Lian, Yu, Zhang and Liu, DoubleSqueeze, ICML 2019.)
+
+Sums are taken in the order of the nodes, so that the result depends neither on the MPI library nor on timing. The
+operations of a communicator must start in the same order on all ranks: each of the two exchanges of a bucket has its
+own communicator, and both start in the order of the buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from ..core.extra_state import ExtraState, Value, Versioned, values_of
+from ..core.kernels import sum_rows
+from ..core.layout import Array
+from ..core.ranges import Bucket, Range
+from .backoff import Backoff
+from .compression import Codec
+from .hierarchy import Hierarchy, ReduceScatter
+from .mpi import MPI, mpi_type
+
+NAMESPACE = "compression"  # of the extra state
+
+
+class NodeSums:
+    """Sums gradients over the nodes. Construction and ``free`` are collective over the workers.
+
+    A step calls ``start`` for each bucket, then for each bucket ``finish`` and, after the caller's update of the ranges
+    ``owned``, ``share``, and finally ``complete``; each in the order of the buckets. ``start``, ``finish``, ``share``
+    and ``complete`` are collective over the ranks with the same index on all nodes.
+
+    Attributes:
+        parts: The ranges of each bucket that this rank sums over the ranks of its node, before ``start``.
+        owned: The ranges of each bucket that this rank updates.
+        is_replicated: Whether every node updates all parameters.
+        bytes_sent: Number of bytes that this rank sends to other nodes in a step.
+    """
+
+    parts: Sequence[Sequence[Range]]
+    owned: Sequence[Sequence[Range]]
+    is_replicated = True
+    bytes_sent = 0
+
+    def start(self, index: int) -> None:
+        """Begin to sum a bucket."""
+        raise NotImplementedError
+
+    def progress(self) -> None:
+        """Let MPI move data. Local."""
+
+    def finish(self, index: int) -> None:
+        """Wait until the gradients in ``owned[index]`` are the sums over all nodes."""
+        raise NotImplementedError
+
+    def share(self, index: int) -> None:
+        """Begin to return the parameters in ``owned[index]`` to the nodes that do not update them."""
+
+    def complete(self) -> None:
+        """Wait until this rank has received all parameters."""
+
+    def extra_state(self) -> ExtraState:
+        """Return the error to be added to the next gradient, on the first worker. Collective over the workers."""
+        return {}
+
+    def load_extra_state(self, state: ExtraState) -> None:
+        """Restore it. Collective over the workers."""
+
+    def free(self) -> None:
+        """Free communicators."""
+
+
+class DividedSums(NodeSums):
+    """Sums unchanged gradients, and returns parameters.
+
+    Args:
+        grads: Shape (layout.size,): this rank's row of the node's gradients.
+        params: Shape (layout.size,): the node's parameters.
+    """
+
+    is_replicated = False
+
+    def __init__(self, hierarchy: Hierarchy, buckets: Sequence[Bucket], grads: Array, params: Array) -> None:
+        self._grads, self._params = grads, params
+        self.parts = [[hierarchy.chunk(*bucket)] for bucket in buckets]
+        self.owned = [[hierarchy.owned_range(*bucket)] for bucket in buckets]
+        self._reduce_scatters: list[ReduceScatter] = []
+        self._gathers: list[MPI.Request] = []
+        self._comm: MPI.Intracomm | None = None
+        if hierarchy.internode is not None:
+            self._comm, n_nodes = hierarchy.internode.Dup(), hierarchy.n_nodes
+            self._reduce_scatters = [ReduceScatter(hierarchy, *bucket, grads.dtype) for bucket in buckets]
+            ranges = [[hierarchy.owned_range(*bucket, node) for node in range(n_nodes)] for bucket in buckets]
+            self._targets = [([hi - lo for lo, hi in of_nodes], [lo for lo, _ in of_nodes]) for of_nodes in ranges]
+            own, parts = _size(self.owned), _size(self.parts)
+            self.bytes_sent = grads.itemsize * (parts - own + own * (n_nodes - 1))
+
+    def start(self, index: int) -> None:
+        if self._comm is not None:
+            self._reduce_scatters[index].start(self._grads)
+
+    def progress(self) -> None:
+        MPI.Request.Testall([exchange.request for exchange in self._reduce_scatters] + self._gathers)
+
+    def finish(self, index: int) -> None:
+        if self._comm is not None:
+            self._reduce_scatters[index].finish(self._grads)
+
+    def share(self, index: int) -> None:
+        if self._comm is not None:
+            received = [self._params, self._targets[index], mpi_type(self._params.dtype)]
+            self._gathers.append(self._comm.Iallgatherv(MPI.IN_PLACE, received))
+
+    def complete(self) -> None:
+        MPI.Request.Waitall(self._gathers)
+        self._gathers.clear()
+
+    def free(self) -> None:
+        if self._comm is not None:
+            self._comm.Free()
+
+
+class CompressedSums(NodeSums):
+    """Sums gradients that a codec encodes, and returns their sums, encoded.
+
+    Args:
+        grads: Shape (layout.size,): this rank's row of the node's gradients.
+        codec: Encodes ranges of it.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, buckets: Sequence[Bucket], grads: Array, codec: Codec) -> None:
+        self.parts = self.owned = [[hierarchy.chunk(*bucket)] for bucket in buckets]
+        self._hierarchy, self._residual = hierarchy, Residual(hierarchy, len(grads), grads.dtype)
+        self._waiting = Backoff(oversubscribed=hierarchy.node.size > hierarchy.cores)
+        self._buckets: list[_CompressedBucket] = []
+        self._started = self._returned = 0  # number of buckets whose first and second exchange has begun in this step
+        self._comm: MPI.Intracomm | None = None
+        if hierarchy.internode is not None:
+            self._comm = hierarchy.internode.Dup()
+            self._buckets = [
+                _CompressedBucket(hierarchy, self._comm, bucket, codec, grads, self._residual.own) for bucket in buckets
+            ]
+            self.bytes_sent = sum(bucket.bytes_sent for bucket in self._buckets)
+
+    def start(self, index: int) -> None:
+        if self._buckets:
+            self._buckets[index].send_parts()
+            self._started += 1
+
+    def progress(self) -> None:
+        while self._returned < self._started and self._buckets[self._returned].has_arrived():
+            self._buckets[self._returned].return_sum()
+            self._returned += 1
+        if self._returned:
+            self._buckets[self._returned - 1].has_arrived()  # lets MPI move the data of all
+
+    def finish(self, index: int) -> None:
+        if not self._buckets:
+            return
+        bucket = self._buckets[index]
+        self._waiting.until(lambda spins: self._returned > index and bucket.has_arrived(), self.progress)
+        bucket.decode()
+
+    def complete(self) -> None:
+        self._started = self._returned = 0
+
+    def extra_state(self) -> ExtraState:
+        return {NAMESPACE: Versioned(1, self._residual.of_nodes())}
+
+    def load_extra_state(self, state: ExtraState) -> None:
+        self._residual.load(values_of(state, NAMESPACE, 1))
+
+    def free(self) -> None:
+        if self._comm is not None:
+            self._comm.Free()
+
+
+class _CompressedBucket:
+    """The two exchanges of this rank's part of a bucket.
+
+    Args:
+        comm: For the second exchange.
+    """
+
+    def __init__(
+        self, hierarchy: Hierarchy, comm: MPI.Intracomm, bucket: Bucket, codec: Codec, grads: Array, residual: Array
+    ) -> None:
+        assert hierarchy.internode is not None
+        self._first, self._second, self._codec = hierarchy.internode, comm, codec
+        self._grads, self._residual, self._node = grads, residual, hierarchy.internode.rank
+        nodes = range(hierarchy.n_nodes)
+        self._ranges = [slice(*hierarchy.owned_range(*bucket, node)) for node in nodes]
+        counts = [codec.nbytes(part.stop - part.start) for part in self._ranges]
+        starts = [0, *accumulate(counts)]
+        encoded = np.zeros(starts[-1], np.uint8)
+        self._encoded = [encoded[start : start + count] for start, count in zip(starts, counts, strict=False)]
+        self._all_encoded = [encoded, (counts, starts[:-1]), MPI.BYTE]
+        # In the first exchange a node sends nothing to itself.
+        own = counts[self._node]
+        sent = [0 if node == self._node else counts[node] for node in nodes]
+        received = [0 if node == self._node else own for node in nodes]
+        self._received = np.zeros((len(nodes), own), np.uint8)
+        self._to_others = [encoded, (sent, starts[:-1]), MPI.BYTE]
+        self._from_others = [self._received, (received, [own * node for node in nodes]), MPI.BYTE]
+        size = self._ranges[self._node].stop - self._ranges[self._node].start
+        self._rows, self._order = np.zeros((len(nodes), size), grads.dtype), np.arange(len(nodes))
+        self._request = MPI.REQUEST_NULL
+        self.bytes_sent = sum(sent) + own * (len(nodes) - 1)
+
+    def send_parts(self) -> None:
+        """Begin the first exchange: send every other node the range that it sums."""
+        for node, part in enumerate(self._ranges):
+            if node != self._node:
+                self._codec.encode(self._grads[part], self._residual[part], self._encoded[node])
+        self._request = self._first.Ialltoallv(self._to_others, self._from_others)
+
+    def has_arrived(self) -> bool:
+        """Return whether the last exchange has ended."""
+        return bool(self._request.Test())
+
+    def return_sum(self) -> None:
+        """Begin the second exchange: send the sum of this node's range to all others."""
+        for node, row in enumerate(self._rows):
+            if node == self._node:
+                row[:] = self._grads[self._ranges[node]]
+            else:
+                self._codec.decode(self._received[node], row)
+        own = self._ranges[self._node]
+        sum_rows(self._rows, self._order, 0, self._rows.shape[1], 1.0, self._grads[own])
+        self._codec.encode(self._grads[own], self._residual[own], self._encoded[self._node])
+        self._request = self._second.Iallgatherv(MPI.IN_PLACE, self._all_encoded)
+
+    def decode(self) -> None:
+        """Set the gradients to the sums of all nodes; the own range, too, so that all nodes have the same."""
+        for part, encoded in zip(self._ranges, self._encoded, strict=True):
+            self._codec.decode(encoded, self._grads[part])
+
+
+class Residual:
+    """The error that compression has made on a node, to be added to its next gradient.
+
+    Construction and all methods are collective over the workers.
+
+    Attributes:
+        own: Shape (size,): the error of this node, shared by its ranks.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, size: int, dtype: np.dtype[np.generic]) -> None:
+        self._hierarchy = hierarchy
+        self.own = hierarchy.shared.allocate((size,), dtype)
+        self._set(lambda: 0)
+
+    def of_nodes(self) -> dict[str, Array]:
+        """Return the error of each node, on the first worker; empty on all others."""
+        internode = self._hierarchy.internode
+        if self._hierarchy.node.rank != 0 or internode is None:
+            return {}
+        rows = np.empty((internode.size if internode.rank == 0 else 0, len(self.own)), self.own.dtype)
+        internode.Gather(self.own, rows)
+        return {f"residual.{node}": row for node, row in enumerate(rows)}
+
+    def load(self, values: Mapping[str, Value]) -> None:
+        """Restore the errors; on another number of nodes, the first node gets the error of all."""
+        rows = [np.asarray(values[f"residual.{node}"]) for node in range(len(values)) if f"residual.{node}" in values]
+        leaders = self._hierarchy.internode
+        index = leaders.rank if leaders is not None else 0
+        if len(rows) == self._hierarchy.n_nodes:
+            self._set(lambda: rows[index])
+        elif rows:
+            self._set(lambda: sum(rows) if index == 0 else 0)
+
+    def _set(self, values: Callable[[], object]) -> None:
+        if self._hierarchy.node.rank == 0:
+            self.own[:] = values()
+        self._hierarchy.node.Barrier()
+
+
+def _size(ranges: Sequence[Sequence[Range]]) -> int:
+    return sum(hi - lo for of_bucket in ranges for lo, hi in of_bucket)

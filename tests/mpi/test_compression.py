@@ -1,0 +1,85 @@
+"""Compressed gradients between nodes; here every rank is a node of its own, because memory is not shared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ..support.launch import PROGRAMS, Mpi, with_checkout
+from ..support.results import SMALL, assert_close, assert_same_bits, final
+
+NODES = ("--no-shared-memory", "--bucket-bytes", "0")
+
+
+def train(mpi: Mpi, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]:
+    environment = {**with_checkout(), "PYTHONPATH": f"{PROGRAMS}:{with_checkout()['PYTHONPATH']}"}
+    mpi.train(n, SMALL, "--batch-size", str(12 // n), "--run-dir", run_dir, *NODES, *flags, env=environment)
+    return final(run_dir)
+
+
+def trained(results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the parameters."""
+    return {name: values for name, values in results.items() if name.startswith("params/")}
+
+
+def total(run_dir: Path, name: str) -> float:
+    """Return the sum of a value over all reports."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return sum(line.get(name, 0) for line in lines)
+
+
+@pytest.mark.parametrize("flags", [(), ("--optimizer", "lamb"), ("--clip-norm", "0.5")], ids=str)
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_codec_without_error_changes_nothing(openmpi: Mpi, n: int, flags: tuple[str, ...], tmp_path: Path) -> None:
+    flags = (*flags, "--dtype", "float64")
+    exact = trained(train(openmpi, n, tmp_path / "exact", *flags))
+    found = trained(train(openmpi, n, tmp_path / "codec", *flags, "--compress", "identity_codec:Identity"))
+    assert_close(found, exact, 1e-12)
+
+
+@pytest.mark.parametrize(("codec", "tolerance"), [("bfloat16", 6e-2), ("float16", 6e-3), ("int8", 0.1)])
+def test_a_codec_comes_close_to_the_exact_result(openmpi: Mpi, codec: str, tolerance: float, tmp_path: Path) -> None:
+    flags = ("--optimizer", "momentum")
+    exact = trained(train(openmpi, 3, tmp_path / "exact", *flags))
+    found = trained(train(openmpi, 3, tmp_path / "codec", *flags, "--compress", codec))
+    assert_close(found, exact, tolerance)
+    assert any(found[name].tobytes() != exact[name].tobytes() for name in found), "nothing was compressed"
+    sent, saved = (total(tmp_path / "codec", name) for name in ("internode_bytes", "saved_bytes"))
+    assert sent + saved == total(tmp_path / "exact", "internode_bytes") > 0
+    assert 0.2 < sent / (sent + saved) < 0.6
+
+
+@pytest.mark.parametrize("codec", ["bfloat16", "int8", "powersgd:1"])
+@pytest.mark.parametrize("more", [(), ("--compress-after", "20")], ids=str)
+def test_resuming_is_never_having_stopped(openmpi: Mpi, codec: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    flags = ("--compress", codec, *more)
+    whole = train(openmpi, 3, tmp_path / "whole", *flags)
+    train(openmpi, 3, tmp_path / "parts", *flags, "--train-steps", "37")
+    assert_same_bits(train(openmpi, 3, tmp_path / "parts", *flags), whole)
+
+
+@pytest.mark.parametrize("codec", ["int8", "powersgd:2"])
+def test_on_other_nodes_the_error_is_kept(openmpi: Mpi, codec: str, tmp_path: Path) -> None:
+    """The first node gets the error of all; each of the others begins without."""
+    flags = ("--compress", codec, "--optimizer", "momentum")
+    train(openmpi, 3, tmp_path, *flags, "--train-steps", "37")
+    before = final(tmp_path)
+    train(openmpi, 2, tmp_path / "other", *flags, "--resume", str(tmp_path), "--train-steps", "37")
+    after = final(tmp_path / "other")
+    errors = [values for name, values in before.items() if "residual." in name]
+    assert len(errors) == 3 and all(error.any() for error in errors)
+    first, second = (after[name] for name in sorted(after) if "residual." in name)
+    np.testing.assert_allclose(first, sum(errors), rtol=1e-5, atol=1e-7)
+    assert not second.any()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("nodes", ["0 1", "0 0 1 1", "0 1 1", "0 1 2"], ids=lambda nodes: nodes.replace(" ", ""))
+def test_nothing_is_lost_and_all_nodes_get_the_same(mpi: Mpi, nodes: str) -> None:
+    words = nodes.split()
+    done = mpi.run(len(words), PROGRAMS / "node_sums.py", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "ok"
