@@ -7,6 +7,7 @@ at the rate of the exact method see Karimireddy, Rebjock, Stich and Jaggi, Error
 from __future__ import annotations
 
 import importlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from ..plan.compression import Compression
 
 _BLOCK = 1 << 14  # elements per block, so that intermediate values stay in the L2 cache
 _GROUP = 256  # elements with one scale
+_BINS = 1 << 12  # of magnitudes: the exponent, and the first 4 bits of the mantissa
 _WORD = 8  # bytes: encoded vectors are whole words, so that those that follow are aligned
 
 
@@ -165,8 +167,35 @@ class Int8(Codec):
         return encoded[:start].view(np.float32), encoded[start : start + count].view(np.int8)
 
 
+class TopK(Codec):
+    """Sends the elements of the largest magnitude, with their indices; all others remain in the residual.
+
+    Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017. Magnitudes are compared by
+    exponent and 4 bits of the mantissa, that is to 6 %; of equal ones the first elements are sent.
+    """
+
+    def nbytes(self, count: int) -> int:
+        sent = self._sent(count)
+        return _whole_words(4 * sent) + _whole_words(sent * self.dtype.itemsize)
+
+    def encode(self, vector: Array, residual: Array, out: Array) -> None:
+        indices, values = self._parts(out, len(vector))
+        _select_largest(vector, residual, np.zeros(_BINS, np.int64), indices, values)
+
+    def decode(self, encoded: Array, out: Array) -> None:
+        out[:] = 0
+        _scatter(*self._parts(encoded, len(out)), out)
+
+    def _sent(self, count: int) -> int:
+        return min(count, math.ceil(self.compression.fraction * count))
+
+    def _parts(self, encoded: Array, count: int) -> tuple[Array, Array]:
+        sent, start = self._sent(count), _whole_words(4 * self._sent(count))
+        return encoded[: 4 * sent].view(np.uint32), encoded[start:].view(self.dtype)[:sent]
+
+
 #: By the value of ``--compress``.
-CODECS: dict[str, type[Codec]] = {"float32": Cast, "float16": Cast, "bfloat16": Bfloat16, "int8": Int8}
+CODECS: dict[str, type[Codec]] = {"float32": Cast, "float16": Cast, "bfloat16": Bfloat16, "int8": Int8, "topk": TopK}
 
 
 def make_codec(compression: Compression, dtype: np.dtype[Any]) -> Codec:
@@ -273,3 +302,47 @@ def _decode_int8(scales: Array, integers: Array, out: Array) -> None:
         values, codes, scale = out[start:stop], integers[start:stop], out.dtype.type(scales[group])
         for i in range(values.size):
             values[i] = scale * out.dtype.type(codes[i])
+
+
+@kernel
+def _bin_of(value: float) -> int:
+    """Return the bin of a magnitude as float32; larger magnitudes, infinity and NaN have higher bins."""
+    return (np.float32(value).view(np.uint32) & np.uint32(0x7FFFFFFF)) >> np.uint32(19)
+
+
+@kernel
+def _select_largest(vector: Array, residual: Array, counts: Array, indices: Array, values: Array) -> None:
+    """Add ``vector`` to ``residual``, and move its largest elements to ``indices`` and ``values``.
+
+    Args:
+        counts: Shape (4096,), zero.
+    """
+    zero = residual.dtype.type(0)
+    for i in range(vector.size):
+        value = vector[i] + residual[i]
+        residual[i] = value
+        counts[_bin_of(value)] += 1
+    least, left = counts.size - 1, indices.size  # the lowest bin that is sent, and how many elements of it
+    while least > 0 and counts[least] <= left:
+        left -= counts[least]
+        least -= 1
+    sent = 0
+    for i in range(residual.size):
+        value = residual[i]
+        place = _bin_of(value)
+        if place > least or (place == least and left > 0):
+            left -= 1 if place == least else 0
+            if sent < indices.size:
+                indices[sent], values[sent] = i, value
+                sent += 1
+                residual[i] = zero
+        if value - value != zero:  # not finite: sent, or if there are too many dropped
+            residual[i] = zero
+    for i in range(sent, indices.size):
+        indices[i], values[i] = 0, zero
+
+
+@kernel
+def _scatter(indices: Array, values: Array, out: Array) -> None:
+    for i in range(indices.size):
+        out[indices[i]] += values[i]

@@ -78,10 +78,13 @@ class RpcTransport(Protocol):
     Attributes:
         vector: On a worker: receives vectors from servers, shape (size,).
         rows: On a worker: receives the words that a reply carries, shape (n_rows,), int64.
+        residual: On a worker: the error of the compression, to be added to the next vector, shape (size,); shape (0,)
+            without compression.
     """
 
     vector: Array
     rows: Array
+    residual: Array
 
     def request(self, server: int, kind: int, message: Array = EMPTY, vector: Array | None = None) -> None:
         """Worker: send a request with the server's ranges of ``vector``, shape (size,); ``reply`` must follow.
@@ -163,7 +166,7 @@ class _TransportBase:
         self._waiting = Backoff(oversubscribed=True, yield_s=yield_s)
         self._codec = None if routes.compression is None else make_codec(routes.compression, routes.dtype)
         coded = self._codec is not None
-        self._residual = np.zeros(routes.size if coded and self._servers else 0, routes.dtype)
+        self.residual = np.zeros(routes.size if coded and self._servers else 0, routes.dtype)
         encoded = self._servers if coded else []
         self._encoded = {
             server: [np.zeros(self._nbytes_of(hi - lo), np.uint8) for lo, hi in routes.ranges[server]]
@@ -186,7 +189,7 @@ class _TransportBase:
         if self._codec is None:
             return [vector[lo:hi] for lo, hi in ranges]
         for (lo, hi), encoded in zip(ranges, self._encoded[server], strict=True):
-            self._codec.encode(vector[lo:hi], self._residual[lo:hi], encoded)
+            self._codec.encode(vector[lo:hi], self.residual[lo:hi], encoded)
         return self._encoded[server]
 
     def _decode(self, received: Array, client: int) -> Array:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core.layout import Array, Layout
 from ..core.ranges import Bucket, buckets_of, split_batch
 from ..errors import ConfigError, DataError, JobError
-from ..optim import Optimizer, Updater, moving_average
+from ..optim import Optimizer, Updater, momentum, moving_average
 from ..optim.whole_tensors import WholeTensorOptimizer
 from .config import RunConfig
 from .job import Job
 from .metric import MEASURED
 from .placement import Placement, place
+
+
+class Momentum(NamedTuple):
+    """Momentum of gradients: ``velocity = factor * velocity + grads``, and ``nesterov`` as in ``optim.momentum``."""
+
+    factor: float
+    nesterov: bool
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class Plan:
         placements: The server of each range of the vector.
         workers: Number of ranks that compute gradients.
         validate_steps: Steps between two validations; 0 for never.
+        worker_momentum: Momentum that workers apply before gradients are sent; then the optimizer has none.
     """
 
     config: RunConfig
@@ -43,6 +51,7 @@ class Plan:
     placements: Sequence[Placement]
     workers: int
     validate_steps: int = 0
+    worker_momentum: Momentum | None = None
 
     @cached_property
     def train_steps(self) -> int:
@@ -135,16 +144,38 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     job.rule.check()
     job.rule.check_names([entry.name for entry in layout.entries if entry.kind == "param"])
     _check_mode(job, config, workers)
+    rule, worker_momentum = _divide_momentum(job.rule, config)
     return Plan(
         config=config,
         layout=layout,
-        optimizer=job.rule.for_epochs(len(job.train_split) / (config.training.batch_size * gradients_per_step)),
+        optimizer=rule.for_epochs(len(job.train_split) / (config.training.batch_size * gradients_per_step)),
         moving_average=job.moving_average,
         layer_starts=tuple(job.network.starts(layout)),
         placements=tuple(place(layout, max(1, config.servers.ps), config.servers.placement, dtype.itemsize, job.pins)),
         workers=workers,
         validate_steps=0 if job.validation_split is None else config.training.validate_steps,
+        worker_momentum=worker_momentum,
     )
+
+
+def _divide_momentum(rule: Optimizer, config: RunConfig) -> tuple[Optimizer, Momentum | None]:
+    """Return the optimizer of the servers, and the momentum that workers apply if they send few elements at a time.
+
+    Raises:
+        ConfigError: The optimizer decays gradients before momentum, or has momentum that differs by groups.
+    """
+    compression = config.compression
+    sends_few = compression is not None and compression.fraction > 0 and config.mode.is_asynchronous
+    if not sends_few or not isinstance(rule, momentum):
+        return rule, None
+    differs = any(options.keys() & {"momentum", "nesterov", "l2"} for options in rule.groups.values())
+    if rule.l2 or differs:
+        raise ConfigError(
+            f"with --compress {compression} workers apply the momentum, which does not support l2, or groups with "
+            "momentum of their own; use weight_decay, or another --compress"
+        )
+    options = {option.name: getattr(rule, option.name) for option in fields(momentum)}
+    return momentum(**options | {"momentum": 0.0, "nesterov": False}), Momentum(rule.momentum, rule.nesterov)
 
 
 def _check_batch(step_examples: int, gradients_per_step: int, job: Job) -> None:

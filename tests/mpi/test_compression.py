@@ -83,3 +83,28 @@ def test_nothing_is_lost_and_all_nodes_get_the_same(mpi: Mpi, nodes: str) -> Non
     done = mpi.run(len(words), PROGRAMS / "node_sums.py", *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "ok"
+
+
+def served(mpi: Mpi, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]:
+    """Train with a server that no worker shares memory with."""
+    flags = ("--mode", "async", "--ps", "1", "--no-shared-memory", "--no-normalize", *flags)
+    mpi.train(n + 1, SMALL, "--batch-size", str(12 // n), "--run-dir", run_dir, *flags)
+    return final(run_dir)
+
+
+def test_a_worker_that_sends_all_has_no_momentum(openmpi: Mpi, tmp_path: Path) -> None:
+    """The velocity of an element that was sent begins again, so it is gradient descent."""
+    flags = ("--dtype", "float64", "--clip-norm", "0.5")
+    exact = trained(served(openmpi, 1, tmp_path / "exact", *flags, "--optimizer", "sgd"))
+    found = trained(served(openmpi, 1, tmp_path / "found", *flags, "--optimizer", "momentum", "--compress", "topk:1"))
+    assert_close(found, exact, 1e-12)
+
+
+def test_what_topk_has_not_sent_is_in_the_checkpoint(openmpi: Mpi, tmp_path: Path) -> None:
+    flags = ("--compress", "topk:0.02", "--optimizer", "momentum")
+    before = served(openmpi, 2, tmp_path, *flags, "--train-steps", "37")
+    after = served(openmpi, 3, tmp_path / "other", *flags, "--resume", str(tmp_path), "--train-steps", "37")
+    for name in ("residual", "velocity"):
+        (key,) = (key for key in before if key.endswith(f"compression/{name}"))
+        assert before[key].any()
+        np.testing.assert_allclose(after[key], before[key], rtol=1e-5, atol=1e-8)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from itertools import product
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -46,7 +49,7 @@ def test_halfway_between_two_the_even_one_is_taken() -> None:
     assert [hex(b) for b in found.view(np.uint32)] == ["0x3f800000", "0x3f820000", "0xbf800000", "0x3f810000"]
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [*NARROWER, ("int8", np.float32), ("int8", np.float64)])
+@pytest.mark.parametrize(("precision", "dtype"), [*NARROWER, *product(("int8", "topk:0.02"), (np.float32, np.float64))])
 def test_nothing_is_lost_over_many_steps(precision, dtype) -> None:
     """Not of what is far below the last digit of what it is added to, nor of what has no digit in the type at all."""
     codec, left = make_codec(precision, np.dtype(dtype)), np.zeros(SIZE, dtype)
@@ -125,3 +128,24 @@ def test_a_compression_is_what_its_text_says(text: str) -> None:
 def test_a_codec_of_the_user_must_be_one(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         make_codec(name, np.dtype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("size", "fraction"), [(0, 0.1), (1, 0.5), (1000, 0.01), (1003, 0.33), (50, 1)])
+def test_topk_sends_the_largest(dtype, size: int, fraction: float) -> None:
+    vector = np.random.default_rng(size).standard_normal(size).astype(dtype)
+    codec, left = make_codec(f"topk:{fraction}", np.dtype(dtype)), np.zeros(size, dtype)
+    received = sent(codec, vector, left)
+    count = math.ceil(fraction * size)
+    assert np.count_nonzero(received) == count
+    assert codec.nbytes(size) <= (4 + vector.itemsize) * count + 16
+    np.testing.assert_array_equal(received + left, vector)
+    assert np.abs(left).max(initial=0) <= 1.07 * np.abs(received[received != 0]).min(initial=np.inf)
+
+
+def test_topk_passes_on_what_is_not_finite() -> None:
+    vector = np.array([1, np.nan, 2, -np.inf, 3, np.inf], np.float32)
+    left = np.zeros(6, np.float32)
+    received = sent(make_codec("topk:0.5", np.dtype(np.float32)), vector, left)
+    np.testing.assert_array_equal(received, [0, np.nan, 0, -np.inf, 0, np.inf])
+    np.testing.assert_array_equal(left, [1, 0, 2, 0, 3, 0])

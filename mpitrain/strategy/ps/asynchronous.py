@@ -13,6 +13,7 @@ import numpy as np
 
 from ...comm.cluster import Cluster
 from ...core.device import Device
+from ...core.layout import Array
 from ...core.training_state import TrainingState
 from ...monitor.trace import span
 from ...optim import Updater
@@ -21,6 +22,7 @@ from ..base import StepResult
 from .client import PsStrategy
 from .shard import Push, Ranges
 from .store import Store
+from .worker_momentum import WorkerMomentum
 
 
 def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> Async:
@@ -45,9 +47,18 @@ class Async(PsStrategy):
         if plan.optimizer.clip_norm is not None and not plan.optimizer.layerwise:
             slots = dict.fromkeys(plan.optimizer.slots, np.empty(0, plan.dtype))  # not needed for norms
             self._measure = Updater(plan.optimizer, plan.layout, self.params, slots)
-        self._early = devices[0].is_gpu and self._measure is None
+        self._momentum: WorkerMomentum | None = None
+        if plan.worker_momentum is not None:
+            remote = [part for shard in self._remote_shards for part in shard.ranges]
+            residual = np.zeros(0) if store.rpc is None else store.rpc.residual
+            self._momentum = WorkerMomentum(plan.worker_momentum, residual, remote, plan.layout.size, plan.dtype)
+        self._early = devices[0].is_gpu and self._measure is None and self._momentum is None
         self._counts_lead = plan.config.mode.bounds_staleness
         self._posted: set[int] = set()  # shards that this gradient was sent to
+
+    def unsent(self) -> dict[str, Array]:
+        velocity = {} if self._momentum is None else {"velocity": self._momentum.velocity}
+        return {**super().unsent(), **velocity}
 
     def ready(self, start: int) -> None:
         if self._early and start > 0 and self.non_finite.applies(self.take_loss()):
@@ -65,7 +76,11 @@ class Async(PsStrategy):
 
     def _push(self) -> int:
         """Have every shard apply the gradient; return its staleness at the first shard."""
-        self._post(0, self._clip())
+        clip = self._clip()
+        if self._momentum is not None:
+            self._momentum.apply(self.grads, clip)
+            clip = 1.0
+        self._post(0, clip)
         self._posted.clear()
         staleness, *_ = [shard.wait_apply() for shard in self.shards]
         return staleness

@@ -12,7 +12,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from ...checkpoint.snapshot import Snapshot
-from ...core.extra_state import ExtraState
+from ...core.extra_state import ExtraState, Value, Versioned, values_of
 from ...core.layout import Array
 from ...core.training_state import TrainingState
 from ...monitor.trace import span
@@ -23,6 +23,8 @@ from .coordinator import END, PAUSE, CoordinatorState
 from .remote import RemoteShard
 from .store import Store
 
+_NAMESPACE = "compression"  # of the extra state
+
 
 class PsStrategy:
     """The common part of the modes; see ``base.Strategy`` for the methods.
@@ -30,7 +32,7 @@ class PsStrategy:
     Local, except ``next`` before and after a ``ConsistentPoint``, and ``close``.
 
     A subclass implements ``finish``, which takes the loss with ``take_loss``, and calls ``advance_to`` and sets
-    ``result``. It may override ``allocate``, ``least_version``, ``read_params``, ``vector`` and ``extra_state``.
+    ``result``. It may override ``allocate``, ``least_version``, ``read_params``, ``vector`` and ``unsent``.
 
     Args:
         store: The parameters; started and freed with this object.
@@ -77,6 +79,7 @@ class PsStrategy:
 
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
         self.store.start(progress)
+        self._load_unsent(extra_state)
         self.progress = self._began = progress
         # In backup a step uses several work items, which are numbered from 0 in each run.
         self._first_item = progress.step if self.plan.config.mode.is_asynchronous else 0
@@ -180,8 +183,32 @@ class PsStrategy:
         return Snapshot(vectors, *self.progress, self.extra_state(), private=True)
 
     def extra_state(self) -> ExtraState:
-        """Return state of the mode that is not in the vectors; ``start`` restores it. Local."""
-        return {}
+        """Return state of the mode that is not in the vectors; ``start`` restores it. Collective over the workers.
+
+        It is what compression has not sent, summed over the workers.
+        """
+        values: dict[str, Value] = {}
+        for name, own in self.unsent().items():
+            total = np.zeros_like(self.params)
+            self.store.cluster.workers.Reduce(own if len(own) else np.zeros_like(total), total)
+            values[name] = total
+        return {_NAMESPACE: Versioned(1, values)} if values and self._chief else {}
+
+    def unsent(self) -> dict[str, Array]:
+        """Return what compression has not sent of this worker's vectors; the same names on all workers. Local.
+
+        An array is empty if this worker sends nothing to other nodes.
+        """
+        rpc = self.store.rpc
+        return {} if rpc is None or self.plan.config.compression is None else {"residual": rpc.residual}
+
+    def _load_unsent(self, state: ExtraState) -> None:
+        """Divide what was not sent among the workers that send to other nodes. Collective over the workers."""
+        values = values_of(state, _NAMESPACE, 1)
+        for name, own in self.unsent().items():
+            workers = self.store.cluster.workers.allreduce(len(own) > 0)
+            if len(own) and name in values:
+                own[:] = np.asarray(values[name]) / workers
 
     # Gradients.
 

@@ -1,0 +1,59 @@
+"""Momentum that workers apply, because servers receive few elements of each gradient.
+
+A worker sends the largest elements of what it has accumulated. If the server applied momentum to them, an element would
+lack the momentum of all the steps in which it was not sent. So the worker accumulates velocities in place of gradients,
+and the server applies what arrives without momentum. What a worker has sent no longer has a velocity, because it points
+in a direction that is out of date. (Lin, Han, Mao, Wang and Dally, Deep gradient compression, ICLR 2018, sections 3.1
+and 3.2: momentum correction, momentum factor masking.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.kernels import kernel
+from ...core.layout import Array
+from ...core.ranges import Range
+from ...plan.plan import Momentum
+
+
+class WorkerMomentum:
+    """The velocity of a worker's gradients. Local.
+
+    Args:
+        momentum: The factor of the velocity, and its kind.
+        residual: Shape (size,): what has not been sent to servers on other nodes; zero where an element was sent.
+        remote: The ranges that are sent to servers on other nodes.
+
+    Attributes:
+        velocity: Shape (size,).
+    """
+
+    def __init__(self, momentum: Momentum, residual: Array, remote: Sequence[Range], size: int, dtype: Any) -> None:
+        self._momentum, self._residual, self._remote = momentum, residual, remote
+        self.velocity = np.zeros(size, dtype)
+
+    def apply(self, grads: Array, clip: float) -> None:
+        """Replace ``grads``, times ``clip``, by what the server shall subtract, times the learning rate."""
+        for lo, hi in self._remote:
+            _mask(self.velocity[lo:hi], self._residual[lo:hi])
+        _accelerate(self.velocity, grads, self._momentum.factor, clip, self._momentum.nesterov)
+
+
+@kernel
+def _mask(velocity: Array, residual: Array) -> None:
+    zero = velocity.dtype.type(0)
+    for i in range(velocity.size):
+        velocity[i] = zero if residual[i] == zero else velocity[i]
+
+
+@kernel
+def _accelerate(velocity: Array, grads: Array, factor: float, clip: float, nesterov: bool) -> None:
+    kept, scale = grads.dtype.type(factor), grads.dtype.type(clip)
+    ahead, own = (kept, scale) if nesterov else (grads.dtype.type(1), grads.dtype.type(0))
+    for i in range(grads.size):
+        velocity[i] = kept * velocity[i] + scale * grads[i]
+        grads[i] = own * grads[i] + ahead * velocity[i]
