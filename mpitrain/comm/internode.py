@@ -38,9 +38,10 @@ NAMESPACE = "compression"  # of the extra state
 class NodeSums:
     """Sums gradients over the nodes. Construction and ``free`` are collective over the workers.
 
-    A step calls ``start`` for each bucket, then for each bucket ``finish`` and, after the caller's update of the ranges
-    ``owned``, ``share``, and finally ``complete``; each in the order of the buckets. ``start``, ``finish``, ``share``
-    and ``complete`` are collective over the ranks with the same index on all nodes.
+    A step calls ``start`` for each bucket, in their order; then for each bucket ``finish`` and, after the caller's
+    update of the ranges ``owned``, ``share``; then ``complete``; and finally ``end_step``, also if nothing was shared.
+    All methods but ``progress`` are collective over the ranks with the same index on all nodes, which call them in the
+    same order.
 
     Attributes:
         parts: The ranges of each bucket that this rank sums over the ranks of its node, before ``start``.
@@ -68,8 +69,11 @@ class NodeSums:
     def share(self, index: int) -> None:
         """Begin to return the parameters in ``owned[index]`` to the nodes that do not update them."""
 
-    def complete(self) -> None:
-        """Wait until this rank has received all parameters."""
+    def complete(self, index: int) -> None:
+        """Wait until this rank has received a bucket's parameters that it does not own."""
+
+    def end_step(self) -> None:
+        """Prepare for the next step."""
 
     def extra_state(self) -> ExtraState:
         """Return the error to be added to the next gradient, on the first worker. Collective over the workers."""
@@ -97,7 +101,7 @@ class DividedSums(NodeSums):
         self.parts = [[hierarchy.chunk(*bucket)] for bucket in buckets]
         self.owned = [[hierarchy.owned_range(*bucket)] for bucket in buckets]
         self._reduce_scatters: list[ReduceScatter] = []
-        self._gathers: list[MPI.Request] = []
+        self._gathers: dict[int, MPI.Request] = {}
         self._comm: MPI.Intracomm | None = None
         if hierarchy.internode is not None:
             self._comm, n_nodes = hierarchy.internode.Dup(), hierarchy.n_nodes
@@ -112,7 +116,7 @@ class DividedSums(NodeSums):
             self._reduce_scatters[index].start(self._grads)
 
     def progress(self) -> None:
-        MPI.Request.Testall([exchange.request for exchange in self._reduce_scatters] + self._gathers)
+        MPI.Request.Testall([exchange.request for exchange in self._reduce_scatters] + list(self._gathers.values()))
 
     def finish(self, index: int) -> None:
         if self._comm is not None:
@@ -121,11 +125,11 @@ class DividedSums(NodeSums):
     def share(self, index: int) -> None:
         if self._comm is not None:
             received = [self._params, self._targets[index], mpi_type(self._params.dtype)]
-            self._gathers.append(self._comm.Iallgatherv(MPI.IN_PLACE, received))
+            self._gathers[index] = self._comm.Iallgatherv(MPI.IN_PLACE, received)
 
-    def complete(self) -> None:
-        MPI.Request.Waitall(self._gathers)
-        self._gathers.clear()
+    def complete(self, index: int) -> None:
+        if index in self._gathers:
+            self._gathers.pop(index).Wait()
 
     def free(self) -> None:
         if self._comm is not None:
@@ -173,7 +177,7 @@ class CompressedSums(NodeSums):
         self._waiting.until(lambda spins: self._returned > index and bucket.has_arrived(), self.progress)
         bucket.decode()
 
-    def complete(self) -> None:
+    def end_step(self) -> None:
         self._started = self._returned = 0
 
     def extra_state(self) -> ExtraState:

@@ -43,6 +43,14 @@ class Model:
         Called at the beginning of each step, and whenever the parameters have changed.
         """
 
+    def await_params_by(self, wait: Callable[[int], None]) -> bool:
+        """Call ``wait(stop)`` whenever the model will use parameters before element ``stop`` of the vector.
+
+        Returns:
+            False if the model cannot do it, so that all parameters must be complete before each call.
+        """
+        return False
+
     def compute_loss(self, batch: Batch) -> Any:
         """Return this worker's share of the step's loss: the examples' losses, times ``plan.weight``, summed.
 

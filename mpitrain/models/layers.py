@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..core.device import Device
@@ -45,6 +46,13 @@ class LayerModel(Model):
 
     def bind(self, params: Array, grads: Array) -> None:
         bind(self._model, self._layout, params, grads)
+
+    def await_params_by(self, wait: Callable[[int], None]) -> bool:
+        if not self._model.announces_children or self._layout.size > self._layout.n_trained:
+            return False
+        stops = [*self._starts[1:], self._layout.n_trained]
+        self._model.before_forward = lambda child: wait(stops[child])
+        return True
 
     def compute_loss(self, batch: Batch) -> Any:
         self.context.position = batch.position

@@ -69,6 +69,8 @@ class Sequential(Layer):
 
     def forward(self, x: Array, ctx: Context) -> Array:
         for i, layer in enumerate(self.layers):
+            if self.before_forward is not None:
+                self.before_forward(i)
             x = layer.forward(x if layer.supports_amp else self.cast_output(x, f"x{i}"), ctx)
         return x
 

@@ -79,6 +79,7 @@ class Layer:
         needs_dx: Set to False by the model if no earlier layer has parameters.
         announces_children: Whether ``backward`` calls ``after_backward(i)``, unless None, as soon as the gradients of
             child i and all later ones are final: they can then be averaged while earlier ones still compute.
+            ``forward`` likewise calls ``before_forward(i)``, before it uses the parameters of child i.
     """
 
     device: Device = CPU
@@ -89,6 +90,7 @@ class Layer:
     needs_dx = True
     announces_children = False
     after_backward: Callable[[int], None] | None = None
+    before_forward: Callable[[int], None] | None = None
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name

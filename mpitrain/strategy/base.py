@@ -156,6 +156,18 @@ class UpdatesOnRequest(ABC):
         raise JobError(f"optimizer.state_dict does not work with {type(self).__name__}")
 
 
+class DefersParams(ABC):
+    """Base class of strategies whose parameters may arrive from other nodes while the next step computes."""
+
+    @abstractmethod
+    def late_params(self) -> Callable[[int], None] | None:
+        """Let ``finish`` return before all parameters have arrived. Local, on all workers.
+
+        Returns:
+            Waits until ``params[:stop]`` are complete; collective over the node. None if ``finish`` always waits.
+        """
+
+
 class Strategy(Protocol):
     """Turns this worker's gradient of a step into the parameters of the next one.
 

@@ -10,7 +10,8 @@ four phases:
 3. *update*: each rank runs the optimizer on its owned ranges, and alone on its node maintains their slots. On one node,
    reduction and update are one pass over memory.
 4. *allgather*: updated parameters are sent to the other nodes while other buckets are updated, and the ranks of a node
-   wait for each other.
+   wait for each other. If the model can wait for the parameters of each layer (``late_params``), the first layers' are
+   sent first, and the others arrive while the next step computes.
 
 With ``--compress``, the gradient travels in both directions between nodes, and all nodes update all parameters; see
 ``comm.internode``.
@@ -30,11 +31,13 @@ from typing import Any
 
 import numpy as np
 
+from ..comm.background_sums import in_background
 from ..comm.cluster import Cluster
 from ..comm.compression import make_codec
 from ..comm.hierarchy import hierarchy_of
 from ..comm.internode import CompressedSums, DividedSums, NodeSums
 from ..comm.mpi import MPI
+from ..comm.phase_barrier import PhaseBarrier
 from ..comm.powersgd import PowerSums
 from ..core.device import Device
 from ..core.extra_state import ExtraState
@@ -48,7 +51,7 @@ from ..optim import Optimizer
 from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.plan import Plan
 from ..plan.progress import Progress
-from .base import Part, Stats, UpdatesOnRequest
+from .base import DefersParams, Part, Stats, UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
 from .tensor_updates import TensorUpdates, tensor_ranges
 
@@ -61,8 +64,8 @@ _AVERAGES, _CHANGES, _UPDATES, _SKIPS = 4, 8, 16, 32
 _KINDS = _AVERAGES | _CHANGES | _UPDATES | _SKIPS
 
 
-class Sync(BulkSynchronous, UpdatesOnRequest):
-    """Synchronous data parallel training; see ``base.Strategy`` and ``base.UpdatesOnRequest`` for the methods."""
+class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
+    """Synchronous data parallel training; see ``base`` for the methods."""
 
     updates_whole_tensors = True
 
@@ -97,6 +100,9 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         self._status = np.zeros(2)
         self._all_statuses = np.zeros((hierarchy.comm.size, 2))
         self._status_request = MPI.REQUEST_NULL
+        self._is_late = False  # whether parameters arrive while the next step computes
+        self._arriving: list[int] = []  # the buckets whose parameters are not complete, in the order of their arrival
+        self._arrivals, self._n_arrived = PhaseBarrier(hierarchy.shared, hierarchy.cores), 0
         self._mean: Array | None = None  # the gradient of a divided step, shared by the node
         self._accepts = True  # whether all losses since the last update were finite, in divided steps
         self._kind = 0  # of the exchange of statuses in a divided step
@@ -114,6 +120,9 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
 
     def _make_sums(self, compress: bool) -> NodeSums:
         """Return what sums gradients over nodes, compressed if the run requests it and ``compress`` is True."""
+        return in_background(self._make_sums_of(compress), self._hierarchy, self.plan.nbytes)
+
+    def _make_sums_of(self, compress: bool) -> NodeSums:
         compression, hierarchy = self.plan.config.compression, self._hierarchy
         if compression is None or not compress:
             return DividedSums(hierarchy, self._buckets, self.grads, self.params)
@@ -177,6 +186,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
             number: To be set in place of the loss.
         """
         self._begun = True
+        self._await_all_params()
         self.await_release()  # no worker updates a bucket before it has this worker's gradient
         loss, flags = float(self.loss if number is None else number), self.flags | self._kind
         self._barrier.set_status(loss, flags)
@@ -208,6 +218,8 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         if self.progress.step == self.plan.config.parallel.compress_after:
             self._begin_to_compress()
         self.enter_consistent_point(flags)
+        if self.has_ended:
+            self._await_all_params()
 
     def _accept(self, loss: float, losses: Array) -> bool:
         """Return whether to update with this step's gradient; see ``BulkSynchronous.accept``."""
@@ -219,10 +231,9 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
                 self._finish_sums()  # no operation may stay pending
         return updated
 
-    @span("average")
-    def _complete_sums(self) -> None:
+    def _end_sums(self) -> None:
         assert self._sums is not None
-        self._sums.complete()
+        self._sums.end_step()
         self._internode_bytes += self._step_bytes
         self._uncompressed_bytes += self._uncompressed_step_bytes
 
@@ -235,7 +246,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
         if self._sums is not None:
             for index in range(len(self._buckets)):
                 self._sums.finish(index)
-            self._complete_sums()
+            self._end_sums()
 
     # A divided step.
 
@@ -347,6 +358,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
 
     def vector(self, name: str) -> Array:
         vector = self._vectors[name]
+        self._await_all_params()
         with _WAIT:
             # Also if all nodes have updated it: their processors may round differently, and the error must not grow.
             for bucket in self._buckets:
@@ -426,8 +438,36 @@ class Sync(BulkSynchronous, UpdatesOnRequest):
                 with _AVERAGE:
                     self._sums.finish(index)
                 self._update(index, rows)
-            self._sums.share(index)
-        self._complete_sums()
+            if not self._is_late:
+                self._sums.share(index)
+        if self._is_late:
+            self._arriving = list(reversed(range(len(self._buckets))))
+            for index in self._arriving:
+                self._sums.share(index)
+            return
+        with _AVERAGE:
+            for index in range(len(self._buckets)):
+                self._sums.complete(index)
+        self._end_sums()
+
+    def late_params(self) -> Callable[[int], None] | None:
+        self._is_late = self._sums is not None and self.tensors is None
+        return self._await_params if self._is_late else None
+
+    @span("average")
+    def _await_params(self, stop: int) -> None:
+        while self._arriving and self._buckets[self._arriving[0]].lo < stop:
+            assert self._sums is not None
+            self._sums.complete(self._arriving.pop(0))
+            self._n_arrived += 1
+            self._arrivals.publish(self._n_arrived)
+            self._arrivals.wait(self._n_arrived, self._progress)
+            if not self._arriving:
+                self._end_sums()
+
+    def _await_all_params(self) -> None:
+        if self._arriving:
+            self._await_params(self.plan.layout.size)
 
     @span("update")
     def _update_by_sums(self, rows: Array, phase: int) -> None:

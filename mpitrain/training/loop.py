@@ -24,7 +24,7 @@ from ..monitor.trace import span
 from ..plan.hook import Hook
 from ..plan.plan import Plan
 from ..plan.progress import ConsistentPoint, WorkItem
-from ..strategy.base import Strategy
+from ..strategy.base import DefersParams, Strategy
 
 STEP, LOAD, FORWARD, BACKWARD, HOOKS = map(span, ("step", "load", "forward", "backward", "hooks"))
 
@@ -93,6 +93,18 @@ class Loop:
         self._began, self._paused_s = time.perf_counter(), 0.0
         self.compute_s, self._step_began = 0.0, 0.0
         model.bind(strategy.params, strategy.grads)
+        self._await_params: Callable[[int], None] | None = None
+        self._defer_params()
+
+    def _defer_params(self) -> None:
+        """Let parameters arrive from other nodes while the model computes, if model and strategy can do so."""
+        strategy = self._strategy
+        if isinstance(strategy, DefersParams) and self._model.await_params_by(self._await):
+            self._await_params = strategy.late_params()
+
+    def _await(self, stop: int) -> None:
+        if self._await_params is not None:
+            self._await_params(stop)
 
     @classmethod
     def free(cls, close: Callable[[], None]) -> None:
@@ -144,6 +156,7 @@ class Loop:
     @property
     def params(self) -> Array:
         """The parameters that the model computes with, shape (layout.size,); read-only."""
+        self._await(self.plan.layout.size)
         return self._model.to_host(self._strategy.params)
 
     @property

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 
 import numpy as np
 
+from mpitrain.comm.background_sums import in_background
 from mpitrain.comm.compression import make_codec
 from mpitrain.comm.hierarchy import Hierarchy
 from mpitrain.comm.internode import CompressedSums, DividedSums, NodeSums
@@ -66,16 +68,19 @@ def step_of(sums: NodeSums, hierarchy: Hierarchy, rows: np.ndarray, result: np.n
         for lo, hi in sums.owned[index]:
             result[lo:hi] = own[lo:hi]
         sums.share(index)
-    sums.complete()
+    for index in range(len(BUCKETS)):
+        sums.complete(index)
+    sums.end_step()
     node.Barrier()
 
 
-def check(text: str, tolerance: float) -> None:
+def check(text: str, tolerance: float, in_thread: bool) -> None:
     node = comm.Split(nodes[comm.rank], comm.rank)
-    hierarchy = Hierarchy(comm, node, cores)
+    hierarchy = Hierarchy(comm, node, node.size if in_thread else cores)
     rows = hierarchy.shared.allocate((node.size, LAYOUT.size), np.float32)
     result = hierarchy.shared.allocate((LAYOUT.size,), np.float32)
-    sums = sums_of(text, hierarchy, rows[node.rank])
+    sums = in_background(sums_of(text, hierarchy, rows[node.rank]), hierarchy, 1 << 30 if in_thread else 0)
+    assert sum(thread.name == "mpitrain-progress" for thread in threading.enumerate()) == in_thread
     received = np.zeros(LAYOUT.size)
     for step in range(STEPS):
         step_of(sums, hierarchy, rows, result, step)
@@ -147,7 +152,8 @@ def check_powersgd(rank: int) -> None:
 
 
 for text, tolerance in (("", 1e-4), ("bfloat16", 1e-4), ("float16", 1e-4), ("int8", 1e-4), ("powersgd:2", 1e-3)):
-    check(text, tolerance)
+    check(text, tolerance, in_thread=False)
+    check(text, tolerance, in_thread=True)
 for rank in (1, 3):
     check_powersgd(rank)
 assert isinstance(BUCKETS[0], Bucket) and len(BUCKETS) > 1
