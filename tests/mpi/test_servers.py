@@ -125,6 +125,8 @@ def test_pushes_in_fewer_bits_come_to_nearly_the_same(
     flags = ("--optimizer", "momentum", *flags)
     how = ("--mode", "async", "--ps", "2", "--no-shared-memory", "--push-precision", precision, *road)
     found, exact = train(openmpi, 3, tmp_path, *how, *flags), one_process(*flags)
+    residual = found.pop("run/state/compression/residual")
+    assert residual.any()
     assert_close(found, exact, tolerance)
     assert any(found[name].tobytes() != exact[name].tobytes() for name in found), "nothing was rounded"
 
@@ -245,3 +247,14 @@ def test_where_windows_fail_messages_take_their_place(mpi: Mpi, how: str, one_pr
     assert done.returncode == 0, done.stderr
     assert "servers on other nodes are reached by messages: " in done.stdout
     assert_same_bits(final(tmp_path), one_process())
+
+
+@pytest.mark.parametrize(("servers", "requests"), [(1, 2), (3, 6)])
+@pytest.mark.parametrize("transport", ["--one-sided", "--no-one-sided"])
+def test_a_step_takes_two_round_trips(
+    openmpi: Mpi, transport: str, servers: int, requests: int, tmp_path: Path
+) -> None:
+    """One for the gradient, and one for the next parameters, on all servers at the same time."""
+    flags = ("--mode", "async", "--ps", str(servers), "--no-shared-memory", transport, "--run-dir", tmp_path)
+    done = openmpi.train(servers + 1, JOBS / "counted_requests.py", *flags)
+    assert f"{requests:.2f} requests per step" in done.stdout

@@ -68,7 +68,7 @@ class PsStrategy:
         local = sorted(store.shards)
         first = self.worker % max(1, len(local))
         self.shard_order = [s for s in range(len(self.shards)) if s not in store.shards] + local[first:] + local[:first]
-        self.coordinator = store.step_coordinator()
+        self.coordinator = store.step_coordinator(self.shards)
         self._pauses = PauseRequests(cluster.workers)
         self.versions = [0] * len(self.shards)
         self.item, self.lead, self.work = 0, 0, WorkItem(0, 0)

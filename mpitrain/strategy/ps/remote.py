@@ -8,7 +8,7 @@ import numpy as np
 
 from ...comm.rpc import RpcTransport, unpack
 from ...core.layout import Array
-from .coordinator import STATE, Assignment, CoordinatorState, unpack_state
+from .coordinator import END, PAUSE, STATE, Assignment, CoordinatorState, unpack_state
 from .messages import REPLY, Kind, request
 from .shard import Push, Ranges
 
@@ -26,12 +26,17 @@ class RemoteShard:
     def __init__(self, rpc: RpcTransport, server: int, ranges: Ranges, names: list[str], frozen: Array) -> None:
         self._rpc, self._server, self.ranges, self._names = rpc, server, ranges, names
         self._frozen = frozen.copy()  # as the server has it
+        self.arrived: int | None = None  # the version of parameters that have arrived without a request to read
 
     def post_read(self, least: int) -> None:
-        self._rpc.request(self._server, Kind.READ, request(Kind.READ, least))
+        if self.arrived is None:
+            self._rpc.request(self._server, Kind.READ, request(Kind.READ, least))
 
     def wait_read(self) -> int:
-        return int(unpack(self._rpc.reply(self._server), REPLY[Kind.READ])["version"])
+        version, self.arrived = self.arrived, None
+        if version is None:
+            version = int(unpack(self._rpc.reply(self._server), REPLY[Kind.READ])["version"])
+        return version
 
     def read_vector(self, name: str, out: Array) -> None:
         self._rpc.request(self._server, Kind.VECTOR, request(Kind.VECTOR, self._names.index(name)))
@@ -66,18 +71,27 @@ class RemoteShard:
 class RemoteCoordinator:
     """The step coordinator on another node; see ``coordinator.StepCoordinator``.
 
+    The reply to ``finish`` brings the next assignment and parameters, so that a step takes two round trips: this one,
+    and the one of the gradient.
+
     Args:
         server: The rank of the first server.
+        shard: Its shard.
     """
 
-    def __init__(self, rpc: RpcTransport, server: int) -> None:
-        self._rpc, self._server = rpc, server
+    def __init__(self, rpc: RpcTransport, server: int, shard: RemoteShard) -> None:
+        self._rpc, self._server, self._shard = rpc, server, shard
+        self._assigned: Assignment | None = None
 
     def next(self) -> Assignment:
-        return Assignment(*self._query(Kind.NEXT))
+        assignment, self._assigned = self._assigned, None
+        return Assignment(*self._query(Kind.NEXT)) if assignment is None else assignment
 
     def finish(self, loss: float, staleness: int, reads: int, skipped: bool) -> int:
-        return int(self._query(Kind.FINISH, loss, staleness, reads, skipped)[0])
+        done, item, step, lead, version = self._query(Kind.TURN, loss, staleness, reads, skipped)
+        self._assigned = Assignment(item, step, lead)
+        self._shard.arrived = None if item in (PAUSE, END) else version
+        return int(done)
 
     def admit(self, item: int, step: int, loss: float, reads: int) -> int:
         return int(self._query(Kind.ADMIT, item, step, loss, reads)[0])

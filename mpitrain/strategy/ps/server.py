@@ -21,7 +21,7 @@ from ...core.layout import Array
 from ...monitor.trace import span
 from ...plan.progress import Progress
 from ..non_finite import NonFinitePolicy
-from .coordinator import WAIT, CoordinatorMemory
+from .coordinator import END, PAUSE, WAIT, CoordinatorMemory
 from .messages import REQUEST, Kind, reply
 from .shard import Push
 from .store import Store
@@ -150,9 +150,19 @@ class Server:
 
         self._when_ready(respond)
 
-    def _finish(self, client: int, loss: float, staleness: int, reads: int, skipped: bool) -> None:
-        done = self._require_coordinator().finish(self._worker_of[client], loss, staleness, reads, skipped)
-        self._reply(client, reply(Kind.FINISH, done))
+    def _turn(self, client: int, loss: float, staleness: int, reads: int, skipped: bool) -> None:
+        worker, coordinator = self._worker_of[client], self._require_coordinator()
+        done = coordinator.finish(worker, loss, staleness, reads, skipped)
+
+        def respond() -> bool:
+            assignment = coordinator.next(worker)
+            if assignment.item == WAIT:
+                return False
+            version, params = (0, None) if assignment.item in (PAUSE, END) else self._snapshot("params")
+            self._reply(client, reply(Kind.TURN, done, *assignment, version), vector=params)
+            return True
+
+        self._when_ready(respond)
 
     def _admit(self, client: int, item: int, step: int, loss: float, reads: int) -> None:
         place = self._require_coordinator().admit(self._worker_of[client], item, step, loss, reads)

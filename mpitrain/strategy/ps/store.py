@@ -7,6 +7,7 @@ The step coordinator lies on the first server's node. Without servers, one node'
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,12 +105,13 @@ class Store:
                 self.coordinator.open(progress.step, self.plan.train_steps, self.plan.next_pause(progress.step))
         self.cluster.comm.Barrier()
 
-    def step_coordinator(self) -> StepCoordinator:
-        """Return the step coordinator for this worker."""
+    def step_coordinator(self, shards: Sequence[ShardClient]) -> StepCoordinator:
+        """Return the step coordinator for this worker, whose proxies are ``shards``."""
         if self.coordinator is not None:
             return LocalCoordinator(self.coordinator, self.cluster.task_index, self.waiting)
-        assert self.rpc is not None
-        return RemoteCoordinator(self.rpc, self.holders[0])
+        first = shards[0]
+        assert self.rpc is not None and isinstance(first, RemoteShard)
+        return RemoteCoordinator(self.rpc, self.holders[0], first)
 
     def shard_clients(self, params: Array) -> list[ShardClient]:
         """Return all shards for this worker, whose parameters are ``params``; by number."""
