@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -14,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -22,6 +20,7 @@ from PIL import Image
 
 from mpitrain import Job, data, nn, optim
 from mpitrain.data.batch import Loading
+from mpitrain.data.crc32c import crc32c
 
 IMAGES, CLASSES, SIZE, CROP, BATCH = 2000, 10, 256, 224, 32
 ROWS, COLUMNS, ROW_BATCH = 200_000, 20, 256
@@ -48,24 +47,32 @@ def write(folder: Path) -> None:
 
 
 def _record(features: dict[str, Any]) -> bytes:
-    from mpitrain.data.tfrecords import _message_class
-
-    message = _message_class()()
+    """Return a record of a TFRecord file with a tf.train.Example: bytes, integers below 128, or float32 numbers."""
+    entries = []
     for name, value in features.items():
-        feature = message.features.feature[name]
         if isinstance(value, bytes):
-            feature.bytes_list.value.append(value)
+            feature = _field(1, _field(1, value))
         elif isinstance(value, list):
-            feature.int64_list.value.extend(value)
+            feature = _field(3, _field(1, bytes(value)))
         else:
-            feature.float_list.value.extend(value.tolist())
-    content = message.SerializeToString()
+            feature = _field(2, _field(1, value.tobytes()))
+        entries.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
+    content = _field(1, b"".join(entries))
     length = struct.pack("<Q", len(content))
     return b"".join((length, _masked(length), content, _masked(content)))
 
 
+def _field(number: int, content: bytes) -> bytes:
+    """Return a field of a protocol buffer."""
+    size, rest = bytearray(), len(content)
+    while rest > 127:
+        size.append(rest & 127 | 128)
+        rest >>= 7
+    return bytes([number << 3 | 2, *size, rest]) + content
+
+
 def _masked(content: bytes) -> bytes:
-    value = google_crc32c.value(content)
+    value = int(crc32c(np.frombuffer(content, np.uint8), 0, len(content)))
     return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
@@ -74,13 +81,12 @@ def augmented(example: tuple[np.ndarray, int], rng: np.random.Generator) -> tupl
     image, label = example
     top, left = rng.integers(0, SIZE - CROP + 1, 2)
     image = image[top : top + CROP, left : left + CROP]
-    if rng.random() < 0.5:
-        image = image[:, ::-1]
-    return np.multiply(image.transpose(2, 0, 1), np.float32(1 / 255), dtype=np.float32), label
+    scaled = np.multiply(image.transpose(2, 0, 1), np.float32(1 / 255), dtype=np.float32)
+    return scaled[..., ::-1] if rng.random() < 0.5 else scaled, label
 
 
 def decoded(example: dict[str, Any]) -> tuple[np.ndarray, int]:
-    return np.asarray(Image.open(io.BytesIO(example["image"]))), int(example["label"][0])
+    return data.decode_image(example["image"]), int(example["label"][0])
 
 
 def rate(split: data.Split, batch: int, seconds: float = 4.0) -> dict[str, float]:
@@ -113,11 +119,19 @@ def parquet(folder: Path) -> dict[str, float]:
 
 def small(example: tuple[np.ndarray, int]) -> tuple[np.ndarray, int]:
     image, label = example
+    if _rank is not None and os.getpid() != _rank and os.sched_getaffinity(0) != {1}:  # the data worker's first example
+        os.sched_setaffinity(0, {1})
     return np.float32(image) / 255, label
+
+
+_rank: int | None = None  # the process that trains, on the first core
 
 
 def job(folder: Path, units: int, in_memory: bool = False, steps: int = 60) -> Job:
     """Train on images that are decoded at each step, or that have been before."""
+    global _rank
+    _rank = os.getpid()
+    os.sched_setaffinity(0, {0})
     train: Any = data.image_folder(folder / "images", (SMALL, SMALL)).map(small)
     if in_memory:
         whole = train.load(np.arange(len(train)), 0, 0).examples
@@ -133,11 +147,7 @@ def training(folder: Path, in_memory: bool) -> dict[str, float]:
         words = ["-m", "mpitrain", "train", "--threads", "1", "--run-dir", f"{out}/run", "--log-steps", "10"]
         words += ["--data-workers", "0" if in_memory else "1", __file__, "--folder", str(folder), "--units", "1500"]
         words += ["--in-memory"] if in_memory else []
-        process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
-        while process.poll() is None:  # the data worker is the child of the rank
-            _pin(process.pid)
-            time.sleep(0.2)
-        assert process.returncode == 0
+        subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True)
         lines = [json.loads(line) for line in Path(out, "run", "metrics.jsonl").read_text().splitlines()]
         rates = [line["examples_per_s"] for line in lines if "examples_per_s" in line]
         return {"rate": float(np.median(rates[2:]))}
@@ -146,30 +156,6 @@ def training(folder: Path, in_memory: bool) -> dict[str, float]:
 def _children(pid: int) -> list[int]:
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def _pin(pid: int) -> None:
-    """Let processes that load batches use the second core, all others the first one."""
-    for level, pids in enumerate(_levels(pid)):
-        for process in pids:
-            for thread in _threads(process):
-                with contextlib.suppress(OSError):
-                    os.sched_setaffinity(thread, {1 if level else 0})
-
-
-def _levels(pid: int) -> list[list[int]]:
-    """Return a process, its children, and theirs: the rank, and its data workers."""
-    levels = [[pid]]
-    while below := [child for parent in levels[-1] for child in _children(parent)]:
-        levels.append(below)
-    return levels
-
-
-def _threads(pid: int) -> list[int]:
-    try:
-        return [int(thread) for thread in os.listdir(f"/proc/{pid}/task")]
     except OSError:
         return []
 

@@ -6,7 +6,7 @@ from .arrays import from_arrays
 from .batch import Batch, BatchSource
 from .checks import check_labels
 from .hdf5 import hdf5
-from .images import image_folder
+from .images import decode_image, image_folder
 from .loader import InMemory, Loader, Storage, Streaming
 from .mnist import Images, mnist
 from .split import DatasetSplit, Split, dataset
@@ -31,6 +31,7 @@ __all__ = [
     "check_labels",
     "csv",
     "dataset",
+    "decode_image",
     "from_arrays",
     "hdf5",
     "image_folder",

@@ -9,6 +9,7 @@ import numpy as np
 from ..core.layout import Array
 from .batch import Batch, Loading
 from .random_numbers import LOOP_STREAM, seed_all
+from .trees import Allocate
 
 
 class LoadsBatches(Protocol):
@@ -22,7 +23,7 @@ class LoadsBatches(Protocol):
 
     def start(self, share: int, shares: int, is_forked: bool = False) -> None: ...
 
-    def load(self, indices: Array, seed: int, position: int) -> Batch: ...
+    def load(self, indices: Array, seed: int, position: int, allocate: Allocate = np.empty) -> Batch: ...
 
     def finish(self, batch: Batch, loading: Loading, indices: Array) -> Batch: ...
 
@@ -79,11 +80,11 @@ class DatasetLoader:
 
     def _load(self, request: Request) -> tuple[Batch, Array]:
         """Return a batch, and the indices of its examples."""
-        indices = self._indices(request)
+        indices = indices_of(self._split, request, self._seed)
         return self._split.load(indices, self._seed, request.position), indices
 
-    def _indices(self, request: Request) -> Array:
-        position, length, end = request
-        if end is not None:
-            return np.arange(position, position + length)
-        return self._split.order(position, length, self._seed)
+
+def indices_of(split: LoadsBatches, request: Request, seed: int) -> Array:
+    """Return the indices of a batch's examples."""
+    position, length, end = request
+    return split.order(position, length, seed) if end is None else np.arange(position, position + length)

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -53,15 +53,25 @@ class UnchangedFile:
                 "the run again with files that do not change"
             )
 
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """Yield a descriptor of the file, which is closed again: a process may read 1,000 files.
+
+        Raises:
+            DataError: It has been changed.
+        """
+        self.check()
+        with open(self.path, "rb", buffering=0) as file:
+            yield file.fileno()
+
     def read(self, offset: int, size: int) -> bytes:
         """Return ``size`` bytes of the file.
 
         Raises:
             DataError: It has been changed, or is shorter.
         """
-        self.check()
-        with open(self.path, "rb", buffering=0) as file:  # closed again: a process may open 1,000 files
-            content = os.pread(file.fileno(), size, offset)
+        with self.opened() as file:
+            content = os.pread(file, size, offset)
         if len(content) < size:
             raise DataError(f"{self.path} is truncated: it has {len(content):,} of {size:,} bytes at {offset:,}")
         return content

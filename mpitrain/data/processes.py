@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import sys
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from functools import partial
+from collections import deque
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from ..core.allocator import keep_freed_memory
 from ..core.layout import Array
 from ..errors import DataError
 from .batch import Batch, Loading
-from .dataset_loader import DatasetLoader, LoadsBatches, Request
+from .dataset_loader import DatasetLoader, LoadsBatches, Request, indices_of
 from .shared_buffers import SharedBuffers
 
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
@@ -25,10 +29,10 @@ _LEAST_SHARED_BYTES = 1 << 16  # smaller batches pass through the pipe
 
 
 class _Loaded(NamedTuple):
-    """A batch on its way from a process to the rank.
+    """A batch, and the indices of its examples, on its way from a process to the rank.
 
     Attributes:
-        pickled: The batch without its arrays.
+        pickled: Both without their arrays; or an exception in their place.
         arrays: The arrays' bytes; empty if they are in a shared buffer, or part of ``pickled``.
         ranges: Where the arrays are in the shared buffer.
     """
@@ -38,18 +42,61 @@ class _Loaded(NamedTuple):
     ranges: list[tuple[int, int]]
 
 
-class _Submitted(NamedTuple):
+class _Submitted:
     """A batch that a process loads.
 
     Attributes:
-        future: The batch.
+        request: The batch.
         buffer: The shared buffer for its arrays; None if none was free.
-        indices: Of its examples.
+        loaded: The batch when it has been received.
+        is_wanted: Whether it will be used.
     """
 
-    future: Future[_Loaded]
-    buffer: int | None
-    indices: Array
+    def __init__(self, request: Request, buffer: int | None) -> None:
+        self.request, self.buffer = request, buffer
+        self.loaded: _Loaded | None = None
+        self.is_wanted = True
+
+
+class _Process:
+    """A process that loads batches, in the order in which they are submitted.
+
+    A rank never waits to send: a request is small, and the number of those that a process has is limited.
+    """
+
+    def __init__(self, context: Any, split: LoadsBatches, seed: int, buffers: SharedBuffers, share: int, shares: int):
+        self._connection, other = context.Pipe()
+        arguments = other, split, seed, buffers, share, shares, os.getpid()
+        self._process = context.Process(target=_serve, args=arguments)
+        self._process.start()
+        other.close()  # so that the end of the process ends the connection
+        self._submitted: deque[_Submitted] = deque()
+        self._readable = select.poll()
+        self._readable.register(self._connection.fileno(), select.POLLIN)
+
+    @property
+    def count(self) -> int:
+        """Number of batches that it has not loaded."""
+        return len(self._submitted)
+
+    def submit(self, submitted: _Submitted) -> None:
+        self._connection.send((submitted.request, submitted.buffer))
+        self._submitted.append(submitted)
+
+    def has_loaded(self) -> bool:
+        """Return whether ``receive`` need not wait."""
+        return self.count > 0 and bool(self._readable.poll(0))
+
+    def receive(self) -> _Submitted:
+        """Return the first of the batches that it loads. May wait."""
+        submitted = self._submitted[0]
+        submitted.loaded = self._connection.recv()
+        return self._submitted.popleft()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
 
 
 class ProcessLoader(DatasetLoader):
@@ -68,23 +115,22 @@ class ProcessLoader(DatasetLoader):
         context = multiprocessing.get_context("fork")
         # Also for the present batch and the last one.
         self._buffers = SharedBuffers(loading.workers * loading.prefetch + 2)
-        arguments = split, self._buffers, loading, context.Value("i"), os.getpid()
-        self._pool: ProcessPoolExecutor | None = ProcessPoolExecutor(loading.workers, context, _begin, arguments)
-        self._pool.submit(os.getpid)  # starts all processes
-        self._loading_ahead: dict[Request, _Submitted] = {}
+        first, shares = loading.share * loading.workers, loading.shares * loading.workers
+        self._processes = [
+            _Process(context, split, seed, self._buffers, first + number, shares) for number in range(loading.workers)
+        ]
+        atexit.register(self.close)  # before multiprocessing waits for the processes
+        self._loading_ahead: dict[Request, tuple[_Submitted, _Process]] = {}
         self._last: Request | None = None
 
     def close(self) -> None:
         """End the processes."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            processes = list(pool._processes.values())
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in processes:
-                process.kill()
-            for process in processes:
-                process.join()
+        processes, self._processes = self._processes, []
+        for process in processes:
+            process.kill()
+        if processes:
             self._buffers.close()
+            atexit.unregister(self.close)
 
     def _load(self, request: Request) -> tuple[Batch, Array]:
         """Return a batch and the indices of its examples, and load those ahead that are expected next.
@@ -94,18 +140,23 @@ class ProcessLoader(DatasetLoader):
         """
         expected = self._expected(request)
         for other in self._loading_ahead.keys() - {request, *expected}:
-            self._abandon(other)
+            self._loading_ahead.pop(other)[0].is_wanted = False
         try:
+            for process in self._processes:
+                while process.has_loaded():
+                    self._receive(process)
             for wanted in (request, *expected):
                 if wanted not in self._loading_ahead:
-                    self._loading_ahead[wanted] = self._submit(wanted)
-            future, buffer, indices = self._loading_ahead.pop(request)
-            return self._received(future.result(), buffer), indices
-        except BrokenProcessPool as error:
+                    self._submit(wanted)
+            submitted, process = self._loading_ahead.pop(request)
+            while submitted.loaded is None:
+                self._receive(process)
+        except (EOFError, OSError) as error:
             raise DataError(
                 f"a process that loads examples of {self._split.source} has died: it was killed, as the kernel does "
                 "when memory is short, or it has crashed"
             ) from error
+        return self._taken(submitted.loaded, submitted.buffer)
 
     def _expected(self, request: Request) -> list[Request]:
         """Return the predicted next requests; none if this one does not follow the last."""
@@ -118,39 +169,52 @@ class ProcessLoader(DatasetLoader):
         distance = 0 if last is None or last[1:] != request[1:] else position - last.position
         return [Request(position + distance * (i + 1), length) for i in range(number)] if distance > 0 else []
 
-    def _submit(self, request: Request) -> _Submitted:
-        assert self._pool is not None  # until ``close``
-        buffer, indices = self._buffers.take(), self._indices(request)
-        return _Submitted(self._pool.submit(_load, indices, self._seed, request.position, buffer), buffer, indices)
+    def _submit(self, request: Request) -> None:
+        """Let the process load a batch that has the fewest ones to load."""
+        process = min(self._processes, key=lambda process: process.count)
+        submitted = _Submitted(request, self._buffers.take())
+        process.submit(submitted)
+        self._loading_ahead[request] = submitted, process
 
-    def _abandon(self, request: Request) -> None:
-        future, buffer, _ = self._loading_ahead.pop(request)
-        future.cancel()
-        if buffer is not None:
-            give_back = partial(self._buffers.give_back, buffer)
-            future.add_done_callback(lambda _: give_back())  # until then a process may be writing to the buffer
+    def _receive(self, process: _Process) -> None:
+        """Receive a batch, which is dropped if it is no longer wanted. May wait."""
+        submitted = process.receive()
+        if not submitted.is_wanted and submitted.buffer is not None:
+            self._buffers.give_back(submitted.buffer)
 
-    def _received(self, loaded: _Loaded, buffer: int | None) -> Batch:
+    def _taken(self, loaded: _Loaded, buffer: int | None) -> tuple[Batch, Array]:
+        """Return a batch that was received, and the indices of its examples.
+
+        Raises:
+            DataError: It could not be loaded.
+        """
         if loaded.ranges:
             assert buffer is not None
-            arrays = self._buffers.view(buffer, loaded.ranges)
-            return pickle.loads(loaded.pickled, buffers=arrays)
-        if buffer is not None:
-            self._buffers.give_back(buffer)
-        return pickle.loads(loaded.pickled, buffers=[bytearray(array) for array in loaded.arrays])
+            arrays: Any = self._buffers.view(buffer, loaded.ranges)
+        else:
+            arrays = map(bytearray, loaded.arrays)
+            if buffer is not None:
+                self._buffers.give_back(buffer)
+        result = pickle.loads(loaded.pickled, buffers=arrays)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
-_split: LoadsBatches  # in a process that loads batches
-_buffers: SharedBuffers
-
-
-def _begin(split: LoadsBatches, buffers: SharedBuffers, loading: Loading, started: Any, rank_process: int) -> None:
-    """Prepare a process: ignore the signals that stop a run, and exit when the rank ends.
+def _serve(
+    connection: Connection,
+    split: LoadsBatches,
+    seed: int,
+    buffers: SharedBuffers,
+    share: int,
+    shares: int,
+    rank_process: int,
+) -> None:
+    """Load batches in this process until the rank ends it. It ignores the signals that stop a run.
 
     Args:
-        started: Shared number of the processes that have started before.
+        share, shares: Index of this process among those that load examples, and their number.
     """
-    global _split, _buffers
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -158,26 +222,27 @@ def _begin(split: LoadsBatches, buffers: SharedBuffers, loading: Loading, starte
         os._exit(1)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
-    _split, _buffers = split, buffers
-    with started.get_lock():
-        number, started.value = started.value, started.value + 1
-    split.start(loading.share * loading.workers + number, loading.shares * loading.workers, is_forked=True)
+    keep_freed_memory()
+    split.start(share, shares, is_forked=True)
+    while True:
+        request, buffer = connection.recv()
+        connection.send(_loaded(split, request, seed, buffer, buffers))
 
 
-def _load(indices: Array, seed: int, position: int, buffer: int | None) -> _Loaded:
-    """Load a batch in this process.
-
-    Raises:
-        DataError: It cannot be loaded, or cannot be sent to the rank.
-    """
+def _loaded(split: LoadsBatches, request: Request, seed: int, buffer: int | None, buffers: SharedBuffers) -> _Loaded:
+    """Load a batch in this process."""
     arrays: list[pickle.PickleBuffer] = []
     try:
-        pickled = pickle.dumps(_split.load(indices, seed, position), protocol=5, buffer_callback=arrays.append)
-    except DataError:
-        raise
-    except BaseException as error:  # SystemExit, too: it would end the rank
-        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise DataError(f"a batch of {_split.source} cannot be loaded by a process: {why}") from error
-    if buffer is None or sum(array.raw().nbytes for array in arrays) < _LEAST_SHARED_BYTES:
+        indices = indices_of(split, request, seed)
+        writer = None if buffer is None else buffers.writer(buffer)
+        batch = split.load(indices, seed, request.position, np.empty if writer is None else writer.allocate)
+        pickled = pickle.dumps((batch, indices), protocol=5, buffer_callback=arrays.append)
+        if writer is not None and sum(array.raw().nbytes for array in arrays) >= _LEAST_SHARED_BYTES:
+            return _Loaded(pickled, [], writer.write(arrays))
         return _Loaded(pickled, [bytes(array.raw()) for array in arrays], [])
-    return _Loaded(pickled, [], _buffers.write(buffer, arrays))
+    except DataError as error:
+        why = str(error)
+    except BaseException as error:  # SystemExit, too: the process serves until the rank ends it
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        why = f"a batch of {split.source} cannot be loaded by a process: {problem}"
+    return _Loaded(pickle.dumps(DataError(why)), [], [])

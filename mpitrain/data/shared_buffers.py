@@ -4,7 +4,7 @@ Each buffer is an anonymous file (``memfd_create``), inherited by the processes 
 in /dev/shm, and the kernel frees it when the last process that has it ends, however that ends.
 
     rank                            process
-    take a free buffer ── number ─► make a batch, write its arrays
+    take a free buffer ── number ─► make a batch in it, or write its arrays to it
     view them      ◄── sizes ────── (the file grows when needed)
     ...
     the last view ends: free
@@ -12,17 +12,57 @@ in /dev/shm, and the kernel frees it when the last process that has it ends, how
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import pickle
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from ..core.layout import Array
+from ..core.layout import Array, Shape
 
 _ALIGNMENT = 64  # bytes; of a cache line
+
+
+class BufferWriter:
+    """Writes the arrays of a batch to a buffer.
+
+    Args:
+        memory: Returns the memory of the buffer, given the number of bytes that it must have.
+    """
+
+    def __init__(self, memory: Callable[[int], mmap.mmap]) -> None:
+        self._memory, self._end = memory, 0
+        self._ranges: dict[int, tuple[int, int]] = {}  # of arrays in the buffer, by their addresses
+
+    def allocate(self, shape: Shape, dtype: Any) -> Array:
+        """Return an array in the buffer, which ``write`` need not copy."""
+        dtype = np.dtype(dtype)
+        if dtype.hasobject:
+            return np.empty(shape, dtype)
+        start, stop = self._next(math.prod(shape) * dtype.itemsize)
+        array = np.frombuffer(self._memory(stop), np.uint8)[start:stop].view(dtype).reshape(shape)
+        self._ranges[array.ctypes.data] = start, stop
+        return array
+
+    def write(self, arrays: Sequence[pickle.PickleBuffer]) -> list[tuple[int, int]]:
+        """Copy arrays that are not in the buffer to it; return where each starts and ends, in bytes."""
+        return [self._written(array.raw()) for array in arrays]
+
+    def _written(self, content: memoryview) -> tuple[int, int]:
+        ends = self._ranges.get(np.frombuffer(content, np.uint8).ctypes.data)
+        if ends is None or ends[1] - ends[0] != content.nbytes:
+            ends = start, stop = self._next(content.nbytes)
+            self._memory(stop)[start:stop] = content
+        return ends
+
+    def _next(self, size: int) -> tuple[int, int]:
+        start = -(-self._end // _ALIGNMENT) * _ALIGNMENT
+        self._end = start + size
+        return start, self._end
 
 
 class SharedBuffers:
@@ -45,19 +85,14 @@ class SharedBuffers:
         """Declare a buffer free. In the rank."""
         self._free.append(number)
 
-    def write(self, number: int, arrays: Sequence[pickle.PickleBuffer]) -> list[tuple[int, int]]:
-        """Write arrays to a buffer; return where each starts and ends, in bytes. In a process that makes batches."""
-        ranges, end = [], 0
-        for array in arrays:
-            start = -(-end // _ALIGNMENT) * _ALIGNMENT
-            end = start + array.raw().nbytes
-            ranges.append((start, end))
+    def writer(self, number: int) -> BufferWriter:
+        """Return what writes to a buffer. In a process that makes batches."""
+        return BufferWriter(lambda end: self._enlarged(number, end))
+
+    def _enlarged(self, number: int, end: int) -> mmap.mmap:
         if end > os.fstat(self._files[number]).st_size:
             os.ftruncate(self._files[number], end)
-        memory = self._map(number, end)
-        for array, (start, stop) in zip(arrays, ranges, strict=True):
-            memory[start:stop] = array.raw()
-        return ranges
+        return self._map(number, end)
 
     def view(self, number: int, ranges: Sequence[tuple[int, int]]) -> list[Array]:
         """Return the arrays in a buffer as bytes, without a copy. In the rank.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from .dataset_loader import DatasetLoader
 from .example_errors import errors_named, why_not_collated
 from .orders import Order, OwnOrder, Sequential, Shuffled
 from .random_numbers import generator_at, seed_all
-from .trees import describe, leaves, stack
+from .trees import Allocate, Columns, Stacked, describe, leaves, stack
 
 SAMPLE = 16  # examples in a digest
 
@@ -253,7 +253,7 @@ class DatasetSplit(Split):
         if not self.count:
             raise DataError(f"{self.source} has no examples")
         self.dataset, self.batch_type = dataset, CollatedBatch
-        self.collate: Callable[[list[Any]], Any] = stack
+        self.collate: Callable[[Any], Any] = stack
 
     def collated(
         self, collate: Callable[[list[Any]], Any], batch_type: type[CollatedBatch] = CollatedBatch
@@ -308,17 +308,41 @@ class DatasetSplit(Split):
         if is_forked and isinstance(self.dataset, StoredExamples):
             self.dataset.start_in_process()
 
-    def load(self, indices: Array, seed: int, position: int) -> CollatedBatch:
+    def load(self, indices: Array, seed: int, position: int, allocate: Allocate = np.empty) -> CollatedBatch:
         """Return the examples of these indices, which are at consecutive positions of the stream, as a batch.
+
+        Args:
+            allocate: Returns arrays for the batch; not all batches use it.
 
         Raises:
             DataError: An example cannot be loaded, or they cannot be collated.
         """
         examples = self._load_each(indices.tolist(), seed, position)
+        if self.collate is stack and not isinstance(examples, Columns):
+            batch = self._stacked(examples, indices.tolist(), allocate)
+        else:
+            batch = self._collated(examples, indices.tolist())
+        return self.batch_type(batch, None, position, len(indices))
+
+    def _collated(self, examples: Iterable[Any], indices: list[int]) -> Any:
+        several: Any = examples if isinstance(examples, Columns) else list(examples)
         try:
-            return self.batch_type(self.collate(examples), None, position, len(indices))
+            return self.collate(several)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise DataError(why_not_collated(self.dataset, self.source, indices.tolist(), examples, error)) from error
+            raise DataError(why_not_collated(self.dataset, self.source, indices, several, error)) from error
+
+    def _stacked(self, examples: Iterable[Any], indices: list[int], allocate: Allocate) -> Any:
+        """Return what ``stack`` returns, without keeping all examples in memory."""
+        first: Any = None
+        for place, example in enumerate(examples):
+            try:
+                if place == 0:
+                    first, batch = example, Stacked(example, len(indices), allocate)
+                batch.set(place, example)
+            except (KeyError, TypeError, ValueError) as error:
+                pair = [indices[0], indices[place]]
+                raise DataError(why_not_collated(self.dataset, self.source, pair, [first, example], error)) from error
+        return batch.tree()
 
     def finish(self, batch: Batch, loading: Loading = Loading(), indices: Array | None = None) -> Batch:
         """Return a batch of ``load`` in the form in which the model takes it. In the rank.
@@ -350,21 +374,29 @@ class DatasetSplit(Split):
     def _one_by_one(self) -> DatasetSplit:
         return self
 
-    def _load_each(self, indices: list[int], seed: int, position: int) -> list[Any]:
-        examples, fetch = [], getattr(self.dataset, "__getitems__", None)
-        if fetch is not None:
-            seed_all(seed, position)
-            with errors_named(self.dataset, self.source, indices):
-                examples = list(fetch(indices))
+    def _load_each(self, indices: list[int], seed: int, position: int) -> Iterable[Any]:
+        """Return the examples, each of which is loaded when the iterator gets to it if the dataset allows it."""
+        fetch = getattr(self.dataset, "__getitems__", None)
+        if fetch is None:
+            return self._one_after_another(None, indices, seed, position)
+        seed_all(seed, position)
+        with errors_named(self.dataset, self.source, indices):
+            examples: Sequence[Any] = fetch(indices)
+            if isinstance(examples, Columns) and not self._transforms:
+                return examples
+            examples = list(examples)
+        return self._one_after_another(examples, indices, seed, position) if self._transforms else examples
+
+    def _one_after_another(
+        self, examples: list[Any] | None, indices: list[int], seed: int, position: int
+    ) -> Iterator[Any]:
         for place, index in enumerate(indices):
-            if fetch is None or self._transforms:
-                seed_all(seed, position + place)
+            seed_all(seed, position + place)
             with errors_named(self.dataset, self.source, [index]):
-                if fetch is None:
-                    examples.append(self.dataset[index])
+                example = self.dataset[index] if examples is None else examples[place]
                 if self._transforms:
-                    examples[place] = self._transform(examples[place], seed, position + place)
-        return examples
+                    example = self._transform(example, seed, position + place)
+            yield example
 
     def _transform(self, example: Any, seed: int, position: int) -> Any:
         generator = generator_at(seed, position) if any(each.is_random for each in self._transforms) else None

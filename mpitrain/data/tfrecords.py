@@ -1,26 +1,27 @@
 """TFRecord files with ``tf.train.Example`` messages, without TensorFlow.
 
 The format of a record: its length (8 bytes), a checksum of these bytes (4), the message, a checksum of the message (4);
-integers are little-endian. See tensorflow/core/lib/io/record_writer.h and tensorflow/core/example/example.proto.
+integers are little-endian. See tensorflow/core/lib/io/record_writer.h.
 """
 
 from __future__ import annotations
 
-import functools
-import os
-import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..core.kernels import kernel, read_file
 from ..core.layout import Array
 from ..errors import DataError
-from .files import Paths, UnchangedFile, describe, expand, file_of, required, starts_of
+from .crc32c import crc32c
+from .example_messages import ExampleParser, Messages
+from .files import Paths, UnchangedFile, describe, expand, file_of, starts_of
 from .split import DatasetSplit
 
-_HEADER, _FOOTER = struct.Struct("<QI"), struct.Struct("<I")
-_INDEX_READ_BYTES = 1 << 20
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4
+_INDEXED_AT_ONCE = 1 << 14  # records
 
 
 class TfRecords:
@@ -31,119 +32,128 @@ class TfRecords:
     """
 
     def __init__(self, files: list[Path]) -> None:
-        self._checksum = required("google_crc32c", "tfrecord").value
         self._files = [UnchangedFile(path) for path in files]
-        self._records = [file.index("tfrecord", self._index) for file in self._files]  # (offset, length) of messages
+        self._records = [file.index("tfrecord", _index) for file in self._files]  # (offset, length) of messages
         self._starts, self.count = starts_of(len(records) for records in self._records)
+        self._parser = ExampleParser()
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number, record = file_of(self._starts, index)
-        file = self._files[number]
-        offset, length = self._records[number][record].tolist()
-        content = file.read(offset, length + _FOOTER.size)
-        message = content[:length]
-        if not self._is_valid(message, *_FOOTER.unpack(content[length:])):
-            raise DataError(f"{file.path}: record {record} at byte {offset - _HEADER.size} is damaged")
-        return _features(message)
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[dict[str, Any]]:
+        numbers = np.searchsorted(self._starts, indices, "right") - 1
+        records = np.asarray(indices) - np.asarray(self._starts)[numbers]
+        places = np.empty((len(records), 2), np.int64)  # offset and length of each message
+        for number in np.unique(numbers):
+            places[numbers == number] = self._records[number][records[numbers == number]]
+        stops = np.cumsum(places[:, 1] + _FOOTER_BYTES)
+        starts = stops - places[:, 1] - _FOOTER_BYTES
+        content = np.empty(stops[-1], np.uint8)
+        for number in np.unique(numbers):
+            chosen = numbers == number
+            with self._files[number].opened() as file:
+                short = _read_messages(file, places[chosen], starts[chosen], content)
+            if short >= 0:
+                raise self._damaged(indices[np.flatnonzero(chosen)[short]], "is truncated")
+        messages = Messages(content, starts, starts + places[:, 1])
+        if (damaged := _first_damaged(*messages)) >= 0:
+            raise self._damaged(indices[damaged], "is damaged")
+        return self._parser.parse(
+            messages, lambda message: self._damaged(indices[message], "is not a valid tf.train.Example")
+        )
 
     def name_of(self, index: int) -> str:
         """Return the file and the number of a record."""
         number, record = file_of(self._starts, index)
         return f"{self._files[number].path}, record {record}"
 
-    def _index(self, path: Path) -> Array:
-        records: list[tuple[int, int]] = []
-        size, offset = os.path.getsize(path), 0
-        with open(path, "rb", buffering=_INDEX_READ_BYTES) as file:
-            while offset < size:
-                file.seek(offset)
-                header = file.read(_HEADER.size)
-                length, checksum = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, None)
-                end = offset + _HEADER.size + length + _FOOTER.size
-                if checksum is None or not self._is_valid(header[:8], checksum) or end > size:
-                    raise DataError(f"{path} is damaged or truncated at byte {offset}, after {len(records)} records")
-                records.append((offset + _HEADER.size, length))
-                offset = end
-        return np.array(records, np.int64).reshape(-1, 2)
-
-    def _is_valid(self, read: bytes, checksum: int) -> bool:
-        value = self._checksum(read)
-        return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF == checksum
+    def _damaged(self, index: int, problem: str) -> DataError:
+        number, record = file_of(self._starts, index)
+        offset = self._records[number][record, 0] - _HEADER_BYTES
+        return DataError(f"{self._files[number].path}: record {record} at byte {offset} {problem}")
 
 
 def tfrecord(paths: Paths) -> DatasetSplit:
     """Return a split of TFRecord files with ``tf.train.Example`` messages.
 
     An example is a dict: by the name of a feature its array of float32 or int64, or its bytes; a list of bytes if it
-    has several. ``map`` decodes it, for instance with Pillow or ``numpy.frombuffer``. A file is indexed once: the
-    index is in the user's cache.
+    has several. ``map`` decodes it, for instance with ``data.decode_image`` or ``numpy.frombuffer``. Without ``map``,
+    and where all examples have the same features of the same lengths, no example is made: a batch is read and parsed
+    as a whole. A file is indexed once: the index is in the user's cache.
 
     Args:
         paths: A file, a pattern such as ``train-*.tfrecord``, or a list of them.
 
     Raises:
-        DataError: A file does not exist or is damaged; or protobuf or google-crc32c is not installed.
+        DataError: A file does not exist or is damaged.
     """
     files = expand(paths)
-    _message_class()
     return DatasetSplit(TfRecords(files), describe(files))
 
 
-def _features(message: bytes) -> dict[str, Any]:
-    features = {}
-    for name, feature in _message_class().FromString(message).features.feature.items():
-        kind = feature.WhichOneof("kind")
-        if kind == "bytes_list":
-            values = list(feature.bytes_list.value)
-            features[name] = values[0] if len(values) == 1 else values
-        else:
-            dtype = np.float32 if kind == "float_list" else np.int64
-            features[name] = np.array([] if kind is None else getattr(feature, kind).value, dtype)
-    return features
+def _index(path: Path) -> Array:
+    """Return offset and length of each message in a file."""
+    parts, count, offset, size = [np.empty((0, 2), np.int64)], 0, 0, path.stat().st_size
+    with open(path, "rb", buffering=0) as file:
+        while offset < size:
+            part = np.empty((_INDEXED_AT_ONCE, 2), np.int64)
+            indexed, offset, is_damaged = _index_part(file.fileno(), offset, size, part)
+            parts.append(part[:indexed])
+            count += indexed
+            if is_damaged:
+                raise DataError(f"{path} is damaged or truncated at byte {offset}, after {count} records")
+    return np.concatenate(parts)
 
 
-@functools.cache
-def _message_class() -> Any:
-    """Return the class of ``tf.train.Example``, made from its description."""
-    descriptors = required("google.protobuf.descriptor_pb2", "tfrecord")
-    field = descriptors.FieldDescriptorProto
-    file = descriptors.FileDescriptorProto(name="mpitrain/example.proto", package="mpitrain.example", syntax="proto3")
-    for name, kind in (
-        ("BytesList", field.TYPE_BYTES),
-        ("FloatList", field.TYPE_FLOAT),
-        ("Int64List", field.TYPE_INT64),
-    ):
-        file.message_type.add(name=name).field.add(name="value", number=1, type=kind, label=field.LABEL_REPEATED)
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, (name, kind) in enumerate(
-        (("bytes_list", "BytesList"), ("float_list", "FloatList"), ("int64_list", "Int64List")), 1
-    ):
-        feature.field.add(
-            name=name, number=number, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL,
-            type_name=f".mpitrain.example.{kind}", oneof_index=0,
-        )  # fmt: skip
-    features = file.message_type.add(name="Features")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
-    entry.field.add(
-        name="value", number=2, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL,
-        type_name=".mpitrain.example.Feature",
-    )  # fmt: skip
-    features.field.add(
-        name="feature", number=1, type=field.TYPE_MESSAGE, label=field.LABEL_REPEATED,
-        type_name=".mpitrain.example.Features.FeatureEntry",
-    )  # fmt: skip
-    file.message_type.add(name="Example").field.add(
-        name="features", number=1, type=field.TYPE_MESSAGE, label=field.LABEL_OPTIONAL,
-        type_name=".mpitrain.example.Features",
-    )  # fmt: skip
-    pool = required("google.protobuf.descriptor_pool", "tfrecord").DescriptorPool()
-    pool.Add(file)
-    return required("google.protobuf.message_factory", "tfrecord").GetMessageClass(
-        pool.FindMessageTypeByName("mpitrain.example.Example")
-    )
+@kernel
+def _index_part(file: int, offset: int, size: int, part: Array) -> tuple[int, int, bool]:
+    """Set offset and length of the next messages; return their number, where the next record is, if it is damaged."""
+    header = np.empty(_HEADER_BYTES, np.uint8)
+    for record in range(len(part)):
+        if offset == size:
+            return record, offset, False
+        is_read = read_file(file, offset, header, 0, _HEADER_BYTES)
+        length = _little_endian(header, 0, 8)
+        free = size - offset - _HEADER_BYTES - _FOOTER_BYTES
+        if not is_read or not _is_valid(header, 0, 8) or length < 0 or length > free:
+            return record, offset, True
+        part[record, 0], part[record, 1] = offset + _HEADER_BYTES, length
+        offset += _HEADER_BYTES + length + _FOOTER_BYTES
+    return len(part), offset, False
+
+
+@kernel
+def _read_messages(file: int, places: Array, starts: Array, content: Array) -> int:
+    """Read messages with their checksums into ``content``; return the first one that the file lacks, or -1."""
+    for i in range(starts.size):
+        if not read_file(file, places[i, 0], content, starts[i], places[i, 1] + _FOOTER_BYTES):
+            return i
+    return -1
+
+
+@kernel
+def _first_damaged(content: Array, starts: Array, stops: Array) -> int:
+    """Return the first message that does not match its checksum, or -1."""
+    for i in range(starts.size):
+        if not _is_valid(content, starts[i], stops[i]):
+            return i
+    return -1
+
+
+@kernel
+def _is_valid(content: Array, start: int, stop: int) -> bool:
+    """Return whether bytes match the masked checksum that follows them."""
+    value = np.int64(crc32c(content, start, stop))
+    masked = ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return masked == _little_endian(content, stop, 4)
+
+
+@kernel
+def _little_endian(content: Array, at: int, size: int) -> int:
+    value = np.int64(0)
+    for i in range(size):
+        value |= np.int64(content[at + i]) << np.int64(8 * i)
+    return value

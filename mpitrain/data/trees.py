@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.layout import Array
+from ..core.layout import Array, Shape
+
+Allocate = Callable[[Shape, Any], Array]  # takes a shape and a data type
 
 
 def map_children(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -38,26 +40,101 @@ def part_of(tree: Any, start: int, stop: int) -> Any:
     return map_children(lambda item: part_of(item, start, stop), tree)
 
 
-def stack(examples: Sequence[Any]) -> Any:
+class Columns(Sequence[dict[str, Any]]):
+    """Examples that are dicts of arrays or byte strings, in the form of their batch.
+
+    Args:
+        columns: By name, arrays with one dimension more, and lists of byte strings; all have the same length, not 0.
+
+    Attributes:
+        columns: As given.
+    """
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return {name: column[index] for name, column in self.columns.items()}
+
+
+def stack(examples: Sequence[Any], allocate: Allocate = np.empty) -> Any:
     """Return a batch of examples: arrays with one dimension more, in the same tuples and dicts; strings are a list.
+
+    Args:
+        allocate: Returns an array for a part of the batch.
 
     Raises:
         KeyError, TypeError, ValueError: The examples differ in structure or shape.
     """
-    first = examples[0]
-    if isinstance(first, Mapping):
-        return {name: stack([example[name] for example in examples]) for name in first}
-    if isinstance(first, tuple):
-        if any(not isinstance(example, tuple) for example in examples):
-            raise TypeError("some examples are tuples, others are not")
-        columns = [stack(column) for column in zip(*examples, strict=True)]
-        return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
-    if isinstance(first, (str, bytes)):
-        return list(examples)
-    batch: Array = np.stack([np.asarray(example) for example in examples])
-    if batch.dtype.hasobject:
-        raise TypeError(f"an element is of type {type(first).__name__}, which no array can hold")
-    return batch
+    if isinstance(examples, Columns):
+        return examples.columns
+    batch = Stacked(examples[0], len(examples), allocate)
+    for place, example in enumerate(examples):
+        batch.set(place, example)
+    return batch.tree()
+
+
+class Stacked:
+    """A batch of examples to which each one is copied as soon as it is known, while it is in the processor's cache.
+
+    Args:
+        first: Its first example.
+        count, allocate: See ``stack``.
+    """
+
+    def __init__(self, first: Any, count: int, allocate: Allocate) -> None:
+        self._first, self._allocate = first, allocate
+        self._parts: Any = None  # of a tuple or dict
+        self._batch: Any = None  # a list of strings, or an array
+        if isinstance(first, (tuple, Mapping)):
+            self._parts = map_children(lambda item: Stacked(item, count, allocate), first)
+        elif isinstance(first, (str, bytes)):
+            self._batch = [first] * count
+        else:
+            example = np.asarray(first)
+            self._batch = self._array((count, *example.shape), example.dtype)
+
+    def set(self, place: int, example: Any) -> None:
+        """Copy an example; in the order of their places.
+
+        Raises:
+            KeyError, TypeError, ValueError: It differs from the first one in structure or shape.
+        """
+        if isinstance(self._first, Mapping):
+            for name, part in self._parts.items():
+                part.set(place, example[name])
+        elif isinstance(self._first, tuple):
+            if not isinstance(example, tuple):
+                raise TypeError("some examples are tuples, others are not")
+            for part, item in zip(self._parts, example, strict=True):
+                part.set(place, item)
+        elif isinstance(self._batch, list):
+            self._batch[place] = example
+        else:
+            self._set_array(place, np.asarray(example))
+
+    def tree(self) -> Any:
+        """Return the batch."""
+        return self._batch if self._parts is None else map_children(Stacked.tree, self._parts)
+
+    def _set_array(self, place: int, example: Array) -> None:
+        batch = self._batch
+        if example.shape != batch.shape[1:]:
+            raise ValueError(f"some examples have shape {batch.shape[1:]}, others {example.shape}")
+        if example.dtype != batch.dtype and (dtype := np.result_type(batch, example)) != batch.dtype:
+            self._batch = self._array(batch.shape, dtype)
+            self._batch[:place] = batch[:place]
+        self._batch[place] = example
+
+    def _array(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        if dtype.hasobject:
+            raise TypeError(f"an element is of type {type(self._first).__name__}, which no array can hold")
+        return self._allocate(shape, dtype)
 
 
 def describe(tree: Any) -> str:

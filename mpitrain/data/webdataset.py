@@ -14,7 +14,8 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import DataError
-from .files import Paths, UnchangedFile, describe, expand, file_of, required, starts_of
+from .files import Paths, UnchangedFile, describe, expand, file_of, starts_of
+from .images import decode_image
 from .split import DatasetSplit
 
 _IMAGES = ("jpg", "jpeg", "png", "ppm", "pgm", "webp")
@@ -82,7 +83,7 @@ def webdataset(paths: Paths, decode: bool = True) -> DatasetSplit:
 def _decoded(name: str, content: bytes) -> Any:
     extension = name.rpartition(".")[2].lower()
     if extension in _IMAGES:
-        return np.asarray(required("PIL.Image", "webdataset").open(io.BytesIO(content)).convert("RGB"))
+        return decode_image(content)
     decode = _DECODERS.get(extension)
     return content if decode is None else decode(content)
 

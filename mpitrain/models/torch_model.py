@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils.dlpack import from_dlpack
 
+from ..core.allocator import keep_freed_memory
 from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..core.ranges import OnReady, announce_nothing
@@ -22,7 +23,6 @@ from ..data.split import Split
 from ..errors import JobError
 from ..nn.layer import SumOverWorkers
 from ..plan.plan import Plan
-from ..pytorch.allocator import keep_freed_memory
 from ..pytorch.batches import TORCH_DTYPES, Inputs, arguments_of
 from ..pytorch.bfloat16 import Bfloat16Copies, is_copied, to_array, to_bfloat16
 from ..pytorch.gradients import Gradients

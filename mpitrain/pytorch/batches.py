@@ -16,7 +16,7 @@ from ..data.arrays import from_arrays
 from ..data.batch import Batch, CollatedBatch
 from ..data.split import DatasetSplit, Split
 from ..data.streams import StreamSplit
-from ..data.trees import describe, map_children, stack
+from ..data.trees import Columns, describe, map_children, stack
 from ..errors import JobError
 
 LABEL_KEYS = ("labels", "label", "targets", "target")  # of examples that are dicts, the first one that exists
@@ -145,6 +145,14 @@ class _OneByOne:
         return self._subset[index]
 
 
+def _collate(examples: Any) -> Any:
+    """Return a batch of tensors: by torch's ``default_collate``, unless the examples are in the form of a batch."""
+    if isinstance(examples, Columns):
+        columns = examples.columns.items()
+        return {name: torch.from_numpy(item) if isinstance(item, np.ndarray) else item for name, item in columns}
+    return default_collate(examples)
+
+
 def as_split(given: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> Any:
     """Return a dataset as a split; return any other value unchanged.
 
@@ -170,7 +178,7 @@ def as_split(given: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -
         given = StreamSplit(given, len(given))
     if isinstance(given, DatasetSplit):
         own = None if given.collate is stack else given.collate
-        return given.collated(collate_fn or own or default_collate, TensorBatch)
+        return given.collated(collate_fn or own or _collate, TensorBatch)
     if isinstance(given, (Split, np.ndarray, Tensor, tuple, Mapping)):
         return given
     if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
@@ -182,7 +190,7 @@ def as_split(given: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -
             return from_arrays(examples.numpy(), labels.numpy())
     source = f"the dataset {type(given).__name__}"
     return DatasetSplit(_OneByOne(given) if type(given) is Subset else given, source).collated(
-        collate_fn or default_collate, TensorBatch
+        collate_fn or _collate, TensorBatch
     )
 
 

@@ -23,6 +23,7 @@ from PIL import Image
 from mpitrain import data
 from mpitrain.data.batch import Loading
 from mpitrain.data.checks import check_examples
+from mpitrain.data.trees import stack
 from mpitrain.errors import DataError
 
 ROWS = 23
@@ -132,6 +133,25 @@ def write_table(kind: str, path: Path) -> Path:
 READERS = {"parquet": data.parquet, "arrow": data.arrow, "stream": data.arrow, "csv": data.csv}
 
 
+class TestDecodeImage:
+    @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+    @pytest.mark.parametrize("channels", [1, 3])
+    @pytest.mark.parametrize("subsampling", [0, 2])
+    def test_pixels_are_those_of_pillow(self, mode: str, channels: int, subsampling: int) -> None:
+        file, image = io.BytesIO(), Image.fromarray(pixels(0)).resize((37, 21)).convert(mode)
+        image.save(file, "JPEG", subsampling=subsampling)
+        expected = np.asarray(Image.open(file).convert("RGB" if channels == 3 else "L"))
+        decoded = data.decode_image(file.getvalue(), channels)
+        np.testing.assert_array_equal(decoded, expected.reshape(21, 37, channels), strict=True)
+
+    def test_damage(self) -> None:
+        file = io.BytesIO()
+        Image.fromarray(pixels(0)).save(file, "JPEG")
+        with pytest.raises(OSError, match="truncated"):
+            data.decode_image(file.getvalue()[:-10])
+        refused("channels=4", data.decode_image, file.getvalue(), 4)
+
+
 class TestTables:
     @pytest.mark.parametrize("kind", READERS)
     def test_columns_are_arrays(self, kind: str, tmp_path: Path) -> None:
@@ -193,21 +213,33 @@ def masked(content: bytes) -> bytes:
     return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
+def varint(value: int) -> bytes:
+    value &= 2**64 - 1
+    low, rest = value & 127, value >> 7
+    return bytes([low | 128]) + varint(rest) if rest else bytes([low])
+
+
 def field(number: int, content: bytes) -> bytes:
-    """Return a field of a protocol buffer, with a length below 128."""
-    return bytes([number << 3 | 2, len(content)]) + content
+    """Return a field of a protocol buffer."""
+    return varint(number << 3 | 2) + varint(len(content)) + content
 
 
-def record(index: int) -> bytes:
-    values = {
-        b"label": field(3, field(1, bytes([index]))),
-        b"x": field(2, field(1, struct.pack("<3f", index, 1.5, -2))),
-        b"image": field(1, field(1, b"pixels")),
-    }
-    entries = [field(1, field(1, name) + field(2, value)) for name, value in values.items()]
+def record_of(features: dict[str, bytes]) -> bytes:
+    """Return a record with a message, given the fields of its features."""
+    entries = [field(1, field(1, name.encode()) + field(2, value)) for name, value in features.items()]
     message = field(1, b"".join(entries))
     length = struct.pack("<Q", len(message))
     return length + masked(length) + message + masked(message)
+
+
+def record(index: int) -> bytes:
+    return record_of(
+        {
+            "label": field(3, field(1, bytes([index]))),
+            "x": field(2, field(1, struct.pack("<3f", index, 1.5, -2))),
+            "image": field(1, field(1, b"pixels")),
+        }
+    )
 
 
 class TestTfRecord:
@@ -226,9 +258,70 @@ class TestTfRecord:
         assert read[7]["image"] == b"pixels"
         np.testing.assert_array_equal(read[7]["x"], np.array([12, 1.5, -2], np.float32))
 
+    def test_a_batch_is_what_its_examples_stacked_are(self, path: Path) -> None:
+        split, indices = data.tfrecord(path), np.array([8, 0, 3, 3])
+        batch, expected = split.load(indices, 0, 0).examples, stack([split.dataset[index] for index in indices])
+        assert list(batch) == list(expected) and batch["image"] == expected["image"]
+        for name in ("label", "x"):
+            np.testing.assert_array_equal(batch[name], expected[name], strict=True)
+        assert split.collated(lambda examples: [*examples]).load(indices, 0, 0).examples[2]["label"] == [3]
+
+    def test_every_encoding_of_the_format(self, tmp_path: Path) -> None:
+        integers = [0, 127, 128, 2**40, -1, -(2**63)]
+        records = [
+            {
+                "packed": field(3, field(1, b"".join(map(varint, integers)))),
+                "single": field(3, b"".join(b"\x08" + varint(value) for value in integers)),
+                "floats": field(2, struct.pack("<bfbf", 13, 0.5, 13, -1)),
+                "several": field(1, field(1, b"a") + field(1, b"") + field(1, b"b" * 300)),
+                "nothing": b"",
+                "without values": field(2, b""),
+            },
+            {"other": field(3, field(1, b"\1")), "packed": field(3, field(1, b"\5"))},
+            {},
+        ]
+        (tmp_path / "a").write_bytes(b"".join(map(record_of, records)))
+        split = data.tfrecord(tmp_path / "a")
+        first, second, third = split.collated(list).load(np.arange(3), 0, 0).examples
+        assert first["packed"].tolist() == first["single"].tolist() == integers
+        assert first["floats"].tolist() == [0.5, -1] and first["floats"].dtype == np.float32
+        assert first["several"] == [b"a", b"", b"b" * 300]
+        assert [(first[name].dtype, first[name].shape) for name in ("nothing", "without values")] == [
+            (np.int64, (0,)),
+            (np.float32, (0,)),
+        ]
+        assert {name: value.tolist() for name, value in second.items()} == {"packed": [5], "other": [1]}
+        assert third == {}
+
+    @pytest.mark.parametrize(
+        "feature",
+        [
+            field(3, field(1, b"\x80")),  # the last integer is not complete
+            field(3, field(1, b"\xff" * 11)),
+            field(2, field(1, b"\0" * 5)),
+            field(1, b"\x08\1"),  # a number in a list of bytes
+            field(1, b"\x0a\7a"),  # longer than the list
+            b"\x1a\x7f",
+            b"\x0f",  # an unknown wire type
+        ],
+    )
+    def test_a_message_that_is_not_valid_is_named(self, tmp_path: Path, feature: bytes) -> None:
+        (tmp_path / "a").write_bytes(record_of({"x": field(3, field(1, b"\1"))}) + record_of({"x": feature}))
+        refused(f"{tmp_path / 'a'}: record 1 ", data.tfrecord(tmp_path / "a").load, np.arange(2), 0, 0)
+
+    def test_a_file_that_shrinks_is_named(self, path: Path) -> None:
+        split, file = data.tfrecord(path), path.with_name("1.tfrecord")
+        status = file.stat()
+        content = file.read_bytes()
+        file.write_bytes(content[:-9] + bytes(9))
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        refused(f"{file}: record 4 ", split.load, np.arange(8, 10), 0, 0)
+        file.write_bytes(content[:-9])
+        refused(file, split.load, np.arange(8, 10), 0, 0)
+
     def test_a_file_is_indexed_once(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         data.tfrecord(path)
-        monkeypatch.setattr("mpitrain.data.tfrecords.TfRecords._index", None)
+        monkeypatch.setattr("mpitrain.data.tfrecords._index", None)
         assert len(data.tfrecord(path)) == 10
 
     @pytest.mark.parametrize("place", [3, 20, 70, -3])

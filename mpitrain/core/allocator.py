@@ -1,4 +1,4 @@
-"""Memory management of the C library for tensors on the CPU."""
+"""Memory management of the C library."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of mallopt(3)
 
 
 def keep_freed_memory() -> None:
-    """Let this process reuse the memory of freed tensors, instead of returning it to the system. Local.
+    """Let this process reuse the memory of freed arrays and tensors, instead of returning it to the system. Local.
 
     It applies to the whole process until the process ends. The process's memory use stays near its peak.
 
-    By default glibc maps new pages for every large tensor, and the page faults take about as long as the product that
-    fills the tensor: with layers of 4096 x 4096, 17 ms of 50 ms per gradient. With another C library this has no
+    By default glibc maps new pages for every large array, and the page faults take about as long as the product that
+    fills a tensor: with layers of 4096 x 4096, 17 ms of 50 ms per gradient. With another C library this has no
     effect.
     """
     with suppress(AttributeError):
