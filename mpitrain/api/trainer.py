@@ -156,6 +156,15 @@ class Trainer(ScriptRun):
         return 0 if self._loop is None else self._loop.step
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether training ends before its last step, because of a signal, a time limit, ``stop`` or early stopping.
+
+        No step follows when it is True, so an epoch may be incomplete. In ``sync`` and ``local`` it has the same value
+        on all workers when it is read after the same step or epoch; with servers, after an epoch.
+        """
+        return self._loop is not None and self._loop.is_stopping
+
+    @property
     def state(self) -> dict[str, Any]:
         return self._script.values
 
@@ -360,7 +369,7 @@ class Trainer(ScriptRun):
 
         The workers divide the batches of the loader. A metric gets the outputs and labels of all examples, so its
         value does not depend on the number of workers. The chief has them all in memory. Call it after ``step``, or
-        after an epoch; values that are measured while the run trains are recorded and printed.
+        after an epoch, unless ``is_stopping``; values that are measured while the run trains are recorded and printed.
 
         In ``local`` the chief's parameters are measured. In modes with servers, where workers are at different places
         in the loop, each worker measures all examples with its own parameters; the chief's values are recorded.

@@ -208,6 +208,11 @@ class Loop:
         return self._strategy.synchronous
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether training ends before its last step, as the workers have agreed."""
+        return self._strategy.has_ended and self.step < self.train_steps
+
+    @property
     def stop_reason(self) -> str | None:
         """Why a hook has called ``stop`` on this worker; None if none has."""
         return self._stop_reason

@@ -22,7 +22,7 @@ if wrong == "shares":
     validation = Subset(validation, range(trainer.rank, N_VALIDATION, trainer.size))
 batches = DataLoader(validation, batch_size=7, shuffle=wrong == "shuffle")
 measured = {**metrics(), "loss": nn.CrossEntropyLoss()}
-values = []
+values, stopping = [], []
 for epoch in trainer.epochs(3):
     for inputs, labels in loader:
         loss = nn.functional.cross_entropy(model(inputs), labels)
@@ -30,6 +30,7 @@ for epoch in trainer.epochs(3):
             trainer.evaluate(batches, measured)
         trainer.backward(loss)
         trainer.step()
+    stopping.append(trainer.is_stopping)
     values.append(trainer.evaluate(batches, measured))
     assert model.training
     trainer.log({"loss": 1} if wrong == "name" else {"epoch": epoch, "half": torch.tensor(0.5)})
@@ -37,4 +38,4 @@ values.append(trainer.evaluate(batches, measured))
 with torch.no_grad():
     inputs, labels = validation.tensors
     expected = of_sklearn(model.eval()(inputs), labels)
-print(json.dumps({"values": values, "expected": expected}), flush=True)
+print(json.dumps({"values": values, "expected": expected, "stopping": stopping}), flush=True)

@@ -49,15 +49,21 @@ def start(mpi: Mpi, n: int, run_dir: Path, *words: object, flags: tuple[str, ...
     return run([str(word) for word in command], timeout=120)
 
 
+def results_of(output: str) -> list[dict[str, Any]]:
+    """Return what the workers have printed, the chief's first: it has no "rank N:"."""
+    results = sorted((line for line in output.splitlines() if '{"values"' in line), reverse=True)
+    return [json.loads(line[line.index("{") :]) for line in results]
+
+
 @pytest.mark.parametrize(
     ("n", "flags"), [(1, ()), (4, ()), (2, ("--mode", "local")), (3, ("--mode", "async", "--ps", "1"))]
 )
 def test_metrics_of_a_loop(openmpi: Mpi, n: int, flags: tuple[str, ...], tmp_path: Path) -> None:
     done = start(openmpi, n, tmp_path, flags=flags)
     assert done.returncode == 0, done.stdout + done.stderr
-    results = sorted((line for line in done.stdout.splitlines() if '{"values"' in line), reverse=True)
-    printed = [json.loads(line[line.index("{") :]) for line in results]  # the chief's is first: it has no "rank N:"
+    printed = results_of(done.stdout)
     for result in printed:
+        assert not any(result["stopping"])
         assert_same_metrics(result["values"][-1], result["expected"])
         assert result["values"][-1] == pytest.approx(printed[0]["values"][-1], abs=1e-6)
     recorded = [line for line in lines(tmp_path) if "validation_auc" in line]
@@ -90,6 +96,7 @@ def test_a_loop_stops_and_keeps_its_best_checkpoint(openmpi: Mpi, tmp_path: Path
     goal = ("--stop-metric", "loss:max", "--patience", "1", "--keep-best", "--keep", "1")  # the first is the largest
     done = start(openmpi, 2, tmp_path, flags=goal)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert [result["stopping"] for result in results_of(done.stdout)] == 2 * [[False, False, True]]
     status, best = heartbeat.read(tmp_path), checkpoint.best(tmp_path / "checkpoints")
     first = next(line for line in lines(tmp_path) if "validation_loss" in line)
     assert best is not None and best[:3] == (first["step"], "loss", first["validation_loss"])

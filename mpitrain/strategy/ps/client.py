@@ -73,7 +73,7 @@ class PsStrategy:
         self.versions = [0] * len(self.shards)
         self.item, self.lead, self.work = 0, 0, WorkItem(0, 0)
         self._loss: Any = math.nan
-        self._paused, self._ended = True, False  # at the beginning, workers wait for each other as after a pause
+        self._paused, self.has_ended = True, False  # at the beginning, workers wait for each other as after a pause
         self.n_reads = 0  # not yet reported
         self.result = StepResult(math.nan, True)
 
@@ -97,11 +97,11 @@ class PsStrategy:
     def next(self) -> WorkItem | ConsistentPoint | None:
         if self._paused:
             self._leave_point()
-        if self._ended:
+        if self.has_ended:
             return None
         item, step, self.lead = self.coordinator.next()
         if item in (PAUSE, END):
-            self._ended = item == END
+            self.has_ended = item == END
             return self._pause()
         self.item, self.work = item, WorkItem(step, self._cursor_of(item))
         self.read_params(step)
@@ -115,7 +115,7 @@ class PsStrategy:
         state = self._coordinator_state
         self.progress = Progress(state.done, self._cursor_of(state.items))
         self.read_params(state.done)
-        return ConsistentPoint(*self.progress, self._pauses.take(), self._ended)
+        return ConsistentPoint(*self.progress, self._pauses.take(), self.has_ended)
 
     def _complete(self, spins: int) -> bool:
         """Return whether all begun steps are applied; keep the state."""
@@ -126,7 +126,7 @@ class PsStrategy:
         """Continue when no worker needs the parameters of the point any longer. Collective over the workers."""
         self._await_workers()
         self._paused = False
-        if self._chief and not self._ended:
+        if self._chief and not self.has_ended:
             step = self.progress.step  # a hook may have requested another point at this one
             self.coordinator.set_pause_step(step + 1 if self._pauses else self.plan.next_pause(step))
 
