@@ -43,11 +43,20 @@ def check_labels(split: Split, labels: Array, first: int | Array = 0, classes: i
             f"{split.source}: labels are of type {labels.dtype}, but class labels must be integers; "
             "convert them with labels.astype(int)"
         )
+    check_classes(split.source, labels, first, classes)
+
+
+def check_classes(source: str, labels: Array, first: int | Array, classes: int) -> None:
+    """Check that labels are in [0, classes).
+
+    Raises:
+        DataError: One is not; the message names it, its example and ``source``.
+    """
     wrong = np.argwhere((labels < 0) | (labels >= classes))
     if len(wrong):
         label, number = labels[tuple(wrong[0])], _index(first, int(wrong[0][0]))
         raise DataError(
-            f"{split.source}: label {label} of example {number:,} is out of range: must be from 0 to {classes - 1}, "
+            f"{source}: label {label} of example {number:,} is out of range: must be from 0 to {classes - 1}, "
             f"for {classes} classes; change the label, or the model's number of outputs"
         )
 

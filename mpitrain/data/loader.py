@@ -193,7 +193,7 @@ class Loader:
 
     def sequential(self, start: int, stop: int, end: int | None = None) -> Batch:
         """Return the examples [start, stop) in the order of the split, in the form of ``batch``."""
-        return self._take(np.arange(start, stop), 0)
+        return self._take(np.arange(start, stop), start)
 
     def close(self) -> None:
         """Stop reading ahead."""

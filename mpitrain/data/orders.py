@@ -145,6 +145,18 @@ class Streams:
             raise DataError(f"Streams got {count}: must be at least 1")
         self._count = count
 
+    def check_step(self, examples: int) -> None:
+        """Check that a step of all workers uses one example of each stream.
+
+        Raises:
+            DataError: It has another number of examples.
+        """
+        if examples != self._count:
+            raise DataError(
+                f"Streams({self._count}) needs steps of {self._count} examples, but a step of all workers has "
+                f"{examples}; use Streams({examples}), or change the batch size or the number of workers"
+            )
+
     def length(self, count: int) -> int:
         if count < self._count:
             raise DataError(f"Streams({self._count}) needs as many examples, but there are {count:,}")

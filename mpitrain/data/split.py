@@ -15,7 +15,7 @@ from ..errors import DataError
 from .batch import Batch, BatchSource, CollatedBatch, Loading
 from .dataset_loader import DatasetLoader
 from .example_errors import errors_named, why_not_collated
-from .orders import Order, OwnOrder, Sequential, Shuffled
+from .orders import Order, OwnOrder, Sequential, Shuffled, Streams
 from .random_numbers import generator_at, seed_all
 from .trees import Allocate, Columns, Stacked, describe, leaves, stack
 
@@ -178,6 +178,15 @@ class Split:
         copied._order = own = OwnOrder(order) if callable(order) else order
         copied.count = own.length(self.count)
         return copied
+
+    def check_step(self, examples: int) -> None:
+        """Check that the order is possible with this number of examples in a step of all workers.
+
+        Raises:
+            DataError: It is not.
+        """
+        if isinstance(self._order, Streams):
+            self._order.check_step(examples)
 
     def check_streamed(self) -> None:
         """Check that the order of the examples is that of blocks, for files that do not fit into memory.

@@ -34,6 +34,7 @@ class Table:
 
     def __init__(self, paths: Paths, kind: str, cached_groups: int) -> None:
         self._cached_groups = cached_groups
+        self._first_row = 2 if kind == "csv" else 0  # row 1 of a CSV file has the names
         self._pa, open_file = required("pyarrow", kind), _OPEN[kind]
         files = expand(paths)
         self.source = describe(files)
@@ -109,7 +110,17 @@ class Table:
         number, row = file_of(self._starts, index)
         file = self._groups[number][0]
         first = next(place for place, (other, _) in enumerate(self._groups) if other is file)
-        return f"{file.path}, row {row + self._starts[number] - self._starts[first]}"
+        return f"{file.path}, row {self._first_row + row + self._starts[number] - self._starts[first]}"
+
+    def text_in(self, column: str) -> str | None:
+        """Return which row of a CSV file has a text that made all values of a column texts, for messages."""
+        if not self._first_row or not self._pa.types.is_string(self.type_of(column)):
+            return None
+        for start, part in self.parts(0, self.count, [column]):
+            for row, value in enumerate(part.column(column).to_pylist(), start):
+                if value is not None and not _is_number(value):
+                    return f"{self.name_of(row)} has {value!r}"
+        return None
 
     def _group(self, number: int, columns: tuple[str, ...]) -> Any:
         key = number, columns
@@ -174,9 +185,11 @@ class ColumnsSplit(Split):
         except (NotImplementedError, TypeError, ImportError):  # not a type of NumPy's
             dtype = np.dtype(object)
         if dtype.kind not in "biuf":
+            text = self._table.text_in(column)
+            where = "" if text is None else f": {text}"
             raise DataError(
-                f"{self._table.source}: {column} is of type {kind}, not a number; choose columns=[...], or leave label "
-                "out and convert the rows with map"
+                f"{self._table.source}: {column} is of type {kind}, not a number{where}; choose columns=[...], or "
+                "leave label out and convert the rows with map"
             )
         return np.dtype(np.float32) if dtype == np.float16 else np.dtype(np.uint8) if dtype.kind == "b" else dtype
 
@@ -236,8 +249,19 @@ def arrow(
 def csv(
     paths: Paths, columns: Sequence[str] | None = None, label: str | None = None, classes: int | None = None
 ) -> Split:
-    """Return a split of CSV files whose first lines have the names of the columns, read as a whole; see ``parquet``."""
+    """Return a split of CSV files whose first lines have the names of the columns, read as a whole; see ``parquet``.
+
+    In messages that line is row 1.
+    """
     return _split(paths, "csv", columns, label, classes)
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _columns(schema: Any) -> str:
@@ -284,7 +308,11 @@ def _open_arrow(path: Path) -> tuple[Any, list[tuple[int, _Group]]]:
 
 
 def _open_csv(path: Path) -> tuple[Any, list[tuple[int, _Group]]]:
-    table = required("pyarrow.csv", "csv").read_csv(path)
+    csv = required("pyarrow.csv", "csv")
+    try:
+        table = csv.read_csv(path)
+    except required("pyarrow", "csv").ArrowInvalid:
+        table = csv.read_csv(path, csv.ReadOptions(use_threads=False))  # its errors have the number of the row
     return table.schema, [(len(table), lambda columns: table.select(columns))]
 
 

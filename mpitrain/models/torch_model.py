@@ -18,6 +18,7 @@ from ..core.layout import Array
 from ..core.ranges import OnReady, announce_nothing
 from ..core.training_state import TrainingState
 from ..data.batch import Batch, IndexBatch
+from ..data.checks import check_classes
 from ..data.random_numbers import seed_torch
 from ..data.split import Split
 from ..errors import JobError
@@ -152,7 +153,7 @@ class TorchModel(Model):
         keep_freed_memory()
         self._module, self._criterion, self._plan = network.model, network.criterion, plan
         self._inputs_of, self._takes_labels = network.inputs_of, network.loss is None
-        self._device, self._training_state = device, state
+        self._device, self._training_state, self._split = device, state, split
         if device.torch_device.type != "cpu":
             network.model.to(device.torch_device)
         self._names = [name for name, _ in parameters_of(network.model)]
@@ -203,7 +204,7 @@ class TorchModel(Model):
             inputs = self._inputs(batch)
             self._begin_forward(batch.position)
             with self._autocast():
-                loss = self._criterion(self._module(*inputs.args, **inputs.kwargs), inputs.labels)
+                loss = self._loss_of(self._module(*inputs.args, **inputs.kwargs), inputs.labels, batch, self._split)
             return self._end_forward(loss, batch.count)
 
     def compute_grads(self, on_ready: OnReady) -> None:
@@ -329,7 +330,7 @@ class TorchModel(Model):
             outputs = self._module(*inputs.args, **inputs.kwargs)
             if on_outputs is not None:
                 on_outputs(on_host(outputs), on_host(inputs.labels))
-            loss = self._criterion(outputs, inputs.labels)
+            loss = self._loss_of(outputs, inputs.labels, batch)
             return float(loss) * batch.count, _correct(outputs, inputs.labels)
 
     def predict(self, batch: Batch) -> Array:
@@ -410,6 +411,27 @@ class TorchModel(Model):
             examples = examples.to(TORCH_DTYPES[self._dtype.char]).mul_(self._scale).to(self._input_dtype)
         return Inputs((examples, labels) if self._takes_labels else (examples,), {}, labels)
 
+    def _loss_of(self, outputs: Any, labels: Any, batch: Batch, split: Split | None = None) -> Tensor:
+        """Return the loss of outputs.
+
+        Args:
+            split: The training data, of whose endless stream the batch is a part; None for validation.
+
+        Raises:
+            DataError: A label is not a class.
+        """
+        try:
+            return self._criterion(outputs, labels)
+        except IndexError:
+            if _are_scores(outputs, labels):
+                values = labels.detach().cpu().numpy()
+                source, first = "validation", batch.position
+                if split is not None:
+                    source, first = split.source, split.order(batch.position, batch.count, self._seed)
+                ignored = getattr(self._criterion, "ignore_index", None)
+                check_classes(source, np.where(values == ignored, 0, values), first, outputs.shape[1])
+            raise
+
     def _converted(self, tensor: Tensor) -> Tensor:
         """Convert floats to the parameters' type and integers to int64, as ``to_tensor`` does."""
         return tensor.to(self._input_dtype if tensor.is_floating_point() else torch.int64)
@@ -461,10 +483,15 @@ def _array(buffer: Tensor) -> Array:
     return to_array(buffer).copy()
 
 
+def _are_scores(outputs: Any, labels: Any) -> bool:
+    """Return whether outputs are scores of classes, shape (batch, classes, ...), and labels are classes."""
+    if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor) or outputs.dim() < 2:
+        return False
+    return not labels.is_floating_point() and labels.shape == (len(outputs), *outputs.shape[2:])
+
+
 def _correct(outputs: Any, labels: Any) -> int | None:
     """Return the number of correct predictions if outputs are scores of classes, (batch, classes), else None."""
-    if not isinstance(outputs, Tensor) or not isinstance(labels, Tensor) or outputs.dim() != 2 or labels.dim() != 1:
-        return None
-    if labels.is_floating_point() or len(outputs) != len(labels):
+    if not _are_scores(outputs, labels) or outputs.dim() != 2:
         return None
     return int((outputs.argmax(dim=1) == labels).sum())

@@ -10,9 +10,11 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from mpitrain.errors import JobError
+from mpitrain import data
+from mpitrain.errors import DataError, JobError
 
 from . import models
+from .models import EXAMPLES
 from .support import Local
 
 
@@ -46,3 +48,20 @@ def test_parameters_of_other_types_are_refused(dtype: torch.dtype) -> None:
     job.model[0].weight = nn.Parameter(job.model[0].weight.to(dtype))
     with pytest.raises(JobError, match=str(dtype)):
         Local(lambda: job)
+
+
+def test_a_label_that_is_not_a_class_is_named() -> None:
+    job = models.job()
+    examples, labels = models.arrays("mlp")
+    labels[5] = 7
+    job.train = data.from_arrays(examples, labels)
+    with pytest.raises(DataError, match=r"label 7 of example 5 .* 0 to 2"):
+        Local(lambda: job, seed=0).train(EXAMPLES // 4)
+
+
+def test_streams_need_their_number_of_examples() -> None:
+    job = models.job()
+    job.train = data.from_arrays(*models.arrays("mlp")).ordered(data.orders.Streams(6))
+    Local(lambda: job, batch_size=6)
+    with pytest.raises(DataError, match=r"Streams\(6\).*Streams\(4\)"):
+        Local(lambda: job, batch_size=4)

@@ -201,6 +201,13 @@ class TestTables:
         path.write_bytes(path.read_bytes()[:-20])
         refused(path, data.parquet, path)
 
+    @pytest.mark.parametrize(
+        ("row", "word"), [("3", "Row #5"), ("3,x", ", row 5 has 'x'"), ("3,", ", row 5: b has no value")]
+    )
+    def test_rows_of_csv_files_are_named(self, row: str, word: str, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_text("a,b\n" + "1,2\n" * 3 + row + "\n1,2\n")
+        refused(word, lambda: data.csv(tmp_path / "t.csv", label="a").read_batch(0, 5))
+
     def test_a_changed_file_is_named(self, tmp_path: Path) -> None:
         path = write_table("parquet", tmp_path / "t")
         split = data.parquet(path, ["age"], "label")
@@ -457,6 +464,11 @@ class TestOrders:
         split = split.as_arrays()
         loader = split.own_loader(4, Loading(check=partial(check_examples, "training", split, None, 3)))
         refused("of example 5 ", lambda: [loader.batch(position, 3) for position in (9, 12, 15)])
+
+    def test_streams_need_their_number_of_examples(self) -> None:
+        split = data.from_arrays(np.arange(14.0), np.arange(14)).ordered(data.orders.Streams(4))
+        split.check_step(4)
+        refused("Streams(6)", split.check_step, 6)
 
     def test_mistakes(self) -> None:
         split = data.from_arrays(np.arange(5.0), np.arange(5))
