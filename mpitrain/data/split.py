@@ -14,7 +14,7 @@ from ..core.layout import Array, Shape
 from ..errors import DataError
 from .batch import Batch, BatchSource, CollatedBatch, Loading
 from .dataset_loader import DatasetLoader
-from .example_errors import errors_named, why_not_collated
+from .example_errors import errors_named, name_of, why_not_collated
 from .orders import Order, OwnOrder, Sequential, Shuffled, Streams
 from .random_numbers import generator_at, seed_all
 from .trees import Allocate, Columns, Stacked, describe, leaves, stack
@@ -367,13 +367,15 @@ class DatasetSplit(Split):
         examples, labels = batch.examples
         is_numeric = isinstance(examples, np.ndarray) and examples.dtype.kind in "biuf"
         if not is_numeric or examples.shape != (batch.count, *self.shape) or len(labels) != batch.count:
+            first = name_of(self.dataset, batch.position if indices is None else int(indices[0]))
             raise DataError(
-                f"a batch of {batch.count} examples of {self.source} is {describe(batch.examples)}: must have numbers "
-                f"of shape {(batch.count, *self.shape)}, and as many labels"
+                f"a batch of {batch.count} examples of {self.source} from {first} on is {describe(batch.examples)}: "
+                f"must have numbers of shape {(batch.count, *self.shape)}, and as many labels"
             )
         if loading.check is not None:
             loading.check(examples, labels, batch.position if indices is None else indices)
-        return Batch(examples if loading.dtype is None else examples.astype(loading.dtype), labels, batch.position)
+        converted = examples if loading.dtype is None else examples.astype(loading.dtype, copy=False)
+        return Batch(converted, labels, batch.position)
 
     def _transformed(self, transform: Transform) -> DatasetSplit:
         copied = copy.copy(self)

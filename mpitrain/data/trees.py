@@ -126,6 +126,8 @@ class Stacked:
         batch = self._batch
         if example.shape != batch.shape[1:]:
             raise ValueError(f"some examples have shape {batch.shape[1:]}, others {example.shape}")
+        if _is_text(example) != _is_text(batch):
+            raise TypeError("some examples have texts, others numbers")
         if example.dtype != batch.dtype and (dtype := np.result_type(batch, example)) != batch.dtype:
             self._batch = self._array(batch.shape, dtype)
             self._batch[:place] = batch[:place]
@@ -135,6 +137,10 @@ class Stacked:
         if dtype.hasobject:
             raise TypeError(f"an element is of type {type(self._first).__name__}, which no array can hold")
         return self._allocate(shape, dtype)
+
+
+def _is_text(array: Array) -> bool:
+    return array.dtype.kind in "SU"
 
 
 def describe(tree: Any) -> str:
