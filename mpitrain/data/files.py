@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import fcntl
 import glob
 import hashlib
 import itertools
@@ -79,18 +80,45 @@ class UnchangedFile:
     def index(self, kind: str, make: Callable[[Path], Array]) -> Array:
         """Return an index of the file's contents, which is stored in the user's cache directory.
 
+        If several ranks of a node need an index that does not exist, one makes it, and the others wait.
+
         Args:
             kind: Name of the index's form.
             make: Makes the index; for the first run that reads the file.
         """
         key = repr((_INDEX_VERSION, kind, str(self.path.resolve()), self._state))
         stored = index_directory() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
-        with contextlib.suppress(OSError, ValueError, EOFError):
-            return np.load(stored, allow_pickle=False)
-        made = make(self.path)
-        with contextlib.suppress(OSError):  # without a cache, each run indexes the file
-            _store(made, stored)
-        return made
+        if (index := _stored(stored)) is not None:
+            return index
+        with _one_at_a_time(self.path):
+            if (index := _stored(stored)) is None:
+                index = make(self.path)
+                with contextlib.suppress(OSError):  # without a cache, each run indexes the file
+                    _store(index, stored)
+            return index
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """Lock a file, so that one process is in the block; those that have waited for it enter together.
+
+    So if the first one has failed, the others do not fail one after another. On file systems without locks, nobody
+    waits.
+    """
+    with open(path, "rb") as file:
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def _stored(path: Path) -> Array | None:
+    """Return a stored index; None if there is none."""
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        return np.load(path, allow_pickle=False)  # type: ignore[no-any-return]
+    return None
 
 
 def _store(index: Array, path: Path) -> None:

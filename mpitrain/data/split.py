@@ -300,10 +300,15 @@ class DatasetSplit(Split):
     def sample_digest(self) -> str:
         digest = hashlib.sha256()
         count = min(SAMPLE, len(self))
-        for index in range(count):
-            for leaf in leaves(self.load(np.array([index * len(self) // count]), 0, 0).examples):
+        for number in range(count):
+            index = number * len(self) // count if self._has_ranges else number
+            for leaf in leaves(self.load(np.array([index]), 0, 0).examples):
                 digest.update(_bytes_of(leaf))
         return digest.hexdigest()[:16]
+
+    @property
+    def _has_ranges(self) -> bool:
+        return not isinstance(self.dataset, StoredExamples) or self.dataset.split._has_ranges
 
     def own_loader(self, seed: int, loading: Loading = Loading()) -> BatchSource:
         if not loading.workers:
@@ -470,7 +475,7 @@ class StoredExamples:
         return list(zip(examples, labels, strict=True))
 
     def _read(self, index: int) -> Batch:
-        if self.split._has_ranges:
+        if self.split._has_ranges or index < SAMPLE:  # all that a digest needs
             return self.split.read_batch(index, index + 1)
         if self._whole is None:
             self._whole = self.split.read_batch(0, len(self.split))

@@ -2,8 +2,10 @@
 
 import errno
 import gzip
+import multiprocessing
 import re
 import struct
+import time
 from pathlib import Path
 
 import h5py
@@ -12,6 +14,7 @@ import pytest
 
 from mpitrain import data
 from mpitrain.data import idx
+from mpitrain.data.files import UnchangedFile
 from mpitrain.errors import DataError
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -195,6 +198,56 @@ def test_a_header_is_read_without_the_rest(tmp_path):
     path = tmp_path / f"{NAMES[0]}.gz"
     path.write_bytes(gzip.compress(idx_bytes(np.random.default_rng(0).integers(0, 256, (500, 9, 9), np.uint8)))[:2000])
     assert idx.read_header(path, 3) == (500, 9, 9)
+
+
+def test_a_digest_of_transformed_images_reads_only_the_first_ones(tmp_path):
+    arrays = make_arrays((40, 3))
+    write(tmp_path, arrays)
+    train = data.mnist(tmp_path).train.map(lambda example: example)
+    digest = train.sample_digest()
+    path = tmp_path / NAMES[0]
+    path.write_bytes(path.read_bytes()[:-1])
+    assert data.mnist(tmp_path).train.map(lambda example: example).sample_digest() == digest
+    arrays[0][15] += 1
+    write(tmp_path, arrays)
+    assert data.mnist(tmp_path).train.map(lambda example: example).sample_digest() != digest
+
+
+def index_at_the_same_time(path, calls, started, together, fails):
+    def make(_):
+        is_first = not calls.exists()
+        with open(calls, "a") as file:
+            file.write("x")
+        if is_first:
+            time.sleep(0.5)
+        elif fails:  # those that have waited do not fail one after another
+            together.wait(20)
+        if fails:
+            raise DataError("damaged")
+        return np.arange(3)
+
+    started.wait(20)
+    try:
+        result = UnchangedFile(path).index("kind", make).tolist()
+    except DataError:
+        result = None
+    assert result == (None if fails else [0, 1, 2])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_one_process_makes_an_index(tmp_path, monkeypatch, fails):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path, calls = tmp_path / "a", tmp_path / "calls"
+    path.write_bytes(b"content")
+    context = multiprocessing.get_context("fork")
+    arguments = path, calls, context.Barrier(4), context.Barrier(3), fails
+    processes = [context.Process(target=index_at_the_same_time, args=arguments) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert len(calls.read_text()) == (4 if fails else 1)
 
 
 def test_arrays_are_a_split():
