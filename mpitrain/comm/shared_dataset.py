@@ -53,6 +53,7 @@ class SharedDataset:
                 split.read(0, len(split), examples, labels)
                 if check is not None:
                     check(examples, labels, 0)
+        split.release()
         return InMemory(examples, labels, self._threads)
 
     def free(self) -> None:

@@ -114,6 +114,9 @@ class Split:
         """
         raise NotImplementedError
 
+    def release(self) -> None:
+        """Free memory that reading has taken, after all examples have been read; they can be read again."""
+
     def read_batch(self, start: int, stop: int) -> Batch:
         """Return the examples [start, stop) in stored form.
 

@@ -122,6 +122,14 @@ class Table:
                     return f"{self.name_of(row)} has {value!r}"
         return None
 
+    def release(self) -> None:
+        """Free the rows in memory; they are read again when they are needed."""
+        self._read.clear()
+        for _, group in self._groups:
+            if isinstance(group, _CsvFile):
+                group.release()
+        self._pa.default_memory_pool().release_unused()
+
     def _group(self, number: int, columns: tuple[str, ...]) -> Any:
         key = number, columns
         if key not in self._read:
@@ -135,6 +143,30 @@ class Table:
         while len(self._read) > self._cached_groups:
             self._read.popitem(last=False)
         return self._read[key]
+
+
+class _CsvFile:
+    """The rows of a CSV file, in memory until ``release``; see ``_Group``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._table = path, None
+
+    def __call__(self, columns: Sequence[str]) -> Any:
+        return self.table().select(columns)
+
+    def table(self) -> Any:
+        """Return all rows and columns."""
+        if self._table is None:
+            csv = required("pyarrow.csv", "csv")
+            try:
+                self._table = csv.read_csv(self._path)
+            except required("pyarrow", "csv").ArrowInvalid:  # errors have the number of the row without threads
+                self._table = csv.read_csv(self._path, csv.ReadOptions(use_threads=False))
+        return self._table
+
+    def release(self) -> None:
+        """Free the memory; the next call reads the file again."""
+        self._table = None
 
 
 class ColumnsSplit(Split):
@@ -159,6 +191,9 @@ class ColumnsSplit(Split):
                 examples[part, place : place + values.shape[1]] = values
                 place += values.shape[1]
             labels[part] = self._values(rows, self._label, first)[:, 0]
+
+    def release(self) -> None:
+        self._table.release()
 
     def _values(self, rows: Any, column: str, start: int) -> Array:
         values, length = rows.column(column).combine_chunks(), self._length(column)
@@ -308,12 +343,9 @@ def _open_arrow(path: Path) -> tuple[Any, list[tuple[int, _Group]]]:
 
 
 def _open_csv(path: Path) -> tuple[Any, list[tuple[int, _Group]]]:
-    csv = required("pyarrow.csv", "csv")
-    try:
-        table = csv.read_csv(path)
-    except required("pyarrow", "csv").ArrowInvalid:
-        table = csv.read_csv(path, csv.ReadOptions(use_threads=False))  # its errors have the number of the row
-    return table.schema, [(len(table), lambda columns: table.select(columns))]
+    file = _CsvFile(path)
+    table = file.table()
+    return table.schema, [(len(table), file)]
 
 
 _OPEN = {"parquet": _open_parquet, "arrow": _open_arrow, "csv": _open_csv}

@@ -208,6 +208,16 @@ class TestTables:
         (tmp_path / "t.csv").write_text("a,b\n" + "1,2\n" * 3 + row + "\n1,2\n")
         refused(word, lambda: data.csv(tmp_path / "t.csv", label="a").read_batch(0, 5))
 
+    def test_memory_of_a_csv_file_is_released(self, tmp_path: Path) -> None:
+        (tmp_path / "t.csv").write_text("a,b\n" + "1,2\n" * 100_000)
+        before = pa.total_allocated_bytes()
+        split = data.csv(tmp_path / "t.csv", label="a")
+        examples = split.read_batch(0, 100_000).examples
+        assert pa.total_allocated_bytes() - before > examples.nbytes
+        split.release()
+        assert pa.total_allocated_bytes() - before < examples.nbytes // 2
+        np.testing.assert_array_equal(split.read_batch(0, 100_000).examples, examples)
+
     def test_a_changed_file_is_named(self, tmp_path: Path) -> None:
         path = write_table("parquet", tmp_path / "t")
         split = data.parquet(path, ["age"], "label")
