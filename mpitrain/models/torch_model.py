@@ -425,7 +425,7 @@ class TorchModel(Model):
         except IndexError:
             if _are_scores(outputs, labels):
                 values = labels.detach().cpu().numpy()
-                source, first = "validation", batch.position
+                source, first = "validation", np.arange(batch.position, batch.position + batch.count)
                 if split is not None:
                     source, first = split.source, split.order(batch.position, batch.count, self._seed)
                 ignored = getattr(self._criterion, "ignore_index", None)
