@@ -89,19 +89,26 @@ def decoded(example: dict[str, Any]) -> tuple[np.ndarray, int]:
     return data.decode_image(example["image"]), int(example["label"][0])
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time that this process and its child processes have taken."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in ("self", *children)]
+    return sum(int(number) for field in fields for number in field[11:13]) / os.sysconf("SC_CLK_TCK")
+
+
 def rate(split: data.Split, batch: int, seconds: float = 4.0) -> dict[str, float]:
-    """Load batches with two processes; return examples per second after the first ones."""
+    """Load batches with two processes; return examples per second, and CPU time per example, after the first ones."""
     loader = split.own_loader(0, Loading(2, 2))
     assert loader is not None
     for step in range(4):
         loader.batch(step * batch, batch)
-    began, loaded = time.perf_counter(), 4 * batch
+    began, cpu_began, loaded = time.perf_counter(), cpu_seconds(), 0
     while time.perf_counter() - began < seconds:
-        loader.batch(loaded, batch)
+        loader.batch(4 * batch + loaded, batch)
         loaded += batch
-    result = (loaded - 4 * batch) / (time.perf_counter() - began)
+    figures = {"rate": loaded / (time.perf_counter() - began), "cpu_us": (cpu_seconds() - cpu_began) / loaded * 1e6}
     loader.close()
-    return {"rate": result}
+    return figures
 
 
 def parquet(folder: Path) -> dict[str, float]:

@@ -15,16 +15,23 @@ os.environ.update(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
 CLASSES, SIZE, CROP, BATCH, COLUMNS, ROW_BATCH = 10, 256, 224, 32, 20, 256
 
 
-def rate(batches: Iterable[Any], batch: int, seconds: float = 4.0) -> float:
-    """Return examples per second after the first batches."""
+def cpu_seconds() -> float:
+    """Return the CPU time that this process and its child processes have taken."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in ("self", *children)]
+    return sum(int(number) for field in fields for number in field[11:13]) / os.sysconf("SC_CLK_TCK")
+
+
+def rate(batches: Iterable[Any], batch: int, seconds: float = 4.0) -> dict[str, float]:
+    """Return examples per second, and CPU time per example, after the first batches."""
     iterator = iter(batches)
     for _ in range(4):
         next(iterator)
-    began, loaded = time.perf_counter(), 0
+    began, cpu_began, loaded = time.perf_counter(), cpu_seconds(), 0
     while time.perf_counter() - began < seconds:
         next(iterator)
         loaded += batch
-    return loaded / (time.perf_counter() - began)
+    return {"rate": loaded / (time.perf_counter() - began), "cpu_us": (cpu_seconds() - cpu_began) / loaded * 1e6}
 
 
 def forever(loader: Iterable[Any]) -> Iterable[Any]:
@@ -32,7 +39,7 @@ def forever(loader: Iterable[Any]) -> Iterable[Any]:
         yield from loader
 
 
-def torch_images(folder: Path, prefetch: str) -> float:
+def torch_images(folder: Path, prefetch: str) -> dict[str, float]:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     import numpy as np
     import torch
@@ -71,7 +78,7 @@ def torch_images(folder: Path, prefetch: str) -> float:
     return rate(forever(loader), BATCH)
 
 
-def datasets_parquet(folder: Path) -> float:
+def datasets_parquet(folder: Path) -> dict[str, float]:
     import datasets
 
     datasets.disable_progress_bars()
@@ -86,7 +93,7 @@ def datasets_parquet(folder: Path) -> float:
     return rate(epochs(), ROW_BATCH)
 
 
-def tf_records(folder: Path, of_images: bool) -> float:
+def tf_records(folder: Path, of_images: bool) -> dict[str, float]:
     import tensorflow as tf
 
     label = tf.io.FixedLenFeature([1], tf.int64)
@@ -119,4 +126,4 @@ PROGRAMS: dict[str, Any] = {
 }
 
 if __name__ == "__main__":
-    print(json.dumps({"rate": PROGRAMS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])}))
+    print(json.dumps(PROGRAMS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])))
