@@ -183,7 +183,7 @@ class Strategy(Protocol):
         grads: Shape (layout.size,): written by the model's backward pass; where ``params`` is.
         initial_vectors: ``plan.vectors`` by name, shape (layout.size,) each, in host memory; None on ranks
             that share another rank's vectors.
-        has_ended: Whether no step follows; the same on all workers after a step that all of them take.
+        has_ended: Whether no step follows; the same on all workers after a step that all of them take. Optional.
     """
 
     has_ended: bool = False

@@ -210,7 +210,7 @@ class Loop:
     @property
     def is_stopping(self) -> bool:
         """Whether training ends before its last step, as the workers have agreed."""
-        return self._strategy.has_ended and self.step < self.train_steps
+        return getattr(self._strategy, "has_ended", False) and self.step < self.train_steps
 
     @property
     def stop_reason(self) -> str | None:
