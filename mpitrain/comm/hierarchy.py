@@ -53,6 +53,17 @@ class Hierarchy:
         if owns:
             self.internode = internode
         self.n_nodes = len(set(comm.allgather(leader)))
+        self._phase = 0
+
+    def next_phase(self) -> int:
+        """Publish the next phase of the node's barrier, and return it. Local.
+
+        It counts for exchanges that use the hierarchy one after the other, in the same order on all ranks; a caller
+        with phases of its own must be the only one.
+        """
+        self._phase += 1
+        self.barrier.publish(self._phase)
+        return self._phase
 
     def chunk(self, lo: int, hi: int) -> tuple[int, int]:
         """Return this rank's chunk of [lo, hi); empty if it has no inter-node communicator."""

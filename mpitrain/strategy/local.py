@@ -1,15 +1,12 @@
-"""``--mode local``: every worker trains alone for some steps, then all workers average.
+"""``--mode local``: every worker trains alone for some steps, then all workers agree, as ``averaging`` says.
 
-After ``local_steps`` steps, parameters, optimizer slots and moving averages are replaced by their means over the
-workers (Stich, Local SGD converges fast and communicates little, 2019; with momentum averaged too, Yu, Jin and Yang,
-2019). With ``elastic_rho``, workers and a center move towards each other instead, and the center is the trained model
-(Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015, equations 2 and 3, synchronous).
+With ``local_after``, the workers average their gradients before that step, as in ``sync``, and train alone afterwards
+(post-local SGD: Lin, Stich, Patel and Jaggi, Don't use large mini-batches, use local SGD, 2018).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -21,22 +18,24 @@ from ..core.device import Device
 from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..core.training_state import TrainingState
+from ..errors import JobError
 from ..monitor.trace import span
 from ..optim import Optimizer
 from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.plan import Plan
 from ..plan.progress import Progress
+from .averaging import Averaging, ElasticAveraging, MeanOfWorkers
 from .base import Part, StepResult, UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
+from .outer_optimizer import OuterOptimization
 from .tensor_updates import TensorUpdates
 
-_WAIT = span("wait")
-
-_LOSS, _COUNTED, _SKIPPED, _FLAGS = range(4)
+_LOSS, _COUNTED, _SKIPPED, _FLAGS, _KIND = range(5)
+_AVERAGES, _AGREES = range(2)  # what a worker does when it sends its status
 
 
 class Local(BulkSynchronous, UpdatesOnRequest):
-    """Local SGD and elastic averaging; see ``base.Strategy`` and ``base.UpdatesOnRequest`` for the methods.
+    """Local SGD in all its forms; see ``base.Strategy`` and ``base.UpdatesOnRequest`` for the methods.
 
     ``finish`` is collective over the workers in a step that averages, else local.
     """
@@ -45,25 +44,39 @@ class Local(BulkSynchronous, UpdatesOnRequest):
 
     def __init__(self, cluster: Cluster, plan: Plan, devices: Sequence[Device], state: TrainingState) -> None:
         super().__init__(cluster, plan)
-        size, nbytes = plan.layout.size, (2 + cluster.training.node.size) * plan.nbytes
-        self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, plan.config.parallel.shared_memory)
-        self._every = plan.config.parallel.steps_per_average
-        self._rho = plan.config.parallel.elastic_rho
+        parallel, size = plan.config.parallel, plan.layout.size
+        nbytes = (4 + cluster.training.node.size) * plan.nbytes
+        self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, parallel.shared_memory)
         self._own: dict[str, Array] = {name: np.zeros(size, plan.dtype) for name in plan.vectors}
         self.params, self.grads = self._own["params"], np.zeros(size, plan.dtype)
         self.initial_vectors = self._own
-        self._center = np.zeros_like(self.params) if self._rho is not None else None
         self._updater = plan.updater(self._own, state.frozen)
         if isinstance(plan.optimizer, WholeTensorOptimizer):
             self.tensors = TensorUpdates(plan.optimizer, plan.layout, state.frozen, (0, size))
         self._accepts = True  # whether all losses since the last update were finite
         self._mean = MeanAllreduce(hierarchy, size, plan.dtype)
-        self._since = np.zeros(4)  # this worker's totals since the last average, exchanged at the next
+        self._first_local_step = parallel.first_local_step
+        self._local = self._make_averaging(state)
+        self._averaging = self._local if parallel.first_local_step == 0 else Averaging(self._own)
+        self._since = np.zeros(3)  # this worker's totals since the last average, exchanged at the next
+
+    def _make_averaging(self, state: TrainingState) -> Averaging:
+        """Return how workers agree that train alone."""
+        parallel, common = self.plan.config.parallel, (self.plan, self._own, self._mean, self._hierarchy)
+        if parallel.outer_optimizer is not None:
+            return OuterOptimization(*common, state.frozen)
+        if parallel.elastic_rho is not None:
+            return ElasticAveraging(*common, parallel.elastic_rho)
+        return MeanOfWorkers(*common, self.tensors)
 
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
         super().start(progress, extra_state)
-        if self._center is not None:
-            self._center[:] = self.params
+        if progress.step >= self._first_local_step:
+            self._averaging = self._local
+        self._averaging.start(extra_state)
+
+    def ready(self, start: int) -> None:
+        self._averaging.progress()
 
     def finish(self) -> None:
         self.average()
@@ -71,8 +84,12 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self.end_step(updated=True, complete=True)
 
     def average(self) -> None:
-        """Check the loss; workers apply their own gradients."""
-        self._accepts &= self.non_finite.check_own(float(self.loss), self._hierarchy.comm.rank, self.progress.step)
+        """Check the loss; workers that train alone apply their own gradients."""
+        if self.progress.step < self._first_local_step:
+            self._average_gradients()
+        else:
+            worker = self._hierarchy.comm.rank
+            self._accepts &= self.non_finite.check_own(float(self.loss), worker, self.progress.step)
 
     def update(self, part: Part | None = None) -> None:
         self.await_release()
@@ -100,24 +117,17 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self._since[_COUNTED if accepted else _SKIPPED] += 1
         self.advance()
         self.last_result = StepResult(loss, accepted)
-        if self.progress.step % self._every == 0 or self.progress.step == self.plan.train_steps:
-            self._average()
+        self._agree(self.progress.step)
 
     def vector(self, name: str) -> Array:
-        if self._center is None:
-            return self._own[name]
-        if name == "params":
-            return self._center
-        vector = self._own[name].copy()
-        with _WAIT:
-            self._mean(vector)
-        return vector
+        return self._averaging.vector(name)
 
     def snapshot(self) -> Snapshot:
-        if self._center is None:
-            return super().snapshot()
-        vectors = {name: self.vector(name) for name in self.plan.vectors} | {"params": self._center.copy()}
-        return self.snapshot_of(vectors, private=True)
+        self.await_release()
+        return self.snapshot_of(self._averaging.vectors(), private=self._averaging.copies)
+
+    def extra_state(self) -> ExtraState:
+        return {**super().extra_state(), **self._averaging.extra_state()}
 
     def close(self) -> None:
         self._hierarchy.free()
@@ -128,34 +138,48 @@ class Local(BulkSynchronous, UpdatesOnRequest):
             self.tensors.update(self.grads, None if part is None else part.names)
         self._updater.update_all(self.grads, self.rule_step)
 
-    @span("average")
-    def _average(self) -> None:
-        if self._center is None:
-            for vector in self._own.values():
-                self._mean(vector)
-            if self.tensors is not None:
-                self.tensors.average(self._mean, self._hierarchy.comm, self.plan.dtype)
-        else:
-            self._average_elastically()
-        self.enter_consistent_point(self._exchange_totals())
-        if self.has_ended and self._center is not None:
-            self.params[:] = self._center
+    def _agree(self, step: int) -> None:
+        """Do what is due after ``step`` steps."""
+        self._averaging.after_step(step)
+        if not self._averaging.is_point(step):
+            return
+        flags = self._exchange_totals()
+        if step == self._first_local_step:
+            self._averaging = self._local
+            self._averaging.start({})
+        self.enter_consistent_point(flags)
+        if self.has_ended:
+            self._averaging.end()
 
-    def _average_elastically(self) -> None:
-        assert self._center is not None and self._rho is not None
-        mean = self.params.copy()
-        self._mean(mean)
-        away: Any = self.params - self._center
-        self.params -= self.params.dtype.type(self._rho) * away
-        self._center += self.params.dtype.type(self._rho * self._hierarchy.comm.size) * (mean - self._center)
+    @span("average")
+    def _average_gradients(self) -> None:
+        """Replace ``grads`` with the mean over the workers, and check all losses."""
+        losses = self._exchange_statuses(_AVERAGES, float(self.loss))[:, _LOSS]
+        self._accepts &= self.non_finite.check(float(losses.sum()), losses, self.progress.step)
+        self._mean(self.grads)
 
     def _exchange_totals(self) -> int:
         """Add all workers' totals since the last average; return the union of their flags. Collective over them."""
-        comm = self._hierarchy.comm
-        self._since[_FLAGS] = self.flags
-        all_workers = np.empty((comm.size, len(self._since)))
-        comm.Allgather(self._since, all_workers)
+        all_workers = self._exchange_statuses(_AGREES, *self._since)
         loss, counted, skipped = all_workers[:, :_FLAGS].sum(axis=0).tolist()
         self.tally_totals(self.progress.step, loss, int(counted), int(skipped))
         self._since[:] = 0
         return int(np.bitwise_or.reduce(all_workers[:, _FLAGS].astype(np.int64)))
+
+    def _exchange_statuses(self, kind: int, loss: float, counted: float = 0, skipped: float = 0) -> Array:
+        """Return these numbers and ``flags`` of all workers, shape (workers, 5). Collective over them.
+
+        Raises:
+            JobError: On all workers: they do different things.
+        """
+        comm = self._hierarchy.comm
+        all_workers = np.empty((comm.size, 5))
+        comm.Allgather(np.array([loss, counted, skipped, self.flags, kind]), all_workers)
+        if (all_workers[:, _KIND] != kind).any():
+            error = JobError(
+                "the workers do different things in a step before --local-after: all must call step, or leave it out, "
+                "and use gradients, in the same steps"
+            )
+            error.on_all_ranks = True
+            raise error
+        return all_workers

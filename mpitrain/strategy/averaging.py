@@ -1,0 +1,168 @@
+"""How the workers of ``--mode local`` agree on the parameters, from time to time.
+
+After ``local_steps`` steps, ``MeanOfWorkers`` replaces parameters, optimizer slots and moving averages by their means
+over the workers (Stich, Local SGD converges fast and communicates little, 2019; with momentum averaged too, Yu, Jin and
+Yang, 2019). ``ElasticAveraging`` moves workers and a center towards each other, and the center is the trained model
+(Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015, equations 2 and 3, synchronous).
+``outer_optimizer`` has a third one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..comm.allreduce import MeanAllreduce
+from ..comm.hierarchy import Hierarchy
+from ..core.extra_state import ExtraState
+from ..core.layout import Array
+from ..monitor.trace import span
+from ..plan.plan import Plan
+from .tensor_updates import TensorUpdates
+
+_WAIT = span("wait")
+
+
+class Averaging:
+    """Nothing to average: all workers hold the same vectors. The base class of the others.
+
+    Construction and all methods are collective over the workers, unless they are local.
+
+    Args:
+        own: This worker's vectors by name, shape (layout.size,) each.
+
+    Attributes:
+        copies: Whether ``vectors`` returns copies, which do not change.
+    """
+
+    copies = False
+
+    def __init__(self, own: Mapping[str, Array]) -> None:
+        self.own = own
+
+    def is_point(self, step: int) -> bool:
+        """Return whether all workers agree after ``step`` steps, which is a consistent point. Local."""
+        return True
+
+    def start(self, extra_state: ExtraState) -> None:
+        """Begin: ``own`` is the same on all workers.
+
+        Args:
+            extra_state: Of the resumed run; empty if none is resumed, or if gradients were averaged so far.
+        """
+
+    def progress(self) -> None:
+        """Let exchanges proceed that run behind the steps. Local."""
+
+    def after_step(self, step: int) -> None:
+        """Average what is due after ``step`` steps; local if nothing is due."""
+
+    def vector(self, name: str) -> Array:
+        """Return a vector of the trained model; valid until the next call or step. At a consistent point."""
+        return self.own[name]
+
+    def vectors(self) -> dict[str, Array]:
+        """Return all vectors of the trained model, for a checkpoint. At a consistent point."""
+        return {name: self.vector(name) for name in self.own}
+
+    def extra_state(self) -> ExtraState:
+        """Return the state that is not in ``vectors``. At a consistent point."""
+        return {}
+
+    def end(self) -> None:
+        """Set this worker's parameters to those of the trained model, at the last consistent point. Local."""
+
+
+class Periodic(Averaging):
+    """Base class: the workers average after every ``local_steps`` steps, and after the last one."""
+
+    def __init__(self, plan: Plan, own: Mapping[str, Array], mean: MeanAllreduce) -> None:
+        super().__init__(own)
+        self._every, self._last, self._mean = plan.config.parallel.steps_per_average, plan.train_steps, mean
+
+    def is_point(self, step: int) -> bool:
+        return step % self._every == 0 or step == self._last
+
+    def after_step(self, step: int) -> None:
+        if self.is_point(step):
+            self.average()
+
+    @span("average")
+    def average(self) -> None:
+        """Average now."""
+
+
+class MeanOfWorkers(Periodic):
+    """Averages all vectors.
+
+    Args:
+        hierarchy: That of the workers.
+        tensors: Updates of whole tensors, whose state is averaged, too; or None.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        own: Mapping[str, Array],
+        mean: MeanAllreduce,
+        hierarchy: Hierarchy,
+        tensors: TensorUpdates | None,
+    ) -> None:
+        super().__init__(plan, own, mean)
+        self._workers, self._tensors, self._dtype = hierarchy.comm, tensors, plan.dtype
+
+    @span("average")
+    def average(self) -> None:
+        for vector in self.own.values():
+            self._mean(vector)
+        if self._tensors is not None:
+            self._tensors.average(self._mean, self._workers, self._dtype)
+
+
+class Centered(Periodic):
+    """Base class: the parameters of the trained model are a center, of which workers deviate.
+
+    Attributes:
+        center: Shape (layout.size,).
+    """
+
+    copies = True
+    center: Array
+
+    def vector(self, name: str) -> Array:
+        if name == "params":
+            return self.center
+        vector = self.own[name].copy()
+        with _WAIT:
+            self._mean(vector)
+        return vector
+
+    def vectors(self) -> dict[str, Array]:
+        return super().vectors() | {"params": self.center.copy()}
+
+    def end(self) -> None:
+        self.own["params"][:] = self.center
+
+
+class ElasticAveraging(Centered):
+    """Moves workers and center towards each other by a fraction ``rho`` of their distance."""
+
+    def __init__(
+        self, plan: Plan, own: Mapping[str, Array], mean: MeanAllreduce, hierarchy: Hierarchy, rho: float
+    ) -> None:
+        super().__init__(plan, own, mean)
+        self.center, self._rho, self._n_workers = np.zeros_like(own["params"]), rho, hierarchy.comm.size
+
+    def start(self, extra_state: ExtraState) -> None:
+        self.center[:] = self.own["params"]
+
+    @span("average")
+    def average(self) -> None:
+        params, center = self.own["params"], self.center
+        mean = params.copy()
+        self._mean(mean)
+        away: Any = params - center
+        params -= params.dtype.type(self._rho) * away
+        center += params.dtype.type(self._rho * self._n_workers) * (mean - center)

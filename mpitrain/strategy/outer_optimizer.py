@@ -1,0 +1,174 @@
+"""Local SGD with an outer optimizer: DiLoCo, and Streaming DiLoCo.
+
+All workers share global parameters. After some local steps, the outer gradient is the mean over the workers of the
+global parameters minus the worker's. The outer optimizer updates the global parameters with it, and the workers
+continue from there, each with its own slots (Douillard et al., DiLoCo: distributed low-communication training of
+language models, 2023). The global parameters are the trained model.
+
+``fragments`` says which part of the parameters is exchanged when. A worker that has trained on during the exchange
+continues from the mean of its parameters and the global ones (Douillard et al., Streaming DiLoCo with overlapping
+communication, 2025, with alpha = 0.5). After the last step of the run, fragments that are not due are averaged without
+the outer optimizer: its momentum would make a step of full size of a part of a cycle.
+
+The global parameters and the outer optimizer's slots are shared by the ranks of a node. Several nodes divide the update
+as in ``sync``: the owner of a range has its slots.
+
+Layer state that is not trained by gradients, such as statistics of BatchNorm, is averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from .. import optim
+from ..comm.allreduce import MeanAllreduce, RangeAllreduce
+from ..comm.hierarchy import Hierarchy
+from ..comm.mpi import MPI, mpi_type
+from ..core.extra_state import ExtraState, Versioned, values_of
+from ..core.layout import Array, row_stride
+from ..monitor.trace import span
+from ..optim import Optimizer, Updater
+from ..plan.config import OUTER_LEARNING_RATE, OUTER_MOMENTUM, ParallelConfig
+from ..plan.plan import Plan
+from .averaging import Centered
+from .fragments import Fragment, fragments_of
+
+_NAMESPACE, _VERSION = "outer optimizer", 1  # of the extra state
+_OWN_SHARE = 0.5  # of a worker's parameters in those from which it continues after an exchange behind local steps
+
+
+def make_outer_optimizer(parallel: ParallelConfig) -> Optimizer:
+    """Return the outer optimizer that the options describe."""
+    rate = OUTER_LEARNING_RATE if parallel.outer_learning_rate is None else parallel.outer_learning_rate
+    if parallel.outer_optimizer == "sgd":
+        return optim.sgd(rate)
+    return optim.nesterov(rate, OUTER_MOMENTUM if parallel.outer_momentum is None else parallel.outer_momentum)
+
+
+class OuterOptimization(Centered):
+    """Updates global parameters with the workers' mean change; see ``Averaging`` for the methods.
+
+    Args:
+        mean: Its rows hold the workers' outer gradients.
+        frozen: Shape (number of the layout's entries,), uint8: 1 for an entry that does not change for now.
+    """
+
+    def __init__(
+        self, plan: Plan, own: Mapping[str, Array], mean: MeanAllreduce, hierarchy: Hierarchy, frozen: Array
+    ) -> None:
+        super().__init__(plan, own, mean)
+        parallel, optimizer, size = plan.config.parallel, make_outer_optimizer(plan.config.parallel), plan.layout.size
+        self._hierarchy, self._n_trained = hierarchy, plan.layout.n_trained
+        self.center, *slots = (
+            hierarchy.shared.allocate((row_stride(size),), plan.dtype)[:size] for _ in ("params", *optimizer.slots)
+        )
+        self._slots = dict(zip(optimizer.slots, slots, strict=True))
+        self._outer = Updater(optimizer, plan.layout, self.center, self._slots, frozen=frozen)
+        self._averaging = Updater(optim.sgd(1.0), plan.layout, self.center, {}, frozen=frozen)
+        self._updater = self._outer  # of that exchange
+        self._fragments = list(fragments_of(size, parallel))
+        self._exchanges = [
+            RangeAllreduce(hierarchy, mean.rows, self.center, part.lo, part.hi, 1 / hierarchy.comm.size, self._update)
+            for part in self._fragments
+        ]
+        self._pending: tuple[Fragment, RangeAllreduce] | None = None  # the exchange that is in progress
+        self._overlaps = parallel.steps_of_overlap > 0
+        self._differ = self._overlaps or len(self._fragments) > 1  # whether workers differ at a consistent point
+        self._at_end: Array | None = None  # this worker's parameters before ``end``
+
+    def start(self, extra_state: ExtraState) -> None:
+        slots = values_of(extra_state, _NAMESPACE, _VERSION)
+        if self._hierarchy.node.rank == 0:
+            self.center[:] = self.own["params"]
+            for name, slot in self._slots.items():
+                slot[:] = slots.get(name, 0)
+        self._hierarchy.node.Barrier()
+        workers = self._hierarchy.comm
+        of_all = [values_of(extra_state, _of_worker(rank, workers.size), _VERSION) for rank in range(workers.size)]
+        for name, values in of_all[workers.rank].items():
+            self.own[name][:] = values
+
+    def progress(self) -> None:
+        if self._pending is not None:
+            self._pending[1].progress()
+
+    def after_step(self, step: int) -> None:
+        at, is_last = (step - 1) % self._every + 1, step == self._last
+        for fragment, exchange in zip(self._fragments, self._exchanges, strict=True):
+            if at == fragment.begins:
+                self._begin(fragment, exchange, self._outer)
+            if at == fragment.merges or is_last:
+                self._merge()
+            if is_last and at != fragment.merges:
+                self._begin(fragment, exchange, self._averaging)
+                self._merge()
+        self.progress()
+        if is_last:
+            self.own["params"][:] = self.center
+
+    def extra_state(self) -> ExtraState:
+        hierarchy, slots = self._hierarchy, self._slots
+        for slot in slots.values():
+            for fragment in self._fragments:
+                hierarchy.allgather(slot, fragment.lo, fragment.hi)
+        hierarchy.node.Barrier()
+        state = {_NAMESPACE: Versioned(_VERSION, {name: slot.copy() for name, slot in slots.items()})}
+        own = {name: vector for name, vector in self.own.items() if self._differ or name != "params"}
+        if self._differ and self._at_end is not None:
+            own["params"] = self._at_end
+        return state | {
+            _of_worker(rank, hierarchy.comm.size): Versioned(_VERSION, vectors)
+            for rank, vectors in enumerate(_gather(hierarchy.comm, own))
+        }
+
+    def end(self) -> None:
+        self._at_end = self.own["params"].copy()
+        super().end()
+
+    @span("average")
+    def _begin(self, fragment: Fragment, exchange: RangeAllreduce, updater: Updater) -> None:
+        """Begin to exchange a fragment's outer gradient, which ``updater`` will be applied to."""
+        outer_gradient = fragment.of(self._mean.own)
+        np.subtract(fragment.of(self.center), fragment.of(self.own["params"]), out=outer_gradient)
+        state = outer_gradient[max(0, self._n_trained - fragment.lo) :]  # an updater adds it
+        np.negative(state, out=state)
+        self._updater, self._pending = updater, (fragment, exchange)
+        exchange.start()
+
+    @span("average")
+    def _merge(self) -> None:
+        """Wait for the exchange that is in progress, if one is, and continue from its global parameters."""
+        if self._pending is None:
+            return
+        (fragment, exchange), self._pending = self._pending, None
+        exchange.finish()
+        own, center = fragment.of(self.own["params"]), fragment.of(self.center)
+        if self._overlaps:
+            own *= own.dtype.type(_OWN_SHARE)
+            own += own.dtype.type(1 - _OWN_SHARE) * center
+        else:
+            own[:] = center
+
+    def _update(self, lo: int, hi: int, outer_gradient: Array) -> None:
+        self._updater.update(lo, hi, outer_gradient.reshape(1, -1), 0, origin=lo)
+
+
+def _of_worker(rank: int, workers: int) -> str:
+    """Return the namespace of one worker's vectors."""
+    return f"local, worker {rank} of {workers}"
+
+
+def _gather(comm: MPI.Intracomm, vectors: Mapping[str, Array]) -> list[dict[str, Array]]:
+    """Return copies of every worker's vectors on the first worker, one message for each vector; elsewhere nothing."""
+    if comm.rank > 0:
+        for vector in vectors.values():
+            comm.Send([vector, mpi_type(vector.dtype)], dest=0)
+        return []
+    of_all = [{name: vector.copy() for name, vector in vectors.items()}]
+    for rank in range(1, comm.size):
+        of_all.append({name: np.empty_like(vector) for name, vector in vectors.items()})
+        for vector in of_all[-1].values():
+            comm.Recv([vector, mpi_type(vector.dtype)], source=rank)
+    return of_all

@@ -1,0 +1,169 @@
+"""Local SGD: what it computes, compared with a simulation of all workers in NumPy; and that a resumed run is the same.
+
+Fragments and exchanges behind steps are part of the simulation; the order of messages is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpitrain.core.ranges import aligned_range
+from mpitrain.data.permutation import order
+
+from ..support.jobs.linear import BATCH, CLASSES, FEATURES, MOMENTUM, RATE, N, examples
+from ..support.launch import JOBS, Mpi
+from ..support.results import assert_same_bits, final
+
+LINEAR = JOBS / "linear.py"
+WEIGHT, BIAS, SIZE = slice(0, 200), slice(208, 218), 224  # of the flat vector: ranges begin on cache lines
+
+
+@dataclass(frozen=True)
+class How:
+    """Options of the mode."""
+
+    outer: str = ""
+    fragments: int = 1
+    overlap: int = 0
+    after: int = 0
+    every: int = 8
+
+    @property
+    def flags(self) -> list[str]:
+        flags = ["--mode", "local", "--local-steps", self.every, "--local-after", self.after]
+        if self.outer:
+            flags += ["--outer-optimizer", self.outer, "--outer-learning-rate", "0.6"]
+            flags += ["--fragments", self.fragments, "--overlap-steps", self.overlap]
+        if self.outer == "nesterov":
+            flags += ["--outer-momentum", "0.7"]
+        return [str(flag) for flag in flags]
+
+
+def gradient(params: np.ndarray, position: int) -> np.ndarray:
+    x, labels = examples()
+    batch = order(position, BATCH, N, 0)
+    logits = x[batch] @ params[WEIGHT].reshape(FEATURES, CLASSES) + params[BIAS]
+    exp = np.exp(logits - logits.max(axis=1, keepdims=True))
+    error = (exp / exp.sum(axis=1, keepdims=True) - np.eye(CLASSES)[labels[batch]]) / BATCH
+    grads = np.zeros(SIZE)
+    grads[WEIGHT], grads[BIAS] = (x[batch].T @ error).ravel(), error.sum(axis=0)
+    return grads
+
+
+class Simulation:
+    """All workers in one process."""
+
+    def __init__(self, how: How, n: int, initial: np.ndarray) -> None:
+        self.how, self.n = how, n
+        self.params, self.velocity = np.tile(initial, (n, 1)), np.zeros((n, SIZE))
+        self.center, self.outer_velocity = initial.copy(), np.zeros(SIZE)
+        self.pending: tuple[slice, np.ndarray] | None = None
+
+    def train(self, steps: int) -> np.ndarray:
+        """Return the parameters of the trained model."""
+        for step in range(1, steps + 1):
+            grads = np.array(
+                [gradient(self.params[rank], ((step - 1) * self.n + rank) * BATCH) for rank in range(self.n)]
+            )
+            if step <= self.how.after:
+                grads[:] = grads.mean(axis=0)
+            self.velocity = MOMENTUM * self.velocity + grads
+            self.params -= RATE * self.velocity
+            if step == self.how.after:
+                self.center = self.params[0].copy()
+            elif step > self.how.after:
+                self.agree(step, step == steps)
+        return self.center if self.how.outer and steps > self.how.after else self.params[0]
+
+    def agree(self, step: int, last: bool) -> None:
+        how, at = self.how, (step - 1) % self.how.every + 1
+        if not how.outer:
+            if at == how.every or last:
+                self.params[:], self.velocity[:] = self.params.mean(axis=0), self.velocity.mean(axis=0)
+            return
+        for index in range(how.fragments):
+            merges = (index + 1) * how.every // how.fragments
+            part = slice(*aligned_range(0, SIZE, index, how.fragments))
+            if at == merges - how.overlap:
+                self.pending = part, (self.center - self.params)[:, part].mean(axis=0)
+            if at == merges or last:
+                self.merge()
+            if last and at != merges:
+                self.center[part] = self.params[:, part].mean(axis=0)
+
+    def merge(self) -> None:
+        if self.pending is None:
+            return
+        (part, outer_gradient), self.pending = self.pending, None
+        if self.how.outer == "nesterov":
+            self.outer_velocity[part] = 0.7 * self.outer_velocity[part] + outer_gradient
+            outer_gradient = outer_gradient + 0.7 * self.outer_velocity[part]
+        self.center[part] -= 0.6 * outer_gradient
+        share = 0.5 if self.how.overlap else 0.0
+        self.params[:, part] = share * self.params[:, part] + (1 - share) * self.center[part]
+
+
+def flat(run_dir: Path) -> np.ndarray:
+    stored, vector = final(run_dir), np.zeros(SIZE)
+    vector[WEIGHT] = stored["params/dense1.weight"].ravel()
+    vector[BIAS] = stored["params/dense1.bias"]
+    return vector
+
+
+WAYS = [
+    How(),
+    How("sgd", every=3),
+    How("nesterov"),
+    How("nesterov", fragments=3),
+    How("nesterov", fragments=2, overlap=3),
+    How("nesterov", overlap=7, after=9),
+    How(after=5),
+    How("sgd", after=40),
+]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_it_is_what_a_simulation_computes(openmpi: Mpi, how: How, n: int, tmp_path: Path) -> None:
+    # 37 steps do not end with a cycle.
+    flags = ("--dtype", "float64", "--train-steps")
+    openmpi.train(1, LINEAR, *flags, "0", "--run-dir", tmp_path / "initial")
+    sharing = ["--no-shared-memory"] * how.fragments  # 2: also between ranks that count as nodes
+    openmpi.train(n, LINEAR, *flags, "37", *how.flags, *sharing[1:2], "--run-dir", tmp_path / "run")
+    expected = Simulation(how, n, flat(tmp_path / "initial")).train(37)
+    trained = flat(tmp_path / "run")
+    assert np.abs(trained - flat(tmp_path / "initial")).max() > 0.01
+    assert np.abs(trained - expected).max() <= 1e-12 * np.abs(expected).max()
+
+
+RESUMED = [How("nesterov"), How("nesterov", fragments=2, overlap=3), How("sgd", fragments=3), How("nesterov", after=16)]
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize("how", RESUMED, ids=str)
+def test_a_resumed_run_is_the_same_bits(openmpi: Mpi, how: How, name: str, tmp_path: Path) -> None:
+    flags = (*how.flags, "--save-steps", "8", "--no-save-background", "--run-dir")
+    openmpi.train(2, LINEAR, *flags, tmp_path / "whole")
+    words = ["-m", "mpitrain", "train", LINEAR, *flags, tmp_path / "parts", "--signal-name", name]
+    words += ["--at-step", "27", "--mark", tmp_path / "mark"]
+    first = openmpi.run(2, *words)
+    assert first.returncode != 0 and (tmp_path / "mark").exists(), first.stdout + first.stderr
+    second = openmpi.run(2, *words)
+    assert second.returncode == 0 and "resumed from" in second.stdout, second.stdout + second.stderr
+    assert_same_bits(final(tmp_path / "parts"), final(tmp_path / "whole"))
+
+
+def test_another_number_of_workers_continues_from_the_global_parameters(openmpi: Mpi, tmp_path: Path) -> None:
+    how = How("nesterov", fragments=2, overlap=3)
+    flags = (*how.flags, "--no-save-background", "--run-dir", tmp_path)
+    openmpi.train(2, LINEAR, *flags, "--train-steps", "16")
+    resumed = openmpi.train(3, LINEAR, *flags, "--train-steps", "16")
+    done = openmpi.train(3, LINEAR, *flags)
+    assert "worker 1 of 2" in done.stdout and "resumed from" in resumed.stdout + done.stdout
+    assert {name.split("/")[2] for name in final(tmp_path) if name.startswith("run/state/local")} == {
+        f"local, worker {rank} of 3" for rank in range(3)
+    }
