@@ -5,10 +5,11 @@ global parameters minus the worker's. The outer optimizer updates the global par
 continue from there, each with its own slots (Douillard et al., DiLoCo: distributed low-communication training of
 language models, 2023). The global parameters are the trained model.
 
-``fragments`` says which part of the parameters is exchanged when. A worker that has trained on during the exchange
-continues from the mean of its parameters and the global ones (Douillard et al., Streaming DiLoCo with overlapping
-communication, 2025, with alpha = 0.5). After the last step of the run, fragments that are not due are averaged without
-the outer optimizer: its momentum would make a step of full size of a part of a cycle.
+``fragments`` says which part of the parameters is exchanged when. A worker that trains on during the exchange adds what
+it has changed meanwhile to the new global parameters. (Streaming DiLoCo, Douillard et al. 2025, takes a weighted mean
+of the worker's and the global parameters; with 2 workers and 64 local steps on Fashion-MNIST, the sum was more accurate
+by 0.2 to 0.6 points than the mean.) After the last step of the run, fragments that are not due are averaged without the
+outer optimizer: its momentum would make a step of full size of a part of a cycle.
 
 The global parameters and the outer optimizer's slots are shared by the ranks of a node. Several nodes divide the update
 as in ``sync``: the owner of a range has its slots.
@@ -36,7 +37,6 @@ from .averaging import Centered
 from .fragments import Fragment, fragments_of
 
 _NAMESPACE, _VERSION = "outer optimizer", 1  # of the extra state
-_OWN_SHARE = 0.5  # of a worker's parameters in those from which it continues after an exchange behind local steps
 
 
 def make_outer_optimizer(parallel: ParallelConfig) -> Optimizer:
@@ -67,15 +67,16 @@ class OuterOptimization(Centered):
         self._slots = dict(zip(optimizer.slots, slots, strict=True))
         self._outer = Updater(optimizer, plan.layout, self.center, self._slots, frozen=frozen)
         self._averaging = Updater(optim.sgd(1.0), plan.layout, self.center, {}, frozen=frozen)
-        self._updater = self._outer  # of that exchange
         self._fragments = list(fragments_of(size, parallel))
         self._exchanges = [
             RangeAllreduce(hierarchy, mean.rows, self.center, part.lo, part.hi, 1 / hierarchy.comm.size, self._update)
             for part in self._fragments
         ]
         self._pending: tuple[Fragment, RangeAllreduce] | None = None  # the exchange that is in progress
-        self._overlaps = parallel.steps_of_overlap > 0
-        self._differ = self._overlaps or len(self._fragments) > 1  # whether workers differ at a consistent point
+        self._updater = self._outer  # of that exchange
+        # This worker's parameters when the exchange began, if it trains on during the exchange.
+        self._sent = np.empty_like(own["params"]) if parallel.steps_of_overlap else None
+        self._differ = self._sent is not None or len(self._fragments) > 1  # whether workers differ at consistent points
         self._at_end: Array | None = None  # this worker's parameters before ``end``
 
     def start(self, extra_state: ExtraState) -> None:
@@ -116,7 +117,7 @@ class OuterOptimization(Centered):
         hierarchy.node.Barrier()
         state = {_NAMESPACE: Versioned(_VERSION, {name: slot.copy() for name, slot in slots.items()})}
         own = {name: vector for name, vector in self.own.items() if self._differ or name != "params"}
-        if self._differ and self._at_end is not None:
+        if self._at_end is not None:
             own["params"] = self._at_end
         return state | {
             _of_worker(rank, hierarchy.comm.size): Versioned(_VERSION, vectors)
@@ -124,7 +125,8 @@ class OuterOptimization(Centered):
         }
 
     def end(self) -> None:
-        self._at_end = self.own["params"].copy()
+        if self._differ:
+            self._at_end = self.own["params"].copy()
         super().end()
 
     @span("average")
@@ -134,6 +136,8 @@ class OuterOptimization(Centered):
         np.subtract(fragment.of(self.center), fragment.of(self.own["params"]), out=outer_gradient)
         state = outer_gradient[max(0, self._n_trained - fragment.lo) :]  # an updater adds it
         np.negative(state, out=state)
+        if self._sent is not None:
+            fragment.of(self._sent)[:] = fragment.of(self.own["params"])
         self._updater, self._pending = updater, (fragment, exchange)
         exchange.start()
 
@@ -145,11 +149,11 @@ class OuterOptimization(Centered):
         (fragment, exchange), self._pending = self._pending, None
         exchange.finish()
         own, center = fragment.of(self.own["params"]), fragment.of(self.center)
-        if self._overlaps:
-            own *= own.dtype.type(_OWN_SHARE)
-            own += own.dtype.type(1 - _OWN_SHARE) * center
-        else:
+        if self._sent is None:
             own[:] = center
+        else:
+            own -= fragment.of(self._sent)
+            own += center
 
     def _update(self, lo: int, hi: int, outer_gradient: Array) -> None:
         self._updater.update(lo, hi, outer_gradient.reshape(1, -1), 0, origin=lo)

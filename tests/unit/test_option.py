@@ -100,6 +100,7 @@ def test_each_option_of_a_mode_is_refused_in_the_others() -> None:
         assert text[name].startswith(f"{', '.join(modes)}: ") == bool(modes)
         for mode in MODES:
             valid = {"local_steps": 2, "elastic_rho": 0.5, "push_precision": "float16", "gpu_transport": "nccl"}
+            valid |= {"outer_optimizer": "sgd", "outer_momentum": 0.5}
             value = valid.get(name, field.default if field.default not in (None, 0, False) else 1)
             if modes and mode not in modes and value != field.default:
                 with pytest.raises(ConfigError, match=f"--mode {', '.join(modes)}"):

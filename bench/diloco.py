@@ -1,0 +1,151 @@
+"""Local SGD between hosts over slow links: bytes, seconds and accuracy, against ``sync`` and DiLoCo of torchft.
+
+    python bench/diloco.py [--rate 100mbit] [--hosts 2] [--hidden 100] [--steps 3000] [--seeds 3]
+        [--programs sync diloco streaming diloco+int8 torchft] [--torchft PYTHON]
+
+Hosts are network namespaces on this machine (root, iproute2), with one rank each; ``tbf`` holds every link to a rate.
+The job is ``jobs/mnist_mlp.py`` on Fashion-MNIST: 784-hidden-10, Adam, 100 examples for each rank and step. All programs
+take the same number of steps, so that they train on the same number of examples. For each seed every program runs once,
+in turn.
+
+A result has the seconds for all steps (the median time of a step over intervals of ``--every`` steps, times the number
+of steps), the megabytes that all hosts have sent during the whole run, including its start, and the accuracy on the
+10,000 test images.
+
+``torchft`` and ``torchft-overlap`` need ``--torchft``: Python of an environment with torch and torchft.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from environment import ROOT, one_thread_and_own_kernels, use_this_checkout
+
+BENCH = Path(__file__).parent
+OVERLAP = 4  # parts of a cycle, one of which hides the exchange
+
+
+class Result(NamedTuple):
+    """What one run has needed and reached."""
+
+    seconds: float
+    megabytes: float
+    accuracy: float
+
+
+class Programs:
+    """Hosts whose links have one rate, and what runs on them."""
+
+    def __init__(self, hosts: object, arguments: argparse.Namespace) -> None:
+        self._hosts, self._arguments = hosts, arguments
+
+    def run(self, program: str, seed: int) -> Result:
+        """Run a program."""
+        before = self._bytes_sent()
+        run = self._torchft if program.startswith("torchft") else self._ours
+        step_s, accuracy = run(program, seed)
+        megabytes = (self._bytes_sent() - before) / 1e6
+        return Result(statistics.median(step_s) * self._arguments.steps, megabytes, 100 * accuracy)
+
+    def _ours(self, program: str, seed: int) -> tuple[list[float], float]:
+        arguments = self._arguments
+        words = self._hosts.run(sys.executable, [1] * arguments.hosts, "--env", "OMPI_MCA_mpi_yield_when_idle=1")
+        words += [*flags_of(program, arguments.every), "--threads", "1", "--log-steps", str(arguments.every)]
+        words += ["--train-steps", str(arguments.steps), "--validate-steps", "0", "--seed", str(seed)]
+        job = [str(ROOT / "jobs" / "mnist_mlp.py"), "--data-dir", arguments.data]
+        with tempfile.TemporaryDirectory() as folder:
+            words += ["--run-dir", f"{folder}/run", *job, "--hidden-units", str(arguments.hidden)]
+            environment = {**os.environ, **self._hosts.environment}
+            done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=1800)
+            if done.returncode:
+                raise SystemExit(done.stdout + done.stderr)
+            lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
+        accuracy = [line["validation_accuracy"] for line in lines if "validation_accuracy" in line][-1]
+        return [line["step_s"] for line in lines if "step_s" in line][1:], accuracy
+
+    def _torchft(self, program: str, seed: int) -> tuple[list[float], float]:
+        arguments, addresses = self._arguments, [f"{self._hosts.net}.{i + 1}" for i in range(self._arguments.hosts)]
+        delay = arguments.every // OVERLAP if program == "torchft-overlap" else 0
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        ranks = []
+        for rank, address in enumerate(addresses):
+            words = ["ip", "netns", "exec", f"{self._hosts.prefix}{rank + 1}", arguments.torchft]
+            words += [str(BENCH / "peers" / "torchft_diloco.py"), str(rank), str(len(addresses)), addresses[0], address]
+            words += map(str, (arguments.hidden, arguments.steps, arguments.every, delay, seed, arguments.data))
+            pipe = subprocess.PIPE
+            ranks.append(subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe, text=True))
+        out, err = ranks[0].communicate(timeout=1800)
+        for process in ranks:
+            process.kill()
+            process.wait()
+        if not out:
+            raise SystemExit(err)
+        result = json.loads(out.splitlines()[-1])
+        return result["step_s"], result["accuracy"]
+
+    def _bytes_sent(self) -> int:
+        """Return the number of bytes that all hosts have sent so far."""
+        words = ["cat", "/sys/class/net/eth0/statistics/tx_bytes"]
+        spaces = [f"{self._hosts.prefix}{number + 1}" for number in range(self._arguments.hosts)]
+        texts = [subprocess.check_output(["ip", "netns", "exec", space, *words]) for space in spaces]
+        return sum(map(int, texts))
+
+
+def flags_of(program: str, every: int) -> list[str]:
+    """Return the flags of ``mpitrain run`` for a program, such as ``diloco+int8``."""
+    name, _, codec = program.partition("+")
+    local = ["--mode", "local", "--local-steps", str(every)]
+    outer = [*local, "--outer-optimizer", "nesterov"]
+    flags = {
+        "sync": [],
+        "local": local,
+        "diloco": outer,
+        "overlap": [*outer, "--overlap-steps", str(every // OVERLAP)],
+        "streaming": [*outer, "--fragments", str(OVERLAP), "--overlap-steps", str(every // OVERLAP - 1)],
+        "post-local": [*local, "--local-after", str(8 * every)],
+    }
+    return [*flags[name], *(["--compress", codec] if codec else [])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rate", default="100mbit", help="as tc writes it; empty for no limit")
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--every", type=int, default=60, help="local steps, and steps of a report")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--programs", nargs="+", default=["sync", "local", "diloco", "overlap", "streaming"])
+    parser.add_argument("--torchft", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--data", default="/usr/share/datasets/fashion-mnist")
+    arguments = parser.parse_args()
+    one_thread_and_own_kernels()
+    use_this_checkout()
+    from tests.support.hosts.network import make_hosts
+
+    results: dict[str, list[Result]] = defaultdict(list)
+    with make_hosts(Path(sys.executable), arguments.hosts, arguments.rate) as hosts:
+        programs = Programs(hosts, arguments)
+        for seed in range(arguments.seeds):
+            for program in arguments.programs:
+                results[program].append(programs.run(program, seed))
+    first = [statistics.median(column) for column in zip(*results[arguments.programs[0]], strict=True)]
+    print(f"{'':16} seconds          megabytes        accuracy (mean over seeds, each)")
+    for program, runs in results.items():
+        seconds, megabytes, _ = (statistics.median(column) for column in zip(*runs, strict=True))
+        each = [run.accuracy for run in runs]
+        ratios = f"{seconds:8.2f} ({first[0] / seconds:5.1f}x) {megabytes:8.1f} ({first[1] / megabytes:5.1f}x)"
+        print(f"{program:16} {ratios} {statistics.mean(each):6.2f}  {' '.join(f'{value:.2f}' for value in each)}")
+
+
+if __name__ == "__main__":
+    main()
