@@ -4,9 +4,9 @@
         [--programs sync diloco streaming diloco+int8 torchft] [--torchft PYTHON]
 
 Hosts are network namespaces on this machine (root, iproute2), with one rank each; ``tbf`` holds every link to a rate.
-The job is ``jobs/mnist_mlp.py`` on Fashion-MNIST: 784-hidden-10, Adam, 100 examples for each rank and step. All programs
-take the same number of steps, so that they train on the same number of examples. For each seed every program runs once,
-in turn.
+The job is ``jobs/mnist_mlp.py`` on Fashion-MNIST: 784-hidden-10, Adam, 100 examples for each rank and step. All
+programs take the same number of steps, so that they train on the same number of examples. For each seed every program
+runs once, in turn.
 
 A result has the seconds for all steps (the median time of a step over intervals of ``--every`` steps, times the number
 of steps), the megabytes that all hosts have sent during the whole run, including its start, and the accuracy on the
@@ -76,19 +76,19 @@ class Programs:
         arguments, addresses = self._arguments, [f"{self._hosts.net}.{i + 1}" for i in range(self._arguments.hosts)]
         delay = arguments.every // OVERLAP if program == "torchft-overlap" else 0
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+        environment["RUST_LOG"] = "error"
         ranks = []
         for rank, address in enumerate(addresses):
             words = ["ip", "netns", "exec", f"{self._hosts.prefix}{rank + 1}", arguments.torchft]
             words += [str(BENCH / "peers" / "torchft_diloco.py"), str(rank), str(len(addresses)), addresses[0], address]
             words += map(str, (arguments.hidden, arguments.steps, arguments.every, delay, seed, arguments.data))
-            pipe = subprocess.PIPE
-            ranks.append(subprocess.Popen(words, env=environment, stdout=pipe, stderr=pipe, text=True))
-        out, err = ranks[0].communicate(timeout=1800)
+            ranks.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True))
+        out, _ = ranks[0].communicate(timeout=1800)
         for process in ranks:
             process.kill()
             process.wait()
         if not out:
-            raise SystemExit(err)
+            raise SystemExit(f"{program} has failed")
         result = json.loads(out.splitlines()[-1])
         return result["step_s"], result["accuracy"]
 
@@ -138,6 +138,7 @@ def main() -> None:
         for seed in range(arguments.seeds):
             for program in arguments.programs:
                 results[program].append(programs.run(program, seed))
+                print(program, seed, *results[program][-1], file=sys.stderr, flush=True)
     first = [statistics.median(column) for column in zip(*results[arguments.programs[0]], strict=True)]
     print(f"{'':16} seconds          megabytes        accuracy (mean over seeds, each)")
     for program, runs in results.items():
