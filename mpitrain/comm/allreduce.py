@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from ..core.extra_state import ExtraState
 from ..core.kernels import sum_in_place
 from ..core.layout import Array, row_stride
-from .hierarchy import Hierarchy, ReduceScatter
+from ..core.ranges import Bucket
+from .compression import Codec
+from .hierarchy import Hierarchy
+from .internode import CompressedSums, DividedSums, NodeSums
 
 
 class _Condition(NamedTuple):
@@ -34,8 +38,10 @@ class RangeAllreduce:
         result: Shape (at least hi,), shared by the ranks of a node, for the mean.
         lo, hi: The range.
         scale: Factor of the sum.
-        apply: Called once for each part of the range as ``apply(lo, hi, mean)``, on one rank of all, to set
-            ``result[lo:hi]``, which all nodes then get; ``mean`` has shape (hi - lo,). None to set it to ``mean``.
+        apply: Called for each part of the range as ``apply(lo, hi, mean)``, to set ``result[lo:hi]``; ``mean`` has
+            shape (hi - lo,). None to set it to ``mean``. It is called on one rank of all, and the other nodes get the
+            result; with a codec, on one rank of each node.
+        codec: Encodes what is sent between nodes; None to send it unchanged.
     """
 
     def __init__(
@@ -47,12 +53,13 @@ class RangeAllreduce:
         hi: int,
         scale: float,
         apply: Callable[[int, int, Array], object] | None = None,
+        codec: Codec | None = None,
     ) -> None:
-        self.lo, self.hi = lo, hi
+        self._lo, self._hi = lo, hi
         self._hierarchy, self._rows, self._result, self._scale = hierarchy, rows, result, scale
         self._apply = self._set if apply is None else apply
-        crosses = hierarchy.n_nodes > 1 and hierarchy.internode is not None
-        self._reduce_scatter = ReduceScatter(hierarchy, lo, hi, rows.dtype) if crosses else None
+        self._sums = None if hierarchy.n_nodes == 1 else self._make_sums(codec)
+        self._bytes_sent = 0 if self._sums is None else hierarchy.comm.allreduce(self._sums.bytes_sent)
         self._conditions: Iterator[_Condition] = iter(())
         self._condition: _Condition | None = None
 
@@ -71,25 +78,58 @@ class RangeAllreduce:
         while self._condition is not None:
             self._condition.wait()
             self._condition = next(self._conditions, None)
+        hierarchy, nbytes = self._hierarchy, (self._hi - self._lo) * self._rows.itemsize
+        hierarchy.internode_bytes += self._bytes_sent
+        hierarchy.uncompressed_bytes += 2 * (hierarchy.n_nodes - 1) * nbytes
+
+    def extra_state(self) -> ExtraState:
+        """Return the error of the codec, on the first worker. Collective over the ranks."""
+        return {} if self._sums is None else self._sums.extra_state()
+
+    def load_extra_state(self, state: ExtraState) -> None:
+        """Restore it. Collective over the ranks."""
+        if self._sums is not None:
+            self._sums.load_extra_state(state)
+
+    def free(self) -> None:
+        """Free communicators. Collective over the ranks."""
+        if self._sums is not None:
+            self._sums.free()
+
+    def _make_sums(self, codec: Codec | None) -> NodeSums:
+        part = slice(self._lo, self._hi)
+        own, buckets = self._rows[self._hierarchy.node.rank, part], [Bucket(0, self._hi - self._lo)]
+        if codec is None:
+            return DividedSums(self._hierarchy, buckets, own, self._result[part])
+        return CompressedSums(self._hierarchy, buckets, own, codec)
 
     def _exchange(self) -> Iterator[_Condition]:
         """Exchange; yield what must be fulfilled before the iterator is resumed."""
-        hierarchy, own = self._hierarchy, self._rows[self._hierarchy.node.rank]
+        hierarchy, sums = self._hierarchy, self._sums
         yield self._node_barrier()
-        lo, hi = hierarchy.chunk(self.lo, self.hi)
-        sum_in_place(self._rows, lo, hi, 1.0 if hierarchy.n_nodes > 1 else self._scale, hierarchy.node.rank)
-        if self._reduce_scatter is not None:
-            self._reduce_scatter.start(own)
-            yield _Condition(self._reduce_scatter.progress, self._reduce_scatter.wait)
-            self._reduce_scatter.finish(own)
-            lo, hi = hierarchy.owned_range(self.lo, self.hi)
-            own[lo:hi] *= own.dtype.type(self._scale)
-        if lo < hi:
-            self._apply(lo, hi, own[lo:hi])
-        if self._reduce_scatter is not None:
-            request = hierarchy.start_allgather(self._result, self.lo, self.hi)
-            yield _Condition(request.Test, request.Wait)
+        if sums is None:
+            chunk = hierarchy.chunk(self._lo, self._hi)
+            sum_in_place(self._rows, *chunk, self._scale, hierarchy.node.rank)
+            self._call(*chunk)
+        else:
+            for lo, hi in sums.parts[0]:
+                sum_in_place(self._rows, self._lo + lo, self._lo + hi, 1.0, hierarchy.node.rank)
+            sums.start(0)
+            yield _Condition(lambda: sums.is_summed(0), lambda: None)
+            sums.finish(0)
+            for lo, hi in sums.owned[0]:
+                mean = self._rows[hierarchy.node.rank, self._lo + lo : self._lo + hi]
+                mean *= mean.dtype.type(self._scale)
+                self._call(self._lo + lo, self._lo + hi)
+            sums.share(0)
+            yield _Condition(lambda: sums.is_complete(0), lambda: None)
+            sums.complete(0)
+            sums.end_step()
         yield self._node_barrier()  # no rank changes its row before all have read it
+
+    def _call(self, lo: int, hi: int) -> None:
+        if lo < hi:
+            self._apply(lo, hi, self._rows[self._hierarchy.node.rank, lo:hi])
 
     def _set(self, lo: int, hi: int, mean: Array) -> None:
         self._result[lo:hi] = mean
@@ -131,3 +171,7 @@ class MeanAllreduce:
         self._exchange.start()
         self._exchange.finish()
         return self._result  # not overwritten before all ranks reach the next call
+
+    def free(self) -> None:
+        """Free communicators. Collective over the ranks."""
+        self._exchange.free()

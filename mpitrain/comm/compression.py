@@ -167,6 +167,26 @@ class Int8(Codec):
         return encoded[:start].view(np.float32), encoded[start : start + count].view(np.int8)
 
 
+class Int4(Codec):
+    """Rounds to integers of -7 to 7 times a scale in float32, one for each group of 256 elements, two in a byte.
+
+    The scales precede the integers, which are stored plus 8; the first of two is in the lower half of a byte.
+    """
+
+    def nbytes(self, count: int) -> int:
+        return _whole_words(4 * _groups(count) + (count + 1) // 2)
+
+    def encode(self, vector: Array, residual: Array, out: Array) -> None:
+        _encode_int4(vector, residual, *self._parts(out, len(vector)))
+
+    def decode(self, encoded: Array, out: Array) -> None:
+        _decode_int4(*self._parts(encoded, len(out)), out)
+
+    def _parts(self, encoded: Array, count: int) -> tuple[Array, Array]:
+        start = 4 * _groups(count)
+        return encoded[:start].view(np.float32), encoded[start : start + (count + 1) // 2]
+
+
 class TopK(Codec):
     """Sends the elements of the largest magnitude, with their indices; all others remain in the residual.
 
@@ -195,7 +215,14 @@ class TopK(Codec):
 
 
 #: By the value of ``--compress``.
-CODECS: dict[str, type[Codec]] = {"float32": Cast, "float16": Cast, "bfloat16": Bfloat16, "int8": Int8, "topk": TopK}
+CODECS: dict[str, type[Codec]] = {
+    "float32": Cast,
+    "float16": Cast,
+    "bfloat16": Bfloat16,
+    "int8": Int8,
+    "int4": Int4,
+    "topk": TopK,
+}
 
 
 def make_codec(compression: Compression, dtype: np.dtype[Any]) -> Codec:
@@ -302,6 +329,50 @@ def _decode_int8(scales: Array, integers: Array, out: Array) -> None:
         values, codes, scale = out[start:stop], integers[start:stop], out.dtype.type(scales[group])
         for i in range(values.size):
             values[i] = scale * out.dtype.type(codes[i])
+
+
+@kernel
+def _encode_int4(vector: Array, residual: Array, scales: Array, pairs: Array) -> None:
+    zero, codes = vector.dtype.type(0), np.empty(_GROUP, np.int8)
+    for group in range(scales.size):
+        start, stop = group * _GROUP, min((group + 1) * _GROUP, vector.size)
+        values, errors, packed = vector[start:stop], residual[start:stop], pairs[start // 2 : (stop + 1) // 2]
+        largest, spoiled = zero, zero
+        for i in range(values.size):
+            value = values[i] + errors[i]
+            errors[i] = value
+            spoiled += value - value  # NaN if a value is not finite
+            largest = max(largest, abs(value))
+        scale = np.float32(largest / vector.dtype.type(7))
+        if spoiled != zero:
+            scale = np.float32(np.nan)
+        scales[group] = scale
+        codes[:] = 8
+        if scale >= np.float32(1e-37):
+            back = vector.dtype.type(scale)
+            inverse = vector.dtype.type(1) / back
+            for i in range(values.size):
+                code = np.rint(errors[i] * inverse)
+                errors[i] -= code * back
+                codes[i] = np.int8(code) + np.int8(8)
+        elif scale != scale:  # all elements are decoded as NaN
+            errors[:] = zero
+        else:  # they are too small for a scale and remain in the residual
+            scales[group] = np.float32(0)
+        for i in range(packed.size):
+            packed[i] = np.uint8(codes[2 * i]) | np.uint8(codes[2 * i + 1] << 4)
+
+
+@kernel
+def _decode_int4(scales: Array, pairs: Array, out: Array) -> None:
+    for group in range(scales.size):
+        start, stop = group * _GROUP, min((group + 1) * _GROUP, out.size)
+        values, packed, scale = out[start:stop], pairs[start // 2 : (stop + 1) // 2], out.dtype.type(scales[group])
+        for i in range(values.size // 2):
+            values[2 * i] = scale * out.dtype.type(np.int8(packed[i] & 15) - np.int8(8))
+            values[2 * i + 1] = scale * out.dtype.type(np.int8(packed[i] >> 4) - np.int8(8))
+        if values.size % 2:
+            values[-1] = scale * out.dtype.type(np.int8(packed[-1] & 15) - np.int8(8))
 
 
 @kernel

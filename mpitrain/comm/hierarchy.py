@@ -39,6 +39,8 @@ class Hierarchy:
             owns nothing because another node has fewer ranks.
         n_chunks: Number of chunks of a vector: the number of ranks on the smallest node.
         n_nodes: Number of nodes.
+        internode_bytes: Bytes that all ranks have sent to other nodes in exchanges of ``allreduce``.
+        uncompressed_bytes: Bytes that they would have sent without a codec.
     """
 
     def __init__(self, comm: MPI.Intracomm, node: MPI.Intracomm, cores: int) -> None:
@@ -53,6 +55,7 @@ class Hierarchy:
         if owns:
             self.internode = internode
         self.n_nodes = len(set(comm.allgather(leader)))
+        self.internode_bytes = self.uncompressed_bytes = 0
         self._phase = 0
 
     def next_phase(self) -> int:

@@ -62,12 +62,21 @@ class NodeSums:
     def progress(self) -> None:
         """Let MPI move data. Local."""
 
+    def is_summed(self, index: int) -> bool:
+        """Let MPI move data; return whether ``finish`` would not wait, or True if that is not known. Local."""
+        self.progress()
+        return True
+
     def finish(self, index: int) -> None:
         """Wait until the gradients in ``owned[index]`` are the sums over all nodes."""
         raise NotImplementedError
 
     def share(self, index: int) -> None:
         """Begin to return the parameters in ``owned[index]`` to the nodes that do not update them."""
+
+    def is_complete(self, index: int) -> bool:
+        """Let MPI move data; return whether ``complete`` would not wait. Local."""
+        return True
 
     def complete(self, index: int) -> None:
         """Wait until this rank has received a bucket's parameters that it does not own."""
@@ -118,6 +127,9 @@ class DividedSums(NodeSums):
     def progress(self) -> None:
         MPI.Request.Testall([exchange.request for exchange in self._reduce_scatters] + list(self._gathers.values()))
 
+    def is_summed(self, index: int) -> bool:
+        return self._comm is None or bool(self._reduce_scatters[index].request.Test())
+
     def finish(self, index: int) -> None:
         if self._comm is not None:
             self._reduce_scatters[index].finish(self._grads)
@@ -126,6 +138,9 @@ class DividedSums(NodeSums):
         if self._comm is not None:
             received = [self._params, self._targets[index], mpi_type(self._params.dtype)]
             self._gathers[index] = self._comm.Iallgatherv(MPI.IN_PLACE, received)
+
+    def is_complete(self, index: int) -> bool:
+        return index not in self._gathers or bool(self._gathers[index].Test())
 
     def complete(self, index: int) -> None:
         if index in self._gathers:
@@ -170,12 +185,14 @@ class CompressedSums(NodeSums):
         if self._returned:
             self._buckets[self._returned - 1].has_arrived()  # lets MPI move the data of all
 
+    def is_summed(self, index: int) -> bool:
+        self.progress()
+        return not self._buckets or (self._returned > index and self._buckets[index].has_arrived())
+
     def finish(self, index: int) -> None:
-        if not self._buckets:
-            return
-        bucket = self._buckets[index]
-        self._waiting.until(lambda spins: self._returned > index and bucket.has_arrived(), self.progress)
-        bucket.decode()
+        if self._buckets:
+            self._waiting.until(lambda spins: self.is_summed(index))
+            self._buckets[index].decode()
 
     def end_step(self) -> None:
         self._started = self._returned = 0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..errors import ConfigError
 
-_VALID = "bfloat16, float16, int8, powersgd:RANK, topk:FRACTION, or package.module:Class"
+_VALID = "bfloat16, float16, int8, int4, powersgd:RANK, topk:FRACTION, or package.module:Class"
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -15,8 +15,8 @@ class Compression(NamedTuple):
     """How gradients are compressed between nodes.
 
     Attributes:
-        name: ``bfloat16``, ``float16``, ``float32``, ``int8``, ``powersgd`` or ``topk``; or ``package.module:Class``, a
-            codec of the user's own.
+        name: ``bfloat16``, ``float16``, ``float32``, ``int8``, ``int4``, ``powersgd`` or ``topk``; or
+            ``package.module:Class``, a codec of the user's own.
         rank: Of ``powersgd``, else 0.
         fraction: The part of the elements that ``topk`` sends, else 0.
     """
@@ -42,7 +42,7 @@ def parse_compression(text: str) -> Compression:
         ConfigError: There is no such compression.
     """
     name, _, number = text.partition(":")
-    if text in ("bfloat16", "float16", "float32", "int8"):
+    if text in ("bfloat16", "float16", "float32", "int8", "int4"):
         return Compression(text)
     if name == "powersgd" and number.isdecimal() and int(number) > 0:
         return Compression(name, rank=int(number))

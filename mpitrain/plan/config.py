@@ -126,8 +126,8 @@ class ParallelConfig(OptionGroup):
     shared_memory: bool = option(True, "Average gradients in memory shared by the ranks of a node.")
     compress: str | None = option(
         None,
-        "Compress gradients between nodes, with error feedback: bfloat16, float16, int8; in sync powersgd:RANK; with "
-        "parameter servers topk:FRACTION; or package.module:Class, a codec of your own.",
+        "Compress gradients between nodes, with error feedback: bfloat16, float16, int8; in local int4; in sync "
+        "powersgd:RANK; with parameter servers topk:FRACTION; or package.module:Class, a codec of your own.",
         "CODEC",
         modes=lambda mode: bool(mode.compressions),
     )
@@ -492,7 +492,7 @@ class RunConfig:
         """Reject options of an outer optimizer that is not given, and schedules in which exchanges overlap."""
         parallel = self.parallel
         if parallel.outer_optimizer is None:
-            for name in _OUTER_OPTIONS:
+            for name in (*_OUTER_OPTIONS, *(["compress"] if self.mode.averages_params else [])):
                 if (value := getattr(parallel, name)) is not None:
                     raise ConfigError(
                         f"{flag(name)} {value} requires --outer-optimizer; pass --outer-optimizer nesterov, or remove "

@@ -85,7 +85,12 @@ MODES = {
             drops_late_gradients=True,
             compressions=_OF_SERVERS,
         ),
-        Mode("local", f"{_STRATEGY}.local:Local", averages_params=True),
+        Mode(
+            "local",
+            f"{_STRATEGY}.local:Local",
+            averages_params=True,
+            compressions=("bfloat16", "float16", "int8", "int4"),
+        ),
     )
 }
 

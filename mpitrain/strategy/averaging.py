@@ -74,6 +74,9 @@ class Averaging:
     def end(self) -> None:
         """Set this worker's parameters to those of the trained model, at the last consistent point. Local."""
 
+    def free(self) -> None:
+        """Free communicators."""
+
 
 class Periodic(Averaging):
     """Base class: the workers average after every ``local_steps`` steps, and after the last one."""

@@ -25,7 +25,7 @@ from ..optim.whole_tensors import WholeTensorOptimizer
 from ..plan.plan import Plan
 from ..plan.progress import Progress
 from .averaging import Averaging, ElasticAveraging, MeanOfWorkers
-from .base import Part, StepResult, UpdatesOnRequest
+from .base import Part, Stats, StepResult, UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
 from .outer_optimizer import OuterOptimization
 from .tensor_updates import TensorUpdates
@@ -129,7 +129,13 @@ class Local(BulkSynchronous, UpdatesOnRequest):
     def extra_state(self) -> ExtraState:
         return {**super().extra_state(), **self._averaging.extra_state()}
 
+    def stats(self) -> Stats:
+        sent, uncompressed = self._hierarchy.internode_bytes, self._hierarchy.uncompressed_bytes
+        return super().stats()._replace(internode_bytes=sent, saved_bytes=max(0, uncompressed - sent))
+
     def close(self) -> None:
+        self._local.free()
+        self._mean.free()
         self._hierarchy.free()
 
     @span("update")

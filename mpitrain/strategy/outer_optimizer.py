@@ -12,7 +12,8 @@ by 0.2 to 0.6 points than the mean.) After the last step of the run, fragments t
 outer optimizer: its momentum would make a step of full size of a part of a cycle.
 
 The global parameters and the outer optimizer's slots are shared by the ranks of a node. Several nodes divide the update
-as in ``sync``: the owner of a range has its slots.
+as in ``sync``: the owner of a range has its slots. With ``--compress``, the outer gradient is encoded in both
+directions, with error feedback, and all nodes update all parameters (``comm.internode``).
 
 Layer state that is not trained by gradients, such as statistics of BatchNorm, is averaged.
 """
@@ -25,7 +26,9 @@ import numpy as np
 
 from .. import optim
 from ..comm.allreduce import MeanAllreduce, RangeAllreduce
+from ..comm.compression import make_codec
 from ..comm.hierarchy import Hierarchy
+from ..comm.internode import NAMESPACE as COMPRESSION
 from ..comm.mpi import MPI, mpi_type
 from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import Array, row_stride
@@ -68,8 +71,10 @@ class OuterOptimization(Centered):
         self._outer = Updater(optimizer, plan.layout, self.center, self._slots, frozen=frozen)
         self._averaging = Updater(optim.sgd(1.0), plan.layout, self.center, {}, frozen=frozen)
         self._fragments = list(fragments_of(size, parallel))
+        compression, scale = plan.config.compression, 1 / hierarchy.comm.size
+        codec = None if compression is None else make_codec(compression, plan.dtype)
         self._exchanges = [
-            RangeAllreduce(hierarchy, mean.rows, self.center, part.lo, part.hi, 1 / hierarchy.comm.size, self._update)
+            RangeAllreduce(hierarchy, mean.rows, self.center, part.lo, part.hi, scale, self._update, codec)
             for part in self._fragments
         ]
         self._pending: tuple[Fragment, RangeAllreduce] | None = None  # the exchange that is in progress
@@ -90,6 +95,9 @@ class OuterOptimization(Centered):
         of_all = [values_of(extra_state, _of_worker(rank, workers.size), _VERSION) for rank in range(workers.size)]
         for name, values in of_all[workers.rank].items():
             self.own[name][:] = values
+        for fragment, exchange in zip(self._fragments, self._exchanges, strict=True):
+            if errors := extra_state.get(_errors_of(fragment)):
+                exchange.load_extra_state({COMPRESSION: errors})
 
     def progress(self) -> None:
         if self._pending is not None:
@@ -111,11 +119,13 @@ class OuterOptimization(Centered):
 
     def extra_state(self) -> ExtraState:
         hierarchy, slots = self._hierarchy, self._slots
-        for slot in slots.values():
+        for vector in (self.center, *slots.values()):  # also if all nodes update it: their CPUs may round differently
             for fragment in self._fragments:
-                hierarchy.allgather(slot, fragment.lo, fragment.hi)
+                hierarchy.allgather(vector, fragment.lo, fragment.hi)
         hierarchy.node.Barrier()
         state = {_NAMESPACE: Versioned(_VERSION, {name: slot.copy() for name, slot in slots.items()})}
+        for fragment, exchange in zip(self._fragments, self._exchanges, strict=True):
+            state |= {_errors_of(fragment): errors for errors in exchange.extra_state().values()}
         own = {name: vector for name, vector in self.own.items() if self._differ or name != "params"}
         if self._at_end is not None:
             own["params"] = self._at_end
@@ -123,6 +133,10 @@ class OuterOptimization(Centered):
             _of_worker(rank, hierarchy.comm.size): Versioned(_VERSION, vectors)
             for rank, vectors in enumerate(_gather(hierarchy.comm, own))
         }
+
+    def free(self) -> None:
+        for exchange in self._exchanges:
+            exchange.free()
 
     def end(self) -> None:
         if self._differ:
@@ -162,6 +176,11 @@ class OuterOptimization(Centered):
 def _of_worker(rank: int, workers: int) -> str:
     """Return the namespace of one worker's vectors."""
     return f"local, worker {rank} of {workers}"
+
+
+def _errors_of(fragment: Fragment) -> str:
+    """Return the namespace of the errors that compression has made on a fragment."""
+    return f"{COMPRESSION} of elements {fragment.lo} to {fragment.hi}"
 
 
 def _gather(comm: MPI.Intracomm, vectors: Mapping[str, Array]) -> list[dict[str, Array]]:

@@ -31,6 +31,7 @@ class How:
     overlap: int = 0
     after: int = 0
     every: int = 8
+    compress: str = ""  # between nodes; each rank is a node then
 
     @property
     def flags(self) -> list[str]:
@@ -40,6 +41,8 @@ class How:
             flags += ["--fragments", self.fragments, "--overlap-steps", self.overlap]
         if self.outer == "nesterov":
             flags += ["--outer-momentum", "0.7"]
+        if self.compress:
+            flags += ["--compress", self.compress, "--no-shared-memory"]
         return [str(flag) for flag in flags]
 
 
@@ -144,12 +147,24 @@ def test_it_is_what_a_simulation_computes(openmpi: Mpi, n: int, how: How, initia
     assert np.abs(trained - expected).max() <= 1e-12 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(("compress", "tolerance"), [("bfloat16", 0.001), ("int8", 0.005), ("int4", 0.1)])
+def test_compressed_outer_gradients_are_nearly_the_same(
+    openmpi: Mpi, compress: str, tolerance: float, initial: np.ndarray, tmp_path: Path
+) -> None:
+    how = How("nesterov", fragments=2, compress=compress)
+    openmpi.train(3, LINEAR, *how.flags, "--dtype", "float64", "--train-steps", "40", "--run-dir", tmp_path)
+    expected = Simulation(how, 3, initial).train(40)
+    error = np.linalg.norm(flat(tmp_path) - expected) / np.linalg.norm(expected)
+    assert 1e-6 < error < tolerance
+
+
 @pytest.mark.parametrize(
     ("how", "name"),
     [
         (How("nesterov"), "SIGKILL"),
         (How("nesterov", fragments=2, overlap=3), "SIGKILL"),
         (How("sgd", fragments=3), "SIGTERM"),
+        (How("nesterov", fragments=2, overlap=3, compress="int4"), "SIGTERM"),
         (How("nesterov", after=16), "SIGTERM"),
     ],
     ids=str,
