@@ -129,6 +129,8 @@ def test_an_optimizer_of_whole_tensors_needs_float32() -> None:
     ("n", "launch"),
     [
         (2, ["--mode", "local", "--local-steps", "3"]),
+        (2, ["--mode", "local", "--local-steps", "3", "--outer-optimizer", "nesterov", "--overlap-steps", "2"]),
+        (2, ["--mode", "local", "--local-steps", "3", "--local-after", "10"]),
         (3, ["--mode", "async", "--ps", "1"]),
         (2, ["--mode", "ssp"]),
         (4, ["--mode", "backup", "--ps", "1"]),

@@ -42,8 +42,12 @@ def test_ranks_train_as_a_plain_loop_does(
 
 
 SERVER_FLAGS = ("--ps", "1", "--no-shared-memory")  # the server is reached by messages
+LOCAL = ("--mode", "local", "--local-steps")
+DILOCO = (*LOCAL, "9", "--outer-optimizer", "nesterov", "--fragments", "2", "--overlap-steps", "3")
 MODES = {
-    "local": ("--mode", "local", "--local-steps", "4"),
+    "local": (*LOCAL, "4"),
+    "diloco": DILOCO,
+    "post-local": (*LOCAL, "4", "--local-after", "20"),
     "async with servers": ("--mode", "async", *SERVER_FLAGS),
     "ssp": ("--mode", "ssp", "--staleness", "1"),
     "backup": ("--mode", "backup", "--backup-workers", "1", *SERVER_FLAGS),
@@ -66,10 +70,9 @@ def test_every_mode_trains_modules_except_frozen_parameters(openmpi: Mpi, mode: 
     assert (stored["params/mlp.3.weight"] != initial["mlp.3.weight"].numpy()).all()
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_resuming_is_never_having_stopped(openmpi: Mpi, mode: str, tmp_path: Path) -> None:
-    n = 2 if mode == "sync" else 1
-    flags = ("--mode", mode, "--kind", "cnn", "--dropout", "0.3", "--average", "--dataset", "tensors")
+@pytest.mark.parametrize(("n", "mode"), [(2, ()), (1, ("--mode", "async")), (2, DILOCO)], ids=str)
+def test_resuming_is_never_having_stopped(openmpi: Mpi, n: int, mode: tuple[str, ...], tmp_path: Path) -> None:
+    flags = (*mode, "--kind", "cnn", "--dropout", "0.3", "--average", "--dataset", "tensors")
     flags += ("--normalize", "own")
     whole = support.train(openmpi, n, tmp_path / "whole", *flags, "--save-steps", "9")
     early = checkpoint.path_for(tmp_path / "whole" / "checkpoints", 9)
