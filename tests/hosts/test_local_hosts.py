@@ -17,7 +17,7 @@ FLAGS = ("--mode", "local", "--outer-optimizer", "nesterov", "--local-steps", "8
 @pytest.mark.parametrize("how", [(), ("--fragments", "2", "--overlap-steps", "3")], ids=" ".join)
 def test_hosts_agree_with_one(hosts: Hosts, openmpi: Mpi, how: tuple[str, ...], tmp_path: Path) -> None:
     flags = (*FLAGS, *how, "--dtype", "float64", "--run-dir")
-    openmpi.train(3, LINEAR, *flags, tmp_path / "one")
+    openmpi.train(3, LINEAR, *flags, tmp_path / "one", timeout=150)
     hosts.train([2, 1], LINEAR, *flags, tmp_path / "several")
     assert_close(final(tmp_path / "several"), final(tmp_path / "one"), 1e-12)
 

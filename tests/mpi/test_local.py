@@ -133,7 +133,7 @@ WAYS = [
 @pytest.fixture(scope="module")
 def initial(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
     folder = tmp_path_factory.mktemp("initial")
-    openmpi.train(1, LINEAR, "--dtype", "float64", "--train-steps", "0", "--run-dir", folder)
+    openmpi.train(1, LINEAR, "--dtype", "float64", "--train-steps", "0", "--run-dir", folder, timeout=150)
     return flat(folder)
 
 
