@@ -23,7 +23,8 @@ _LEAST_NBYTES = 16 << 20  # a smaller vector travels in fewer intervals than are
 def in_background(sums: NodeSums, hierarchy: Hierarchy, nbytes: int) -> NodeSums:
     """Return sums that progress in the background, if vectors of ``nbytes`` are large enough and a core is free."""
     can_call_mpi = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-    if nbytes < _LEAST_NBYTES or not can_call_mpi or hierarchy.node.size > hierarchy.cores:
+    has_progress = type(sums).progress is not NodeSums.progress
+    if nbytes < _LEAST_NBYTES or not has_progress or not can_call_mpi or hierarchy.node.size > hierarchy.cores:
         return sums
     return _BackgroundSums(sums)
 
@@ -36,16 +37,18 @@ class _BackgroundSums(NodeSums):
         self.parts, self.owned, self.is_replicated = sums.parts, sums.owned, sums.is_replicated
         self.bytes_sent = sums.bytes_sent
         self._ended = False
+        self._error: Exception | None = None  # of the thread; to be raised by the main thread
         self._thread = threading.Thread(target=self._run, name="mpitrain-progress", daemon=True)
         self._thread.start()
 
     def start(self, index: int) -> None:
         with self._lock:
+            self._raise()
             self._sums.start(index)
         self._active.set()
 
     def progress(self) -> None:
-        if self._lock.acquire(blocking=False):
+        if self._error is None and self._lock.acquire(blocking=False):
             try:
                 self._sums.progress()
             finally:
@@ -53,7 +56,9 @@ class _BackgroundSums(NodeSums):
 
     def finish(self, index: int) -> None:
         with self._lock:
+            self._raise()
             self._sums.finish(index)
+            self._raise()
 
     def share(self, index: int) -> None:
         with self._lock:
@@ -85,6 +90,11 @@ class _BackgroundSums(NodeSums):
             self._active.wait()
             try:
                 self.progress()
-            except Exception:  # the main thread makes the same call, and reports it
+            except Exception as error:
+                self._error = error
                 self._active.clear()
             time.sleep(_INTERVAL_S)
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error

@@ -47,7 +47,7 @@ class Codec(ABC):
     def encode(self, vector: Array, residual: Array, out: Array) -> None:
         """Set ``out`` to ``vector + residual``, encoded, and ``residual`` to the error: exact minus decoded values.
 
-        What is not finite is not finite after decoding, and its residual is zero.
+        Non-finite elements decode to non-finite values, and their residual is zero.
 
         Args:
             vector, residual: Shape (n,), in the vectors' type.

@@ -39,7 +39,7 @@ class Hierarchy:
             owns nothing because another node has fewer ranks.
         n_chunks: Number of chunks of a vector: the number of ranks on the smallest node.
         n_nodes: Number of nodes.
-        internode_bytes: Bytes that all ranks have sent to other nodes in exchanges of ``allreduce``.
+        internode_bytes: Bytes that all ranks have sent to other nodes, as counted by those who sum gradients.
         uncompressed_bytes: Bytes that they would have sent without a codec.
     """
 

@@ -8,7 +8,7 @@ Vogels, Karimireddy and Jaggi, PowerSGD: practical low-rank gradient compression
 The ranks of a node divide the rows of each matrix. A rank sums its rows of M over the node, computes its rows of P, and
 adds to them those of the ranks with the same index on the other nodes. Q depends on all rows of M: each rank of the
 node computes a part, and the ranks divide the sum over parts and nodes. So the computation and the bytes are divided,
-no rank needs the sum of a whole matrix, and the ranks of a node share only the factors, with three barriers. Dividing
+no rank needs the sum of a whole matrix, and the ranks of a node share only the factors, with four barriers. Dividing
 whole matrices would leave ranks idle where one matrix has most of the elements; dividing ranges, as for other codecs,
 would cut rows.
 
@@ -95,6 +95,7 @@ class PowerSums(NodeSums):
             is_finite = bool(np.isfinite(self._q).all())
             for matrix in self._matrices:
                 matrix.replace(is_finite)
+            self._await_node()  # all ranks have read Q
             self._prepare_next(is_finite)
 
     def extra_state(self) -> ExtraState:
@@ -141,8 +142,7 @@ class PowerSums(NodeSums):
     def _prepare_next(self, is_finite: bool) -> None:
         """Replace columns of Q that would stay zero, or all if a gradient was not finite.
 
-        A column of P that is zero, because the gradient has a lower rank, makes the one of Q zero, and so on. While
-        other ranks of the node compute P Q^T, they multiply such columns of Q by zero.
+        A column of P that is zero, because the gradient has a lower rank, makes the one of Q zero, and so on.
         """
         if self._hierarchy.node.rank == 0:
             first = self._first_q()
@@ -174,7 +174,7 @@ class _Matrix:
 
     Attributes:
         shape, rows: The matrix, and the rows of this rank.
-        range: Those of the vector.
+        range: The range of the vector that holds these rows.
         grads: Shape (rows, m): their gradient.
         own_p: Shape (rows, r): their product with Q, in the message to other nodes.
         shared_p, whole_p: Shape (rows, r) and (n, r): in memory shared by the node.

@@ -105,15 +105,21 @@ def prefetch(typing_context: Any, row: Any, index: Any) -> Any:
 _pread: Any = types.ExternalFunction("pread", types.intp(types.int32, types.intp, types.uintp, types.int64))
 
 
+_INTERRUPTIONS = 16  # by signals, after which a file is read again
+
+
 @kernel
 def read_file(file: int, offset: int, out: Array, start: int, size: int) -> bool:
     """Read ``size`` bytes of a file, given its descriptor, to ``out[start:]``, bytes; return whether it has as many."""
-    done = 0
+    done, failures = 0, 0
     while done < size:
         count = _pread(file, out.ctypes.data + start + done, size - done, offset + done)
-        if count <= 0:
+        if count < 0 and failures < _INTERRUPTIONS:
+            failures += 1
+        elif count <= 0:
             return False
-        done += count
+        else:
+            done += count
     return True
 
 

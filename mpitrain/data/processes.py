@@ -140,7 +140,10 @@ class ProcessLoader(DatasetLoader):
         """
         expected = self._expected(request)
         for other in self._loading_ahead.keys() - {request, *expected}:
-            self._loading_ahead.pop(other)[0].is_wanted = False
+            dropped, _ = self._loading_ahead.pop(other)
+            dropped.is_wanted = False
+            if dropped.loaded is not None and dropped.buffer is not None:
+                self._buffers.give_back(dropped.buffer)
         try:
             for process in self._processes:
                 while process.has_loaded():

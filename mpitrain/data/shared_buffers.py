@@ -99,7 +99,7 @@ class SharedBuffers:
 
         The buffer is free when the last object that refers to them has ended.
         """
-        memory = np.frombuffer(self._map(number, ranges[-1][1]), np.uint8)
+        memory = np.frombuffer(self._map(number, max(stop for _, stop in ranges)), np.uint8)
         weakref.finalize(memory, self.give_back, number).atexit = False
         return [memory[start:stop] for start, stop in ranges]
 

@@ -10,6 +10,7 @@ from ..core.layout import Array
 from ..core.ranges import OnReady
 from ..core.training_state import TrainingState
 from ..data.batch import Batch
+from ..nn.container import Sequential
 from ..nn.layer import Context, Layer, SumOverWorkers, bind, place
 from ..nn.loss import Loss
 from ..plan.plan import Plan
@@ -48,7 +49,9 @@ class LayerModel(Model):
         bind(self._model, self._layout, params, grads)
 
     def await_params_by(self, wait: Callable[[int], None]) -> bool:
-        if not self._model.announces_children or self._layout.size > self._layout.n_trained:
+        # A container of the user's own, or one with another ``forward``, may not call ``before_forward``.
+        calls_back = isinstance(self._model, Sequential) and type(self._model).forward is Sequential.forward
+        if not calls_back or self._layout.size > self._layout.n_trained:
             return False
         stops = [*self._starts[1:], self._layout.n_trained]
         self._model.before_forward = lambda child: wait(stops[child])

@@ -79,7 +79,7 @@ class Layer:
         needs_dx: Set to False by the model if no earlier layer has parameters.
         announces_children: Whether ``backward`` calls ``after_backward(i)``, unless None, as soon as the gradients of
             child i and all later ones are final: they can then be averaged while earlier ones still compute.
-            ``forward`` likewise calls ``before_forward(i)``, before it uses the parameters of child i.
+        before_forward: Called by ``Sequential.forward`` with i before it uses the parameters of child i, unless None.
     """
 
     device: Device = CPU

@@ -242,13 +242,14 @@ def _check_mode(job: Job, config: RunConfig, workers: int) -> None:
             (f"--mode {config.parallel.mode}", config.uses_servers),
             ("--elastic-rho", config.parallel.elastic_rho is not None),
             ("--outer-optimizer", config.parallel.outer_optimizer is not None),
+            ("--compress-after", config.parallel.compress_after > 0),
             ("--devices-per-rank", config.device.devices_per_rank > 1),
         ):
             if is_given:
                 raise ConfigError(
                     f"{optimizer.name} updates whole tensors, which does not work with {option}: use --mode sync or "
-                    "local, without --elastic-rho and --outer-optimizer, on one CPU device for each rank; or another "
-                    "optimizer"
+                    "local, without --elastic-rho, --outer-optimizer and --compress-after, on one CPU device for each "
+                    "rank; or another optimizer"
                 )
     if not config.uses_servers:
         return

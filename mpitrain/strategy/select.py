@@ -49,6 +49,8 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
         missing = [name for name in _SET_BY_INSTANCES if not hasattr(strategy, name)]
         if missing:
             raise ConfigError(f"--mode {mode.name}: the constructor must set {', '.join(missing)}")
+        if plan.config.compression is not None and mode.name not in MODES and not isinstance(strategy, Sync):
+            raise ConfigError(f"--compress works with --mode {mode.name} only if its class is a subclass of Sync")
         vectors = strategy.initial_vectors
         if vectors is not None and set(vectors) != set(plan.vectors):
             raise ConfigError(

@@ -80,10 +80,6 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         self._buckets = plan.buckets
         self._sums: NodeSums | None = None
         self._step_bytes = 0  # sent by all workers in a step
-        # By all workers so far, and what they would have sent without compression: each node sends the other nodes
-        # their ranges of the gradient, and then its range of the parameters.
-        self._internode_bytes = self._uncompressed_bytes = 0
-        self._uncompressed_step_bytes = 2 * (hierarchy.n_nodes - 1) * plan.nbytes
         self._owned_ranges: Sequence[Sequence[Range]] = [[hierarchy.owned_range(*bucket)] for bucket in self._buckets]
         if plan.config.compression is not None and not self._several_nodes:
             _log.info("--compress has no effect: all workers are on one node")
@@ -140,6 +136,10 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
 
     def extra_state(self) -> ExtraState:
         return {**super().extra_state(), **({} if self._sums is None else self._sums.extra_state())}
+
+    def _compress_if_due(self) -> None:
+        if self.progress.step == self.plan.config.parallel.compress_after:
+            self._begin_to_compress()
 
     def _begin_to_compress(self) -> None:
         """Compress from now on. Collective over the workers, between two steps."""
@@ -215,8 +215,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         self._barrier.publish(self._phase)
         self._wait(self._phase)
         self.count(loss, updated)
-        if self.progress.step == self.plan.config.parallel.compress_after:
-            self._begin_to_compress()
+        self._compress_if_due()
         self.enter_consistent_point(flags)
         if self.has_ended:
             self._await_all_params()
@@ -233,12 +232,15 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
 
     def _end_sums(self) -> None:
         assert self._sums is not None
+        hierarchy = self._hierarchy
         self._sums.end_step()
-        self._internode_bytes += self._step_bytes
-        self._uncompressed_bytes += self._uncompressed_step_bytes
+        # Without compression each node sends the other nodes their ranges of the gradient, and then its range of the
+        # parameters.
+        hierarchy.internode_bytes += self._step_bytes
+        hierarchy.uncompressed_bytes += 2 * (hierarchy.n_nodes - 1) * self.plan.nbytes
 
     def stats(self) -> Stats:
-        sent, uncompressed = self._internode_bytes, self._uncompressed_bytes
+        sent, uncompressed = self._hierarchy.internode_bytes, self._hierarchy.uncompressed_bytes
         return super().stats()._replace(internode_bytes=sent, saved_bytes=max(0, uncompressed - sent))
 
     def _finish_sums(self) -> None:
@@ -305,6 +307,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         self.step_offset -= not updated
         self._node_barrier()  # all have read the statuses
         self.count(loss, accepted)
+        self._compress_if_due()
         if complete or self.progress.step >= self.plan.train_steps:
             self.enter_consistent_point(flags)
 
@@ -429,6 +432,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
                     self._update(index, self._rows)
             return
         rows = self.grads[np.newaxis]  # the sum over all ranks is in this rank's own row
+        is_late = self._is_late and not self._sums.is_replicated
         if self._updater.needs_sums:
             for index in range(len(self._buckets)):
                 self._sums.finish(index)
@@ -438,9 +442,9 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
                 with _AVERAGE:
                     self._sums.finish(index)
                 self._update(index, rows)
-            if not self._is_late:
+            if not is_late:
                 self._sums.share(index)
-        if self._is_late:
+        if is_late:
             self._arriving = list(reversed(range(len(self._buckets))))
             for index in self._arriving:
                 self._sums.share(index)

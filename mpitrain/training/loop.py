@@ -97,9 +97,13 @@ class Loop:
         self._defer_params()
 
     def _defer_params(self) -> None:
-        """Let parameters arrive from other nodes while the model computes, if model and strategy can do so."""
+        """Let parameters arrive from other nodes while the model computes, if model and strategy can do so.
+
+        Not if hooks may read them: to wait is collective over the node, and a hook may read them on one rank only.
+        """
         strategy = self._strategy
-        if isinstance(strategy, DefersParams) and self._model.await_params_by(self._await):
+        is_read = self.plan.config.output.histogram_steps or any(map(_is_own, self._hooks))
+        if not is_read and isinstance(strategy, DefersParams) and self._model.await_params_by(self._await):
             self._await_params = strategy.late_params()
 
     def _await(self, stop: int) -> None:
@@ -156,7 +160,6 @@ class Loop:
     @property
     def params(self) -> Array:
         """The parameters that the model computes with, shape (layout.size,); read-only."""
-        self._await(self.plan.layout.size)
         return self._model.to_host(self._strategy.params)
 
     @property
@@ -277,3 +280,8 @@ class Loop:
 def _defined(hooks: Sequence[Hook], method: str) -> list[Callable[..., None]]:
     """Return this method of the hooks that define it: a call of an empty method takes time, too."""
     return [getattr(hook, method) for hook in hooks if getattr(type(hook), method) is not getattr(Hook, method)]
+
+
+def _is_own(hook: Hook) -> bool:
+    """Return whether a hook is the user's own."""
+    return not type(hook).__module__.startswith("mpitrain.")

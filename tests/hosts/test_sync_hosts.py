@@ -23,6 +23,16 @@ def test_hosts_agree_with_one_rank(hosts: Hosts, alone, ranks: list[int], flags:
     assert_close(final(tmp_path), alone("--dtype", "float64"), 1e-12)
 
 
+@pytest.mark.parametrize("more", [(), ("--histogram-steps", "7"), ("--validate-steps", "7")], ids=" ".join)
+def test_parameters_that_arrive_late_are_not_read_early(
+    hosts: Hosts, alone, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Without BatchNorm, and without hooks that read parameters, they arrive while the next step computes."""
+    flags = ("--dtype", "float64", "--no-normalize")
+    hosts.train([2, 2], SMALL, "--batch-size", "3", "--bucket-bytes", "0", "--run-dir", tmp_path, *flags, *more)
+    assert_close(final(tmp_path), alone(*flags), 1e-12)
+
+
 @pytest.mark.parametrize("what", [("--optimizer", "lamb"), ("--clip-norm", "0.5")], ids=" ".join)
 def test_norms_are_of_all_hosts(hosts: Hosts, alone, what: tuple[str, ...], tmp_path: Path) -> None:
     flags = ("--dtype", "float64", *what)

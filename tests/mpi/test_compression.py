@@ -105,6 +105,6 @@ def test_what_topk_has_not_sent_is_in_the_checkpoint(openmpi: Mpi, tmp_path: Pat
     before = served(openmpi, 2, tmp_path, *flags, "--train-steps", "37")
     after = served(openmpi, 3, tmp_path / "other", *flags, "--resume", str(tmp_path), "--train-steps", "37")
     for name in ("residual", "velocity"):
-        (key,) = (key for key in before if key.endswith(f"compression/{name}"))
+        (key,) = (key for key in before if key.endswith(f"unsent gradients/{name}"))
         assert before[key].any()
         np.testing.assert_allclose(after[key], before[key], rtol=1e-5, atol=1e-8)

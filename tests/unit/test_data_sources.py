@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
 import re
 import struct
 import tarfile
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -215,7 +217,11 @@ class TestTables:
         examples = split.read_batch(0, 100_000).examples
         assert pa.total_allocated_bytes() - before > examples.nbytes
         split.release()
-        assert pa.total_allocated_bytes() - before < examples.nbytes // 2
+        until = time.monotonic() + 10  # threads of Arrow that parse may still hold their parts
+        while pa.total_allocated_bytes() - before >= examples.nbytes // 2:
+            assert time.monotonic() < until
+            gc.collect()
+            time.sleep(0.01)
         np.testing.assert_array_equal(split.read_batch(0, 100_000).examples, examples)
 
     def test_a_changed_file_is_named(self, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class Async(PsStrategy):
         if plan.worker_momentum is not None:
             remote = [part for shard in self._remote_shards for part in shard.ranges]
             residual = np.zeros(0) if store.rpc is None else store.rpc.residual
-            self._momentum = WorkerMomentum(plan.worker_momentum, residual, remote, plan.layout.size, plan.dtype)
+            self._momentum = WorkerMomentum(plan.worker_momentum, residual, remote, plan.layout, plan.dtype)
         self._early = devices[0].is_gpu and self._measure is None and self._momentum is None
         self._counts_lead = plan.config.mode.bounds_staleness
         self._posted: set[int] = set()  # shards that this gradient was sent to
@@ -71,7 +71,9 @@ class Async(PsStrategy):
         staleness = self._push() if updated else 0
         if self._counts_lead:
             staleness = self.lead
-        self.advance_to(self.coordinator.finish(loss, staleness, self.take_reads(), not updated))
+        with span("wait"):
+            done = self.coordinator.finish(loss, staleness, self.take_reads(), not updated)
+        self.advance_to(done)
         self.result = StepResult(loss, updated)
 
     def _push(self) -> int:

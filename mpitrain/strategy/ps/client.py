@@ -23,13 +23,14 @@ from .coordinator import END, PAUSE, CoordinatorState
 from .remote import RemoteShard
 from .store import Store
 
-_NAMESPACE = "compression"  # of the extra state
+_NAMESPACE = "unsent gradients"  # of the extra state
 
 
 class PsStrategy:
     """The common part of the modes; see ``base.Strategy`` for the methods.
 
-    Local, except ``next`` before and after a ``ConsistentPoint``, and ``close``.
+    Local, except ``next`` before and after a ``ConsistentPoint``, ``snapshot`` and ``close``. In ``ssp``, ``finish`` of
+    a worker on another node than the first server may wait for slower workers.
 
     A subclass implements ``finish``, which takes the loss with ``take_loss``, and calls ``advance_to`` and sets
     ``result``. It may override ``allocate``, ``least_version``, ``read_params``, ``vector`` and ``unsent``.
@@ -203,12 +204,13 @@ class PsStrategy:
         return {} if rpc is None or self.plan.config.compression is None else {"residual": rpc.residual}
 
     def _load_unsent(self, state: ExtraState) -> None:
-        """Divide what was not sent among the workers that send to other nodes. Collective over the workers."""
+        """Divide what was not sent to each server among the workers that send it gradients. Local."""
         values = values_of(state, _NAMESPACE, 1)
         for name, own in self.unsent().items():
-            workers = self.store.cluster.workers.allreduce(len(own) > 0)
             if len(own) and name in values:
-                own[:] = np.asarray(values[name]) / workers
+                total = np.asarray(values[name])
+                for lo, hi, workers in self.store.senders():
+                    own[lo:hi] = total[lo:hi] / workers
 
     # Gradients.
 

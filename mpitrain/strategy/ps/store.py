@@ -7,7 +7,7 @@ The step coordinator lies on the first server's node. Without servers, one node'
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,6 +112,14 @@ class Store:
         first = shards[0]
         assert self.rpc is not None and isinstance(first, RemoteShard)
         return RemoteCoordinator(self.rpc, self.holders[0], first)
+
+    def senders(self) -> Iterator[tuple[int, int, int]]:
+        """Yield ranges that this worker sends to servers on other nodes, each with the number of workers that do so."""
+        nodes, workers = self.nodes, self.cluster.worker_ranks
+        for ranges, holder in zip(self.ranges, self.holders, strict=True):
+            if not nodes.same(self.cluster.rank, holder):
+                n_senders = sum(not nodes.same(worker, holder) for worker in workers)
+                yield from ((lo, hi, n_senders) for lo, hi in ranges)
 
     def shard_clients(self, params: Array) -> list[ShardClient]:
         """Return all shards for this worker, whose parameters are ``params``; by number."""

@@ -2,9 +2,9 @@
 
 A worker sends the largest elements of what it has accumulated. If the server applied momentum to them, an element would
 lack the momentum of all the steps in which it was not sent. So the worker accumulates velocities in place of gradients,
-and the server applies what arrives without momentum. What a worker has sent no longer has a velocity, because it points
-in a direction that is out of date. (Lin, Han, Mao, Wang and Dally, Deep gradient compression, ICLR 2018, sections 3.1
-and 3.2: momentum correction, momentum factor masking.)
+and the server applies what arrives without momentum. The velocity of an element that was sent is reset, because it
+points in a direction that is out of date. (Lin, Han, Mao, Wang and Dally, Deep gradient compression, ICLR 2018,
+sections 3.1 and 3.2: momentum correction, momentum factor masking.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...core.kernels import kernel
-from ...core.layout import Array
+from ...core.layout import Array, Layout
 from ...core.ranges import Range
 from ...plan.plan import Momentum
 
@@ -27,20 +27,25 @@ class WorkerMomentum:
         momentum: The factor of the velocity, and its kind.
         residual: Shape (size,): what has not been sent to servers on other nodes; zero where an element was sent.
         remote: The ranges that are sent to servers on other nodes.
+        layout: The layout of the vectors; layer state that is not trained has no velocity.
 
     Attributes:
-        velocity: Shape (size,).
+        velocity: Shape (layout.size,).
     """
 
-    def __init__(self, momentum: Momentum, residual: Array, remote: Sequence[Range], size: int, dtype: Any) -> None:
-        self._momentum, self._residual, self._remote = momentum, residual, remote
-        self.velocity = np.zeros(size, dtype)
+    def __init__(
+        self, momentum: Momentum, residual: Array, remote: Sequence[Range], layout: Layout, dtype: Any
+    ) -> None:
+        self._momentum, self._residual, self._n_trained = momentum, residual, layout.n_trained
+        self._remote = [(lo, min(hi, layout.n_trained)) for lo, hi in remote if lo < layout.n_trained]
+        self.velocity = np.zeros(layout.size, dtype)
 
     def apply(self, grads: Array, clip: float) -> None:
-        """Replace ``grads``, times ``clip``, by what the server shall subtract, times the learning rate."""
+        """Replace gradients, times ``clip``, by the update that the server applies, times the learning rate."""
         for lo, hi in self._remote:
             _mask(self.velocity[lo:hi], self._residual[lo:hi])
-        _accelerate(self.velocity, grads, self._momentum.factor, clip, self._momentum.nesterov)
+        velocity, trained = self.velocity[: self._n_trained], grads[: self._n_trained]
+        _accelerate(velocity, trained, self._momentum.factor, clip, self._momentum.nesterov)
 
 
 @kernel
