@@ -78,9 +78,7 @@ class RangeAllreduce:
         while self._condition is not None:
             self._condition.wait()
             self._condition = next(self._conditions, None)
-        hierarchy, nbytes = self._hierarchy, (self._hi - self._lo) * self._rows.itemsize
-        hierarchy.internode_bytes += self._bytes_sent
-        hierarchy.uncompressed_bytes += 2 * (hierarchy.n_nodes - 1) * nbytes
+        self._hierarchy.count_exchange((self._hi - self._lo) * self._rows.itemsize, self._bytes_sent)
 
     def extra_state(self) -> ExtraState:
         """Return the error of the codec, on the first worker. Collective over the ranks."""

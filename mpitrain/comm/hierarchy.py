@@ -39,7 +39,7 @@ class Hierarchy:
             owns nothing because another node has fewer ranks.
         n_chunks: Number of chunks of a vector: the number of ranks on the smallest node.
         n_nodes: Number of nodes.
-        internode_bytes: Bytes that all ranks have sent to other nodes, as counted by those who sum gradients.
+        internode_bytes: Bytes that all ranks have sent to other nodes in the exchanges that were counted.
         uncompressed_bytes: Bytes that they would have sent without a codec.
     """
 
@@ -67,6 +67,14 @@ class Hierarchy:
         self._phase += 1
         self.barrier.publish(self._phase)
         return self._phase
+
+    def count_exchange(self, nbytes: int, bytes_sent: int) -> None:
+        """Count an exchange of a vector of ``nbytes``, for which all ranks together have sent ``bytes_sent``. Local.
+
+        Without a codec, each node sends the others their ranges of the sum, and then its own range of the result.
+        """
+        self.internode_bytes += bytes_sent
+        self.uncompressed_bytes += 2 * (self.n_nodes - 1) * nbytes
 
     def chunk(self, lo: int, hi: int) -> tuple[int, int]:
         """Return this rank's chunk of [lo, hi); empty if it has no inter-node communicator."""

@@ -26,9 +26,12 @@ class Model:
 
     Attributes:
         accepts_raw: Whether batches hold examples as stored, neither converted nor scaled.
+        can_await_params: Whether the model can wait for each layer's parameters (``await_params_by``); else all must be
+            complete before each call.
     """
 
     accepts_raw = False
+    can_await_params = False
 
     def bind(self, params: Array, grads: Array) -> None:
         """Compute with ``params`` and write to ``grads``, shape (layout.size,) each, from now on.
@@ -43,13 +46,12 @@ class Model:
         Called at the beginning of each step, and whenever the parameters have changed.
         """
 
-    def await_params_by(self, wait: Callable[[int], None]) -> bool:
+    def await_params_by(self, wait: Callable[[int], None]) -> None:
         """Call ``wait(stop)`` whenever the model will use parameters before element ``stop`` of the vector.
 
-        Returns:
-            False if the model cannot do it, so that all parameters must be complete before each call.
+        Only if ``can_await_params``.
         """
-        return False
+        raise NotImplementedError
 
     def compute_loss(self, batch: Batch) -> Any:
         """Return this worker's share of the step's loss: the examples' losses, times ``plan.weight``, summed.

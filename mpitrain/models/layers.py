@@ -44,18 +44,17 @@ class LayerModel(Model):
         self._on_ready: OnReady = lambda start: None
         if model.announces_children:
             model.after_backward = self._layer_done
+        # A container of the user's own, or one with another ``forward``, may not call ``before_forward``. State, such
+        # as running statistics, is at the end of the vector.
+        calls_back = isinstance(model, Sequential) and type(model).forward is Sequential.forward
+        self.can_await_params = calls_back and plan.layout.size == plan.layout.n_trained
 
     def bind(self, params: Array, grads: Array) -> None:
         bind(self._model, self._layout, params, grads)
 
-    def await_params_by(self, wait: Callable[[int], None]) -> bool:
-        # A container of the user's own, or one with another ``forward``, may not call ``before_forward``.
-        calls_back = isinstance(self._model, Sequential) and type(self._model).forward is Sequential.forward
-        if not calls_back or self._layout.size > self._layout.n_trained:
-            return False
+    def await_params_by(self, wait: Callable[[int], None]) -> None:
         stops = [*self._starts[1:], self._layout.n_trained]
         self._model.before_forward = lambda child: wait(stops[child])
-        return True
 
     def compute_loss(self, batch: Batch) -> Any:
         self.context.position = batch.position

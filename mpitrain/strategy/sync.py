@@ -36,9 +36,8 @@ from ..comm.cluster import Cluster
 from ..comm.compression import make_codec
 from ..comm.hierarchy import hierarchy_of
 from ..comm.internode import CompressedSums, DividedSums, NodeSums
-from ..comm.mpi import MPI
-from ..comm.phase_barrier import PhaseBarrier
 from ..comm.powersgd import PowerSums
+from ..comm.worker_statuses import WorkerStatuses
 from ..core.device import Device
 from ..core.extra_state import ExtraState
 from ..core.kernels import sum_in_place, sum_rows
@@ -53,6 +52,7 @@ from ..plan.plan import Plan
 from ..plan.progress import Progress
 from .base import DefersParams, Part, Stats, UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
+from .late_params import LateParams
 from .tensor_updates import TensorUpdates, tensor_ranges
 
 _log = logging.getLogger(__name__)
@@ -74,16 +74,15 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         nbytes = (cluster.training.node.size + len(plan.vectors) + 1) * plan.nbytes
         self._hierarchy = hierarchy = hierarchy_of(cluster, nbytes, plan.config.parallel.shared_memory)
         self._barrier = hierarchy.barrier
-        self._several_nodes = hierarchy.n_nodes > 1
         self._allocate(plan)
         self._updater = plan.updater(self._vectors, state.frozen)
         self._buckets = plan.buckets
         self._sums: NodeSums | None = None
         self._step_bytes = 0  # sent by all workers in a step
         self._owned_ranges: Sequence[Sequence[Range]] = [[hierarchy.owned_range(*bucket)] for bucket in self._buckets]
-        if plan.config.compression is not None and not self._several_nodes:
+        if hierarchy.n_nodes == 1 and plan.config.compression is not None:
             _log.info("--compress has no effect: all workers are on one node")
-        if self._several_nodes:
+        if hierarchy.n_nodes > 1:
             self._use(self._make_sums(compress=not plan.config.parallel.compress_after))
         self.tensors = self._make_tensors(state)
         self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)
@@ -92,13 +91,8 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         self._phase = 0
         self._begun = False  # whether the other workers can read this worker's status in this step
         self._declared = self._handled = 0  # number of buckets in this step
-        # A worker's status in a step: its share of the loss, and its flags.
-        self._status = np.zeros(2)
-        self._all_statuses = np.zeros((hierarchy.comm.size, 2))
-        self._status_request = MPI.REQUEST_NULL
-        self._is_late = False  # whether parameters arrive while the next step computes
-        self._arriving: list[int] = []  # the buckets whose parameters are not complete, in the order of their arrival
-        self._arrivals, self._n_arrived = PhaseBarrier(hierarchy.shared, hierarchy.cores), 0
+        self._statuses = WorkerStatuses(hierarchy)  # the share of the loss, and flags
+        self._late: LateParams | None = None  # if parameters arrive while the next step computes
         self._mean: Array | None = None  # the gradient of a divided step, shared by the node
         self._accepts = True  # whether all losses since the last update were finite, in divided steps
         self._kind = 0  # of the exchange of statuses in a divided step
@@ -186,13 +180,10 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
             number: To be set in place of the loss.
         """
         self._begun = True
-        self._await_all_params()
+        self._await_params()
         self.await_release()  # no worker updates a bucket before it has this worker's gradient
         loss, flags = float(self.loss if number is None else number), self.flags | self._kind
-        self._barrier.set_status(loss, flags)
-        if self._several_nodes:
-            self._status[:] = loss, flags
-            self._status_request = self._hierarchy.comm.Iallgather(self._status, self._all_statuses)
+        self._statuses.post(loss, flags)
 
     @span("average")
     def finish(self) -> None:
@@ -202,10 +193,10 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
             self.end_step(updated=True, complete=True)
             return
         last = self._phase + len(self._buckets)
-        if self._several_nodes:
+        if self._sums is not None:
             self._reduce_rest()
         self._wait(last)
-        losses, flags = self._collect_statuses()
+        losses, flags = self._statuses.collect()
         loss = sum(losses.tolist())
         updated = self._accept(loss, losses)
         if updated:
@@ -218,7 +209,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         self._compress_if_due()
         self.enter_consistent_point(flags)
         if self.has_ended:
-            self._await_all_params()
+            self._await_params()
 
     def _accept(self, loss: float, losses: Array) -> bool:
         """Return whether to update with this step's gradient; see ``BulkSynchronous.accept``."""
@@ -230,15 +221,6 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
                 self._finish_sums()  # no operation may stay pending
         return updated
 
-    def _end_sums(self) -> None:
-        assert self._sums is not None
-        hierarchy = self._hierarchy
-        self._sums.end_step()
-        # Without compression each node sends the other nodes their ranges of the gradient, and then its range of the
-        # parameters.
-        hierarchy.internode_bytes += self._step_bytes
-        hierarchy.uncompressed_bytes += 2 * (hierarchy.n_nodes - 1) * self.plan.nbytes
-
     def stats(self) -> Stats:
         sent, uncompressed = self._hierarchy.internode_bytes, self._hierarchy.uncompressed_bytes
         return super().stats()._replace(internode_bytes=sent, saved_bytes=max(0, uncompressed - sent))
@@ -248,7 +230,8 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         if self._sums is not None:
             for index in range(len(self._buckets)):
                 self._sums.finish(index)
-            self._end_sums()
+            self._sums.end_step()
+            self._hierarchy.count_exchange(self.plan.nbytes, self._step_bytes)
 
     # A divided step.
 
@@ -259,12 +242,12 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
             self._mean = hierarchy.shared.allocate((row_stride(self.plan.layout.size),), self.plan.dtype)
         losses, _ = self._exchange_statuses(_AVERAGES)  # then all gradients of the node are complete
         self._accepts &= self.non_finite.check(sum(losses.tolist()), losses, self.progress.step)
-        if self._several_nodes:
+        if self._sums is not None:
             for index in range(len(self._buckets)):
                 self._reduce(index)
             self._finish_sums()
         for lo, hi in chain.from_iterable(self._owned_ranges):
-            if self._several_nodes:
+            if self._sums is not None:
                 self._mean[lo:hi] = self.grads[lo:hi]
             elif lo < hi:
                 sum_rows(self._rows, self._in_order, lo, hi, 1.0, self._mean[lo:hi])
@@ -322,7 +305,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         self._kind = kind
         self._begin_step(number)
         self._node_barrier()
-        losses, flags = self._collect_statuses()
+        losses, flags = self._statuses.collect()
         self._kind = 0
         kinds = flags & _KINDS
         if kinds & (kinds - 1):
@@ -361,7 +344,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
 
     def vector(self, name: str) -> Array:
         vector = self._vectors[name]
-        self._await_all_params()
+        self._await_params()
         with _WAIT:
             # Also if all nodes have updated it: their processors may round differently, and the error must not grow.
             for bucket in self._buckets:
@@ -383,7 +366,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
     def _work_ahead(self) -> None:
         """Process buckets that the whole node has declared, while backward computes earlier layers."""
         while self._handled < self._declared and self._barrier.reached(self._phase + self._handled + 1):
-            if self._several_nodes:
+            if self._sums is not None:
                 self._reduce(self._handled)
             elif self._updater.needs_sums or not all(map(math.isfinite, self._barrier.losses.tolist())):
                 return  # left to ``finish``
@@ -394,11 +377,11 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
 
     @span("wait")
     def _wait(self, phase: int) -> None:
-        self._barrier.wait(phase, self._progress if self._several_nodes else None)
+        self._barrier.wait(phase, None if self._sums is None else self._progress)
 
     def _progress(self) -> None:
         """Let MPI progress the pending operations between nodes."""
-        self._status_request.Test()
+        self._statuses.progress()
         if self._sums is not None:
             self._sums.progress()
 
@@ -432,7 +415,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
                     self._update(index, self._rows)
             return
         rows = self.grads[np.newaxis]  # the sum over all ranks is in this rank's own row
-        is_late = self._is_late and not self._sums.is_replicated
+        late = None if self._sums.is_replicated else self._late
         if self._updater.needs_sums:
             for index in range(len(self._buckets)):
                 self._sums.finish(index)
@@ -442,36 +425,27 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
                 with _AVERAGE:
                     self._sums.finish(index)
                 self._update(index, rows)
-            if not is_late:
+            if late is None:
                 self._sums.share(index)
-        if is_late:
-            self._arriving = list(reversed(range(len(self._buckets))))
-            for index in self._arriving:
-                self._sums.share(index)
+        self._hierarchy.count_exchange(self.plan.nbytes, self._step_bytes)
+        if late is not None:
+            late.begin(self._sums)
             return
         with _AVERAGE:
             for index in range(len(self._buckets)):
                 self._sums.complete(index)
-        self._end_sums()
+        self._sums.end_step()
 
     def late_params(self) -> Callable[[int], None] | None:
-        self._is_late = self._sums is not None and self.tensors is None
-        return self._await_params if self._is_late else None
+        if self._sums is None or self.tensors is not None:
+            return None
+        self._late = LateParams(self._hierarchy, self._buckets, self._progress)
+        return self._late.wait
 
-    @span("average")
-    def _await_params(self, stop: int) -> None:
-        while self._arriving and self._buckets[self._arriving[0]].lo < stop:
-            assert self._sums is not None
-            self._sums.complete(self._arriving.pop(0))
-            self._n_arrived += 1
-            self._arrivals.publish(self._n_arrived)
-            self._arrivals.wait(self._n_arrived, self._progress)
-            if not self._arriving:
-                self._end_sums()
-
-    def _await_all_params(self) -> None:
-        if self._arriving:
-            self._await_params(self.plan.layout.size)
+    def _await_params(self) -> None:
+        """Wait until all parameters are complete. Collective over the node."""
+        if self._late is not None:
+            self._late.wait_for_all()
 
     @span("update")
     def _update_by_sums(self, rows: Array, phase: int) -> None:
@@ -498,13 +472,6 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         hierarchy.internode.Allgather(total, by_node)
         summed: Array = by_node.sum(axis=0)
         return summed
-
-    def _collect_statuses(self) -> tuple[Array, int]:
-        """Return every worker's share of the loss, in rank order, and the union of their flags."""
-        if not self._several_nodes:
-            return self._barrier.losses, self._barrier.flags
-        self._status_request.Wait()
-        return self._all_statuses[:, 0], int(np.bitwise_or.reduce(self._all_statuses[:, 1].astype(np.int64)))
 
 
 def _check_same(parts: Sequence[float]) -> None:

@@ -93,7 +93,6 @@ class Loop:
         self._began, self._paused_s = time.perf_counter(), 0.0
         self.compute_s, self._step_began = 0.0, 0.0
         model.bind(strategy.params, strategy.grads)
-        self._await_params: Callable[[int], None] | None = None
         self._defer_params()
 
     def _defer_params(self) -> None:
@@ -101,14 +100,12 @@ class Loop:
 
         Not if hooks may read them: to wait is collective over the node, and a hook may read them on one rank only.
         """
-        strategy = self._strategy
+        strategy, model = self._strategy, self._model
         is_read = self.plan.config.output.histogram_steps or any(map(_is_own, self._hooks))
-        if not is_read and isinstance(strategy, DefersParams) and self._model.await_params_by(self._await):
-            self._await_params = strategy.late_params()
-
-    def _await(self, stop: int) -> None:
-        if self._await_params is not None:
-            self._await_params(stop)
+        if not is_read and model.can_await_params and isinstance(strategy, DefersParams):
+            wait = strategy.late_params()
+            if wait is not None:
+                model.await_params_by(wait)
 
     @classmethod
     def free(cls, close: Callable[[], None]) -> None:
