@@ -229,10 +229,40 @@ def make_codec(compression: Compression, dtype: np.dtype[Any]) -> Codec:
     """Return the codec of ``--compress`` for vectors of type ``dtype``.
 
     Raises:
-        ConfigError: It names a class that cannot be imported or is no codec.
+        ConfigError: It names a class that cannot be imported, or that does not do what a codec must do.
     """
-    make = _load(compression) if compression.is_class else CODECS[compression.name]
-    return make(compression, dtype)
+    if not compression.is_class:
+        return CODECS[compression.name](compression, dtype)
+    make = _load(compression)
+    try:
+        codec = make(compression, dtype)
+        _check(codec)
+    except ConfigError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ConfigError(f"--compress {compression}: the codec fails on a few numbers: {why}") from error
+    return codec
+
+
+def _check(codec: Codec) -> None:
+    """Try a codec of the user's on a few numbers.
+
+    Raises:
+        ConfigError: Sizes are not valid, or the residual is not what decoding lacks.
+    """
+    name = f"--compress {codec.compression}"
+    for count in (0, 1, 1000):
+        nbytes = codec.nbytes(count)
+        if not isinstance(nbytes, int) or nbytes < 0 or nbytes % _WORD:
+            raise ConfigError(f"{name}: nbytes({count}) is {nbytes!r}, must be a non-negative multiple of {_WORD}")
+        exact = np.linspace(-1, 1, count, dtype=codec.dtype) ** 3
+        residual, decoded = np.full_like(exact, 0.25), np.empty_like(exact)
+        encoded = np.zeros(nbytes, np.uint8)
+        codec.encode(exact, residual, encoded)
+        codec.decode(encoded, decoded)
+        if not np.allclose(decoded + residual, exact + exact.dtype.type(0.25), atol=1e-3):
+            raise ConfigError(f"{name}: encode must set residual to vector + residual, minus what decode returns")
 
 
 def _load(compression: Compression) -> type[Codec]:
@@ -290,36 +320,47 @@ def _round_bfloat16(bits: Array, out: Array) -> None:
 
 
 @kernel
+def _scale_of(values: Array, errors: Array, largest_code: int) -> float:
+    """Add ``values`` to ``errors``; return the float32 by which an integer up to ``largest_code`` is multiplied.
+
+    NaN if an element is not finite; 0 if all elements are too small for a scale.
+    """
+    zero = values.dtype.type(0)
+    largest, non_finite = zero, zero
+    for i in range(values.size):
+        value = values[i] + errors[i]
+        errors[i] = value
+        non_finite += value - value  # NaN if the value is not finite
+        largest = max(largest, abs(value))
+    scale = np.float32(largest / values.dtype.type(largest_code))
+    if non_finite != zero:
+        return np.float32(np.nan)
+    return scale if scale >= np.float32(1e-37) else np.float32(0)
+
+
+@kernel
+def _round_to_codes(errors: Array, scale: float, codes: Array) -> None:
+    """Set ``codes`` to integers, and ``errors`` to what they lack; with a scale of 0 or NaN the integers are 0."""
+    back = errors.dtype.type(scale)
+    if scale > np.float32(0):
+        inverse = errors.dtype.type(1) / back
+        for i in range(errors.size):
+            code = np.rint(errors[i] * inverse)
+            codes[i] = np.int8(code)
+            errors[i] -= code * back
+    else:
+        for i in range(errors.size):
+            codes[i] = np.int8(0)
+            errors[i] = errors[i] if scale == scale else errors.dtype.type(0)
+
+
+@kernel
 def _encode_int8(vector: Array, residual: Array, scales: Array, integers: Array) -> None:
-    zero = vector.dtype.type(0)
     for group in range(scales.size):
         start, stop = group * _GROUP, min((group + 1) * _GROUP, vector.size)
-        values, errors, codes = vector[start:stop], residual[start:stop], integers[start:stop]
-        largest, spoiled = zero, zero
-        for i in range(values.size):
-            value = values[i] + errors[i]
-            errors[i] = value
-            spoiled += value - value  # NaN if a value is not finite
-            largest = max(largest, abs(value))
-        scale = np.float32(largest / vector.dtype.type(127))
-        if spoiled != zero:
-            scale = np.float32(np.nan)
-        scales[group] = scale
-        if scale >= np.float32(1e-37):
-            back = vector.dtype.type(scale)
-            inverse = vector.dtype.type(1) / back
-            for i in range(values.size):
-                code = np.rint(errors[i] * inverse)
-                codes[i] = np.int8(code)
-                errors[i] -= code * back
-        else:  # all elements are decoded as NaN, or are too small for a scale and remain in the residual
-            for i in range(values.size):
-                codes[i] = np.int8(0)
-            if scale != scale:
-                for i in range(values.size):
-                    errors[i] = zero
-            else:
-                scales[group] = np.float32(0)
+        errors = residual[start:stop]
+        scales[group] = _scale_of(vector[start:stop], errors, 127)
+        _round_to_codes(errors, scales[group], integers[start:stop])
 
 
 @kernel
@@ -333,34 +374,15 @@ def _decode_int8(scales: Array, integers: Array, out: Array) -> None:
 
 @kernel
 def _encode_int4(vector: Array, residual: Array, scales: Array, pairs: Array) -> None:
-    zero, codes = vector.dtype.type(0), np.empty(_GROUP, np.int8)
+    codes = np.empty(_GROUP, np.int8)
     for group in range(scales.size):
         start, stop = group * _GROUP, min((group + 1) * _GROUP, vector.size)
-        values, errors, packed = vector[start:stop], residual[start:stop], pairs[start // 2 : (stop + 1) // 2]
-        largest, spoiled = zero, zero
-        for i in range(values.size):
-            value = values[i] + errors[i]
-            errors[i] = value
-            spoiled += value - value  # NaN if a value is not finite
-            largest = max(largest, abs(value))
-        scale = np.float32(largest / vector.dtype.type(7))
-        if spoiled != zero:
-            scale = np.float32(np.nan)
-        scales[group] = scale
-        codes[:] = 8
-        if scale >= np.float32(1e-37):
-            back = vector.dtype.type(scale)
-            inverse = vector.dtype.type(1) / back
-            for i in range(values.size):
-                code = np.rint(errors[i] * inverse)
-                errors[i] -= code * back
-                codes[i] = np.int8(code) + np.int8(8)
-        elif scale != scale:  # all elements are decoded as NaN
-            errors[:] = zero
-        else:  # they are too small for a scale and remain in the residual
-            scales[group] = np.float32(0)
+        errors, packed = residual[start:stop], pairs[start // 2 : (stop + 1) // 2]
+        scales[group] = _scale_of(vector[start:stop], errors, 7)
+        codes[:] = 0
+        _round_to_codes(errors, scales[group], codes)
         for i in range(packed.size):
-            packed[i] = np.uint8(codes[2 * i]) | np.uint8(codes[2 * i + 1] << 4)
+            packed[i] = np.uint8(codes[2 * i] + 8) | np.uint8(codes[2 * i + 1] + 8) << np.uint8(4)
 
 
 @kernel

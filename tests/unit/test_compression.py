@@ -151,3 +151,30 @@ def test_topk_passes_on_what_is_not_finite() -> None:
     received = sent(make_codec("topk:0.5", np.dtype(np.float32)), vector, left)
     np.testing.assert_array_equal(received, [0, np.nan, 0, -np.inf, 0, np.inf])
     np.testing.assert_array_equal(left, [1, 0, 2, 0, 3, 0])
+
+
+class Unequal(Codec):
+    """A codec with a mistake in one of its methods."""
+
+    mistake = ""
+
+    def nbytes(self, count: int) -> int:
+        return {"size": 4 * count + 4, "type": 8.0 * count}.get(self.mistake, 8 * count)  # type: ignore[return-value]
+
+    def encode(self, vector: np.ndarray, residual: np.ndarray, out: np.ndarray) -> None:
+        if self.mistake == "raises":
+            raise KeyError("mine")
+        out.view(np.float64)[:] = vector + residual
+        if self.mistake != "residual":
+            residual[:] = 0
+
+    def decode(self, encoded: np.ndarray, out: np.ndarray) -> None:
+        out[:] = encoded.view(np.float64)
+
+
+@pytest.mark.parametrize("mistake", ["size", "type", "raises", "residual"])
+def test_mistakes_of_a_codec_of_the_user_are_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_codec(f"{__name__}:Unequal", np.dtype(np.float32))
+    monkeypatch.setattr(Unequal, "mistake", mistake)
+    with pytest.raises(ConfigError, match="Unequal"):
+        make_codec(f"{__name__}:Unequal", np.dtype(np.float32))

@@ -32,6 +32,7 @@ VECTORIZED: dict[str, tuple[Any, ...]] = {
     "comm.compression._update_residual": (ROW, ROW, ROW),
     "comm.compression._upcast_bfloat16": (np.ones(64, np.uint16), BITS),
     "comm.compression._round_bfloat16": (BITS, np.ones(64, np.uint16)),
+    "comm.compression._round_to_codes": (ROW, np.float32(1), np.ones(64, np.int8)),
     "comm.compression._encode_int8": (ROW, ROW, np.ones(1, np.float32), np.ones(64, np.int8)),
     "comm.compression._decode_int8": (np.ones(1, np.float32), np.ones(64, np.int8), ROW),
     "comm.compression._encode_int4": (ROW, ROW, np.ones(1, np.float32), np.ones(32, np.uint8)),
@@ -84,6 +85,7 @@ VECTORIZED: dict[str, tuple[Any, ...]] = {
 # The others: words of shared memory, parsers of bytes, and these.
 SCALAR = {
     "comm.compression._bin_of": "one element",
+    "comm.compression._scale_of": "a maximum, and a sum in a fixed order",
     "comm.compression._scatter": "writes to any element",
     "comm.compression._select_largest": "counts in bins, and writes where elements are large",
     "core.kernels.read_file": "calls pread of the C library",
