@@ -12,7 +12,7 @@ from .trees import describe
 
 
 def name_of(dataset: Any, index: int) -> str:
-    """Return the index of an example, and its file if the dataset tells it."""
+    """Return the index of an example, and its file if the dataset provides it."""
     named, samples = getattr(dataset, "name_of", None), getattr(dataset, "samples", None)
     if named is not None:
         return f"example {index} ({named(index)})"

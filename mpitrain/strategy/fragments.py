@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..core.layout import Array
 from ..core.ranges import aligned_range
-from ..plan.config import ParallelConfig
+from ..plan.parallel import ParallelConfig
 
 
 class Fragment(NamedTuple):

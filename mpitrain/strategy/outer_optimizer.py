@@ -34,7 +34,7 @@ from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import Array, row_stride
 from ..monitor.trace import span
 from ..optim import Optimizer, Updater
-from ..plan.config import OUTER_LEARNING_RATE, OUTER_MOMENTUM, ParallelConfig
+from ..plan.parallel import ParallelConfig
 from ..plan.plan import Plan
 from .averaging import Centered
 from .fragments import Fragment, fragments_of
@@ -44,10 +44,9 @@ _NAMESPACE, _VERSION = "outer optimizer", 1  # of the extra state
 
 def make_outer_optimizer(parallel: ParallelConfig) -> Optimizer:
     """Return the outer optimizer that the options describe."""
-    rate = OUTER_LEARNING_RATE if parallel.outer_learning_rate is None else parallel.outer_learning_rate
     if parallel.outer_optimizer == "sgd":
-        return optim.sgd(rate)
-    return optim.nesterov(rate, OUTER_MOMENTUM if parallel.outer_momentum is None else parallel.outer_momentum)
+        return optim.sgd(parallel.outer_rate)
+    return optim.nesterov(parallel.outer_rate, parallel.outer_momentum_factor)
 
 
 class OuterOptimization(Centered):

@@ -31,7 +31,7 @@ def import_copy(folder: Path, **environment: str) -> None:
 
 
 def stored(folder: Path) -> list[Path]:
-    return sorted((folder / "cache").rglob("mpitrain.plan.config-*.bin"))
+    return sorted((folder / "cache").rglob("mpitrain.plan.parallel-*.bin"))
 
 
 def test_modules_are_compiled_once(folder: Path) -> None:
@@ -45,7 +45,7 @@ def test_modules_are_compiled_once(folder: Path) -> None:
 
 def test_changed_source_is_compiled_even_if_its_time_is_the_same(folder: Path) -> None:
     import_copy(folder)
-    source = folder / "mpitrain" / "plan" / "config.py"
+    source = folder / "mpitrain" / "plan" / "parallel.py"
     times = source.stat().st_atime_ns, source.stat().st_mtime_ns
     source.write_text(source.read_text().replace("STALENESS = 3", "STALENESS = 4"))
     os.utime(source, ns=times)

@@ -11,11 +11,12 @@ import pytest
 from mpitrain.batch_systems.resources import Resources
 from mpitrain.errors import ConfigError
 from mpitrain.launcher.batch.request import SubmitOptions
-from mpitrain.plan.config import BACKUP_WORKERS, FIELDS, GROUPS, LOCAL_STEPS, STALENESS, ParallelConfig, RunConfig
+from mpitrain.plan.config import FIELDS, GROUPS, RunConfig
 from mpitrain.plan.launch_options import LaunchOptions
 from mpitrain.plan.modes import MODES, find_mode
 from mpitrain.plan.option import OptionGroup, OptionInfo, info_of, option
 from mpitrain.plan.options import options_of, run_options
+from mpitrain.plan.parallel import BACKUP_WORKERS, LOCAL_STEPS, STALENESS, ParallelConfig
 
 
 @dataclass(frozen=True)
