@@ -81,7 +81,7 @@ def main() -> None:
     one_thread_and_own_kernels()
     versions = ", ".join(f"{name} {version(name)}" for name in ("lightning", "torch"))
     print(f"bench/lightning_preemption.py, {time.strftime('%d %B %Y')}, {versions}.", flush=True)
-    with tempfile.TemporaryDirectory() as name, make_cluster(Path(name) / "slurm", nodes=2) as cluster:
+    with tempfile.TemporaryDirectory() as name, make_cluster(nodes=2) as cluster:
         folder, found = Path(name), []
         ways = ("unchanged", "mpirun"), ("status75", "mpirun"), ("callback", "mpirun"), ("callback", "srun")
         for how, launcher in ways:

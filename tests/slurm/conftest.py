@@ -21,5 +21,5 @@ def site(openmpi: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
         missing(f"root, and {', '.join(absent) or 'nothing more'}, to start a Slurm cluster; see .ci/run")
     folder = tmp_path_factory.mktemp("site")
     (folder / "jobs").symlink_to(ROOT / "jobs")
-    with make_cluster(tmp_path_factory.mktemp("cluster") / "slurm") as cluster:
+    with make_cluster() as cluster:
         yield Site(cluster, folder)

@@ -118,16 +118,16 @@ class Cluster:
 
 
 @contextmanager
-def make_cluster(state: Path, nodes: int = 3, cpus: int = 4, gpus: int = 2) -> Iterator[Cluster]:
+def make_cluster(nodes: int = 3, cpus: int = 4, gpus: int = 2) -> Iterator[Cluster]:
     """A cluster that is gone again afterwards; needs root, and Debian's slurmctld, slurmd, slurm-client and munge."""
     used = _ip("-o", "-4", "addr") + _ip("-4", "route", "show", "table", "all")
     net = next(net for net in (f"10.215.{c}" for c in range(40, 250)) if f"{net}." not in used)
+    # munged refuses a socket that other users cannot reach, and each start of pytest closes pytest's folder to them.
+    state = Path(tempfile.mkdtemp(prefix="mpitrain-slurm-"))
+    state.chmod(0o755)
     cluster = Cluster(state, nodes, net, f"mpis{os.getpid() % 10000}")
     for name in _FOLDERS:
-        (state / name).mkdir(parents=True)
-    for parent in [state, *state.parents]:
-        if Path(tempfile.gettempdir()) in parent.parents:
-            parent.chmod(parent.stat().st_mode | 0o055)  # munge refuses a socket that others cannot reach
+        (state / name).mkdir()
     try:
         _configure(cluster, cpus, gpus)
         _munge(state)
@@ -145,6 +145,7 @@ def make_cluster(state: Path, nodes: int = 3, cpus: int = 4, gpus: int = 2) -> I
         for daemon in ("slurmctld", "munged"):
             _stop(state / "run" / f"{daemon}.pid")
         subprocess.run(["ip", "link", "del", cluster.bridge], check=False, capture_output=True)
+        shutil.rmtree(state, ignore_errors=True)
 
 
 def _configure(cluster: Cluster, cpus: int, gpus: int) -> None:
@@ -183,7 +184,8 @@ def _munge(state: Path) -> None:
     run = state / "run"
     words = [f"--socket={run}/munge.socket", f"--key-file={key}", f"--pid-file={run}/munged.pid"]
     words += [f"--log-file={state}/log/munged.log", f"--seed-file={run}/munged.seed"]
-    subprocess.run(["munged", *words], check=True, capture_output=True, timeout=60)
+    done = subprocess.run(["munged", *words], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def _stop(pid_file: Path) -> None:
