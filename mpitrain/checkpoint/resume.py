@@ -21,6 +21,7 @@ class ResumePlan(NamedTuple):
         notes: Lines for the user.
         saved: Whether ``resume`` are the run's own checkpoints, which need not be saved again.
         auto: Whether ``resume`` are all checkpoints, newest first, rather than one named by the user.
+        step: The step of the first of ``resume``; -1 if there is none.
         finished: Whether training has finished, so that nothing is left to do.
     """
 
@@ -29,6 +30,7 @@ class ResumePlan(NamedTuple):
     notes: tuple[str, ...] = ()
     saved: bool = False
     auto: bool = False
+    step: int = -1
     finished: bool = False
 
 
@@ -44,9 +46,10 @@ def plan_resume(config: RunConfig, checkpoints: Path, layout: Layout) -> ResumeP
         CheckpointError: There is no such checkpoint, or none of its parameters fits the model.
     """
     auto = config.run.resume == "auto"
-    resume = tuple(checkpoint.steps(checkpoints).values()) if auto else _requested(config, checkpoints)
+    by_step = checkpoint.steps(checkpoints) if auto else _requested(config, checkpoints)
+    resume = tuple(by_step.values())
     saved = bool(resume) and resume[0].resolve().parent == checkpoints.resolve()
-    begin = ResumePlan(resume, saved=saved, auto=auto)
+    begin = ResumePlan(resume, saved=saved, auto=auto, step=next(iter(by_step), -1))
     if config.training.init_from is None:
         return begin
     if resume:
@@ -61,15 +64,18 @@ def plan_resume(config: RunConfig, checkpoints: Path, layout: Layout) -> ResumeP
     return begin._replace(init_from=init_from, notes=(note,))
 
 
-def _requested(config: RunConfig, checkpoints: Path) -> tuple[Path, ...]:
+def _requested(config: RunConfig, checkpoints: Path) -> dict[int, Path]:
+    """Return the checkpoint that the user named, by its step."""
     if config.run.resume != "never":
-        return (_find("--resume", Path(config.run.resume), ", or auto or never"),)
+        path = _find("--resume", Path(config.run.resume), ", or auto or never")
+        with checkpoint.Checkpoint(path) as opened:
+            return {opened.step: path}
     if config.saving.keep and checkpoint.newest(checkpoints) is not None:
         raise CheckpointError(
             f"{checkpoints} contains checkpoints of another run, and --keep {config.saving.keep} would remove this "
             "run's checkpoints before those of higher steps; pass another --run-dir, or remove --keep or --resume never"
         )
-    return ()
+    return {}
 
 
 def _find(option: str, path: Path, alternatives: str = "") -> Path:

@@ -37,6 +37,7 @@ class Outcome:
     step: The number of completed steps at the failure; None if training had not started.
     rank: The rank that failed first; None if unknown.
     gone: Hosts that no longer answer.
+    is_killed: Whether SIGKILL has ended that rank, which its own code rarely sends.
     """
 
     kind: Kind
@@ -44,6 +45,7 @@ class Outcome:
     step: int | None = None
     rank: int | None = None
     gone: list[str] = field(default_factory=list)
+    is_killed: bool = False
 
 
 def classify_exit(status: int, output: str, statuses: Sequence[RankStatus], ranks: int, launcher: str) -> Outcome:
@@ -95,7 +97,8 @@ def classify_exit(status: int, output: str, statuses: Sequence[RankStatus], rank
         if rank_status is not None and rank_status.ready and rank_status.role != "ps":
             step = _step_of([rank_status])
         rank = exits[0].rank if rank_status is None else rank_status.rank
-        return Outcome("failed", describe_exit(exits[0], statuses, ranks), step, rank)
+        is_killed = exits[0].signal == signal.SIGKILL
+        return Outcome("failed", describe_exit(exits[0], statuses, ranks), step, rank, is_killed=is_killed)
     how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
     if not statuses:
         return Outcome("not begun", f"{launcher}, {how} before any rank started")
@@ -130,8 +133,16 @@ def _at(step: int | None, is_program: bool) -> str:
 
 
 def restart_delay_s(restart: int) -> float:
-    """Return the seconds to wait before the 1st, 2nd, ... restart: 0, 1, 2, 4, ..."""
+    """Return the seconds to wait before the 1st, 2nd, ... restart since training has advanced: 0, 1, 2, 4, ..."""
     return 0.0 if restart == 1 else min(_LONGEST_PAUSE_S, 2.0 ** (restart - 2))
+
+
+def has_advanced(now: Outcome, before: Outcome | None, ranks: int) -> bool:
+    """Return whether training has advanced since the failure before this one; True at the first failure.
+
+    As ranks may be at different steps, it counts only if it exceeds their number.
+    """
+    return before is None or (now.step is not None and (before.step is None or now.step > before.step + ranks))
 
 
 def reason_to_give_up(now: Outcome, before: Outcome | None, ranks: int) -> str:
@@ -139,7 +150,7 @@ def reason_to_give_up(now: Outcome, before: Outcome | None, ranks: int) -> str:
 
     The two failed steps may differ by up to ``ranks``: in the asynchronous modes ranks are not at the same step.
     """
-    if before is None or now.gone or before.gone:
+    if before is None or now.gone or before.gone or now.is_killed:
         return ""
     if now.step is None and before.step is None:
         return "it failed twice before training started"

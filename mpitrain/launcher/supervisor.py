@@ -15,12 +15,13 @@ from pathlib import Path
 
 from .. import checkpoint
 from ..batch_systems.registry import allocated_ranks
+from ..checkpoint.memory import newest_state
 from ..errors import ConfigError, LaunchError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..plan.launch_options import LaunchOptions
 from ..plan.request import LaunchRequest, Workload
-from ..process import host_watcher, launcher_env, rank_status
+from ..process import host_watcher, launcher_env, rank_status, state_folder
 from ..process.failure import Failure, record_failure
 from ..process.network import interface_of, parse_subnet
 from ..process.pid import is_alive
@@ -30,7 +31,7 @@ from .attempt import Attempt, Interrupts
 from .command_line import LaunchSpec, LocalMachine, compose
 from .hosts import Host, RemoteAgent, assign_ranks, is_local, parse_hosts, read_hostfile
 from .mpi_flavors import Launcher, find_launcher
-from .restarts import Outcome, classify_exit, reason_to_give_up, restart_delay_s
+from .restarts import Outcome, classify_exit, has_advanced, reason_to_give_up, restart_delay_s
 
 # Open MPI's launcher fails to start if it finds the session directory of a killed launcher with the same process id.
 _PASSES = "listener thread failed to start"
@@ -47,6 +48,12 @@ class Launch:
     spec: LaunchSpec
     run_dir: Path = field(default_factory=Path)
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the ranks keep the newest state in memory for restarts."""
+        options, workload = self.request.options, self.request.workload
+        return bool(options.max_restarts) and options.recover != "checkpoint" and workload.keeps_checkpoints
+
 
 def run(request: LaunchRequest) -> int:
     """Start the ranks of a run; return its exit status.
@@ -62,7 +69,11 @@ def run(request: LaunchRequest) -> int:
     with _run_dir(request.workload.name, request.workload.run_dir) as launch.run_dir:
         interrupts = Interrupts()
         with interrupts.recorded():
-            return _Supervisor(launch, interrupts).run()
+            supervisor = _Supervisor(launch, interrupts)
+            try:
+                return supervisor.run()
+            finally:
+                supervisor.remove_states()
 
 
 def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]:
@@ -125,11 +136,16 @@ def _environment(settings: Sequence[str], machine: LocalMachine) -> dict[str, st
 
 
 def check_restarts(options: LaunchOptions, spec: LaunchSpec, workload: Workload) -> None:
-    """Check that ``--min-ranks`` can be satisfied.
+    """Check that ``--min-ranks`` and ``--recover`` can be satisfied.
 
     Raises:
-        ConfigError: It cannot, or it has no effect.
+        ConfigError: They cannot, or have no effect.
     """
+    if options.recover is not None:
+        if not options.max_restarts:
+            raise ConfigError(f"--recover {options.recover} has no effect without --max-restarts N; add it")
+        if not workload.keeps_checkpoints:
+            raise ConfigError(f"--recover {options.recover} has no effect: a program resumes from its own checkpoints")
     if options.min_ranks is None:
         return
     if not options.max_restarts:
@@ -144,6 +160,7 @@ def check_restarts(options: LaunchOptions, spec: LaunchSpec, workload: Workload)
 @contextlib.contextmanager
 def _run_dir(name: str, requested: Path | None) -> Iterator[Path]:
     """Yield the absolute run directory; remove it afterwards if it was created here and is still empty."""
+    state_folder.remove_orphans()  # before this run makes its directory
     folder, made = make_run_dir(name, requested)
     _wait_for_others(folder)
     if (age_s := rank_status.age_s(folder)) is not None:  # of a run whose supervisor was killed
@@ -188,7 +205,11 @@ class _Supervisor:
         self._spec = launch.spec
         self._began = time.monotonic()
         self._restarts = 0
+        self._in_a_row = 0  # restarts since training has last advanced
+        self._failed = False  # whether ranks of the last attempt were killed
         self._traceback = ""  # of the rank that ended the last attempt
+        if not (launch.keeps_state and launch.request.workload.resumes):
+            state_folder.remove(str(launch.run_dir))  # of a run whose supervisor was killed
         self._earlier_checkpoints = set() if launch.request.workload.resumes else set(_stamps(launch.run_dir))
 
     def run(self) -> int:
@@ -196,6 +217,7 @@ class _Supervisor:
         before: Outcome | None = None
         while True:
             outcome = self._attempt()
+            self._failed = outcome.kind not in ("finished", "stopped")
             signals = len(self._interrupts.received)
             if (signals and outcome.kind in ("failed", "not begun")) or (signals > 1 and outcome.kind == "stopped"):
                 if signals == 1 and outcome.kind == "failed" and outcome.step is not None and outcome.reason:
@@ -213,6 +235,16 @@ class _Supervisor:
             before = outcome
             if self._interrupts.received:
                 return self._interrupted()
+
+    def remove_states(self) -> None:
+        """Remove the states in memory, on this host and on hosts whose ranks have not ended by themselves."""
+        if not self._launch.keeps_state:
+            return
+        state_folder.remove(str(self._launch.run_dir))
+        if self._failed:
+            hosts = [host.name for host in self._spec.hosts or () if not is_local(host.name)]
+            words = [sys.executable, state_folder.__file__, "remove", str(self._launch.run_dir)]
+            self._agent.run_on_each((host, shlex.join(words)) for host in hosts)
 
     def _attempt(self) -> Outcome:
         """Run one attempt; retry once if the launcher itself failed to start."""
@@ -255,6 +287,8 @@ class _Supervisor:
             launcher_env.RESTART_COUNT: str(self._restarts),
             launcher_env.MAX_RESTARTS: str(launch.request.options.max_restarts),
         }
+        if launch.keeps_state:
+            ours[launcher_env.KEEPS_STATE] = "1"
         if spec.network is not None:
             ours[launcher_env.NETWORK] = spec.network
         if columns := terminal_columns():
@@ -304,11 +338,9 @@ class _Supervisor:
             _say(f"not restarting: {why}")
             return False
         self._restarts += 1
-        seconds = restart_delay_s(self._restarts)
-        path = self._newest()
-        where = (
-            f" from {path.name}" if path is not None else " from the beginning" if workload.keeps_checkpoints else ""
-        )
+        self._in_a_row = 1 if has_advanced(outcome, before, self._spec.ranks or 1) else self._in_a_row + 1
+        seconds = restart_delay_s(self._in_a_row)
+        where = f" from {self._describe_newest()}" if workload.keeps_checkpoints else ""
         number = f"restart {self._restarts} of {options.max_restarts}"
         when = f" in {seconds:.0f} s" if seconds else ""
         _say(f"restarting{when}{where}, with {self._describe()} ({number})")
@@ -349,6 +381,14 @@ class _Supervisor:
         """Return this run's newest checkpoint; ignores those that existed before it, unless ``--resume auto``."""
         own = [stamp for stamp in _stamps(self._launch.run_dir) if stamp not in self._earlier_checkpoints]
         return own[0][0] if own else None
+
+    def _describe_newest(self) -> str:
+        """Return what a restart resumes from, as far as it is on this host."""
+        path = self._newest()
+        kept = newest_state(str(self._launch.run_dir)) if self._launch.keeps_state else None
+        if kept is not None and (path is None or path < checkpoint.path_for(path.parent, kept.step)):
+            return f"the state of step {kept.step:,} in memory"
+        return "the beginning" if path is None else path.name
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began

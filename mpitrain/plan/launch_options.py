@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from .option import OptionGroup, option
 
@@ -37,7 +38,10 @@ class LaunchOptions(OptionGroup):
     )
     launcher_args: str | None = option(None, "Extra arguments for mpirun, quoted as in a shell.", "WORDS")
     max_restarts: int = option(
-        0, "Restart from the newest checkpoint after a rank or host has died, at most N times.", "N", minimum=0
+        0, "Restart from the newest state after a rank or host has died, at most N times.", "N", minimum=0
+    )
+    recover: Literal["memory", "checkpoint"] | None = option(
+        None, "What --max-restarts restarts from: memory keeps the newest state there.", default_text="memory"
     )
     min_ranks: int | None = option(
         None, "Restart without lost hosts if the remaining hosts have slots for at least M ranks.", "M", minimum=1

@@ -6,11 +6,12 @@ import os
 from collections.abc import Mapping
 
 # What ``mpitrain run`` passes to its ranks besides the run directory: how often it has restarted them and may, an
-# identifier of this attempt, and the network that its user has chosen.
+# identifier of this attempt, the network that its user has chosen, and whether to keep the newest state in memory.
 RESTART_COUNT = "MPITRAIN_RESTART_COUNT"
 MAX_RESTARTS = "MPITRAIN_MAX_RESTARTS"
 ATTEMPT = "MPITRAIN_ATTEMPT"
 NETWORK = "MPITRAIN_NETWORK"
+KEEPS_STATE = "MPITRAIN_KEEPS_STATE"
 
 # The rank number: set by Open MPI's launcher; by MPICH's, Intel MPI's and srun with PMI; by launchers with PMIx.
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")

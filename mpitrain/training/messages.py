@@ -41,7 +41,7 @@ def notes_on_data(job: Job) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def describe_job(loop: Loop, split: Split, resumed: Path | None) -> str:
+def describe_job(loop: Loop, split: Split, resumed: str | None) -> str:
     plan = loop.plan
     has_spare_workers = not plan.config.mode.is_asynchronous and plan.gradients_per_step < plan.workers
     of = f" of {plan.workers}" if has_spare_workers else ""

@@ -17,6 +17,7 @@ from ..errors import CheckpointError, ConfigError
 from ..plan.network import Network
 from ..plan.plan import Plan
 from ..plan.progress import Progress
+from .memory_recovery import resume_from_memory
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,14 @@ class Beginning:
 
     Attributes:
         extra_state: That of the resumed run.
-        resumed: The checkpoint that training resumes from, or None.
+        resumed: The checkpoint that training resumes from, or "memory"; None if it does not resume.
         saved: Whether that checkpoint is the run's own and need not be saved again.
         skipped: One line for each newer checkpoint that was skipped, with the reason.
     """
 
     progress: Progress
     extra_state: StoredState = field(default_factory=StoredState)
-    resumed: Path | None = None
+    resumed: str | None = None
     saved: bool = False
     skipped: tuple[str, ...] = ()
 
@@ -42,20 +43,29 @@ class Beginning:
 
 
 def restore(
-    cluster: Cluster, plan: Plan, network: Network, resume_plan: ResumePlan, vectors: dict[str, Array] | None
+    cluster: Cluster,
+    plan: Plan,
+    network: Network,
+    resume_plan: ResumePlan,
+    vectors: dict[str, Array] | None,
+    run_dir: str | None,
 ) -> Beginning:
-    """Fill the vectors with initial values or those of a checkpoint. Collective over all ranks.
+    """Fill the vectors with initial values, or those of a checkpoint or of memory. Collective over all ranks.
 
     A checkpoint is read once, and its digests are verified while reading. If any rank finds a checkpoint damaged, all
     ranks skip it and try the one before.
 
     Args:
         vectors: ``Strategy.initial_vectors``, of which some rank must have some.
+        run_dir: See ``kept_run_dir``.
 
     Raises:
         CheckpointError: On every rank: all checkpoints are damaged, or the newest intact one does not fit.
     """
-    if resume_plan.resume:
+    kept = resume_from_memory(cluster, plan, vectors, run_dir, newer_than=resume_plan.step)
+    if kept is not None:
+        beginning = Beginning(*kept, resumed="memory")
+    elif resume_plan.resume:
         beginning = _resume(cluster, plan, resume_plan, vectors)
     else:
         _initialize(cluster, plan, network, resume_plan.init_from, vectors)
@@ -72,7 +82,7 @@ def _resume(cluster: Cluster, plan: Plan, resume_plan: ResumePlan, vectors: dict
     """Read the requested checkpoint, or the newest undamaged one."""
     paths, read = resume_plan.resume, partial(_read, cluster, plan, vectors)
     if not resume_plan.auto:
-        return Beginning(*read(paths[0]), resumed=paths[0], saved=resume_plan.saved)
+        return Beginning(*read(paths[0]), resumed=str(paths[0]), saved=resume_plan.saved)
     # All ranks agree on which checkpoints are damaged, so that all continue with the same one.
     intact, skipped = checkpoint.first_intact(paths, read)
     if intact is None:
@@ -83,7 +93,7 @@ def _resume(cluster: Cluster, plan: Plan, resume_plan: ResumePlan, vectors: dict
         none.on_all_ranks = True
         raise none
     path, restored = intact
-    return Beginning(*restored, resumed=path, saved=resume_plan.saved, skipped=tuple(skipped))
+    return Beginning(*restored, resumed=str(path), saved=resume_plan.saved, skipped=tuple(skipped))
 
 
 def _read(cluster: Cluster, plan: Plan, vectors: dict[str, Array] | None, path: Path) -> Restored:

@@ -40,6 +40,7 @@ from ..process.run_directory import cannot_write, check_files, new_run_dir
 from ..process.signals import Signals, TimeLimit
 from ..strategy.select import make_server, trains_on_gpus
 from .loop import Loop, RunFiles
+from .memory_recovery import kept_run_dir
 from .messages import headline, notes_on_data
 from .placement_report import placement_report
 from .resources import check_devices, limit_threads, limit_threads_of_torch, restart_blas_threads
@@ -159,7 +160,7 @@ def _session(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
             for note in [*notes, *resume_plan.notes, *notes_on_data(job)]:
                 _log.info("%s", note)
         if cluster.is_server:
-            _serve(cluster, job, plan, resume_plan, telemetry, request.loop)
+            _serve(cluster, job, plan, resume_plan, telemetry, request.loop, kept_run_dir(session.run_dir))
             end = RunEnd("finished")
             yield session
         else:
@@ -182,11 +183,17 @@ def _session(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
 
 
 def _serve(
-    cluster: Cluster, job: Job, plan: Plan, resume_plan: ResumePlan, telemetry: Telemetry, loop: type[Loop]
+    cluster: Cluster,
+    job: Job,
+    plan: Plan,
+    resume_plan: ResumePlan,
+    telemetry: Telemetry,
+    loop: type[Loop],
+    run_dir: str | None,
 ) -> None:
     """Run a parameter server for workers with this training loop."""
     server = make_server(cluster, plan, TrainingState(plan.layout, job.network.frozen))
-    beginning = restore(cluster, plan, job.network, resume_plan, server.initial_vectors)
+    beginning = restore(cluster, plan, job.network, resume_plan, server.initial_vectors, run_dir)
     server.start(beginning.progress)
     if not beginning.is_complete(plan):
         telemetry.open(None, 0)

@@ -49,6 +49,7 @@ from .evaluation import Evaluator
 from .hook_state import load_hooks, save_hooks
 from .hooks import KeepFlushing, Log, ReportStep, Save, ShowProgress, Stop, Validate
 from .loop import Loop, RunFiles
+from .memory_recovery import KeepInMemory, kept_run_dir, make_state_writer
 from .messages import describe_job, summary
 from .restore import restore
 from .slow_workers import ReportSlowWorker
@@ -90,7 +91,8 @@ class Worker:
         compile_kernels(cluster, devices, plan.dtype)
         state = TrainingState(plan.layout, job.network.frozen)
         strategy = make_strategy(cluster, plan, devices, state)
-        beginning = restore(cluster, plan, job.network, self.resume_plan, strategy.initial_vectors)
+        run_dir = kept_run_dir(files.folder)
+        beginning = restore(cluster, plan, job.network, self.resume_plan, strategy.initial_vectors, run_dir)
         with self._errors_of_workers():
             strategy.start(beginning.progress, beginning.extra_state)
         for why in beginning.skipped:
@@ -148,6 +150,9 @@ class Worker:
             *([] if files.console is None else [ShowProgress(files.console)]),
         ]
         accumulation = GradientAccumulation(model, strategy.grads, config.training.accumulate_steps)
+        if run_dir is not None:
+            writer = make_state_writer(cluster, plan, run_dir, strategy.synchronous)
+            hooks.append(KeepInMemory(strategy, extra_state, writer))
         loop = self.loop(cluster, plan, strategy, model, accumulation, loader, files, hooks)
         self.telemetry.attach(loop, resumed=beginning.resumed is not None)
         _log.info("%s", describe_job(loop, job.train_split, beginning.resumed))

@@ -56,6 +56,36 @@ def test_a_run_continues_without_a_lost_host(runs: StartRun, mpi: Mpi) -> None:
     assert max(checkpoint.steps(run.run_dir / "checkpoints")) == 3000
 
 
+def test_a_run_without_a_lost_host_continues_from_memory(runs: StartRun, openmpi: Mpi) -> None:
+    run = runs(openmpi, "--max-restarts", "2", "--min-ranks", "2", "--save-secs", "0", steps="4000")
+    run.wait_for_ranks()
+    time.sleep(1)
+    step = run.wait_for_ranks()[0].step
+    run.gone.write_text("3\n")
+    run.network.kill(3)
+    assert _resumed_at(run) > step / 4
+    assert list(checkpoint.steps(run.run_dir / "checkpoints")) == [4000]
+
+
+def test_a_server_gets_its_state_from_the_memory_of_the_chiefs_host(runs: StartRun, openmpi: Mpi) -> None:
+    flags = ("--mode", "async", "--ps", "1", "--no-normalize", "--max-restarts", "2", "--save-secs", "0")
+    run = runs(openmpi, *flags, steps="4000")
+    run.wait_for_ranks()
+    time.sleep(1)
+    os.kill(run.wait_for_ranks()[2].pid, signal.SIGKILL)
+    assert _resumed_at(run) > 0
+
+
+def _resumed_at(run: Run) -> int:
+    """Return the step at which the only restart has continued, after the end of the run."""
+    status, out, err = run.end()
+    assert status == 0, out + "\n".join(err)
+    lines = map(json.loads, (run.run_dir / "metrics.jsonl").read_text().splitlines())
+    (resumed_at,) = [line["resumed"] for line in lines if "resumed" in line]
+    assert not any(".h5" in line for line in err)
+    return int(resumed_at)
+
+
 def test_a_rank_that_died_is_named_last(runs: StartRun, mpi: Mpi) -> None:
     run = runs(mpi, "--max-restarts", "1")
     first = run.wait_for_ranks()[1].pid

@@ -26,7 +26,7 @@ class Run:
 
     def __init__(self, hosts: Hosts, mpi: Mpi, folder: Path, *flags: str, steps: str = FOREVER) -> None:
         self.network, self.run_dir, self.gone = hosts.network, folder / "run", folder / "gone"
-        words = self.network.run(mpi.python, [1, 1, 1], *FLAGS, *flags, *JOB, "--train-steps", steps)
+        words = self.network.run(mpi.python, [1, 1, 1], *FLAGS, *JOB, "--train-steps", steps, *flags)
         environment = {**os.environ, **self.network.environment, "MPITRAIN_TEST_GONE": str(self.gone)}
         self.process = subprocess.Popen(
             [*words, "--run-dir", str(self.run_dir)],
@@ -47,7 +47,11 @@ class Run:
         deadline = time.monotonic() + 40
         while True:
             entries = rank_status.read(self.run_dir)
-            if len(entries) == 3 and entries[1].pid != other_than and all(entry.step for entry in entries):
+            if (
+                len(entries) == 3
+                and entries[1].pid != other_than
+                and all(entry.step or entry.role == "ps" for entry in entries)
+            ):
                 return entries
             self._check(deadline)
 

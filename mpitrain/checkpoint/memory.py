@@ -1,0 +1,228 @@
+"""The newest states of a run in files in memory, from which its ranks restart.
+
+A file has a head, the flat vectors, other arrays, and a description of these. There are two files: one holds a complete
+state while the other one is written. A process that is killed has done all stores before some instruction and none
+after it, so a state is complete if the head says so; it needs no digest. Nothing is pickled.
+
+    head         identifier, whether the state is complete, step, and the description's place and checksum
+    arrays       each begins on a page
+    description  JSON: key, data cursor, extra state, and dtype, shape and offset of each array
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.extra_state import StoredState, Versioned
+from ..core.layout import PAGE, Array, Layout
+from ..plan.progress import Progress
+from ..process import state_folder
+from .snapshot import Snapshot
+
+_HEAD = struct.Struct("<16s5Q")  # the identifier, is_complete, step, and of the description: offset, length, CRC-32
+_MAGIC = b"mpitrain state 1"
+_FILES = ("0", "1")
+_VECTORS = ""  # in place of a namespace
+
+NamedArray = tuple[str, str, Array]  # namespace, name, values
+
+
+class StateInMemory(NamedTuple):
+    """A complete state.
+
+    Attributes:
+        step: The number of completed steps.
+        path: Its file.
+    """
+
+    step: int
+    path: Path
+
+
+def state_key(layout: Layout, vectors: Iterable[str], dtype: Any, seed: int) -> str:
+    """Return a text that differs between runs which cannot continue from each other's states."""
+    facts = repr((sorted(vectors), np.dtype(dtype).str, seed)).encode()
+    return hashlib.blake2b(layout.digests().tobytes() + facts, digest_size=16).hexdigest()
+
+
+class StateWriter:
+    """Keeps the newest state of a run on this host. Local; one rank of a host has one.
+
+    Args:
+        run_dir: The absolute path of the run directory.
+        key: See ``state_key``.
+    """
+
+    def __init__(self, run_dir: str, key: str) -> None:
+        self._run_dir, self._key = run_dir, key
+        newest = newest_state(run_dir)
+        self._next = 1 if newest is not None and newest.path.name == _FILES[0] else 0
+        self._files: dict[int, _File] = {}
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Copy a state into memory, in place of the older one of the two that are there.
+
+        Raises:
+            OSError: There is no room for it.
+        """
+        arrays: list[NamedArray] = [(_VECTORS, name, vector) for name, vector in snapshot.vectors.items()]
+        extra: dict[str, tuple[int, dict[str, Any]]] = {}
+        for namespace, (version, values) in snapshot.extra_state.items():
+            extra[namespace] = version, {}
+            for name, value in values.items():
+                if isinstance(value, (bool, int, float, str)):
+                    extra[namespace][1][name] = value
+                else:
+                    arrays.append((namespace, name, np.asarray(value)))
+        facts = {"key": self._key, "data_cursor": snapshot.data_cursor, "extra": extra}
+        if self._next not in self._files:
+            self._files[self._next] = self._open(sum(_pages(array) for _, _, array in arrays) + 2 * PAGE)
+        self._files[self._next].write(snapshot.step, facts, arrays)
+        self._next = 1 - self._next
+
+    def remove(self) -> None:
+        """Remove the states on this host."""
+        self._files.clear()
+        state_folder.remove(self._run_dir)
+
+    def _open(self, nbytes: int) -> _File:
+        """Return the next file, in the first folder that has room.
+
+        Raises:
+            OSError: None has.
+        """
+        error = OSError()
+        for folder in state_folder.folders(self._run_dir):
+            path = folder / _FILES[self._next]
+            try:
+                state_folder.make(folder, self._run_dir)
+                return _File(path, nbytes)
+            except OSError as caught:
+                error = caught
+                with suppress(OSError):
+                    path.unlink()
+        raise error
+
+
+def states(run_dir: str, key: str | None = None) -> list[StateInMemory]:
+    """Return the complete states of a run on this host, the highest step first.
+
+    Args:
+        run_dir: The absolute path of the run directory.
+        key: Only states with this key; None for all.
+    """
+    complete = []
+    for folder in state_folder.existing(run_dir):
+        for name in _FILES:
+            with suppress(OSError, ValueError, KeyError):
+                step, facts = _read_facts(folder / name)
+                if key in (None, facts["key"]):
+                    complete.append(StateInMemory(step, folder / name))
+    return sorted(complete, reverse=True)
+
+
+def newest_state(run_dir: str) -> StateInMemory | None:
+    """Return the complete state of the highest step on this host, or None."""
+    return next(iter(states(run_dir)), None)
+
+
+def read_state(path: Path, vectors: Mapping[str, Array]) -> tuple[Progress, StoredState]:
+    """Fill vectors, shape (layout.size,) each, from a complete state; return its progress and extra state. Local.
+
+    Raises:
+        OSError, ValueError: The state is not there any more.
+    """
+    step, facts = _read_facts(path)
+    stored = np.memmap(path, np.uint8, "r")
+    state = {namespace: Versioned(version, values) for namespace, (version, values) in facts["extra"].items()}
+    for namespace, name, dtype, shape, offset in facts["arrays"]:
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        array = stored[offset : offset + nbytes].view(dtype).reshape(shape)
+        if namespace != _VECTORS:
+            facts["extra"][namespace][1][name] = np.array(array)
+        elif name in vectors:
+            vectors[name][:] = array
+    return Progress(step, int(facts["data_cursor"])), StoredState(state)
+
+
+class _File:
+    """A file in memory with one state.
+
+    Raises:
+        OSError: There is no room for it.
+    """
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        self._path = path
+        self._map(nbytes)
+
+    def _map(self, nbytes: int) -> None:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            os.pwrite(descriptor, bytes(_HEAD.size), 0)
+            os.posix_fallocate(descriptor, 0, nbytes)  # else the first store to a page without room would be a SIGBUS
+            self._mapped = mmap.mmap(descriptor, nbytes)
+            self._memory = np.frombuffer(self._mapped, np.uint8)
+        finally:
+            os.close(descriptor)
+
+    def write(self, step: int, facts: Mapping[str, Any], arrays: Sequence[NamedArray]) -> None:
+        """Replace the state; it is not complete while this call runs.
+
+        Raises:
+            OSError: There is no room for it.
+        """
+        places, at = [], PAGE
+        for namespace, name, array in arrays:
+            places.append((namespace, name, array.dtype.str, array.shape, at))
+            at += _pages(array)
+        description = json.dumps({**facts, "arrays": places}).encode()
+        if len(self._memory) < at + len(description):
+            self._map(at + 2 * len(description))
+        memory = self._memory
+        _HEAD.pack_into(self._mapped, 0, _MAGIC, 0, 0, 0, 0, 0)
+        for (*_, start), (_, _, array) in zip(places, arrays, strict=True):
+            np.copyto(memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape), array)
+        memory[at : at + len(description)] = np.frombuffer(description, np.uint8)
+        where = (at, len(description), zlib.crc32(description))
+        _HEAD.pack_into(self._mapped, 0, _MAGIC, 0, step, *where)
+        _HEAD.pack_into(self._mapped, 0, _MAGIC, 1, step, *where)
+
+
+def _read_facts(path: Path) -> tuple[int, dict[str, Any]]:
+    """Return the step of a state, and its description.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: The state is not complete.
+    """
+    with path.open("rb") as file:
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            raise ValueError("no state")
+        magic, is_complete, step, offset, length, checksum = _HEAD.unpack(head)
+        if magic != _MAGIC or not is_complete:
+            raise ValueError("not complete")
+        file.seek(offset)
+        description = file.read(length)
+    if zlib.crc32(description) != checksum:
+        raise ValueError("not complete")
+    facts: dict[str, Any] = json.loads(description)
+    return step, facts
+
+
+def _pages(array: Array) -> int:
+    """Return the bytes of the pages that an array takes."""
+    return -(-array.nbytes // PAGE) * PAGE

@@ -1,0 +1,167 @@
+"""Restarts from memory: every host keeps the newest state, and the ranks of the next attempt continue from it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..checkpoint.memory import StateInMemory, StateWriter, read_state, state_key, states
+from ..comm.cluster import Cluster
+from ..comm.mpi import MPI
+from ..core.extra_state import ExtraState, StoredState
+from ..core.layout import Array
+from ..monitor.trace import span
+from ..plan.hook import Hook
+from ..plan.plan import Plan
+from ..plan.progress import ConsistentPoint, Progress
+from ..process.launcher_env import KEEPS_STATE
+from ..process.rank_status import RUN_DIR_VARIABLE
+from ..strategy.base import Strategy
+
+_log = logging.getLogger(__name__)
+
+REASON = "keep in memory"  # of a consistent point
+_SHARE = 0.01  # of the time of training
+_PIECE = 1 << 28  # elements of a message
+
+
+def kept_run_dir(folder: Path) -> str | None:
+    """Return the run directory whose newest state is kept in memory; None if ``mpitrain run`` has not asked for it.
+
+    Args:
+        folder: The directory of the training: a script may train in another one than that of the run.
+    """
+    run_dir = os.environ.get(RUN_DIR_VARIABLE)
+    if KEEPS_STATE not in os.environ or run_dir is None or os.path.realpath(folder) != os.path.realpath(run_dir):
+        return None
+    return run_dir
+
+
+def make_state_writer(cluster: Cluster, plan: Plan, run_dir: str, synchronous: bool) -> StateWriter | None:
+    """Return the writer of this host's states; None on ranks that do not have one. Local.
+
+    The first worker of each host has one if all workers take the same steps, otherwise the chief alone: these ranks
+    have complete snapshots.
+    """
+    writer = next(rank for rank in cluster.worker_ranks if cluster.host_of[rank] == cluster.host)
+    if cluster.rank != (writer if synchronous else cluster.chief_rank):
+        return None
+    return StateWriter(run_dir, _key_of(plan))
+
+
+class KeepInMemory(Hook):
+    """Keeps the newest state in memory, as often as 1 % of the time allows by the chief's clock.
+
+    Args:
+        strategy, extra_state: Return the state.
+        writer: Writes it; None on ranks that do not.
+    """
+
+    def __init__(self, strategy: Strategy, extra_state: Callable[[], ExtraState], writer: StateWriter | None) -> None:
+        self._strategy, self._extra_state, self._writer = strategy, extra_state, writer
+        self._is_requested = self._has_failed = False
+        self._due_at = self._stepped_at = 0.0
+
+    def begin(self, loop: Any) -> None:
+        self._chief = loop.cluster.chief
+        self._due_at = time.perf_counter()
+
+    def after_step(self, loop: Any) -> None:
+        if self._chief and not self._has_failed:
+            self._stepped_at = time.perf_counter()
+            if self._stepped_at >= self._due_at and not self._is_requested:
+                self._is_requested = True
+                loop.request_pause(REASON)
+
+    def at_consistent_point(self, loop: Any, point: ConsistentPoint) -> None:
+        if REASON not in point.reasons:
+            return
+        with span("save"):
+            snapshot = self._strategy.snapshot()
+            snapshot.extra_state = {**snapshot.extra_state, **self._extra_state()}
+            if self._writer is not None and not self._has_failed:
+                try:
+                    self._writer.write(snapshot)
+                except OSError as error:
+                    self._has_failed = True
+                    self._writer.remove()
+                    _log.warning(
+                        "the state cannot be kept in memory: %s; a restart resumes from the newest checkpoint",
+                        error.strerror or error,
+                    )
+            snapshot.release()
+        self._is_requested = False
+        now = time.perf_counter()
+        self._due_at = now + (now - self._stepped_at) / _SHARE
+
+    def end(self, loop: Any) -> None:
+        """Remove the states: the last checkpoint is on disk."""
+        if self._writer is not None:
+            self._writer.remove()
+
+
+def resume_from_memory(
+    cluster: Cluster, plan: Plan, vectors: dict[str, Array] | None, run_dir: str | None, newer_than: int
+) -> tuple[Progress, StoredState] | None:
+    """Fill the vectors with the newest state in memory of any host. Collective over all ranks.
+
+    Args:
+        vectors: Those of this rank, by name; None if it has none.
+        run_dir: See ``kept_run_dir``.
+        newer_than: Only a state of a higher step.
+
+    Returns:
+        Its progress and extra state on ranks with vectors; None on all ranks if there is no such state.
+    """
+    if run_dir is None:
+        return None
+    here = {state.step: state for state in reversed(states(run_dir, _key_of(plan)))}
+    everywhere = cluster.comm.allgather(sorted(here))
+    step = max((step for steps in everywhere for step in steps), default=-1)
+    if step <= newer_than:
+        return None
+    root = next(rank for rank, steps in enumerate(everywhere) if step in steps)
+    lacks = vectors is not None and step not in here
+    with cluster.agree("reading the state in memory"):
+        restored = Progress(step, 0), StoredState()
+        if vectors is not None and not lacks:
+            restored = read_state(here[step].path, vectors)
+    if cluster.any(lacks):
+        restored = _send(cluster, plan, here.get(step), vectors, restored, root, lacks)
+    return restored
+
+
+def _send(
+    cluster: Cluster,
+    plan: Plan,
+    state: StateInMemory | None,
+    vectors: dict[str, Array] | None,
+    restored: tuple[Progress, StoredState],
+    root: int,
+    lacks: bool,
+) -> tuple[Progress, StoredState]:
+    """Send a state from rank ``root`` to the ranks that lack it. Collective over all ranks."""
+    member = lacks or cluster.rank == root
+    comm = cluster.comm.Split(0 if member else MPI.UNDEFINED, key=0 if cluster.rank == root else 1 + cluster.rank)
+    if not member:
+        return restored
+    if vectors is None:
+        assert state is not None
+        vectors = {name: np.empty(plan.layout.size, plan.dtype) for name in plan.vectors}
+        restored = read_state(state.path, vectors)
+    for name in sorted(plan.vectors):
+        for lo in range(0, plan.layout.size, _PIECE):
+            comm.Bcast(vectors[name][lo : lo + _PIECE])
+    restored = comm.bcast(restored)
+    comm.Free()
+    return restored
+
+
+def _key_of(plan: Plan) -> str:
+    return state_key(plan.layout, plan.vectors, plan.dtype, plan.config.training.seed)

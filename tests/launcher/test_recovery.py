@@ -1,0 +1,96 @@
+"""Restarts from memory: killed runs end as if they had not been killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from mpitrain import checkpoint
+from mpitrain.checkpoint.memory import newest_state
+from mpitrain.process import state_folder
+
+from ..support.launch import JOBS, Mpi, one_line, run
+from ..support.recovery import NO_CHECKPOINTS, KilledRun
+from ..support.results import SMALL, assert_same_bits, final
+
+STEPS = 3000
+FLAGS = ("--train-steps", str(STEPS), "--validate-steps", "0", "--log-steps", "0", "--threads", "1")
+
+
+@pytest.mark.parametrize(
+    ("n", "flags"),
+    [(2, ()), (3, ("--no-shared-memory",)), (2, ("--mode", "local", "--local-steps", "3"))],
+    ids=["sync", "nodes", "local"],
+)
+def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(
+    openmpi: Mpi, n: int, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    openmpi.train(n, SMALL, *FLAGS, *NO_CHECKPOINTS, *flags, "--run-dir", tmp_path / "whole")
+    with KilledRun(openmpi, n, tmp_path / "killed", SMALL, *FLAGS, *flags) as killed:
+        step = 0
+        for number in (1, 0):
+            step = killed.wait_for_state(step)
+            killed.kill("worker", number)
+        killed.end()
+        resumed_at = killed.resumed_at
+    assert len(resumed_at) == 2 and 0 < resumed_at[0] < resumed_at[1]
+    assert list(checkpoint.steps(tmp_path / "killed" / "checkpoints")) == [STEPS]
+    assert_same_bits(final(tmp_path / "killed"), final(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize(("mode", "role"), [("async", "worker"), ("async", "ps"), ("backup", "ps")])
+def test_runs_with_servers_continue(mpi: Mpi, mode: str, role: str, tmp_path: Path) -> None:
+    flags = ("--mode", mode, "--ps", "1", "--no-normalize")
+    with KilledRun(mpi, 3, tmp_path / "run", SMALL, *FLAGS, *flags) as killed:
+        step = killed.wait_for_state(0)
+        killed.kill(role, 0)
+        killed.end()
+        assert len(killed.resumed_at) == 1 and killed.resumed_at[0] >= step
+    (last,) = checkpoint.steps(tmp_path / "run" / "checkpoints").values()
+    with checkpoint.Checkpoint(last) as opened:
+        assert opened.step == STEPS
+        if mode == "async":  # no example was left out or used twice; in backup, late gradients are dropped
+            assert opened.attributes["/"]["position"] == 12 * STEPS
+
+
+def test_the_same_command_continues_after_all_processes_were_killed(openmpi: Mpi, tmp_path: Path) -> None:
+    openmpi.train(2, SMALL, *FLAGS, *NO_CHECKPOINTS, "--run-dir", tmp_path / "whole")
+    run_dir = tmp_path / "killed"
+    with KilledRun(openmpi, 2, run_dir, SMALL, *FLAGS) as killed:
+        step = killed.wait_for_state(0)
+        os.kill(killed.process.pid, signal.SIGKILL)
+        killed.process.wait(timeout=20)
+    assert newest_state(str(run_dir)) is not None
+    with KilledRun(openmpi, 2, run_dir, SMALL, *FLAGS) as again:
+        again.end()
+        assert len(again.resumed_at) == 1 and again.resumed_at[0] >= step
+    assert_same_bits(final(run_dir), final(tmp_path / "whole"))
+
+
+def test_states_are_not_used_where_the_user_asks_for_something_else(openmpi: Mpi, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    for flags in (("--resume", "never"), ("--recover", "checkpoint"), ("--hidden-units", "10")):
+        with KilledRun(openmpi, 1, run_dir, SMALL, "--train-steps", "100000000") as killed:
+            killed.wait_for_state(0)
+            os.kill(killed.process.pid, signal.SIGKILL)
+            killed.process.wait(timeout=20)
+        assert state_folder.existing(str(run_dir))
+        with KilledRun(openmpi, 1, run_dir, SMALL, "--train-steps", "5", "--keep", "0", *flags) as again:
+            again.end()
+            assert not again.resumed_at
+        shutil.rmtree(run_dir / "checkpoints")
+
+
+def test_bad_flags(openmpi: Mpi) -> None:
+    for words in (["--recover", "memory"], ["--recover", "disk", "--max-restarts", "1"]):
+        done = run([str(openmpi.python), "-m", "mpitrain", "run", *words, str(JOBS / "small.py")])
+        assert done.returncode == 2
+        assert "--recover" in done.stderr
+    words = ["--recover", "memory", "--max-restarts", "1", "--", "true"]
+    done = run([str(openmpi.python), "-m", "mpitrain", "run", *words])
+    assert done.returncode == 2
+    assert "--recover" in one_line(done.stderr)

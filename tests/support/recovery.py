@@ -1,0 +1,91 @@
+"""Runs whose processes are killed, and which restart from memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+
+from mpitrain.checkpoint.memory import newest_state, states
+from mpitrain.process import rank_status, state_folder
+
+from .kills import ranks_of
+from .launch import LAUNCHER_ENVIRONMENT, Mpi
+
+TIMEOUT_S = 90
+NO_CHECKPOINTS = ("--save-secs", "0", "--save-steps", "0")  # but the last one
+
+
+class KilledRun:
+    """``mpitrain run`` with restarts from memory and no checkpoint on disk, until it ends.
+
+    Attributes:
+        process: The supervisor.
+    """
+
+    def __init__(self, mpi: Mpi, n: int, run_dir: Path, job: Path, *flags: str, restarts: int = 100) -> None:
+        self.run_dir, self._random = run_dir, random.Random(str(run_dir))
+        words = [str(mpi.python), "-m", "mpitrain", "run", "-n", str(n), "--max-restarts", str(restarts)]
+        words += [str(job), *NO_CHECKPOINTS, *flags, "--run-dir", str(run_dir)]
+        self._output = run_dir.with_suffix(".output").open("a+")
+        self.process = subprocess.Popen(
+            words,
+            env={**os.environ, **LAUNCHER_ENVIRONMENT},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+        )
+
+    def __enter__(self) -> KilledRun:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+        self.process.wait(timeout=TIMEOUT_S)
+        self._output.close()
+
+    @property
+    def output(self) -> str:
+        return self.run_dir.with_suffix(".output").read_text()
+
+    @property
+    def resumed_at(self) -> list[int]:
+        """The steps at which the restarts have continued."""
+        lines = map(json.loads, (self.run_dir / "metrics.jsonl").read_text().splitlines())
+        return [line["resumed"] for line in lines if "resumed" in line]
+
+    def wait_for_state(self, after: int) -> int:
+        """Return the step of the newest state in memory, once it is higher than ``after`` and all ranks train."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            assert time.monotonic() < deadline and self.process.poll() is None, self.output
+            kept = newest_state(str(self.run_dir))
+            steps = [rank.step for rank in rank_status.read(self.run_dir) if rank.role != "ps"]
+            if kept is not None and kept.step > after and steps and min(steps) > after:
+                return kept.step
+            time.sleep(0.002)
+
+    def kill(self, role: str, number: int) -> None:
+        """Kill a rank at a random moment."""
+        time.sleep(self._random.uniform(0, 0.03))
+        ranks = [rank for rank in rank_status.read(self.run_dir) if rank.role == role]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(ranks[number % len(ranks)].pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Wait for the end, which must be regular; nothing is left."""
+        status = self.process.wait(timeout=TIMEOUT_S)
+        assert status == 0, self.output
+        self.assert_nothing_is_left()
+
+    def assert_nothing_is_left(self) -> None:
+        assert not ranks_of(self.run_dir)
+        assert not state_folder.existing(str(self.run_dir))
+        assert not states(str(self.run_dir))
