@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,9 @@ import click
 
 from ..errors import UserError
 from ..monitor.rank_log import show_warnings
+from ..process.fork_server import start_server
+from ..process.launcher_env import MAX_RESTARTS, RESTART_COUNT
+from ..process.rank_status import RUN_DIR_VARIABLE
 from ..process.standard_streams import open_closed_streams
 from ..version import __version__
 from .invoke import invoke
@@ -102,6 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except UserError as error:  # there is no usable MPI library
             print(f"mpitrain: {error}", file=sys.stderr)
             return error.exit_status
+        if int(os.environ.get(MAX_RESTARTS, "0")) and RUN_DIR_VARIABLE in os.environ:
+            is_restart = os.environ.get(RESTART_COUNT, "0") != "0"
+            start_server(os.environ[RUN_DIR_VARIABLE], is_restart, main)
         command = train_command()
         if command.script_in(arguments[1:]) is not None:
             run_script(lambda: invoke(command, arguments[1:]))

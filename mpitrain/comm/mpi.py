@@ -42,6 +42,9 @@ _LAUNCHERS = (
     ("SLURM_STEP_NUM_TASKS", "srun"),
 )
 
+# Where Linux lists the devices of networks that libfabric can use: InfiniBand, Omni-Path and EFA; Slingshot.
+_FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
+
 
 def start() -> MPI.Intracomm:
     """Start MPI, unless it has been started, and return the world communicator. Collective over ``COMM_WORLD``.
@@ -54,7 +57,7 @@ def start() -> MPI.Intracomm:
     if is_foreign_launcher(os.environ, MPI.Get_library_version()):
         check_launcher(os.environ, 1)
     if not MPI.Is_initialized():
-        with _transports_of_one_node(), warnings.catch_warnings():
+        with _chosen_transports(), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # about launchers; check_launcher reports it with a fix
             MPI.Init_thread()
     check_launcher(os.environ, MPI.COMM_WORLD.size)
@@ -62,16 +65,18 @@ def start() -> MPI.Intracomm:
 
 
 @contextmanager
-def _transports_of_one_node() -> Iterator[None]:
-    """Exclude Open MPI's transports for TCP and libfabric if all ranks run on this node, unless the user chose some.
+def _chosen_transports() -> Iterator[None]:
+    """Exclude transports of Open MPI that cannot be useful, unless the user chose some.
 
-    The one for TCP opens ports that other hosts can reach. The one for libfabric waits a second before it gives up.
+    The one for TCP opens ports that other hosts can reach: excluded if all ranks run on this node. The one for
+    libfabric waits a second before it gives up: excluded also where this host has no such network.
     """
-    name = "OMPI_MCA_btl"
-    if name in os.environ or not is_on_one_node(os.environ):
+    name, on_one_node = "OMPI_MCA_btl", is_on_one_node(os.environ)
+    has_fabric = any(map(os.path.isdir, _FABRICS))
+    if name in os.environ or (has_fabric and not on_one_node):
         yield
         return
-    os.environ[name] = "^tcp,ofi"
+    os.environ[name] = "^tcp,ofi" if on_one_node else "^ofi"
     try:
         yield
     finally:

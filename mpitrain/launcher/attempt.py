@@ -322,7 +322,8 @@ class Attempt:
             host_watcher.end_ranks(str(self._run_dir))  # and the processes that they have started
             # A killed Open MPI launcher leaves a session directory that breaks a later one with the same process id.
             within_s = time.time() - self._began + 1.0
-            host_watcher.remove_leftovers(str(self._run_dir), within_s)
+            files = host_watcher.remove_ended_sessions(str(self._run_dir), within_s)
+            threading.Thread(target=host_watcher.remove_unused, args=(files,)).start()  # a restart need not wait
             words = [sys.executable, host_watcher.__file__, "end", str(self._run_dir), f"{within_s:.0f}"]
             self.unreachable = self._agent.run_on_each((host, shlex.join(words)) for host in self._others)
 

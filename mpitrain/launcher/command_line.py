@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..batch_systems.registry import is_allocation
 from ..core import openblas as blas
+from ..process import fork_server
 from .hosts import Host
 from .mpi_flavors import Launcher
 
@@ -100,18 +101,25 @@ class Command:
 
 
 def compose(
-    launcher: Launcher, spec: LaunchSpec, machine: LocalMachine, arguments: Sequence[str], command: str = "train"
+    launcher: Launcher,
+    spec: LaunchSpec,
+    machine: LocalMachine,
+    arguments: Sequence[str],
+    command: str = "train",
+    is_restart: bool = False,
 ) -> Command:
     """Return the command line that starts the ranks, each of which runs ``mpitrain COMMAND ARGUMENTS``.
 
-    Settings in the user's environment or in ``spec.words`` take precedence.
+    Settings in the user's environment or in ``spec.words`` take precedence. After a restart, the fork server of each
+    host starts the ranks.
     """
     parts = _open_mpi(launcher, spec, machine) if launcher.flavor == "openmpi" else _hydra(launcher, spec, machine)
     words, environment = parts
     # Include variables that this package set in this process: the shell that the command is pasted into lacks them.
     ours = {n: value for n, value in environment.items() if n == "PATH" or machine.environ.get(n, value) == value}
     start = [launcher.program, *(["-n", str(spec.ranks)] if spec.ranks is not None else [])]
-    rank = [sys.executable, "-m", "mpitrain", command, *arguments]
+    start_rank = ["-S", "-E", fork_server.__file__] if is_restart and command == "train" else ["-m", "mpitrain"]
+    rank = [sys.executable, *start_rank, command, *arguments]
     return Command([*start, *words, *spec.words, *rank], {**ours, **spec.env})
 
 

@@ -21,7 +21,7 @@ from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..plan.launch_options import LaunchOptions
 from ..plan.request import LaunchRequest, Workload
-from ..process import host_watcher, launcher_env, rank_status, state_folder
+from ..process import fork_server, host_watcher, launcher_env, rank_status, state_folder
 from ..process.failure import Failure, record_failure
 from ..process.network import interface_of, parse_subnet
 from ..process.pid import is_alive
@@ -73,7 +73,7 @@ def run(request: LaunchRequest) -> int:
             try:
                 return supervisor.run()
             finally:
-                supervisor.remove_states()
+                supervisor.clean_up()
 
 
 def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]:
@@ -236,15 +236,18 @@ class _Supervisor:
             if self._interrupts.received:
                 return self._interrupted()
 
-    def remove_states(self) -> None:
-        """Remove the states in memory, on this host and on hosts whose ranks have not ended by themselves."""
-        if not self._launch.keeps_state:
+    def clean_up(self) -> None:
+        """Remove what restarts need, here and on hosts whose ranks have not ended by themselves."""
+        run_dir = str(self._launch.run_dir)
+        if not self._launch.request.options.max_restarts:
             return
-        state_folder.remove(str(self._launch.run_dir))
+        state_folder.remove(run_dir)
+        fork_server.stop_server(run_dir)
         if self._failed:
+            scripts = (state_folder.__file__, "remove", run_dir), (fork_server.__file__, "stop", run_dir)
+            command = "; ".join(shlex.join([sys.executable, *words]) for words in scripts)
             hosts = [host.name for host in self._spec.hosts or () if not is_local(host.name)]
-            words = [sys.executable, state_folder.__file__, "remove", str(self._launch.run_dir)]
-            self._agent.run_on_each((host, shlex.join(words)) for host in hosts)
+            self._agent.run_on_each((host, command) for host in hosts)
 
     def _attempt(self) -> Outcome:
         """Run one attempt; retry once if the launcher itself failed to start."""
@@ -295,7 +298,9 @@ class _Supervisor:
             ours[COLUMNS_VARIABLE] = str(columns)
         workload = self._workload()
         spec_of_attempt = replace(spec, env={**spec.env, **ours})
-        command = compose(launch.launcher, spec_of_attempt, launch.machine, workload.words, workload.command)
+        command = compose(
+            launch.launcher, spec_of_attempt, launch.machine, workload.words, workload.command, self._restarts > 0
+        )
         hosts = [host.name for host in spec.hosts or ()]
         link_timeout_s = launch.request.options.link_timeout
         return Attempt(

@@ -28,6 +28,7 @@ _ENDING_S = 5.0
 _SHM = "/dev/shm"
 _SEGMENT = re.compile(r"(sm_segment|vader_segment|osc_sm|osc_rdma|osc_ucx|mpich_shm|Intel_MPI|ucx_shm)[\w.:-]*")
 _SESSION = re.compile(r"(?:ompi|prted)\.(\d+)")
+_FORK_SERVER = b"mpitrain-forks\n"  # the process name of a server that starts ranks after a failure
 _DAEMONS = (b"prted", b"orted", b"hydra_pmi_proxy", b"hydra_bstrap_pr")  # process names of Open MPI's and Hydra's
 
 
@@ -93,7 +94,16 @@ def remove_leftovers(run_dir: str, within_s: float) -> None:
     """Remove what MPI libraries of killed ranks have left on this host: shared memory, and Open MPI's sessions.
 
     A file is removed if it belongs to this user, is named like such a file, and is not used: no process has mapped the
-    memory, and the process of the session has ended. First waits for the run's processes, which are ending.
+    memory, and the process of the session has ended.
+
+    Args:
+        within_s: Only files that were written within this many seconds.
+    """
+    remove_unused(remove_ended_sessions(run_dir, within_s))
+
+
+def remove_ended_sessions(run_dir: str, within_s: float) -> set[str]:
+    """Wait for the run's processes, which are ending; remove sessions, and return the files in shared memory.
 
     Args:
         within_s: Only files that were written within this many seconds.
@@ -102,7 +112,12 @@ def remove_leftovers(run_dir: str, within_s: float) -> None:
     while _processes_of(run_dir) and time.monotonic() < deadline:
         time.sleep(0.05)
     remove_sessions(since)
-    unused = {path for path in temporary_files(since) if path.startswith(_SHM)}
+    return {path for path in temporary_files(since) if path.startswith(_SHM)}
+
+
+def remove_unused(files: set[str]) -> None:
+    """Remove files in shared memory that no process has mapped; takes 0.2 s if there are any."""
+    unused = set(files)
     for _ in range(2):  # twice: another process may be about to map one that it has just created
         if unused:
             unused -= _mapped_files()
@@ -172,9 +187,9 @@ def _parents(pid: int) -> Iterator[int]:
 
 
 def _processes_of(run_dir: str) -> list[int]:
-    """Return this host's processes of a run, which are identified by their environment."""
+    """Return this host's processes of a run, which are identified by their environment, without the fork server."""
     mark = f"MPITRAIN_RUN_DIR={run_dir}".encode()
-    names = [name for name in os.listdir("/proc") if name.isdigit()]
+    names = [name for name in os.listdir("/proc") if name.isdigit() and _read(f"/proc/{name}/comm") != _FORK_SERVER]
     return [int(name) for name in names if mark in _read(f"/proc/{name}/environ").split(b"\0") and _is_here(name)]
 
 

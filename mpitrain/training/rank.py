@@ -21,6 +21,7 @@ from ..monitor.rank_log import show_warnings
 from ..monitor.trace import span
 from ..plan.config import RunConfig
 from ..plan.script import ScriptRequest
+from ..process.fork_server import stop_server
 from ..process.launcher_env import is_launched, launched_rank
 from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
@@ -150,6 +151,8 @@ class Rank:
         with _WAIT:
             # A launcher may kill the other ranks as soon as one exits with a nonzero status.
             self.cluster.comm.Barrier()
+        if RUN_DIR_VARIABLE in os.environ:
+            stop_server(os.environ[RUN_DIR_VARIABLE], wait=False)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher may send it until this process has ended
         if self.current is not self:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the same

@@ -34,6 +34,7 @@ from ..plan.config import RunConfig, plain
 from ..plan.job import Job, errors_located
 from ..plan.plan import Plan, make_plan
 from ..plan.roles import HOW_ROLES_ARE_GIVEN
+from ..process.fork_server import import_in_server
 from ..process.output_prefix import set_output_prefix
 from ..process.rank_status import RUN_DIR_VARIABLE, RankStatusFile
 from ..process.run_directory import cannot_write, check_files, new_run_dir
@@ -126,6 +127,8 @@ def _session(cluster: Cluster, request: TrainRequest, rank_status: RankStatusFil
             plan = make_plan(job, config, len(cluster.worker_ranks))
             facts = {**config.as_toml(), **job.facts()}
         limit_threads_of_torch(threads)
+    if "torch" in sys.modules and RUN_DIR_VARIABLE in os.environ:
+        import_in_server(os.environ[RUN_DIR_VARIABLE], "torch")
     cluster.check_same(facts)
     cluster.check_layout(plan.layout)
     check_devices(cluster, config, job, devices)

@@ -11,7 +11,8 @@ import pytest
 
 from mpitrain import checkpoint
 from mpitrain.checkpoint.memory import newest_state
-from mpitrain.process import state_folder
+from mpitrain.process import fork_server, state_folder
+from mpitrain.process.pid import parent_of
 
 from ..support.launch import JOBS, Mpi, one_line, run
 from ..support.recovery import NO_CHECKPOINTS, KilledRun
@@ -55,6 +56,23 @@ def test_runs_with_servers_continue(mpi: Mpi, mode: str, role: str, tmp_path: Pa
         assert opened.step == STEPS
         if mode == "async":  # no example was left out or used twice; in backup, late gradients are dropped
             assert opened.attributes["/"]["position"] == 12 * STEPS
+
+
+def test_the_fork_server_starts_the_ranks_of_restarts(mpi: Mpi, tmp_path: Path) -> None:
+    """The first restart is by the server; it is killed with its ranks, so the second one is not."""
+    with KilledRun(mpi, 2, tmp_path / "run", SMALL, "--train-steps", "100000000", "--max-restarts", "3") as killed:
+        pids: set[int] = set()
+        for is_forked in (False, True, False):
+            ranks = killed.wait_for_ranks(other_than=pids)
+            pids |= {rank.pid for rank in ranks}
+            server = parent_of(ranks[1].reaper)
+            assert (Path(f"/proc/{server}/comm").read_bytes().strip() == fork_server.NAME) == is_forked
+            assert os.sched_getscheduler(ranks[1].pid) == os.SCHED_OTHER
+            os.kill(server if is_forked else ranks[1].pid, signal.SIGKILL)
+        killed.wait_for_ranks(other_than=pids)
+        killed.process.send_signal(signal.SIGINT)
+        assert killed.process.wait(timeout=40) == os.EX_TEMPFAIL
+        killed.assert_nothing_is_left()
 
 
 def test_the_same_command_continues_after_all_processes_were_killed(openmpi: Mpi, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_ctrl_z_suspends_the_ranks_until_the_run_is_continued(openmpi: Mpi, tmp_
         process.send_signal(signal.SIGTSTP)
         wait_until(lambda: process_state(process.pid) == "T")
         ranks = rank_status.read(tmp_path)
-        assert {process_state(pid) for rank in ranks for pid in (rank.pid, rank.reaper)} == {"T"}
+        wait_until(lambda: {process_state(pid) for rank in ranks for pid in (rank.pid, rank.reaper)} == {"T"})
         assert process_state(first_child_of(process.pid)) == "S"  # the launcher could still end the ranks
         time.sleep(4)
         before = steps_of(tmp_path)

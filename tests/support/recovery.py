@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
@@ -70,6 +71,16 @@ class KilledRun:
             steps = [rank.step for rank in rank_status.read(self.run_dir) if rank.role != "ps"]
             if kept is not None and kept.step > after and steps and min(steps) > after:
                 return kept.step
+            time.sleep(0.002)
+
+    def wait_for_ranks(self, other_than: Collection[int] = ()) -> list[rank_status.RankStatus]:
+        """Return the status of all ranks, once they train and none is one of these processes."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            assert time.monotonic() < deadline and self.process.poll() is None, self.output
+            ranks = rank_status.read(self.run_dir)
+            if ranks and all(rank.step and rank.pid not in other_than for rank in ranks):
+                return ranks
             time.sleep(0.002)
 
     def kill(self, role: str, number: int) -> None:

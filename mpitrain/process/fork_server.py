@@ -1,0 +1,349 @@
+"""Ranks that start quickly after a failure: a process on each host, with all modules imported, forks them.
+
+The first rank of a host forks the server before it becomes a reaper, when its modules are imported and MPI has not
+started. The server is in a session of its own, so that it survives the launcher. After a failure the launcher starts
+this file as a script, the *client*, in place of Python with all modules: it sends its arguments, environment, working
+directory, file descriptors and processors to the server, which forks a process that continues as if the launcher had
+started it. The client passes signals on to that process, and ends as it ends.
+
+    launcher ── client ─ ─ socket ─ ─ server
+                  │ signals             │ forks
+                  └────────────────► reaper ── rank
+
+If the client ends, the kernel sends the reaper a signal that ends it, because the socket is closed, and the rank ends
+with its reaper. If there is no server, the client becomes a rank in the ordinary way.
+
+The socket is in Linux's abstract namespace: it is not a file, and vanishes with the server. Both sides check the user.
+The server ends when it is asked to, or when there has been no rank for longer than a restart can be delayed. As a
+script this file needs Python's standard library only.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+NAME = b"mpitrain-forks"  # of the process
+_IDLE_S = 90.0
+_POLL_S = 1.0
+_ANSWER_S = 5.0
+_FIRST_FREE = 512  # descriptors from this number on do not collide with those that a launcher opens
+_MAX_DESCRIPTORS = 250  # of one message
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_NUMBER = struct.Struct("i")
+
+
+def start_server(run_dir: str, is_restart: bool, run: Callable[[list[str]], object]) -> None:
+    """Fork the server of this host, unless there is one. Local; before this process starts threads or MPI.
+
+    Returns in this process only; in a process that the server forks, ``run`` does not return.
+
+    Args:
+        run_dir: The absolute path of the run directory.
+        is_restart: Whether the server may be there already; otherwise one that is there is of an earlier run, and ends.
+        run: Runs the ``mpitrain`` command with these arguments, and raises SystemExit at its end.
+    """
+    listening = _bind(run_dir)
+    if listening is None and not is_restart:
+        stop_server(run_dir)
+        listening = _bind(run_dir)
+    if listening is None:
+        return
+    parent = os.getpid()
+    if os.fork():
+        listening.close()
+        return
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, NAME)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    for descriptor in _descriptors():
+        if descriptor > 2 and descriptor != listening.fileno():
+            os.close(descriptor)
+    request = _serve(listening, parent)
+    _become(request)
+    raise SystemExit(run(request.arguments))
+
+
+def stop_server(run_dir: str, wait: bool = True) -> None:
+    """Let the server of a run on this host end, if there is one, once the processes that it has forked have ended.
+
+    Args:
+        wait: Whether to wait for its end, at most 5 s.
+    """
+    connection = _connect(run_dir)
+    if connection is not None:
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(_NUMBER.pack(0))
+            if wait:
+                connection.recv(1)  # empty when it has ended
+
+
+def import_in_server(run_dir: str, module: str) -> None:
+    """Let the server of a run on this host, if there is one, import a module that a rank uses; returns at once."""
+    connection = _connect(run_dir)
+    if connection is not None:
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(_NUMBER.pack(-len(module)) + module.encode())
+
+
+class _Request(NamedTuple):
+    """What a client asks for: a process with these properties.
+
+    Attributes:
+        descriptors: By the number that they have in the client, the numbers here.
+        alive: The number of a pipe that is closed when the client ends.
+        processors: Those that it may use.
+    """
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    processors: list[int]
+    descriptors: dict[int, int]
+    alive: int
+
+
+def _serve(listening: socket.socket, parent: int) -> _Request:
+    """Fork a process for each client; return in these. Does not return in the server."""
+    for number in _PASSED_ON:
+        signal.signal(number, signal.SIG_IGN)
+    woken, wake = os.pipe()
+    for descriptor in (woken, wake):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    clients: dict[int, socket.socket] = {}
+    asking: list[socket.socket] = []
+    seen_at, is_stopping = time.monotonic(), False
+    while True:
+        ready, _, _ = select.select([listening.fileno(), woken], [], [], _POLL_S)
+        if woken in ready:
+            os.read(woken, 512)
+        _answer_ended(clients)
+        if clients or os.path.exists(f"/proc/{parent}"):
+            seen_at = time.monotonic()
+        if not clients and (is_stopping or time.monotonic() > seen_at + _IDLE_S):
+            os._exit(0)
+        if listening.fileno() not in ready:
+            continue
+        with contextlib.suppress(OSError, ValueError):  # of a client that has ended
+            connection, _ = listening.accept()
+            connection.settimeout(_ANSWER_S)
+            request = _receive(connection)
+            if isinstance(request, str):
+                _import(request)
+                continue
+            if request is None or is_stopping:
+                is_stopping = True
+                asking.append(connection)  # closed when this process ends
+                continue
+            child = os.fork()
+            if not child:
+                signal.set_wakeup_fd(-1)
+                for descriptor in (woken, wake, listening.detach(), *(c.detach() for c in clients.values())):
+                    os.close(descriptor)
+                return request
+            for descriptor in (*request.descriptors.values(), request.alive):
+                os.close(descriptor)
+            clients[child] = connection
+            connection.sendall(_NUMBER.pack(child))
+
+
+def _import(module: str) -> None:
+    """Import a module while no rank needs the processor; not if it starts threads, which a fork would lose."""
+    if module in sys.modules:
+        return
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+    with contextlib.suppress(ImportError):
+        importlib.import_module(module)
+    if len(os.listdir("/proc/self/task")) > 1:
+        os._exit(1)
+
+
+def _answer_ended(clients: dict[int, socket.socket]) -> None:
+    """Tell the clients of processes that have ended how they ended."""
+    while clients:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        with clients.pop(pid) as client, contextlib.suppress(OSError):
+            client.sendall(_NUMBER.pack(status))
+
+
+def _become(request: _Request) -> None:
+    """Continue as if the launcher had started this process with what the client asks for."""
+    for ignored in (*_PASSED_ON, signal.SIGCHLD):
+        signal.signal(ignored, signal.SIG_DFL)
+    # What modules have set in the environment, such as the components of MPI to use.
+    started_with = {entry.partition(b"=")[0] for entry in _read("/proc/self/environ").split(b"\0")}
+    added = {name: value for name, value in os.environ.items() if os.fsencode(name) not in started_with}
+    os.environ.clear()
+    os.environ.update({**added, **request.environment})
+    moved = {number: fcntl.fcntl(here, fcntl.F_DUPFD, _FIRST_FREE) for number, here in request.descriptors.items()}
+    alive = fcntl.fcntl(request.alive, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+    for here in (*request.descriptors.values(), request.alive):
+        os.close(here)
+    for number, here in moved.items():
+        os.dup2(here, number)
+        os.close(here)
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, request.processors)
+    os.chdir(request.folder)
+    sys.argv[1:] = request.arguments
+    # The kernel ends this process (SIGIO) when the client ends, which alone can write to the pipe.
+    fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([alive], [], [], 0)[0]:  # it had ended before
+        os._exit(1)
+
+
+def _receive(connection: socket.socket) -> _Request | str | None:
+    """Return the request of a client; the name of a module to import; None if it asks the server to end.
+
+    Raises:
+        OSError, ValueError: The request is not complete, or of another user.
+    """
+    if not _is_own(connection):
+        raise ValueError("of another user")
+    numbers = array.array("i")
+    data, ancillary, _, _ = connection.recvmsg(_NUMBER.size, socket.CMSG_SPACE(_MAX_DESCRIPTORS * numbers.itemsize))
+    for _, _, content in ancillary:
+        numbers.frombytes(content)
+    (length,) = _NUMBER.unpack(data)
+    if not length:
+        return None
+    message = b""
+    while len(message) < abs(length):
+        part = connection.recv(abs(length) - len(message))
+        if not part:
+            raise ValueError("incomplete")
+        message += part
+    if length < 0:
+        return message.decode()
+    values = json.loads(message)
+    alive, *others = numbers
+    descriptors = dict(zip(values.pop("descriptors"), others, strict=True))
+    return _Request(**values, descriptors=descriptors, alive=alive)
+
+
+def start_client(arguments: list[str]) -> NoReturn:
+    """Become a rank that the server has forked, or a new one if there is no server."""
+    run_dir = os.environ.get("MPITRAIN_RUN_DIR", "")
+    reading, writing = os.pipe()
+    connection = _connect(run_dir)
+    child = 0
+    if connection is not None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed launcher does not end its ranks
+        own = {reading, writing, connection.fileno()}
+        descriptors = [number for number in _descriptors() if number not in own][: _MAX_DESCRIPTORS - 1]
+        values = {
+            "arguments": arguments,
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "processors": list(os.sched_getaffinity(0)),
+            "descriptors": descriptors,
+        }
+        message = json.dumps(values).encode()
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [reading, *descriptors]))]
+        with contextlib.suppress(OSError, struct.error):
+            connection.sendmsg([_NUMBER.pack(len(message))], rights)
+            connection.sendall(message)
+            (child,) = _NUMBER.unpack(connection.recv(_NUMBER.size))
+    if connection is None or not child:
+        os.execv(sys.executable, [sys.executable, "-m", "mpitrain", *arguments])
+    os.close(reading)
+    for passed_on in _PASSED_ON:
+        signal.signal(passed_on, lambda number, frame: os.kill(child, number))
+    connection.settimeout(None)
+    try:
+        (status,) = _NUMBER.unpack(connection.recv(_NUMBER.size))
+    except (OSError, struct.error):  # the server was killed
+        status = signal.SIGKILL
+    if os.WIFSIGNALED(status):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the rank's core dump is of interest
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _address(run_dir: str) -> str:
+    return f"\0mpitrain-{os.geteuid()}-{hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:24]}"
+
+
+def _bind(run_dir: str) -> socket.socket | None:
+    """Return the listening socket of this host's server; None if there is one already."""
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        listening.bind(_address(run_dir))
+    except OSError:
+        listening.close()
+        return None
+    listening.listen(128)
+    return listening
+
+
+def _connect(run_dir: str) -> socket.socket | None:
+    """Return a connection to this host's server; None if there is none."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(_ANSWER_S)
+    try:
+        connection.connect(_address(run_dir))
+        if _is_own(connection):
+            return connection
+    except OSError:
+        pass
+    connection.close()
+    return None
+
+
+def _is_own(connection: socket.socket) -> bool:
+    """Return whether the other side belongs to this user."""
+    credentials = struct.Struct("3i")
+    _, uid, _ = credentials.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
+    return bool(uid == os.geteuid())
+
+
+def _descriptors() -> list[int]:
+    """Return the open file descriptors of this process."""
+    return [number for number in map(int, os.listdir("/proc/self/fd")) if _is_open(number)]
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:  # that of the directory
+        return False
+    return True
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "stop":
+        stop_server(sys.argv[2])
+    else:
+        start_client(sys.argv[1:])
