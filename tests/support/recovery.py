@@ -16,6 +16,7 @@ from types import TracebackType
 from mpitrain.checkpoint.memory import newest_state, states
 from mpitrain.process import rank_status, state_folder
 
+from .hosts.network import Hosts
 from .kills import ranks_of
 from .launch import LAUNCHER_ENVIRONMENT, Mpi
 
@@ -30,14 +31,16 @@ class KilledRun:
         process: The supervisor.
     """
 
-    def __init__(self, mpi: Mpi, n: int, run_dir: Path, job: Path, *flags: str, restarts: int = 100) -> None:
+    def __init__(self, mpi: Mpi, n: int, run_dir: Path, job: Path, *flags: str, hosts: Hosts | None = None) -> None:
+        """With ``hosts``, one rank runs on each of the first n hosts, else all on this one."""
         self.run_dir, self._random = run_dir, random.Random(str(run_dir))
-        words = [str(mpi.python), "-m", "mpitrain", "run", "-n", str(n), "--max-restarts", str(restarts)]
-        words += [str(job), *NO_CHECKPOINTS, *flags, "--run-dir", str(run_dir)]
+        words = [str(mpi.python), "-m", "mpitrain", "run", "-n", str(n)] if hosts is None else []
+        words += [] if hosts is None else hosts.run(mpi.python, [1] * n)
+        words += ["--max-restarts", "1000", str(job), *NO_CHECKPOINTS, *flags, "--run-dir", str(run_dir)]
         self._output = run_dir.with_suffix(".output").open("a+")
         self.process = subprocess.Popen(
             words,
-            env={**os.environ, **LAUNCHER_ENVIRONMENT},
+            env={**os.environ, **LAUNCHER_ENVIRONMENT, **({} if hosts is None else hosts.environment)},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
@@ -83,6 +86,15 @@ class KilledRun:
                 return ranks
             time.sleep(0.002)
 
+    def wait_for_step(self, step: int, poll_s: float = 0.002) -> None:
+        """Wait until a worker has completed this step, or the run has ended."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while max((rank.step for rank in rank_status.read(self.run_dir)), default=0) < step:
+            assert time.monotonic() < deadline, self.output
+            if self.process.poll() is not None:
+                return
+            time.sleep(poll_s)
+
     def kill(self, role: str, number: int) -> None:
         """Kill a rank at a random moment."""
         time.sleep(self._random.uniform(0, 0.03))
@@ -97,6 +109,9 @@ class KilledRun:
         self.assert_nothing_is_left()
 
     def assert_nothing_is_left(self) -> None:
-        assert not ranks_of(self.run_dir)
+        deadline = time.monotonic() + 5  # on other hosts, processes end after the supervisor
+        while left := ranks_of(self.run_dir):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.02)
         assert not state_folder.existing(str(self.run_dir))
         assert not states(str(self.run_dir))
