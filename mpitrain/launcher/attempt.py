@@ -89,6 +89,7 @@ class Attempt:
         status: The launcher's exit status; negative if a signal killed it.
         output: The latest output of ranks and launcher, including what was filtered out.
         filtered_output: The launcher output that was not shown.
+        ended_at: When the launcher had ended, in seconds since the epoch.
         statuses: The status records of all ranks that registered.
         tracebacks: Those of ranks that ended with an unexpected exception, by rank.
         lost_hosts: Hosts that stopped answering.
@@ -117,7 +118,7 @@ class Attempt:
         self._stop_requested_at: float | None = None  # when the ranks were asked to save and exit
         self._all_ended_at: float | None = None  # when all ranks were first seen to have ended
         self.pid = self.status = 0
-        self._began = 0.0
+        self._began = self.ended_at = 0.0
         self.statuses: list[rank_status.RankStatus] = []
         self.tracebacks: dict[int, str] = {}
         self.unreachable: dict[str, str] = {}
@@ -131,6 +132,7 @@ class Attempt:
         rank_status.clear(self._run_dir)
         self._began = time.time()
         self.status = self._launch(self._command.words, {**os.environ, **self._command.environment})
+        self.ended_at = time.time()
         self.statuses = rank_status.read(self._run_dir)
         self.tracebacks = rank_status.read_tracebacks(self._run_dir)
         self._kill_leftover_ranks()

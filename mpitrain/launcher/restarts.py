@@ -37,6 +37,7 @@ class Outcome:
     step: The number of completed steps at the failure; None if training had not started.
     rank: The rank that failed first; None if unknown.
     gone: Hosts that no longer answer.
+    ended_at: When the first rank ended, in seconds since the epoch.
     is_killed: Whether SIGKILL has ended that rank, which its own code rarely sends.
     """
 
@@ -46,6 +47,7 @@ class Outcome:
     rank: int | None = None
     gone: list[str] = field(default_factory=list)
     is_killed: bool = False
+    ended_at: float = 0.0
 
 
 def classify_exit(status: int, output: str, statuses: Sequence[RankStatus], ranks: int, launcher: str) -> Outcome:

@@ -206,6 +206,7 @@ class _Supervisor:
         self._began = time.monotonic()
         self._restarts = 0
         self._in_a_row = 0  # restarts since training has last advanced
+        self._failure: Outcome | None = None  # that the present attempt follows
         self._failed = False  # whether ranks of the last attempt were killed
         self._traceback = ""  # of the rank that ended the last attempt
         if not (launch.keeps_state and launch.request.workload.resumes):
@@ -232,7 +233,7 @@ class _Supervisor:
             if not self._prepare_restart(outcome, before):
                 record_failure(self._launch.run_dir, Failure(outcome.reason, outcome.rank, self._traceback))
                 return 1
-            before = outcome
+            before = self._failure = outcome
             if self._interrupts.received:
                 return self._interrupted()
 
@@ -271,6 +272,8 @@ class _Supervisor:
         self._traceback = attempt.tracebacks.get(-1 if outcome.rank is None else outcome.rank, "")
         if outcome.kind in ("failed", "not begun") and self._spec.hosts is not None and not self._interrupts.received:
             outcome = replace(outcome, gone=attempt.lost_hosts or self._unreachable(self._spec.hosts))
+        ends = [status.ended_at for status in attempt.statuses if status.ended_at]
+        outcome = replace(outcome, ended_at=min(ends, default=attempt.ended_at))
         if outcome.kind == "not begun" and not outcome.gone and attempt.filtered_output.strip():
             print(attempt.filtered_output.strip(), file=sys.stderr)  # the only explanation there is
         return outcome
@@ -290,6 +293,10 @@ class _Supervisor:
             launcher_env.RESTART_COUNT: str(self._restarts),
             launcher_env.MAX_RESTARTS: str(launch.request.options.max_restarts),
         }
+        if self._failure is not None:
+            ours[launcher_env.FAILED_AT] = str(self._failure.ended_at)
+            if self._failure.step is not None:
+                ours[launcher_env.FAILED_STEP] = str(self._failure.step)
         if launch.keeps_state:
             ours[launcher_env.KEEPS_STATE] = "1"
         if spec.network is not None:

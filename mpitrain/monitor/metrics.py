@@ -16,8 +16,10 @@ _LINE_BYTES = 1 << 20  # upper limit of a line's length
 
 # The keys that a run itself records, besides ``validation_`` and the name of a metric.
 RECORDED = frozenset(
-    "step time_s resumed loss learning_rate examples_per_s step_s skipped_steps staleness_mean staleness_max "
-    "staleness_histogram dropped moved_bytes internode_bytes saved_bytes workers device_memory".split()
+    "step time_s resumed repeated_steps restart_s loss learning_rate examples_per_s step_s skipped_steps "
+    "staleness_mean staleness_max staleness_histogram dropped moved_bytes internode_bytes saved_bytes workers "
+    "device_memory".split()
+)
 )
 
 

@@ -237,8 +237,10 @@ def folder_of(run_dir: Path) -> Path:
 
 def read(run_dir: Path) -> list[RankStatus]:
     """Return the status of all registered ranks, in rank order."""
-    found = [_read(path) for path in folder_of(run_dir).glob("[0-9]*")]
-    return sorted((status for status in found if status is not None), key=lambda status: status.rank)
+    statuses = []
+    with contextlib.suppress(OSError):  # the folder is being removed
+        statuses = [_read(path) for path in folder_of(run_dir).glob("[0-9]*")]
+    return sorted((status for status in statuses if status is not None), key=lambda status: status.rank)
 
 
 def clear(run_dir: Path) -> None:

@@ -10,7 +10,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,6 +73,20 @@ class Tail:
         return [found for line in data[:complete].splitlines() if (found := _object(line)) is not None]
 
 
+class Restart(NamedTuple):
+    """A restart after a failure.
+
+    Attributes:
+        step: The step from which training continued.
+        repeated_steps: Steps that had been completed before the failure, and were repeated.
+        seconds: Time from the failure until training continued.
+    """
+
+    step: int
+    repeated_steps: int
+    seconds: float
+
+
 @dataclass
 class Run:
     """A run as recorded in its directory.
@@ -81,11 +95,13 @@ class Run:
         folder: The run directory.
         config: The tables of ``config.toml``; empty if it does not exist yet.
         lines: The valid objects of ``metrics.jsonl``, in order.
+        restarts: The restarts by ``mpitrain run``, in order.
     """
 
     folder: Path
     config: dict[str, Any]
     lines: list[dict[str, Any]] = field(default_factory=list)
+    restarts: list[Restart] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -145,6 +161,8 @@ class Run:
         """Append newer lines; drop lines that a resume has made invalid."""
         for line in lines:
             if RESUMED in line:
+                if "restart_s" in line:
+                    self.restarts.append(Restart(line["step"], line.get("repeated_steps", 0), line["restart_s"]))
                 self.lines = [before for before in self.lines if before["step"] <= line["step"]]
             self.lines.append(line)
 

@@ -22,7 +22,9 @@ from .runs import find
 from .time_shares import GROUPS, Shares, read_shares
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
-_COLUMNS = ("run", "job", "mode", "state", "steps", "time", "loss", "validation loss", "accuracy", "examples/s")
+_RESTARTS = ("restarts", "steps repeated", "restarting")
+_VALUES = ("loss", "validation loss", "accuracy", "examples/s")
+_COLUMNS = ("run", "job", "mode", "state", "steps", "time", *_RESTARTS, *_VALUES)
 _WORDS = ("run", "job", "mode", "state")  # columns without numbers
 # Options that say where a run is stored, not how it trains.
 _NOT_COMPARED = {"run_dir", "resume"}
@@ -177,6 +179,9 @@ def _cells(run: Run, label: str, state: State) -> dict[str, str]:
         "state": "" if state == "unknown" else state,
         "steps": f"{run.step:,}",
         "time": duration(run.seconds),
+        "restarts": f"{len(run.restarts)}" if run.restarts else "",
+        "steps repeated": f"{sum(restart.repeated_steps for restart in run.restarts):,}" if run.restarts else "",
+        "restarting": duration(sum(restart.seconds for restart in run.restarts)) if run.restarts else "",
         "loss": last("loss", ".4f"),
         "validation loss": last("validation_loss", ".4f"),
         "accuracy": last("validation_accuracy", ".4f"),

@@ -66,7 +66,9 @@ class KeepInMemory(Hook):
     def __init__(self, strategy: Strategy, extra_state: Callable[[], ExtraState], writer: StateWriter | None) -> None:
         self._strategy, self._extra_state, self._writer = strategy, extra_state, writer
         self._is_requested = self._has_failed = False
+        self._is_first = True
         self._due_at = self._stepped_at = 0.0
+        self._seconds: list[float] = []  # that it has taken, the last few times
 
     def begin(self, loop: Any) -> None:
         self._chief = loop.cluster.chief
@@ -98,7 +100,10 @@ class KeepInMemory(Hook):
             snapshot.release()
         self._is_requested = False
         now = time.perf_counter()
-        self._due_at = now + (now - self._stepped_at) / _SHARE
+        self._seconds = [*self._seconds[-2:], now - self._stepped_at]
+        # The first time also allocates memory and opens connections, and any time other ranks may come late.
+        is_first, self._is_first = self._is_first, False
+        self._due_at = now if is_first else now + min(self._seconds) / _SHARE
 
     def end(self, loop: Any) -> None:
         """Remove the states: the last checkpoint is on disk."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ..monitor.run_record import RunRecord
 from ..monitor.tensorboard import Events, available
 from ..plan.config import RunConfig
 from ..plan.hook import Hook
+from ..process.launcher_env import FAILED_AT, FAILED_STEP
 from ..process.rank_status import RUN_DIR_VARIABLE
 from ..process.run_directory import cannot_write
 from ..version import __version__
@@ -95,7 +97,7 @@ class Telemetry:
         if chief is None:
             return
         if resumed:
-            chief.metrics.write(loop.step, 0.0, {"resumed": loop.step})
+            chief.metrics.write(loop.step, 0.0, {"resumed": loop.step, **_restart(loop.step)})
         if chief.events is not None:
             chief.events.begin(loop.step)
             chief.metrics.listeners.append(chief.events.scalars)
@@ -176,3 +178,12 @@ class Histograms(Hook):
 def _trained(layout: Layout, vector: Array, states: bool) -> dict[str, Array]:
     views = layout.views(vector)
     return {entry.name: views[entry.name] for entry in layout.entries if states or entry.kind == "param"}
+
+
+def _restart(step: int) -> dict[str, float]:
+    """Return what a restart by ``mpitrain run`` has cost, if there was one: the steps to repeat, and seconds."""
+    failed_at, failed_step = os.environ.get(FAILED_AT), os.environ.get(FAILED_STEP)
+    if failed_at is None:
+        return {}
+    repeated = {} if failed_step is None else {"repeated_steps": max(0, int(failed_step) - step)}
+    return {**repeated, "restart_s": round(time.time() - float(failed_at), 3)}

@@ -13,6 +13,7 @@ from mpitrain import checkpoint
 from mpitrain.checkpoint.memory import newest_state
 from mpitrain.process import fork_server, state_folder
 from mpitrain.process.pid import parent_of
+from mpitrain.report.history import read_run
 
 from ..support.launch import JOBS, Mpi, one_line, run
 from ..support.recovery import NO_CHECKPOINTS, KilledRun
@@ -39,6 +40,9 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(
         killed.end()
         resumed_at = killed.resumed_at
     assert len(resumed_at) == 2 and 0 < resumed_at[0] < resumed_at[1]
+    restarts = read_run(tmp_path / "killed").restarts
+    assert [restart.step for restart in restarts] == resumed_at
+    assert all(0 < restart.seconds < 60 and 0 <= restart.repeated_steps < STEPS for restart in restarts)
     assert list(checkpoint.steps(tmp_path / "killed" / "checkpoints")) == [STEPS]
     assert_same_bits(final(tmp_path / "killed"), final(tmp_path / "whole"))
 
