@@ -20,7 +20,6 @@ RECORDED = frozenset(
     "staleness_mean staleness_max staleness_histogram dropped moved_bytes internode_bytes saved_bytes workers "
     "device_memory".split()
 )
-)
 
 
 class MetricsFile:

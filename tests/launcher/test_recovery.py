@@ -35,7 +35,7 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(
     with KilledRun(openmpi, n, tmp_path / "killed", SMALL, *FLAGS, *flags) as killed:
         step = 0
         for number in (1, 0):
-            step = killed.wait_for_state(step)
+            step = killed.wait_for_state(after=step)
             killed.kill("worker", number)
         killed.end()
         resumed_at = killed.resumed_at
@@ -51,7 +51,7 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(
 def test_runs_with_servers_continue(mpi: Mpi, mode: str, role: str, tmp_path: Path) -> None:
     flags = ("--mode", mode, "--ps", "1", "--no-normalize")
     with KilledRun(mpi, 3, tmp_path / "run", SMALL, *FLAGS, *flags) as killed:
-        step = killed.wait_for_state(0)
+        step = killed.wait_for_state()
         killed.kill(role, 0)
         killed.end()
         assert len(killed.resumed_at) == 1 and killed.resumed_at[0] >= step
@@ -83,7 +83,7 @@ def test_the_same_command_continues_after_all_processes_were_killed(openmpi: Mpi
     openmpi.train(2, SMALL, *FLAGS, *NO_CHECKPOINTS, "--run-dir", tmp_path / "whole")
     run_dir = tmp_path / "killed"
     with KilledRun(openmpi, 2, run_dir, SMALL, *FLAGS) as killed:
-        step = killed.wait_for_state(0)
+        step = killed.wait_for_state()
         os.kill(killed.process.pid, signal.SIGKILL)
         killed.process.wait(timeout=20)
     assert newest_state(str(run_dir)) is not None
@@ -97,7 +97,7 @@ def test_states_are_not_used_where_the_user_asks_for_something_else(openmpi: Mpi
     run_dir = tmp_path / "run"
     for flags in (("--resume", "never"), ("--recover", "checkpoint"), ("--hidden-units", "10")):
         with KilledRun(openmpi, 1, run_dir, SMALL, "--train-steps", "100000000") as killed:
-            killed.wait_for_state(0)
+            killed.wait_for_state()
             os.kill(killed.process.pid, signal.SIGKILL)
             killed.process.wait(timeout=20)
         assert state_folder.existing(str(run_dir))

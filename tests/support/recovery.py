@@ -37,6 +37,7 @@ class KilledRun:
         words = [str(mpi.python), "-m", "mpitrain", "run", "-n", str(n)] if hosts is None else []
         words += [] if hosts is None else hosts.run(mpi.python, [1] * n)
         words += ["--max-restarts", "1000", str(job), *NO_CHECKPOINTS, *flags, "--run-dir", str(run_dir)]
+        self._ended: set[int] = set()  # processes of attempts that a kill has ended
         self._output = run_dir.with_suffix(".output").open("a+")
         self.process = subprocess.Popen(
             words,
@@ -65,15 +66,19 @@ class KilledRun:
         lines = map(json.loads, (self.run_dir / "metrics.jsonl").read_text().splitlines())
         return [line["resumed"] for line in lines if "resumed" in line]
 
-    def wait_for_state(self, after: int) -> int:
-        """Return the step of the newest state in memory, once it is higher than ``after`` and all ranks train."""
+    def wait_for_state(self, after: int = 0) -> int:
+        """Return the step of the newest state in memory, once it is higher than ``after`` and all ranks train.
+
+        They are not those that were killed.
+        """
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             assert time.monotonic() < deadline and self.process.poll() is None, self.output
             kept = newest_state(str(self.run_dir))
-            steps = [rank.step for rank in rank_status.read(self.run_dir) if rank.role != "ps"]
-            if kept is not None and kept.step > after and steps and min(steps) > after:
-                return kept.step
+            workers = [rank for rank in rank_status.read(self.run_dir) if rank.role != "ps"]
+            if kept is not None and kept.step > after and workers:
+                if all(rank.step > after and rank.pid not in self._ended for rank in workers):
+                    return kept.step
             time.sleep(0.002)
 
     def wait_for_ranks(self, other_than: Collection[int] = ()) -> list[rank_status.RankStatus]:
@@ -98,7 +103,9 @@ class KilledRun:
     def kill(self, role: str, number: int) -> None:
         """Kill a rank at a random moment."""
         time.sleep(self._random.uniform(0, 0.03))
-        ranks = [rank for rank in rank_status.read(self.run_dir) if rank.role == role]
+        statuses = rank_status.read(self.run_dir)
+        self._ended |= {rank.pid for rank in statuses}
+        ranks = [rank for rank in statuses if rank.role == role]
         with contextlib.suppress(ProcessLookupError):
             os.kill(ranks[number % len(ranks)].pid, signal.SIGKILL)
 
