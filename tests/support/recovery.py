@@ -76,9 +76,9 @@ class KilledRun:
             assert time.monotonic() < deadline and self.process.poll() is None, self.output
             kept = newest_state(str(self.run_dir))
             workers = [rank for rank in rank_status.read(self.run_dir) if rank.role != "ps"]
-            if kept is not None and kept.step > after and workers:
-                if all(rank.step > after and rank.pid not in self._ended for rank in workers):
-                    return kept.step
+            train = workers and all(rank.step > after and rank.pid not in self._ended for rank in workers)
+            if train and kept is not None and kept.step > after:
+                return kept.step
             time.sleep(0.002)
 
     def wait_for_ranks(self, other_than: Collection[int] = ()) -> list[rank_status.RankStatus]:
