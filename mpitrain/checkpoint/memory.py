@@ -11,6 +11,7 @@ after it, so a state is complete if the head says so; it needs no digest. Nothin
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.extra_state import StoredState, Versioned
+from ..core.host_memory import available_bytes
 from ..core.layout import PAGE, Array, Layout
 from ..plan.progress import Progress
 from ..process import state_folder
@@ -107,6 +109,8 @@ class StateWriter:
         for folder in state_folder.folders(self._run_dir):
             path = folder / _FILES[self._next]
             try:
+                if nbytes > available_bytes() // 2:  # training must not be killed for it
+                    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
                 state_folder.make(folder, self._run_dir)
                 return _File(path, nbytes)
             except OSError as caught:

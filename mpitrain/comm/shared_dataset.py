@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from ..core.host_memory import available_bytes
 from ..data import InMemory, Split, Storage, Streaming
 from ..data.loader import Check
 from .cluster import Group
@@ -41,7 +40,7 @@ class SharedDataset:
         group = self._group
         share = self._share and not any(group.comm.allgather(sharing_problem(group.node, split.nbytes)))
         needed = split.nbytes * (1 if share else group.node.size)
-        if split.block is not None and any(group.comm.allgather(needed > _RESIDENT_PART * _free_bytes())):
+        if split.block is not None and any(group.comm.allgather(needed > _RESIDENT_PART * available_bytes())):
             with group.agree("reading data"):
                 split.check_streamed()
             return Streaming(split, check)
@@ -59,15 +58,3 @@ class SharedDataset:
     def free(self) -> None:
         """Free the memory; no storage may be read afterwards."""
         self._shared.free()
-
-
-def _free_bytes() -> int:
-    """Return the node's available memory in bytes, at most what the limit of the control group leaves."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((group / f"memory.{name}").read_text().strip() for name in ("max", "current"))
-    except OSError:
-        return available
-    return available if limit == "max" else min(available, int(limit) - int(used))

@@ -10,9 +10,9 @@ import numpy as np
 from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
 from ..comm.shared_memory import sharing_problem
+from ..core.host_memory import available_bytes
 from ..monitor.format import size_of
 from .finding import Finding
-from .world import available_memory
 
 TOPIC = "Transfers"
 _SHARED_BYTES = 64 << 20
@@ -126,7 +126,7 @@ def _windows(cluster: Cluster, where: str, partner: int) -> Finding:
 def _large(cluster: Cluster, where: str, partner: int, rate: float) -> Finding:
     """Check whether a message of more than 2 GiB arrives. Collective over all ranks."""
     comm, check = cluster.comm, "over 2 GiB"
-    free = min(comm.allgather(available_memory()))
+    free = min(comm.allgather(available_bytes()))
     if free < 3 * _LARGE_BYTES:
         return Finding(TOPIC, check, "none", f"not tested: requires 6 GiB of free memory, {size_of(free)} is free")
     if _LARGE_BYTES / rate > _LARGE_S:

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_info
 from ..comm.clock_sync import measure_wall
 from ..comm.cluster import Cluster
 from ..comm.mpi import MPI, library_name
+from ..core.host_memory import available_bytes
 from ..core.openblas import CHOSEN
 from ..errors import LaunchError
 from ..launcher.mpi_flavors import find_launcher
@@ -110,9 +111,7 @@ def _blas() -> Finding:
 
 def _hosts(cluster: Cluster) -> Iterator[Finding]:
     leader = cluster.node.rank == 0
-    local = (
-        (cluster.host, cluster.node.size, cluster.cores, os.cpu_count() or 0, available_memory()) if leader else None
-    )
+    local = (cluster.host, cluster.node.size, cluster.cores, os.cpu_count() or 0, available_bytes()) if leader else None
     nodes = [node for node in cluster.comm.allgather(local) if node is not None]
     for host, ranks, usable, cores, free in nodes:
         of = f"{usable} of {cores}" if usable < cores else f"{cores}"
@@ -185,12 +184,3 @@ def _fault_tolerance() -> Finding:
     return Finding(
         TOPIC, "fault tolerance", "pass", f"{support}; mpitrain run --max-restarts N resumes from a checkpoint"
     )
-
-
-def available_memory() -> int:
-    """Return the bytes of memory available to programs. Local."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0
