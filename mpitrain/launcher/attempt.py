@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -22,6 +22,7 @@ from .command_line import Command
 from .host_monitor import HostMonitor
 from .hosts import RemoteAgent, is_local
 from .output_filter import LauncherFilter
+from .scaling import ScaleRequest, take_request
 
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL to the launcher
 _POLL_S = 0.05  # between two looks for signals and killed ranks
@@ -83,6 +84,7 @@ class Attempt:
         hosts: The hosts that the user named.
         link_timeout_s: Seconds without an answer after which a host is lost.
         stopping: What the ranks do when they are asked to stop, for a message.
+        accepts: Returns whether to stop the ranks because a request to scale the run is accepted.
 
     Attributes:
         pid: The launcher's process id. This and the attributes below are valid after ``run``.
@@ -107,11 +109,12 @@ class Attempt:
         interrupts: Interrupts,
         link_timeout_s: float,
         stopping: str,
+        accepts: Callable[[ScaleRequest], bool],
     ) -> None:
         self._command, self._ranks, self._run_dir = command, ranks, run_dir
         self._others = [host for host in hosts if not is_local(host)]
         self._agent, self._interrupts, self._link_timeout_s = agent, interrupts, link_timeout_s
-        self._stopping = stopping
+        self._stopping, self._accepts = stopping, accepts
         self._output = bytearray()
         self.filtered_output = ""
         self._terminated_at: float | None = None  # when SIGTERM was sent to the launcher
@@ -211,6 +214,7 @@ class Attempt:
         """End a launcher that hangs; repeat the stop request to ranks that have not ended."""
         statuses = rank_status.read(self._run_dir)
         self._check_reapers(statuses)
+        self._check_scaling(process, now)
         ended = bool(statuses) and len(statuses) == self._ranks and all(e.done or e.ended_at for e in statuses)
         self._all_ended_at = (self._all_ended_at or now) if ended else None
         self._report_early_exits(statuses)
@@ -218,6 +222,15 @@ class Attempt:
             self._end(process)
         elif self._stop_requested_at is not None and not ended:
             self._check_stop(process, sum(not (e.done or e.ended_at) for e in statuses), now)
+
+    def _check_scaling(self, process: subprocess.Popen[bytes], now: float) -> None:
+        """Ask the ranks to save and exit if the user wants the run to continue on others."""
+        if self._stop_requested_at is not None or not self._all_ranks_ready():
+            return
+        request = take_request(self._run_dir)
+        if request is not None and self._accepts(request):
+            self._stop_requested_at = now
+            process.send_signal(signal.SIGUSR1)
 
     def _report_early_exits(self, statuses: Sequence[rank_status.RankStatus]) -> None:
         """Report once that some ranks have exited long ago and others have not, which may wait for them forever."""
@@ -237,7 +250,7 @@ class Attempt:
         """Repeat the request to save and exit; end the ranks if none can fulfil it."""
         assert self._stop_requested_at is not None
         doing = rank_status.read_activities(self._run_dir)
-        interrupted = self._interrupts.received[0] == signal.SIGINT  # a scheduler sets a limit of its own
+        interrupted = self._interrupts.received[:1] == [signal.SIGINT]  # a scheduler sets a limit of its own
         if not interrupted or len(doing) < ranks or any(activity.busy for activity in doing.values()):
             self._stop_requested_at = now
         elif now > self._stop_requested_at + _STOP_S:

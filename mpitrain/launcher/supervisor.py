@@ -16,7 +16,7 @@ from pathlib import Path
 from .. import checkpoint
 from ..batch_systems.registry import allocated_ranks
 from ..checkpoint.memory import newest_state
-from ..errors import ConfigError, LaunchError
+from ..errors import ConfigError, LaunchError, UserError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..plan.launch_options import LaunchOptions
@@ -32,6 +32,7 @@ from .command_line import LaunchSpec, LocalMachine, compose
 from .hosts import Host, RemoteAgent, assign_ranks, is_local, parse_hosts, read_hostfile
 from .mpi_flavors import Launcher, find_launcher
 from .restarts import Outcome, classify_exit, has_advanced, reason_to_give_up, restart_delay_s
+from .scaling import ScaleRequest
 
 # Open MPI's launcher fails to start if it finds the session directory of a killed launcher with the same process id.
 _PASSES = "listener thread failed to start"
@@ -205,6 +206,8 @@ class _Supervisor:
         self._spec = launch.spec
         self._began = time.monotonic()
         self._restarts = 0
+        self._continues = False  # whether the present attempt follows another one
+        self._next_spec: LaunchSpec | None = None  # for which the ranks of the present attempt stop
         self._in_a_row = 0  # restarts since training has last advanced
         self._failure: Outcome | None = None  # that the present attempt follows
         self._failed = False  # whether ranks of the last attempt were killed
@@ -226,6 +229,11 @@ class _Supervisor:
                 return self._interrupted()
             if outcome.reason:
                 _say(outcome.reason)
+            if outcome.kind == "stopped" and self._next_spec is not None and not self._interrupts.received:
+                self._spec, self._next_spec = self._next_spec, None
+                before = self._failure = None
+                _say(f"continuing from {self._describe_newest()}, with {self._describe()}")
+                continue
             if outcome.kind in ("finished", "stopped", "user error"):
                 if outcome.kind != "user error":  # it has changed nothing
                     record_failure(self._launch.run_dir, None)
@@ -255,6 +263,7 @@ class _Supervisor:
         for last in (False, True):
             attempt, earlier = self._prepare(), status.read(self._launch.run_dir)
             attempt.run()
+            self._continues = True
             ranks = self._spec.ranks or len(attempt.statuses)
             launcher = f"{Path(self._launch.launcher.program).name}, process {attempt.pid}"
             outcome = classify_exit(attempt.status, attempt.output, attempt.statuses, ranks, launcher)
@@ -319,12 +328,13 @@ class _Supervisor:
             self._interrupts,
             link_timeout_s,
             "saving a checkpoint, then exiting" if workload.keeps_checkpoints else "asking the program to stop",
+            self._accepts,
         )
 
     def _workload(self) -> Workload:
         """Return what the ranks execute; a restart resumes from the run's newest checkpoint, in the remaining time."""
         workload = self._launch.request.workload
-        if not self._restarts:
+        if not self._continues:
             return workload
         limit_s = workload.time_limit
         return workload.restarted(
@@ -359,6 +369,27 @@ class _Supervisor:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._interrupts.received:
             time.sleep(0.05)
+        return True
+
+    def _accepts(self, request: ScaleRequest) -> bool:
+        """Return whether the run can continue as requested; if not, print why."""
+        launch, workload = self._launch, self._launch.request.workload
+        options = replace(launch.request.options, ranks=request.ranks)
+        if request.hosts is not None:
+            options = replace(options, hosts=request.hosts, hostfile=None)
+        try:
+            if not workload.keeps_checkpoints:
+                raise ConfigError("it works only for runs that save checkpoints")
+            spec = make_launch_spec(options, launch.launcher, launch.machine)
+            if spec.ranks is not None:
+                workload.check_ranks(spec.ranks)
+        except UserError as error:
+            _say(f"mpitrain scale: {error}; the run continues unchanged")
+            return False
+        if self._unreachable(spec.hosts or ()):
+            _say("mpitrain scale: the run continues unchanged")
+            return False
+        self._next_spec = spec
         return True
 
     def _exclude_hosts(self, gone: list[str]) -> str:

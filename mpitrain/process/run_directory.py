@@ -18,9 +18,10 @@ from .pid import is_alive, pid_start
 # What a run writes, except for checkpoints.
 _FILES = """
     config.toml metrics.jsonl status.json .status.json.partial ranks.txt trace.json failure.json .failure.json.partial
-    .launcher.json output.log
+    .launcher.json .scale.json output.log
 """.split()
 _LAUNCHER = ".launcher.json"
+SCALE_REQUEST = ".scale.json"
 _FOLDERS = ("logs", "tensorboard", ".ranks")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,24 @@ def test_bad_flags(openmpi: Mpi) -> None:
     done = run([str(openmpi.python), "-m", "mpitrain", "run", *words])
     assert done.returncode == 2
     assert "--recover" in one_line(done.stderr)
+
+
+def test_a_live_run_continues_on_other_ranks(openmpi: Mpi, tmp_path: Path) -> None:
+    def scale(*words: str) -> subprocess.CompletedProcess[str]:
+        return run([str(openmpi.python), "-m", "mpitrain", "scale", str(tmp_path / "run"), *words])
+
+    with KilledRun(openmpi, 1, tmp_path / "run", SMALL, "--train-steps", "100000000") as live:
+        pids: set[int] = set()
+        for n, others in ((1, 3), (3, 2), (2, None)):
+            ranks = live.wait_for_ranks(other_than=pids)
+            assert len(ranks) == n
+            pids |= {rank.pid for rank in ranks}
+            if others is not None:
+                assert scale("-n", str(others)).returncode == 0
+        assert scale().returncode == 2
+        assert scale("--hosts", "no-such-host.invalid:1").returncode == 0
+        live.wait_for_output("no-such-host.invalid")
+        live.process.send_signal(signal.SIGINT)
+        assert live.process.wait(timeout=60) == os.EX_TEMPFAIL
+        assert len(live.resumed_at) == 2 and 0 < live.resumed_at[0] < live.resumed_at[1]
+    assert scale("-n", "2").returncode == 2

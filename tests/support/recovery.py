@@ -91,6 +91,12 @@ class KilledRun:
                 return ranks
             time.sleep(0.002)
 
+    def wait_for_output(self, text: str) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while text not in self.output:
+            assert time.monotonic() < deadline and self.process.poll() is None, self.output
+            time.sleep(0.02)
+
     def wait_for_step(self, step: int, poll_s: float = 0.002) -> None:
         """Wait until a worker has completed this step, or the run has ended."""
         deadline = time.monotonic() + TIMEOUT_S

@@ -1,0 +1,22 @@
+"""``mpitrain scale``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..launcher.scaling import ScaleRequest, send_request
+
+
+@click.command("scale")
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("-n", "--ranks", type=click.IntRange(min=1), metavar="N", help="Number of ranks.")
+@click.option("--hosts", metavar="HOST:RANKS,...", help="Hosts to run on.")
+def scale_command(run: Path, ranks: int | None, hosts: str | None) -> None:
+    """Continue a live run on another number of ranks, or on other hosts.
+
+    RUN is the directory of a run that mpitrain run has started. It saves a checkpoint, and its ranks start again from
+    it; this is not one of its --max-restarts.
+    """
+    send_request(run, ScaleRequest(ranks, hosts))
