@@ -32,11 +32,14 @@ def measure(mib: float, rounds: int) -> None:
     import numpy as np
 
     from mpitrain.comm.backoff import Backoff
+    from mpitrain.comm.compression import make_codec
     from mpitrain.comm.mpi import MPI, start
     from mpitrain.comm.rpc import MessageTransport, Routes, WindowTransport
     from mpitrain.comm.shared_memory import SharedArrays
+    from mpitrain.comm.vector_codec import VectorCodec
     from mpitrain.core.layout import Layout
     from mpitrain.optim import Updater, sgd
+    from mpitrain.plan.compression import Compression
     from mpitrain.strategy.ps.shard import Push, Shard
 
     comm = start()
@@ -44,7 +47,8 @@ def measure(mib: float, rounds: int) -> None:
     size = int(mib * (1 << 20)) // 4
     routes = Routes(comm, {0: [1]}, {0: [(0, size)]}, size, np.dtype(np.float32), 8)
     grads = np.ones(size, np.float32)
-    halved = replace(routes, precision="bfloat16")
+    bfloat16 = VectorCodec(make_codec(Compression("bfloat16"), routes.dtype), np.zeros(0, np.int64))
+    halved = replace(routes, codec=bfloat16)
     times: dict[str, list[float]] = {"put": [], "window": [], "message": [], "window, bf16": []}
     if alone:
         times["shared memory"] = []

@@ -9,9 +9,9 @@ from ..core.extra_state import ExtraState
 from ..core.kernels import sum_in_place
 from ..core.layout import Array, row_stride
 from ..core.ranges import Bucket
-from .compression import Codec
 from .hierarchy import Hierarchy
 from .internode import CompressedSums, DividedSums, NodeSums
+from .vector_codec import VectorCodec
 
 
 class _Condition(NamedTuple):
@@ -41,7 +41,7 @@ class RangeAllreduce:
         apply: Called for each part of the range as ``apply(lo, hi, mean)``, to set ``result[lo:hi]``; ``mean`` has
             shape (hi - lo,). None to set it to ``mean``. It is called on one rank of all, and the other nodes get the
             result; with a codec, on one rank of each node.
-        codec: Encodes what is sent between nodes; None to send it unchanged.
+        codec: Encodes ranges of the rows that are sent between nodes; None to send them unchanged.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RangeAllreduce:
         hi: int,
         scale: float,
         apply: Callable[[int, int, Array], object] | None = None,
-        codec: Codec | None = None,
+        codec: VectorCodec | None = None,
     ) -> None:
         self._lo, self._hi = lo, hi
         self._hierarchy, self._rows, self._result, self._scale = hierarchy, rows, result, scale
@@ -94,12 +94,12 @@ class RangeAllreduce:
         if self._sums is not None:
             self._sums.free()
 
-    def _make_sums(self, codec: Codec | None) -> NodeSums:
+    def _make_sums(self, codec: VectorCodec | None) -> NodeSums:
         part = slice(self._lo, self._hi)
         own, buckets = self._rows[self._hierarchy.node.rank, part], [Bucket(0, self._hi - self._lo)]
         if codec is None:
             return DividedSums(self._hierarchy, buckets, own, self._result[part])
-        return CompressedSums(self._hierarchy, buckets, own, codec)
+        return CompressedSums(self._hierarchy, buckets, own, codec.part(self._lo, self._hi))
 
     def _exchange(self) -> Iterator[_Condition]:
         """Exchange; yield what must be fulfilled before the iterator is resumed."""

@@ -28,9 +28,9 @@ from ..core.kernels import sum_rows
 from ..core.layout import Array
 from ..core.ranges import Bucket, Range
 from .backoff import Backoff
-from .compression import Codec
 from .hierarchy import Hierarchy, ReduceScatter
 from .mpi import MPI, mpi_type
+from .vector_codec import VectorCodec
 
 NAMESPACE = "compression"  # of the extra state
 
@@ -159,7 +159,7 @@ class CompressedSums(NodeSums):
         codec: Encodes ranges of it.
     """
 
-    def __init__(self, hierarchy: Hierarchy, buckets: Sequence[Bucket], grads: Array, codec: Codec) -> None:
+    def __init__(self, hierarchy: Hierarchy, buckets: Sequence[Bucket], grads: Array, codec: VectorCodec) -> None:
         self.parts = self.owned = [[hierarchy.chunk(*bucket)] for bucket in buckets]
         self._hierarchy, self._residual = hierarchy, Residual(hierarchy, len(grads), grads.dtype)
         self._waiting = Backoff(oversubscribed=hierarchy.node.size > hierarchy.cores)
@@ -216,14 +216,21 @@ class _CompressedBucket:
     """
 
     def __init__(
-        self, hierarchy: Hierarchy, comm: MPI.Intracomm, bucket: Bucket, codec: Codec, grads: Array, residual: Array
+        self,
+        hierarchy: Hierarchy,
+        comm: MPI.Intracomm,
+        bucket: Bucket,
+        codec: VectorCodec,
+        grads: Array,
+        residual: Array,
     ) -> None:
         assert hierarchy.internode is not None
-        self._first, self._second, self._codec = hierarchy.internode, comm, codec
+        self._first, self._second = hierarchy.internode, comm
         self._grads, self._residual, self._node = grads, residual, hierarchy.internode.rank
         nodes = range(hierarchy.n_nodes)
-        self._ranges = [slice(*hierarchy.owned_range(*bucket, node)) for node in nodes]
-        counts = [codec.nbytes(part.stop - part.start) for part in self._ranges]
+        owned = [hierarchy.owned_range(*bucket, node) for node in nodes]
+        self._ranges, self._codecs = [slice(*part) for part in owned], [codec.of_range(*part) for part in owned]
+        counts = [part.nbytes for part in self._codecs]
         starts = [0, *accumulate(counts)]
         encoded = np.zeros(starts[-1], np.uint8)
         self._encoded = [encoded[start : start + count] for start, count in zip(starts, counts, strict=False)]
@@ -244,7 +251,7 @@ class _CompressedBucket:
         """Begin the first exchange: send every other node the range that it sums."""
         for node, part in enumerate(self._ranges):
             if node != self._node:
-                self._codec.encode(self._grads[part], self._residual[part], self._encoded[node])
+                self._codecs[node].encode(self._grads[part], self._residual[part], self._encoded[node])
         self._request = self._first.Ialltoallv(self._to_others, self._from_others)
 
     def has_arrived(self) -> bool:
@@ -253,20 +260,20 @@ class _CompressedBucket:
 
     def return_sum(self) -> None:
         """Begin the second exchange: send the sum of this node's range to all others."""
+        own, codec = self._ranges[self._node], self._codecs[self._node]
         for node, row in enumerate(self._rows):
             if node == self._node:
-                row[:] = self._grads[self._ranges[node]]
+                row[:] = self._grads[own]
             else:
-                self._codec.decode(self._received[node], row)
-        own = self._ranges[self._node]
+                codec.decode(self._received[node], row)
         sum_rows(self._rows, self._order, 0, self._rows.shape[1], 1.0, self._grads[own])
-        self._codec.encode(self._grads[own], self._residual[own], self._encoded[self._node])
+        codec.encode(self._grads[own], self._residual[own], self._encoded[self._node])
         self._request = self._second.Iallgatherv(MPI.IN_PLACE, self._all_encoded)
 
     def decode(self) -> None:
         """Set the gradients to the sums of all nodes; the own range, too, so that all nodes have the same."""
-        for part, encoded in zip(self._ranges, self._encoded, strict=True):
-            self._codec.decode(encoded, self._grads[part])
+        for part, codec, encoded in zip(self._ranges, self._codecs, self._encoded, strict=True):
+            codec.decode(encoded, self._grads[part])
 
 
 class Residual:

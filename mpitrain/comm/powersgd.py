@@ -246,6 +246,11 @@ class _NodesAllreduce:
             self._comm.Allgatherv(MPI.IN_PLACE, send)
 
 
+def compresses_any(layout: Layout, rank: int) -> bool:
+    """Return whether any parameter is compressed with factors of this rank."""
+    return any(True for _ in _compressible(layout, rank))
+
+
 def _compressible(layout: Layout, rank: int) -> Iterator[_Shape]:
     """Yield the parameters whose factors are much smaller, as the matrices closest to square."""
     for entry in layout.entries:

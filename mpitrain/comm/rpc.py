@@ -22,10 +22,9 @@ import numpy as np
 
 from ..core.kernels import kernel
 from ..core.layout import Array
-from ..plan.compression import Compression
 from .backoff import Backoff
-from .compression import make_codec
 from .mpi import MPI, mpi_type
+from .vector_codec import RangeCodec, VectorCodec
 
 HEADER = 16  # words: sequence number, kind, message, checksum
 _MESSAGE = slice(2, HEADER - 1)
@@ -52,7 +51,7 @@ class Routes:
         size: Length of the vector.
         dtype: Data type of its elements.
         n_rows: Words that a reply may carry in addition to a vector, such as worker statistics.
-        compression: How vectors sent to servers are encoded; None if they are sent unchanged.
+        codec: Encodes vectors that are sent to servers; None if they are sent unchanged.
     """
 
     comm: MPI.Intracomm
@@ -61,7 +60,7 @@ class Routes:
     size: int
     dtype: np.dtype[Any]
     n_rows: int
-    compression: Compression | None = None
+    codec: VectorCodec | None = None
 
     def servers(self, worker: int) -> list[int]:
         """Return the ranks of the servers that a worker sends to."""
@@ -70,6 +69,12 @@ class Routes:
     def capacity(self, server: int) -> int:
         """Return the number of elements in a server's ranges."""
         return sum(hi - lo for lo, hi in self.ranges[server])
+
+    def request_nbytes(self, server: int) -> int:
+        """Return the number of bytes in which a vector is sent to a server."""
+        if self.codec is None:
+            return self.capacity(server) * self.dtype.itemsize
+        return sum(self.codec.of_range(lo, hi).nbytes for lo, hi in self.ranges[server])
 
 
 class RpcTransport(Protocol):
@@ -89,7 +94,7 @@ class RpcTransport(Protocol):
     def request(self, server: int, kind: int, message: Array = EMPTY, vector: Array | None = None) -> None:
         """Worker: send a request with the server's ranges of ``vector``, shape (size,); ``reply`` must follow.
 
-        With ``Routes.compression`` the vector is encoded, and the error is added to the next one.
+        With ``Routes.codec`` the vector is encoded, and the error is added to the next one.
 
         Args:
             message: Shape (), a structured dtype of at most 104 bytes.
@@ -164,43 +169,39 @@ class _TransportBase:
         capacity = max((routes.capacity(server) for server in self._servers), default=0)
         yield_s = _YIELD_S + capacity * routes.dtype.itemsize / _SLOW_BYTES_PER_S
         self._waiting = Backoff(oversubscribed=True, yield_s=yield_s)
-        self._codec = None if routes.compression is None else make_codec(routes.compression, routes.dtype)
-        coded = self._codec is not None
+        self._request_nbytes = {server: routes.request_nbytes(server) for server in routes.ranges}
+        codec, coded = routes.codec, routes.codec is not None
+        # By server; empty if vectors are sent unchanged.
+        self._codecs: dict[int, list[RangeCodec]] = {}
+        if codec is not None:
+            self._codecs = {
+                server: [codec.of_range(lo, hi) for lo, hi in ranges] for server, ranges in routes.ranges.items()
+            }
         self.residual = np.zeros(routes.size if coded and self._servers else 0, routes.dtype)
         encoded = self._servers if coded else []
         self._encoded = {
-            server: [np.zeros(self._nbytes_of(hi - lo), np.uint8) for lo, hi in routes.ranges[server]]
-            for server in encoded
+            server: [np.zeros(part.nbytes, np.uint8) for part in self._codecs[server]] for server in encoded
         }
         held = routes.capacity(self._rank) if coded and self._clients else 0
         self._decoded = {client: np.zeros(held, routes.dtype) for client in self._clients}
 
-    def _nbytes_of(self, count: int) -> int:
-        """Return the number of bytes in which ``count`` elements are sent to a server."""
-        return count * self._routes.dtype.itemsize if self._codec is None else self._codec.nbytes(count)
-
-    def _request_nbytes(self, server: int) -> int:
-        """Return the number of bytes of the vector in a request."""
-        return sum(self._nbytes_of(hi - lo) for lo, hi in self._routes.ranges[server])
-
     def _encode(self, vector: Array, server: int) -> list[Array]:
         """Return this server's ranges of the vector as they are sent."""
         ranges = self._routes.ranges[server]
-        if self._codec is None:
+        if not self._codecs:
             return [vector[lo:hi] for lo, hi in ranges]
-        for (lo, hi), encoded in zip(ranges, self._encoded[server], strict=True):
-            self._codec.encode(vector[lo:hi], self.residual[lo:hi], encoded)
+        for (lo, hi), codec, encoded in zip(ranges, self._codecs[server], self._encoded[server], strict=True):
+            codec.encode(vector[lo:hi], self.residual[lo:hi], encoded)
         return self._encoded[server]
 
     def _decode(self, received: Array, client: int) -> Array:
         """Return the vector of a client's request, of which these bytes have arrived."""
-        if self._codec is None:
+        if not self._codecs:
             return received.view(self._routes.dtype)
         decoded, at, start = self._decoded[client], 0, 0
-        for lo, hi in self._routes.ranges[self._rank]:
-            nbytes = self._nbytes_of(hi - lo)
-            self._codec.decode(received[at : at + nbytes], decoded[start : start + hi - lo])
-            at, start = at + nbytes, start + hi - lo
+        for (lo, hi), codec in zip(self._routes.ranges[self._rank], self._codecs[self._rank], strict=True):
+            codec.decode(received[at : at + codec.nbytes], decoded[start : start + hi - lo])
+            at, start = at + codec.nbytes, start + hi - lo
         return decoded
 
     def _wait(self, server: int, arrived: Callable[[], bool]) -> None:
@@ -225,7 +226,7 @@ class WindowTransport(_TransportBase):
         words = self._vectors_offset(self._rank) // 8
         nbytes = routes.size * self._itemsize
         if not is_worker:
-            nbytes = len(self._clients) * self._request_nbytes(self._rank) if self._clients else 0
+            nbytes = len(self._clients) * self._request_nbytes[self._rank] if self._clients else 0
         raw = np.zeros(words * 8 + nbytes + 2 * _LINE, np.uint8)
         self._memory = raw[-raw.ctypes.data % _LINE :]  # vectors start on a cache line
         self._headers = self._memory[: count * HEADER * 8].view(np.int64).reshape(count, HEADER)
@@ -266,7 +267,7 @@ class WindowTransport(_TransportBase):
         self._numbers[index] += 1
         if vector is not None:
             self._put(self._numbers[index : index + 1], server, self._announcement_offset(server, slot))
-            at = self._vectors_offset(server) + slot * self._request_nbytes(server)
+            at = self._vectors_offset(server) + slot * self._request_nbytes[server]
             for piece in self._encode(vector, server):
                 self._put(piece, server, at)
                 at += piece.nbytes
@@ -342,7 +343,7 @@ class MessageTransport(_TransportBase):
         super().__init__(routes)
         self.vector = np.zeros(routes.size if self._servers else 0, routes.dtype)
         self.rows = np.zeros(routes.n_rows, np.int64)
-        nbytes = self._request_nbytes(self._rank) if self._clients else 0
+        nbytes = self._request_nbytes[self._rank] if self._clients else 0
         self._request_buffers = {client: np.zeros(nbytes, np.uint8) for client in self._clients}
         self._sending: list[tuple[MPI.Request, Array]] = []  # buffers must live until they are sent
 

@@ -166,6 +166,11 @@ def set_step(step: int) -> None:
     _words[_STEP] = step
 
 
+def completed_steps() -> int:
+    """Return the number that ``set_step`` has recorded."""
+    return _words[_STEP]
+
+
 def progress(step: int | None = None) -> None:
     """Report that this rank makes progress, for hang detection; does nothing if no launcher watches this process.
 

@@ -102,6 +102,13 @@ class Layout:
         """Number of trainable parameters, without alignment gaps."""
         return sum(entry.size for entry in self.entries if entry.kind == "param")
 
+    def gaps(self) -> Array:
+        """Return the elements that belong to no entry, shape (n,), int64, ascending."""
+        stops = [0, *(entry.stop for entry in self.entries)]
+        starts = [*(entry.start for entry in self.entries), self.size]
+        ranges = [np.arange(stop, start) for stop, start in zip(stops, starts, strict=True)]
+        return np.concatenate(ranges)
+
     def views(self, flat: Array) -> dict[str, Array]:
         """Return the named views of ``flat``, shape (size,); they share its memory."""
         return {e.name: flat[e.start : e.stop].reshape(e.shape) for e in self.entries}

@@ -20,16 +20,17 @@ Layer state that is not trained by gradients, such as statistics of BatchNorm, i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import numpy as np
 
 from .. import optim
 from ..comm.allreduce import MeanAllreduce, RangeAllreduce
-from ..comm.compression import make_codec
 from ..comm.hierarchy import Hierarchy
 from ..comm.internode import NAMESPACE as COMPRESSION
 from ..comm.mpi import MPI, mpi_type
+from ..comm.vector_codec import VectorCodec, make_vector_codec
 from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import Array, row_stride
 from ..monitor.trace import span
@@ -38,6 +39,8 @@ from ..plan.parallel import ParallelConfig
 from ..plan.plan import Plan
 from .averaging import Centered
 from .fragments import Fragment, fragments_of
+
+_log = logging.getLogger(__name__)
 
 _NAMESPACE, _VERSION = "outer optimizer", 1  # of the extra state
 
@@ -70,8 +73,7 @@ class OuterOptimization(Centered):
         self._outer = Updater(optimizer, plan.layout, self.center, self._slots, frozen=frozen)
         self._averaging = Updater(optim.sgd(1.0), plan.layout, self.center, {}, frozen=frozen)
         self._fragments = list(fragments_of(size, parallel))
-        compression, scale = plan.config.compression, 1 / hierarchy.comm.size
-        codec = None if compression is None else make_codec(compression, plan.dtype)
+        codec, scale = self._make_codec(plan), 1 / hierarchy.comm.size
         self._exchanges = [
             RangeAllreduce(hierarchy, mean.rows, self.center, part.lo, part.hi, scale, self._update, codec)
             for part in self._fragments
@@ -82,6 +84,19 @@ class OuterOptimization(Centered):
         self._sent = np.empty_like(own["params"]) if parallel.steps_of_overlap else None
         self._differ = self._sent is not None or len(self._fragments) > 1  # whether workers differ at consistent points
         self._at_end: Array | None = None  # this worker's parameters before ``end``
+
+    def _make_codec(self, plan: Plan) -> VectorCodec | None:
+        """Return what encodes outer gradients between nodes; None if nothing does. Collective over the workers."""
+        compression, hierarchy = plan.config.compression, self._hierarchy
+        if compression is None:
+            return None
+        if hierarchy.n_nodes == 1:
+            _log.info("--compress has no effect: all workers are on one node")
+            return None
+        nodes = range(hierarchy.n_nodes)
+        ranges = [hierarchy.owned_range(0, part.hi - part.lo, node) for part in self._fragments for node in nodes]
+        counts = {hi - lo for lo, hi in ranges}
+        return make_vector_codec(compression, plan.dtype, plan.layout, hierarchy.comm, counts)
 
     def start(self, extra_state: ExtraState) -> None:
         slots = values_of(extra_state, _NAMESPACE, _VERSION)

@@ -33,10 +33,10 @@ import numpy as np
 
 from ..comm.background_sums import in_background
 from ..comm.cluster import Cluster
-from ..comm.compression import make_codec
 from ..comm.hierarchy import hierarchy_of
 from ..comm.internode import CompressedSums, DividedSums, NodeSums
-from ..comm.powersgd import PowerSums
+from ..comm.powersgd import PowerSums, compresses_any
+from ..comm.vector_codec import VectorCodec, make_vector_codec
 from ..comm.worker_statuses import WorkerStatuses
 from ..core.device import Device
 from ..core.extra_state import ExtraState
@@ -80,9 +80,10 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         self._sums: NodeSums | None = None
         self._step_bytes = 0  # sent by all workers in a step
         self._owned_ranges: Sequence[Sequence[Range]] = [[hierarchy.owned_range(*bucket)] for bucket in self._buckets]
-        if hierarchy.n_nodes == 1 and plan.config.compression is not None:
-            _log.info("--compress has no effect: all workers are on one node")
+        self._codec: VectorCodec | None = None
+        self._report_compression()
         if hierarchy.n_nodes > 1:
+            self._codec = self._make_codec()
             self._use(self._make_sums(compress=not plan.config.parallel.compress_after))
         self.tensors = self._make_tensors(state)
         self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)
@@ -108,6 +109,32 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         self.grads[:] = 0  # gaps between parameters must stay zero
         self._in_order = np.arange(node.size)
 
+    def _report_compression(self) -> None:
+        """Print a notice if ``--compress`` has no effect."""
+        compression, train_steps, hierarchy = self.plan.config.compression, self.plan.train_steps, self._hierarchy
+        if compression is None:
+            return
+        if hierarchy.n_nodes == 1:
+            _log.info("--compress has no effect: all workers are on one node")
+        elif (first := self.plan.config.parallel.compress_after) >= train_steps:
+            _log.info(
+                "--compress has no effect: training ends at step %d, before --compress-after %d", train_steps, first
+            )
+        elif compression.rank and not compresses_any(self.plan.layout, compression.rank):
+            _log.info("--compress %s has no effect: no parameter shrinks to a half; use a smaller rank", compression)
+
+    def _make_codec(self) -> VectorCodec | None:
+        """Return what encodes gradients between nodes; None if none is needed. Collective over the workers.
+
+        A run that begins to compress later makes it at its start, too, so that errors of a codec are found there.
+        """
+        compression, hierarchy, nodes = self.plan.config.compression, self._hierarchy, range(self._hierarchy.n_nodes)
+        if compression is None or compression.rank:
+            return None
+        ranges = [hierarchy.owned_range(*bucket, node) for bucket in self._buckets for node in nodes]
+        counts = {hi - lo for lo, hi in ranges}
+        return make_vector_codec(compression, self.plan.dtype, self.plan.layout, hierarchy.comm, counts)
+
     def _make_sums(self, compress: bool) -> NodeSums:
         """Return what sums gradients over nodes, compressed if the run requests it and ``compress`` is True."""
         return in_background(self._make_sums_of(compress), self._hierarchy, self.plan.nbytes)
@@ -119,7 +146,8 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         if compression.rank:
             seed = self.plan.config.training.seed
             return PowerSums(hierarchy, self._buckets, self.plan.layout, self.grads, compression.rank, seed)
-        return CompressedSums(hierarchy, self._buckets, self.grads, make_codec(compression, self.plan.dtype))
+        assert self._codec is not None
+        return CompressedSums(hierarchy, self._buckets, self.grads, self._codec)
 
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
         super().start(progress, extra_state)

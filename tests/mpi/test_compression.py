@@ -8,15 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ..support.launch import PROGRAMS, Mpi, with_checkout
+from ..support.launch import JOBS, PROGRAMS, Mpi, one_line, with_checkout
 from ..support.results import SMALL, assert_close, assert_same_bits, final
 
 NODES = ("--no-shared-memory", "--bucket-bytes", "0")
 
 
-def train(mpi: Mpi, n: int, run_dir: Path, *flags: str) -> dict[str, np.ndarray]:
-    environment = {**with_checkout(), "PYTHONPATH": f"{PROGRAMS}:{with_checkout()['PYTHONPATH']}"}
-    mpi.train(n, SMALL, "--batch-size", str(12 // n), "--run-dir", run_dir, *NODES, *flags, env=environment)
+ENVIRONMENT = {"PYTHONPATH": f"{PROGRAMS}:{with_checkout()['PYTHONPATH']}"}
+
+
+def train(mpi: Mpi, n: int, run_dir: Path, *flags: str, job: Path = SMALL) -> dict[str, np.ndarray]:
+    mpi.train(n, job, "--batch-size", str(12 // n), "--run-dir", run_dir, *NODES, *flags, env=ENVIRONMENT)
     return final(run_dir)
 
 
@@ -36,7 +38,7 @@ def total(run_dir: Path, name: str) -> float:
 def test_a_codec_without_error_changes_nothing(openmpi: Mpi, n: int, flags: tuple[str, ...], tmp_path: Path) -> None:
     flags = (*flags, "--dtype", "float64")
     exact = trained(train(openmpi, n, tmp_path / "exact", *flags))
-    found = trained(train(openmpi, n, tmp_path / "codec", *flags, "--compress", "identity_codec:Identity"))
+    found = trained(train(openmpi, n, tmp_path / "codec", *flags, "--compress", "own_codecs:Identity"))
     assert_close(found, exact, 1e-12)
 
 
@@ -52,7 +54,7 @@ def test_a_codec_comes_close_to_the_exact_result(openmpi: Mpi, codec: str, toler
     assert 0.2 < sent / (sent + saved) < 0.6
 
 
-@pytest.mark.parametrize("codec", ["bfloat16", "int8", "powersgd:1"])
+@pytest.mark.parametrize("codec", ["bfloat16", "int8", "powersgd:1", "own_codecs:Signs"])
 @pytest.mark.parametrize("more", [(), ("--compress-after", "20")], ids=str)
 def test_resuming_is_never_having_stopped(openmpi: Mpi, codec: str, more: tuple[str, ...], tmp_path: Path) -> None:
     flags = ("--compress", codec, *more)
@@ -74,6 +76,28 @@ def test_on_other_nodes_the_error_is_kept(openmpi: Mpi, codec: str, tmp_path: Pa
     first, second = (after[name] for name in sorted(after) if "residual." in name)
     np.testing.assert_allclose(first, sum(errors), rtol=1e-5, atol=1e-7)
     assert not second.any()
+
+
+@pytest.mark.parametrize("codec", ["int8", "own_codecs:Signs"])
+def test_a_skipped_step_has_no_effect_on_later_ones(openmpi: Mpi, codec: str, tmp_path: Path) -> None:
+    """Its NaN must not stay in the gradient: no layer writes the gaps between parameters."""
+    flags = ("--nan", "skip", "--log-steps", "1")
+    exact, compressed = tmp_path / "exact", tmp_path / "compressed"
+    train(openmpi, 2, exact, *flags, job=JOBS / "nan_example.py")
+    results = train(openmpi, 2, compressed, *flags, "--compress", codec, job=JOBS / "nan_example.py")
+    assert total(compressed, "skipped_steps") == total(exact, "skipped_steps") > 0
+    assert all(np.isfinite(values).all() for values in results.values())
+
+
+LOCAL = ("--mode", "local", "--outer-optimizer", "nesterov")
+
+
+@pytest.mark.parametrize("flags", [(), LOCAL, ("--mode", "async", "--ps", "1")], ids=str)
+def test_a_codec_must_use_the_same_number_of_bytes_on_all_ranks(openmpi: Mpi, flags: tuple[str, ...]) -> None:
+    words = ("train", SMALL, *NODES, "--compress", "own_codecs:UnequalBytes", *flags)
+    done = openmpi.run(2, "-m", "mpitrain", *words, env=ENVIRONMENT)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "own_codecs:UnequalBytes" in one_line(done.stderr)
 
 
 @pytest.mark.quick

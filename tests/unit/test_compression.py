@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from mpitrain.comm.compression import Codec, make_codec as codec_of
+from mpitrain.comm.vector_codec import VectorCodec, try_codec
+from mpitrain.core.layout import Layout
 from mpitrain.errors import ConfigError
 from mpitrain.plan.compression import parse_compression
 
@@ -153,28 +155,68 @@ def test_topk_passes_on_what_is_not_finite() -> None:
     np.testing.assert_array_equal(left, [1, 0, 2, 0, 3, 0])
 
 
-class Unequal(Codec):
+class Faulty(Codec):
     """A codec with a mistake in one of its methods."""
 
     mistake = ""
 
     def nbytes(self, count: int) -> int:
-        return {"size": 4 * count + 4, "type": 8.0 * count}.get(self.mistake, 8 * count)  # type: ignore[return-value]
+        later = 8 if count > 1000 else 8 * count
+        wrong = {"size": 4 * count + 4, "type": 8.0 * count, "later": later, "numpy": np.int64(8 * count)}
+        return wrong.get(self.mistake, 8 * count)  # type: ignore[return-value]
 
     def encode(self, vector: np.ndarray, residual: np.ndarray, out: np.ndarray) -> None:
         if self.mistake == "raises":
             raise KeyError("mine")
+        if self.mistake == "vector":
+            vector += 1
         out.view(np.float64)[:] = vector + residual
         if self.mistake != "residual":
-            residual[:] = 0
+            residual[:] = np.nan if self.mistake == "nan" else 0
 
     def decode(self, encoded: np.ndarray, out: np.ndarray) -> None:
-        out[:] = encoded.view(np.float64)
+        out[:] = encoded.view(np.float64) + (self.mistake == "gaps")
 
 
-@pytest.mark.parametrize("mistake", ["size", "type", "raises", "residual"])
+def faulty(mistake: str, monkeypatch: pytest.MonkeyPatch) -> Codec:
+    monkeypatch.setattr(Faulty, "mistake", mistake)
+    return make_codec(f"{__name__}:Faulty", np.dtype(np.float32))
+
+
+@pytest.mark.parametrize("mistake", ["size", "type", "raises", "residual", "vector", "later"])
 def test_mistakes_of_a_codec_of_the_user_are_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_codec(f"{__name__}:Unequal", np.dtype(np.float32))
-    monkeypatch.setattr(Unequal, "mistake", mistake)
-    with pytest.raises(ConfigError, match="Unequal"):
-        make_codec(f"{__name__}:Unequal", np.dtype(np.float32))
+    try_codec(faulty("", monkeypatch), 1003)
+    with pytest.raises(ConfigError, match="Faulty"):
+        try_codec(faulty(mistake, monkeypatch), 1003)
+
+
+def test_numbers_of_bytes_may_be_integers_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    try_codec(faulty("numpy", monkeypatch), 1003)
+
+
+def test_gaps_stay_zero_and_have_no_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A codec may decode zero to something else."""
+    layout = Layout.pack([("a", (3,), "param"), ("b", (20,), "param"), ("c", (2,), "state")])
+    codec = VectorCodec(faulty("gaps", monkeypatch), layout.gaps()).part(1, 60).of_range(15, 50)
+    vector, residual, encoded = np.ones(35, np.float32), np.ones(35, np.float32), np.zeros(codec.nbytes, np.uint8)
+    codec.encode(vector, residual, encoded)
+    codec.decode(encoded, vector)
+    is_parameter = np.zeros(layout.size, bool)
+    for entry in layout.entries:
+        is_parameter[entry.start : entry.stop] = True
+    np.testing.assert_array_equal(vector, np.where(is_parameter[16:51], 3, 0))
+    assert not residual.any()
+
+
+def test_no_residual_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = VectorCodec(faulty("nan", monkeypatch), Layout.pack([]).gaps()).of_range(0, 5)
+    residual = np.ones(5, np.float32)
+    codec.encode(np.ones(5, np.float32), residual, np.zeros(codec.nbytes, np.uint8))
+    assert not residual.any()
+
+
+def test_errors_of_a_codec_during_training_name_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = VectorCodec(faulty("raises", monkeypatch), Layout.pack([]).gaps()).of_range(0, 5)
+    vector = np.ones(5, np.float32)
+    with pytest.raises(ConfigError, match=r"KeyError.*test_compression\.py"):
+        codec.encode(vector, vector, np.zeros(codec.nbytes, np.uint8))

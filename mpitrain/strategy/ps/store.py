@@ -17,6 +17,7 @@ from ...comm.cluster import Cluster
 from ...comm.mpi import MPI
 from ...comm.rpc import Routes, RpcTransport, open_transport
 from ...comm.shared_memory import SharedArrays, sharing_problem
+from ...comm.vector_codec import make_vector_codec
 from ...core.layout import Array, row_stride
 from ...core.training_state import TrainingState
 from ...errors import ConfigError
@@ -186,6 +187,10 @@ class Store:
                 _log.info("--compress has no effect: all workers share memory with all servers")
             return None
         plan = self.plan
+        codec = None
+        if plan.config.compression is not None:
+            counts = {hi - lo for ranges in self.ranges for lo, hi in ranges}
+            codec = make_vector_codec(plan.config.compression, plan.dtype, plan.layout, cluster.comm, counts)
         routes = Routes(
             comm=cluster.comm,
             clients=clients,
@@ -193,7 +198,7 @@ class Store:
             size=plan.layout.size,
             dtype=plan.dtype,
             n_rows=plan.workers * STATS_WORDS,
-            compression=plan.config.compression,
+            codec=codec,
         )
         return open_transport(routes, plan.config.servers.one_sided)
 

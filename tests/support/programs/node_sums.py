@@ -18,6 +18,7 @@ from mpitrain.comm.hierarchy import Hierarchy
 from mpitrain.comm.internode import CompressedSums, DividedSums, NodeSums
 from mpitrain.comm.mpi import start
 from mpitrain.comm.powersgd import PowerSums
+from mpitrain.comm.vector_codec import VectorCodec
 from mpitrain.core.kernels import sum_in_place
 from mpitrain.core.layout import Layout
 from mpitrain.core.ranges import Bucket, buckets_of
@@ -50,7 +51,8 @@ def sums_of(text: str, hierarchy: Hierarchy, grads: np.ndarray) -> NodeSums:
         return DividedSums(hierarchy, BUCKETS, grads, hierarchy.shared.allocate((LAYOUT.size,), np.float32))
     if compression.rank:
         return PowerSums(hierarchy, BUCKETS, LAYOUT, grads, compression.rank, seed=3)
-    return CompressedSums(hierarchy, BUCKETS, grads, make_codec(compression, grads.dtype))
+    codec = VectorCodec(make_codec(compression, grads.dtype), LAYOUT.gaps())
+    return CompressedSums(hierarchy, BUCKETS, grads, codec)
 
 
 def step_of(sums: NodeSums, hierarchy: Hierarchy, rows: np.ndarray, result: np.ndarray, step: int) -> None:
@@ -91,6 +93,7 @@ def check(text: str, tolerance: float, in_thread: bool) -> None:
             node.Barrier()
         of_ranks = comm.allgather(result.tobytes())
         assert len(set(of_ranks)) == 1, text
+        assert not result[LAYOUT.gaps()].any(), text
         received += result
         comm.Barrier()
     values = comm.bcast(dict(sums.extra_state().get("compression", (1, {}))[1]))
@@ -152,7 +155,14 @@ def check_powersgd(rank: int) -> None:
     hierarchy.free()
 
 
-for text, tolerance in (("", 1e-4), ("bfloat16", 1e-4), ("float16", 1e-4), ("int8", 1e-4), ("powersgd:2", 1e-3)):
+for text, tolerance in (
+    ("", 1e-4),
+    ("bfloat16", 1e-4),
+    ("float16", 1e-4),
+    ("int8", 1e-4),
+    ("powersgd:2", 1e-3),
+    ("own_codecs:Signs", 1e-3),
+):
     check(text, tolerance, in_thread=False)
     check(text, tolerance, in_thread=True)
 for rank in (1, 3):
