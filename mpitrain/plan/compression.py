@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import ConfigError
 
-_VALID = "bfloat16, float16, int8, int4, powersgd:RANK, topk:FRACTION, or package.module:Class"
+_WORDS = ("bfloat16", "float16", "float32", "int8", "int4")
+_NUMBERS = {"powersgd": "powersgd:RANK", "topk": "topk:FRACTION"}
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -42,7 +44,7 @@ def parse_compression(text: str) -> Compression:
         ConfigError: There is no such compression.
     """
     name, _, number = text.partition(":")
-    if text in ("bfloat16", "float16", "float32", "int8", "int4"):
+    if text in _WORDS:
         return Compression(text)
     if name == "powersgd" and number.isdecimal() and int(number) > 0:
         return Compression(name, rank=int(number))
@@ -50,4 +52,10 @@ def parse_compression(text: str) -> Compression:
         return Compression(name, fraction=float(number))
     if name not in ("powersgd", "topk") and _CLASS.fullmatch(text):
         return Compression(text)
-    raise ConfigError(f"--compress is {text!r}: must be {_VALID}; RANK is a positive integer, 0 < FRACTION <= 1")
+    valid = values_of((*_WORDS, *_NUMBERS))
+    raise ConfigError(f"--compress is {text!r}: must be {valid}; RANK is a positive integer, 0 < FRACTION <= 1")
+
+
+def values_of(names: Sequence[str]) -> str:
+    """Return the values of ``--compress`` with these names, for messages."""
+    return f"{', '.join(_NUMBERS.get(name, name) for name in names)}, or package.module:Class"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ..core.activity import LONG_LIMIT_S
 from ..errors import ConfigError
-from .compression import Compression, parse_compression
+from .compression import Compression, parse_compression, values_of
 from .metric import Goal, parse_goal
 from .modes import Mode, find_mode, names_of_modes
 from .option import OptionGroup, flag as flag, info_of, option
@@ -277,7 +277,7 @@ class RunConfig:
         Raises:
             ConfigError: The value of ``--compress`` is not valid.
         """
-        text = self.parallel.compress or self.servers.push_precision
+        text = self.servers.push_precision if self.parallel.compress is None else self.parallel.compress
         compression = None if text is None else parse_compression(text)
         return None if compression is None or compression.name == self.training.dtype else compression
 
@@ -289,8 +289,12 @@ class RunConfig:
         if self.servers.push_precision is not None and parallel.compress is not None:
             raise ConfigError("--push-precision is the former name of --compress; remove it")
         if compression is not None and not compression.is_class and compression.name not in mode.compressions:
-            valid = ", ".join(mode.compressions)
+            valid = values_of(mode.compressions)
             raise ConfigError(f"--compress {compression} is not supported in --mode {mode.name}; must be {valid}")
+        if compression is None and parallel.compress is not None:
+            raise ConfigError(
+                f"--compress {parallel.compress} has no effect, because --dtype is {self.training.dtype}; remove it"
+            )
 
     def _check_goal(self) -> None:
         """Reject options of early stopping without the others that they need."""

@@ -51,17 +51,15 @@ class Mode:
         return not self.uses_servers and not self.averages_params
 
 
-_OF_SERVERS = ("bfloat16", "float16", "float32", "int8", "topk")
+_IN_ALL = ("bfloat16", "float16", "float32", "int8")  # float32 is for vectors in float64
+_OF_SERVERS = (*_IN_ALL, "topk")
 
 # In the order in which help and messages list them.
 MODES = {
     mode.name: mode
     for mode in (
         Mode(
-            "sync",
-            f"{_STRATEGY}.select:sync_strategy",
-            keeps_vectors_on_gpus=True,
-            compressions=("bfloat16", "float16", "int8", "powersgd"),
+            "sync", f"{_STRATEGY}.select:sync_strategy", keeps_vectors_on_gpus=True, compressions=(*_IN_ALL, "powersgd")
         ),
         Mode(
             "async",
@@ -85,12 +83,7 @@ MODES = {
             drops_late_gradients=True,
             compressions=_OF_SERVERS,
         ),
-        Mode(
-            "local",
-            f"{_STRATEGY}.local:Local",
-            averages_params=True,
-            compressions=("bfloat16", "float16", "int8", "int4"),
-        ),
+        Mode("local", f"{_STRATEGY}.local:Local", averages_params=True, compressions=(*_IN_ALL, "int4")),
     )
 }
 

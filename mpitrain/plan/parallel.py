@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,6 +84,7 @@ class ParallelConfig(OptionGroup):
         "Learning rate of the outer optimizer.",
         "RATE",
         above=0,
+        below=math.inf,
         default_text=OUTER_LEARNING_RATE,
         modes=_with_own_params,
     )
@@ -158,6 +160,13 @@ class ParallelConfig(OptionGroup):
     def outer_momentum_factor(self) -> float:
         """``outer_momentum``, or its default."""
         return OUTER_MOMENTUM if self.outer_momentum is None else self.outer_momentum
+
+    @property
+    def first_outer_update(self) -> int:
+        """The number of steps after which the outer optimizer updates parameters for the first time."""
+        steps, overlap, first = self.steps_per_average, self.steps_of_overlap, self.first_local_step + 1
+        merges = ((index + 1) * steps // self.n_fragments for index in range(self.n_fragments))
+        return min(first + (merge - overlap - first) % steps + overlap for merge in merges)
 
     def spare_workers(self, workers: int) -> int:
         """Return ``backup_workers``, or its default, which leaves at least one of ``workers``."""

@@ -6,6 +6,7 @@ With ``local_after``, the workers average their gradients before that step, as i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -29,6 +30,8 @@ from .base import Part, Stats, StepResult, UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
 from .outer_optimizer import OuterOptimization
 from .tensor_updates import TensorUpdates
+
+_log = logging.getLogger(__name__)
 
 _LOSS, _COUNTED, _SKIPPED, _FLAGS, _KIND = range(5)
 _AVERAGES, _AGREES = range(2)  # what a worker does when it sends its status
@@ -58,6 +61,12 @@ class Local(BulkSynchronous, UpdatesOnRequest):
         self._first_local_step = parallel.first_local_step
         self._local = self._make_averaging(state)
         self._averaging = self._local if parallel.first_local_step == 0 else Averaging(self._own)
+        if parallel.first_local_step >= plan.train_steps:
+            _log.info(
+                "--mode local has no effect: training ends at step %d, before --local-after %d",
+                plan.train_steps,
+                parallel.first_local_step,
+            )
         self._since = np.zeros(3)  # this worker's totals since the last average, exchanged at the next
 
     def _make_averaging(self, state: TrainingState) -> Averaging:

@@ -84,6 +84,13 @@ class OuterOptimization(Centered):
         self._sent = np.empty_like(own["params"]) if parallel.steps_of_overlap else None
         self._differ = self._sent is not None or len(self._fragments) > 1  # whether workers differ at consistent points
         self._at_end: Array | None = None  # this worker's parameters before ``end``
+        if (first := parallel.first_outer_update) > plan.train_steps:
+            _log.info(
+                "--outer-optimizer %s has no effect: training ends at step %d, before its first update, at step %d",
+                parallel.outer_optimizer,
+                plan.train_steps,
+                first,
+            )
 
     def _make_codec(self, plan: Plan) -> VectorCodec | None:
         """Return what encodes outer gradients between nodes; None if nothing does. Collective over the workers."""

@@ -50,7 +50,10 @@ def make_strategy(cluster: Cluster, plan: Plan, devices: Sequence[Device], state
         if missing:
             raise ConfigError(f"--mode {mode.name}: the constructor must set {', '.join(missing)}")
         if plan.config.compression is not None and mode.name not in MODES and not isinstance(strategy, Sync):
-            raise ConfigError(f"--compress works with --mode {mode.name} only if its class is a subclass of Sync")
+            raise ConfigError(
+                f"--compress works with --mode {mode.name} only if its class is a subclass of "
+                "mpitrain.strategy.sync.Sync; derive it from Sync, or remove --compress"
+            )
         vectors = strategy.initial_vectors
         if vectors is not None and set(vectors) != set(plan.vectors):
             raise ConfigError(

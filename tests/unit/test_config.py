@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from mpitrain.errors import ConfigError
 from mpitrain.plan.config import RunConfig
+from mpitrain.plan.parallel import ParallelConfig
+from mpitrain.strategy.fragments import fragments_of
 
 
 @pytest.mark.parametrize(
@@ -30,7 +34,10 @@ from mpitrain.plan.config import RunConfig
         ({"mode": "local", "outer_optimizer": "sgd", "fragments": 9}, "--fragments 9 .*--local-steps 8"),
         ({"mode": "local", "outer_optimizer": "sgd", "fragments": 3, "overlap_steps": 2}, "--overlap-steps 2 .*<= 1"),
         ({"mode": "local", "outer_optimizer": "sgd", "compress": "topk:0.1"}, "--compress topk.*int4"),
-        ({"compress": "int4"}, "--compress int4 .*sync"),
+        ({"compress": "int4"}, "--compress int4 .*sync.*powersgd:RANK.*package.module:Class"),
+        ({"compress": ""}, "--compress is ''"),
+        ({"compress": "float32"}, "--compress float32 .*--dtype is float32"),
+        ({"mode": "local", "outer_optimizer": "sgd", "outer_learning_rate": math.inf}, "--outer-learning-rate is inf"),
         ({"mode": "backup", "staleness_scaling": True}, "--staleness-scaling .*backup"),
         ({"mode": "async", "ps": 1, "ps_hosts": ["a", "b"]}, "--ps-hosts .*a, b.*--ps 1"),
         ({"mode": "ssp", "staleness": -1}, "--staleness is -1.*0"),
@@ -75,3 +82,17 @@ def test_too_few_ranks_for_the_roles(options, ranks, message):
 )
 def test_gradients_that_an_update_takes(options, workers, taken):
     assert RunConfig.of(**options).gradients_per_step(workers) == taken
+
+
+@pytest.mark.parametrize("local_after", [0, 5, 8])
+@pytest.mark.parametrize(("fragments", "overlap"), [(1, 0), (1, 7), (3, 1), (8, 0)])
+def test_the_first_outer_update_is_the_first_merge_of_an_exchange_that_has_begun(local_after, fragments, overlap):
+    parallel = ParallelConfig(local_after=local_after, fragments=fragments, overlap_steps=overlap, local_steps=8)
+    exchanges = list(fragments_of(1000, parallel))
+    begun = [
+        step + overlap
+        for step in range(local_after + 1, 100)
+        for exchange in exchanges
+        if (step - 1) % 8 + 1 == exchange.begins
+    ]
+    assert parallel.first_outer_update == begun[0]
