@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from .format import format_table, size_of
+
+# The number of bytes in which a worker submits a gradient to a server, by worker and server.
+GradientBytes: TypeAlias = Sequence[Sequence[int]]
 
 _ENOUGH = 50  # gradients of the busiest worker before workers are compared
 
@@ -34,12 +37,20 @@ def histogram(workers: Sequence[WorkerStats]) -> list[int]:
     return [sum(counts) for counts in zip(*(stats.histogram for stats in workers), strict=True)]
 
 
-def moved(stats: WorkerStats, nbytes: int) -> int:
-    """Return the bytes of parameters read and gradients submitted, in memory or over a network; one is ``nbytes``."""
-    return (stats.reads + stats.steps) * nbytes
+def moved(workers: Sequence[WorkerStats], nbytes: int, gradient_nbytes: GradientBytes) -> list[int]:
+    """Return the bytes of parameters read and gradients submitted by each worker, in memory or over a network.
+
+    Args:
+        nbytes: Of all parameters.
+        gradient_nbytes: Empty if a gradient has as many.
+    """
+    sizes = [sum(of_servers) for of_servers in gradient_nbytes] or [nbytes] * len(workers)
+    return [stats.reads * nbytes + stats.steps * size for stats, size in zip(workers, sizes, strict=True)]
 
 
-def since(before: Sequence[WorkerStats], now: Sequence[WorkerStats], nbytes: int) -> dict[str, float]:
+def since(
+    before: Sequence[WorkerStats], now: Sequence[WorkerStats], nbytes: int, gradient_nbytes: GradientBytes
+) -> dict[str, float]:
     """Return staleness, dropped gradients and transferred bytes between two readings; empty without steps."""
     steps = _sum(now, "steps") - _sum(before, "steps")
     if not steps:
@@ -51,7 +62,7 @@ def since(before: Sequence[WorkerStats], now: Sequence[WorkerStats], nbytes: int
     values = {
         "staleness_mean": (_sum(now, "staleness_sum") - _sum(before, "staleness_sum")) / steps,
         "staleness_max": float(stalest),
-        "moved_bytes": float(sum(moved(b, nbytes) - moved(a, nbytes) for a, b in zip(before, now, strict=True))),
+        "moved_bytes": float(sum(moved(now, nbytes, gradient_nbytes)) - sum(moved(before, nbytes, gradient_nbytes))),
     }
     dropped = _sum(now, "dropped") - _sum(before, "dropped")
     return {**values, "dropped": float(dropped)} if _sum(now, "dropped") else values
@@ -71,7 +82,7 @@ def uneven_speed_warning(before: Sequence[WorkerStats], now: Sequence[WorkerStat
     )
 
 
-def as_json(workers: Sequence[WorkerStats], batch: int, nbytes: int, seconds: float) -> dict[str, Any]:
+def as_json(workers: Sequence[WorkerStats], batch: int, moved_bytes: Sequence[int], seconds: float) -> dict[str, Any]:
     """Return the final statistics for ``metrics.jsonl``."""
     rows = [
         {
@@ -81,14 +92,16 @@ def as_json(workers: Sequence[WorkerStats], batch: int, nbytes: int, seconds: fl
             "staleness_mean": _mean_staleness(stats),
             "staleness_max": stats.staleness_max,
             "dropped": stats.dropped,
-            "moved_bytes": moved(stats, nbytes),
+            "moved_bytes": nbytes,
         }
-        for worker, stats in enumerate(workers)
+        for worker, (stats, nbytes) in enumerate(zip(workers, moved_bytes, strict=True))
     ]
     return {"workers": rows, "staleness_histogram": histogram(workers)}
 
 
-def table(workers: Sequence[WorkerStats], hosts: Sequence[str], batch: int, nbytes: int, seconds: float) -> str:
+def table(
+    workers: Sequence[WorkerStats], hosts: Sequence[str], batch: int, moved_bytes: Sequence[int], seconds: float
+) -> str:
     """Return a table of the workers' statistics and a line on the staleness of gradients."""
     titles = ("worker", "host", "gradients", "examples/s", "staleness", "max", "dropped", "transferred")
     rows = [
@@ -100,19 +113,29 @@ def table(workers: Sequence[WorkerStats], hosts: Sequence[str], batch: int, nbyt
             f"{_mean_staleness(stats):.2f}",
             str(stats.staleness_max),
             f"{stats.dropped:,}",
-            size_of(moved(stats, nbytes)),
+            size_of(nbytes),
         )
-        for worker, (stats, host) in enumerate(zip(workers, hosts, strict=True))
+        for worker, (stats, host, nbytes) in enumerate(zip(workers, hosts, moved_bytes, strict=True))
     ]
     return format_table(titles, rows) + "\n" + _histogram_line(histogram(workers))
 
 
-def server_table(hosts: Sequence[str], nbytes: Sequence[int], workers: Sequence[WorkerStats]) -> str:
-    """Return a table of the servers: bytes held, and bytes received from and sent to workers."""
+def server_table(
+    hosts: Sequence[str], nbytes: Sequence[int], workers: Sequence[WorkerStats], gradient_nbytes: GradientBytes
+) -> str:
+    """Return a table of the servers: bytes held, and bytes received from and sent to workers.
+
+    Args:
+        nbytes: Of the parameters that each server holds.
+    """
     gradients, reads = _sum(workers, "steps"), _sum(workers, "reads")
     titles = ("server", "host", "holds", "gradients", "received", "sent")
+    received = [
+        sum(stats.steps * of_servers[server] for stats, of_servers in zip(workers, gradient_nbytes, strict=True))
+        for server in range(len(hosts))
+    ]
     rows = [
-        (str(server), host, size_of(held), f"{gradients:,}", size_of(held * gradients), size_of(held * reads))
+        (str(server), host, size_of(held), f"{gradients:,}", size_of(received[server]), size_of(held * reads))
         for server, (host, held) in enumerate(zip(hosts, nbytes, strict=True))
     ]
     return format_table(titles, rows)

@@ -11,7 +11,7 @@ from ..comm.mpi import MPI
 from ..core.extra_state import ExtraState
 from ..core.layout import Array
 from ..errors import JobError
-from ..monitor.worker_stats import WorkerStats
+from ..monitor.worker_stats import GradientBytes, WorkerStats
 from ..optim import Optimizer
 from ..plan.progress import ConsistentPoint, Progress, WorkItem
 
@@ -65,6 +65,8 @@ class Stats(NamedTuple):
         workers: Statistics of each worker; empty if all workers take the same steps.
         internode_bytes: Bytes that all workers have sent to other nodes, if the mode counts them.
         saved_bytes: Bytes that they would have sent in addition without compression.
+        gradient_nbytes: In how many bytes a gradient is submitted, by worker and server; empty: in those of all
+            parameters.
     """
 
     step: int
@@ -74,6 +76,7 @@ class Stats(NamedTuple):
     workers: list[WorkerStats]
     internode_bytes: int = 0
     saved_bytes: int = 0
+    gradient_nbytes: GradientBytes = ()
 
 
 class Part(NamedTuple):

@@ -157,7 +157,7 @@ class Log(Hook):
         for name in ("internode_bytes", "saved_bytes"):
             if getattr(stats, name) > getattr(before, name):
                 values[name] = getattr(stats, name) - getattr(before, name)
-        values |= worker_stats.since(before.workers, stats.workers, loop.plan.nbytes)
+        values |= worker_stats.since(before.workers, stats.workers, loop.plan.nbytes, stats.gradient_nbytes)
         loop.report(stats.step, values, show=False)
         self._unprinted = stats.step, values
         if time.monotonic() >= self._printed_s + self._print_every_s:

@@ -252,19 +252,22 @@ class Worker:
         memory = model.memory_use()
         if memory:
             metrics.write(step, seconds, {"device_memory": {**strategy.memory_use(), **memory}})
-        statistics = strategy.stats().workers
+        stats = strategy.stats()
+        statistics, sizes = stats.workers, stats.gradient_nbytes
         if not statistics:
             return
-        metrics.write(step, seconds, worker_stats.as_json(statistics, plan.batch, plan.nbytes, seconds))
+        moved = worker_stats.moved(statistics, plan.nbytes, sizes)
+        metrics.write(step, seconds, worker_stats.as_json(statistics, plan.batch, moved, seconds))
         hosts = cluster.host_of
         names = [hosts[rank] for rank in cluster.worker_ranks]
-        _log.info("%s", worker_stats.table(statistics, names, plan.batch, plan.nbytes, seconds))
+        _log.info("%s", worker_stats.table(statistics, names, plan.batch, moved, seconds))
         if cluster.servers:
             held = [
                 sum(hi - lo for lo, hi in ranges_of(plan.placements, server, plan.layout)) * plan.dtype.itemsize
                 for server in range(plan.n_servers)
             ]
-            _log.info("%s", worker_stats.server_table([hosts[rank] for rank in cluster.servers], held, statistics))
+            server_hosts = [hosts[rank] for rank in cluster.servers]
+            _log.info("%s", worker_stats.server_table(server_hosts, held, statistics, sizes))
 
 
 def _sum_over(workers: MPI.Intracomm) -> Callable[[Array], None] | None:

@@ -89,7 +89,28 @@ def test_a_skipped_step_has_no_effect_on_later_ones(openmpi: Mpi, codec: str, tm
     assert all(np.isfinite(values).all() for values in results.values())
 
 
+ONE_NODE = ("--shared-memory",)
 LOCAL = ("--mode", "local", "--outer-optimizer", "nesterov")
+
+
+@pytest.mark.parametrize(
+    ("flags", "option"),
+    [
+        (("--compress", "int8"), ""),
+        ((*LOCAL, "--compress", "int8", *ONE_NODE), "--compress"),
+        (("--compress", "powersgd:1000"), "--compress powersgd:1000"),
+        (("--compress", "int8", "--compress-after", "10"), "--compress-after 10"),
+        (("--mode", "local", "--local-after", "10"), "--local-after 10"),
+        ((*LOCAL, "--local-steps", "11"), "--outer-optimizer nesterov"),
+        ((*LOCAL, "--local-steps", "10"), ""),
+    ],
+    ids=str,
+)
+def test_options_without_effect_are_reported(openmpi: Mpi, flags: tuple[str, ...], option: str, tmp_path: Path) -> None:
+    done = openmpi.train(2, SMALL, *NODES, "--train-steps", "10", "--run-dir", tmp_path, *flags)
+    notices = [line for line in done.stdout.splitlines() if "no effect" in line]
+    assert len(notices) == (1 if option else 0)
+    assert all(option in notice for notice in notices)
 
 
 @pytest.mark.parametrize("flags", [(), LOCAL, ("--mode", "async", "--ps", "1")], ids=str)
@@ -132,3 +153,22 @@ def test_what_topk_has_not_sent_is_in_the_checkpoint(openmpi: Mpi, tmp_path: Pat
         (key,) = (key for key in before if key.endswith(f"unsent gradients/{name}"))
         assert before[key].any()
         np.testing.assert_allclose(after[key], before[key], rtol=1e-5, atol=1e-8)
+
+
+def test_what_was_not_sent_is_dropped_with_a_notice_if_nothing_is_sent(openmpi: Mpi, tmp_path: Path) -> None:
+    flags = ("--compress", "topk:0.02", "--optimizer", "momentum")
+    served(openmpi, 2, tmp_path, *flags, "--train-steps", "20")
+    flags = ("--mode", "async", "--ps", "1", "--no-normalize", *flags, "--run-dir", str(tmp_path))
+    done = openmpi.train(3, SMALL, "--batch-size", "6", *flags, "--train-steps", "30")
+    assert [line for line in done.stdout.splitlines() if "gradients/residual" in line and "dropped" in line]
+
+
+@pytest.mark.parametrize(("codec", "part"), [("float32", 0.5), ("int8", 0.127)])
+def test_bytes_of_compressed_gradients_are_counted(openmpi: Mpi, codec: str, part: float, tmp_path: Path) -> None:
+    params = trained(served(openmpi, 2, tmp_path, "--train-steps", "60", "--dtype", "float64", "--compress", codec))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    (workers,) = [line["workers"] for line in lines if "workers" in line]
+    for worker in workers:
+        vectors = worker["moved_bytes"] / sum(values.nbytes for values in params.values())
+        reads = vectors - part * worker["steps"]
+        assert worker["steps"] <= reads <= worker["steps"] + 5

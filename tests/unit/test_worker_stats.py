@@ -13,14 +13,14 @@ def account(steps, staleness=0, stalest=0, dropped=0, histogram=(0, 0, 0)):
 def test_since_counts_what_came_between():
     before = [account(10, 5, 1, histogram=(5, 5, 0)), account(10, 0, 0, histogram=(10, 0, 0))]
     now = [account(20, 25, 2, histogram=(5, 5, 10)), account(20, 0, 0, dropped=3, histogram=(20, 0, 0))]
-    assert worker_stats.since(before, now, 500) == {
+    assert worker_stats.since(before, now, 500, [[100, 50], [500]]) == {
         "staleness_mean": 1.0,
         "staleness_max": 2.0,
-        "moved_bytes": 500 * (20 + 20 + 3.0),
+        "moved_bytes": 500 * (10 + 10 + 3) + 150 * 10 + 500 * 10.0,
         "dropped": 3.0,
     }
-    assert worker_stats.since([], [], 500) == {}
-    assert worker_stats.since(now, now, 500) == {}
+    assert worker_stats.since([], [], 500, ()) == {}
+    assert worker_stats.since(now, now, 500, ()) == {}
 
 
 def test_half_of_anothers_share_is_warned_of():
@@ -38,7 +38,7 @@ def test_half_of_anothers_share_is_warned_of():
 
 def test_table_names_every_worker():
     text = worker_stats.table(
-        [account(100, 50, 3, 2, (50, 50, 0)), account(99)], ["a", "b"], batch=10, nbytes=1000, seconds=2.0
+        [account(100, 50, 3, 2, (50, 50, 0)), account(99)], ["a", "b"], batch=10, moved_bytes=[1000, 2000], seconds=2.0
     )
     lines = text.splitlines()
     assert lines[1].split()[:4] == ["0", "a", "100", "500"]
@@ -47,5 +47,5 @@ def test_table_names_every_worker():
 
 
 def test_servers_give_out_what_is_read_and_receive_what_is_taken():
-    text = worker_stats.server_table(["h1"], [100], [account(30, dropped=20), account(10)])
-    assert text.splitlines()[1].split() == ["0", "h1", "100", "bytes", "40", "4,000", "bytes", "6,000", "bytes"]
+    text = worker_stats.server_table(["h1"], [100], [account(30, dropped=20), account(10)], [[25], [100]])
+    assert text.splitlines()[1].split() == ["0", "h1", "100", "bytes", "40", "1,750", "bytes", "6,000", "bytes"]

@@ -6,6 +6,7 @@ applies each gradient on arrival; ``BackupWithServers`` collects the first gradi
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any, SupportsFloat
 
@@ -22,6 +23,8 @@ from ..non_finite import NonFinitePolicy
 from .coordinator import END, PAUSE, CoordinatorState
 from .remote import RemoteShard
 from .store import Store
+
+_log = logging.getLogger(__name__)
 
 _NAMESPACE = "unsent gradients"  # of the extra state
 
@@ -70,6 +73,7 @@ class PsStrategy:
         first = self.worker % max(1, len(local))
         self.shard_order = [s for s in range(len(self.shards)) if s not in store.shards] + local[first:] + local[:first]
         self.coordinator = store.step_coordinator(self.shards)
+        self._gradient_nbytes = store.gradient_nbytes()
         self._pauses = PauseRequests(cluster.workers)
         self.versions = [0] * len(self.shards)
         self.item, self.lead, self.work = 0, 0, WorkItem(0, 0)
@@ -205,8 +209,11 @@ class PsStrategy:
 
     def _load_unsent(self, state: ExtraState) -> None:
         """Divide what was not sent to each server among the workers that send it gradients. Local."""
-        values = values_of(state, _NAMESPACE, 1)
-        for name, own in self.unsent().items():
+        values, vectors = values_of(state, _NAMESPACE, 1), self.unsent()
+        for name in values.keys() - vectors.keys():
+            namespace = f"{_NAMESPACE}/{name}"
+            _log.info("the checkpoint has the state %r, which this run does not use: it is dropped", namespace)
+        for name, own in vectors.items():
             if len(own) and name in values:
                 total = np.asarray(values[name])
                 for lo, hi, workers in self.store.senders():
@@ -251,7 +258,8 @@ class PsStrategy:
     def stats(self) -> Stats:
         state = self._state_now()
         steps = state.done - self._began.step - state.skipped
-        return Stats(state.done, state.loss, steps, state.skipped, state.worker_stats)
+        sizes = self._gradient_nbytes
+        return Stats(state.done, state.loss, steps, state.skipped, state.worker_stats, gradient_nbytes=sizes)
 
     def memory_use(self) -> dict[str, int]:
         return {}

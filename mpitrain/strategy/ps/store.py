@@ -15,7 +15,7 @@ import numpy as np
 from ...comm.backoff import Backoff
 from ...comm.cluster import Cluster
 from ...comm.mpi import MPI
-from ...comm.rpc import Routes, RpcTransport, open_transport
+from ...comm.rpc import Routes, open_transport
 from ...comm.shared_memory import SharedArrays, sharing_problem
 from ...comm.vector_codec import make_vector_codec
 from ...core.layout import Array, row_stride
@@ -93,7 +93,8 @@ class Store:
             live.bind(self.rates, index)
         self._allocate()
         self.initial_vectors = self.vectors if self.shards and self.nodes.comm.rank == 0 else None
-        self.rpc = self._open_transport()
+        self._routes = self._make_routes()
+        self.rpc = None if self._routes is None else open_transport(self._routes, plan.config.servers.one_sided)
         if self.rpc is not None:
             self.waiting.progress = cluster.comm.Iprobe
 
@@ -121,6 +122,16 @@ class Store:
             if not nodes.same(self.cluster.rank, holder):
                 n_senders = sum(not nodes.same(worker, holder) for worker in workers)
                 yield from ((lo, hi, n_senders) for lo, hi in ranges)
+
+    def gradient_nbytes(self) -> list[list[int]]:
+        """Return the numbers of bytes in which a worker submits a gradient to a shard, by worker and shard."""
+        in_memory = [sum(hi - lo for lo, hi in ranges) * self.plan.dtype.itemsize for ranges in self.ranges]
+        sent = in_memory if self._routes is None else [self._routes.request_nbytes(rank) for rank in self.holders]
+        pairs = list(zip(self.holders, in_memory, sent, strict=True))
+        return [
+            [memory if self.nodes.same(worker, holder) else message for holder, memory, message in pairs]
+            for worker in self.cluster.worker_ranks
+        ]
 
     def shard_clients(self, params: Array) -> list[ShardClient]:
         """Return all shards for this worker, whose parameters are ``params``; by number."""
@@ -179,7 +190,8 @@ class Store:
             return CoordinatorRules(workers, bound=self.plan.config.parallel.max_staleness)
         return CoordinatorRules(workers)
 
-    def _open_transport(self) -> RpcTransport | None:
+    def _make_routes(self) -> Routes | None:
+        """Return the routes between workers and servers on other nodes; None if there are none. Collective."""
         cluster, nodes = self.cluster, self.nodes
         clients = {holder: [w for w in cluster.worker_ranks if not nodes.same(w, holder)] for holder in self.holders}
         if not any(clients.values()):
@@ -191,7 +203,7 @@ class Store:
         if plan.config.compression is not None:
             counts = {hi - lo for ranges in self.ranges for lo, hi in ranges}
             codec = make_vector_codec(plan.config.compression, plan.dtype, plan.layout, cluster.comm, counts)
-        routes = Routes(
+        return Routes(
             comm=cluster.comm,
             clients=clients,
             ranges=dict(zip(self.holders, self.ranges, strict=True)),
@@ -200,7 +212,6 @@ class Store:
             n_rows=plan.workers * STATS_WORDS,
             codec=codec,
         )
-        return open_transport(routes, plan.config.servers.one_sided)
 
 
 def _nodes(cluster: Cluster, plan: Plan) -> Nodes:
