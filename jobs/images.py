@@ -64,4 +64,6 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python jobs/images.py FOLDER, which writes images into FOLDER; mpitrain run trains")
     write(Path(sys.argv[1]))

@@ -66,7 +66,7 @@ def summary(loop: Loop, split: Split, folder: Path, steps: int, seconds: float, 
         lines.append(f"{took}: {rate:,.0f} {unit}/s, including validation and saving")
     measured = "  ".join(describe(name, value) for name, value in loop.validation.items())
     if measured:
-        lines.append(f"at step {loop.step:,}: {measured}")
+        lines.append(f"at step {loop.validation_step:,}: {measured}")
     if end.state == "finished early":
         lines.append(f"finished early at step {loop.step:,} of {loop.train_steps:,}: {end.reason}")
     if end.state == "stopped":

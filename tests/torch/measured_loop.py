@@ -30,6 +30,10 @@ for epoch in trainer.epochs(3):
             trainer.evaluate(batches, measured)
         trainer.backward(loss)
         trainer.step()
+        if wrong == "stop" and epoch == 1:
+            trainer.stop()
+    if wrong == "stop" and trainer.is_stopping:
+        continue
     stopping.append(trainer.is_stopping)
     values.append(trainer.evaluate(batches, measured))
     assert model.training

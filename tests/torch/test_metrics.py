@@ -92,6 +92,17 @@ def test_wrong_calls_are_one_line(openmpi: Mpi, wrong: str, words: list[str], tm
     assert all(word in one_line(done.stderr) for word in words), done.stderr
 
 
+def test_the_summary_names_the_step_of_the_validation(openmpi: Mpi, tmp_path: Path) -> None:
+    """A script that stops may leave out the validation of the last, incomplete epoch."""
+    done = start(openmpi, 2, tmp_path, "--wrong", "stop")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (recorded,) = [line["step"] for line in lines(tmp_path) if "validation_loss" in line]
+    (summary,) = [line for line in done.stdout.splitlines() if line.startswith("at step ")]
+    status = heartbeat.read(tmp_path)
+    assert status is not None and status.step > recorded
+    assert summary.startswith(f"at step {recorded}:")
+
+
 def test_a_loop_stops_and_keeps_its_best_checkpoint(openmpi: Mpi, tmp_path: Path) -> None:
     goal = ("--stop-metric", "loss:max", "--patience", "1", "--keep-best", "--keep", "1")  # the first is the largest
     done = start(openmpi, 2, tmp_path, flags=goal)
