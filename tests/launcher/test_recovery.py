@@ -48,6 +48,7 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(
     assert_same_bits(final(tmp_path / "killed"), final(tmp_path / "whole"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("mode", "role"), [("async", "worker"), ("async", "ps"), ("backup", "ps")])
 def test_runs_with_servers_continue(mpi: Mpi, mode: str, role: str, tmp_path: Path) -> None:
     flags = ("--mode", mode, "--ps", "1", "--no-normalize")
@@ -63,6 +64,7 @@ def test_runs_with_servers_continue(mpi: Mpi, mode: str, role: str, tmp_path: Pa
             assert opened.attributes["/"]["position"] == 12 * STEPS
 
 
+@pytest.mark.full
 def test_the_fork_server_starts_the_ranks_of_restarts(mpi: Mpi, tmp_path: Path) -> None:
     """The first restart is by the server; it is killed with its ranks, so the second one is not."""
     with KilledRun(mpi, 2, tmp_path / "run", SMALL, "--train-steps", "100000000", "--max-restarts", "3") as killed:
@@ -94,6 +96,7 @@ def test_the_same_command_continues_after_all_processes_were_killed(openmpi: Mpi
     assert_same_bits(final(run_dir), final(tmp_path / "whole"))
 
 
+@pytest.mark.full
 def test_states_are_not_used_where_the_user_asks_for_something_else(openmpi: Mpi, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     for flags in (("--resume", "never"), ("--recover", "checkpoint"), ("--hidden-units", "10")):
