@@ -149,10 +149,9 @@ def exit_if_any_failed(comm: Any, has_failed: bool) -> None:
 # The program that starts the ranks.
 
 
-def _launch(backend: str, ranks: int, names: list[str], folder: Path) -> subprocess.Popen[bytes]:
+def _launch(words: list[str], ranks: int, names: list[str], folder: Path) -> subprocess.Popen[bytes]:
     (folder / "tests.json").write_text(json.dumps(names))
     launch = [str(Path(sys.executable).parent / "mpirun"), "-n", str(ranks), "--oversubscribe", "--bind-to", "none"]
-    words = [sys.executable, str(Path(__file__).resolve()), "--rank", backend, str(folder)]
     settings = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -162,7 +161,11 @@ def _launch(backend: str, ranks: int, names: list[str], folder: Path) -> subproc
     }
     log = open(folder / "log.txt", "ab")  # noqa: SIM115
     return subprocess.Popen(
-        [*launch, *words], env={**os.environ, **settings}, stdout=log, stderr=log, start_new_session=True
+        [*launch, sys.executable, *words, str(folder)],
+        env={**os.environ, **settings},
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
     )
 
 
@@ -176,14 +179,18 @@ def _read(folder: Path, ranks: int) -> list[list[dict[str, str]]]:
     return found
 
 
-def run_suite(backend: str, ranks: int, names: list[str]) -> dict[str, dict[str, str]]:
-    """Run the tests on new ranks as often as needed; return the outcome of each."""
+def run_suite(words: list[str], ranks: int, names: list[str]) -> dict[str, dict[str, str]]:
+    """Run the tests on new ranks as often as needed; return the outcome of each.
+
+    Args:
+        words: The Python program that runs the tests on a rank, and its first arguments; the last one is a folder.
+    """
     outcomes: dict[str, dict[str, str]] = {}
     while len(outcomes) < len(names):
         left = [name for name in names if name not in outcomes]
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            process = _launch(backend, ranks, left, folder)
+            process = _launch(words, ranks, left, folder)
             seen, changed, limit = 0, time.monotonic(), START_LIMIT_S
             while process.poll() is None:
                 time.sleep(0.2)
@@ -236,7 +243,8 @@ def main() -> None:
     names = test_names(arguments.tests)
     report = []
     for ranks in arguments.ranks:
-        found = {backend: run_suite(backend, ranks, names) for backend in arguments.backends}
+        own = str(Path(__file__).resolve())
+        found = {backend: run_suite([own, "--rank", backend], ranks, names) for backend in arguments.backends}
         entry: dict[str, object] = {"ranks": ranks, "tests": len(names)}
         for backend, outcomes in found.items():
             kinds = [outcome["outcome"] for outcome in outcomes.values()]

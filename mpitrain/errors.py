@@ -54,6 +54,10 @@ class CollectiveFailed(UserError, RuntimeError):
     exit_status = 1
 
 
+class HorovodInternalError(RuntimeError):
+    """An operation of ``mpitrain.horovod`` failed: its ranks disagree, or one of them has ended."""
+
+
 class DeviceError(UserError):
     """A GPU cannot be used, or its memory has run out."""
 

@@ -59,32 +59,45 @@ class Collectives:
     def _block(self, tensor: Tensor, parts: int = 1) -> int:
         return max(1, self._staging.block_bytes // tensor.element_size() // parts)
 
-    def _node_all_reduce(self, flat: Tensor, reduction: Reduction, receives: bool = True) -> Steps:
-        """Reduce ``flat``, shape (n,), in place over the node's ranks; only where ``receives`` if not all do."""
+    def _node_all_reduce(self, flats: Sequence[Tensor], reduction: Reduction, receives: bool = True) -> Steps:
+        """Reduce ``flats`` in place over the node's ranks, as if they were one; only where ``receives`` if not all do.
+
+        Args:
+            flats: Tensors of one type, each of shape (n,), with at least one element in all.
+        """
         if self._alone:
             return
+        for pieces in _blocks(flats, self._block(flats[0])):
+            yield from self._reduce_block(pieces, reduction, receives)
+
+    def _reduce_block(self, pieces: Sequence[Tensor], reduction: Reduction, receives: bool) -> Steps:
+        """Reduce tensors that fit into a block together."""
         staging, rank, size = self._staging, self._rank, self._size
-        block, n = self._block(flat), flat.numel()
-        divided = size > 2 and min(n, block) * flat.element_size() >= _DIVIDED_BYTES
-        for lo in range(0, n, block):
-            part = flat[lo : lo + block] if n > block else flat
-            m = part.numel()
-            buffers = staging.next_buffers(flat.dtype)
-            buffers[rank][:m].copy_(part)
-            yield staging.publish()
-            if not divided:
-                if receives:
-                    reduction([buffer[:m] for buffer in buffers], part)
-                continue
+        m = sum(piece.numel() for piece in pieces)
+        buffers = [buffer[:m] for buffer in staging.next_buffers(pieces[0].dtype)]
+        own = buffers[rank]
+        if len(pieces) == 1:
+            own.copy_(pieces[0])
+            result = pieces[0]
+        else:
+            torch.cat(list(pieces), out=own)
+            result = torch.empty_like(own)
+        yield staging.publish()
+        if size == 2 or m * own.element_size() < _DIVIDED_BYTES:
+            if receives:
+                reduction(buffers, result)
+        else:
             start, stop = aligned_range(0, m, rank, size)
             if stop > start:
-                reduction([buffer[start:stop] for buffer in buffers], part[start:stop])
-                buffers[rank][start:stop].copy_(part[start:stop])
+                reduction([buffer[start:stop] for buffer in buffers], result[start:stop])
+                own[start:stop].copy_(result[start:stop])
             yield staging.publish()
             for other in range(size) if receives else ():
                 start, stop = aligned_range(0, m, other, size)
                 if other != rank and stop > start:
-                    part[start:stop].copy_(buffers[other][start:stop])
+                    result[start:stop].copy_(buffers[other][start:stop])
+        if receives and len(pieces) > 1:
+            torch._foreach_copy_(list(pieces), list(result.split([piece.numel() for piece in pieces])))
 
     def _node_broadcast(self, flat: Tensor, root: int) -> Steps:
         """Copy ``flat``, shape (n,), from the node's rank ``root`` to its other ranks."""
@@ -109,10 +122,23 @@ class Collectives:
             return
         if self._alone:
             yield self._staging.publish()
-        yield from self._node_all_reduce(flat, reduction)
+        yield from self._node_all_reduce([flat], reduction)
         if not self._one_node:
             yield from self._reduce_between_nodes(flat, reduction)
         reduction.finish(flat, self._members.size)
+
+    def all_reduce_fused(self, flats: Sequence[Tensor], reduction: Reduction) -> Steps:
+        """Reduce tensors of one type, each of shape (n,), over all ranks, in place and with few exchanges."""
+        if len(flats) == 1:
+            yield from self.all_reduce(flats[0], reduction)
+        elif self._one_node and not self._alone and any(flat.numel() for flat in flats):
+            yield from self._node_all_reduce(flats, reduction)
+            for flat in flats:
+                reduction.finish(flat, self._members.size)
+        else:
+            buffer = torch.cat(list(flats))
+            yield from self.all_reduce(buffer, reduction)
+            torch._foreach_copy_(list(flats), list(buffer.split([flat.numel() for flat in flats])))
 
     def reduce(self, flat: Tensor, reduction: Reduction, root: int) -> Steps:
         """Reduce ``flat``, shape (n,), in place on ``root``; elsewhere its contents stay as they are."""
@@ -120,7 +146,7 @@ class Collectives:
         if self._one_node and not self._alone and flat.numel():
             divided = self._size > 2 and flat.numel() * flat.element_size() >= _DIVIDED_BYTES
             target = flat if is_root or not divided else flat.clone()
-            yield from self._node_all_reduce(target, reduction, receives=is_root)
+            yield from self._node_all_reduce([target], reduction, receives=is_root)
             if is_root:
                 reduction.finish(flat, self._members.size)
             return
@@ -346,6 +372,23 @@ class Collectives:
             comm.Irecv(message, other) for other in reversed(others) for message in messages_of(outputs[other])
         ] + [comm.Isend(message, other) for other in others for message in messages_of(inputs[other])]
         yield from requests
+
+
+def _blocks(flats: Sequence[Tensor], block: int) -> Iterator[list[Tensor]]:
+    """Yield the elements of tensors in blocks of ``block`` elements, each as the parts of the tensors in it."""
+    pieces: list[Tensor] = []
+    room = block
+    for flat in flats:
+        start, n = 0, flat.numel()
+        while n - start >= room:
+            pieces.append(flat[start : start + room] if n > room else flat)
+            yield pieces
+            start, pieces, room = start + room, [], block
+        if start < n:
+            pieces.append(flat[start:] if start else flat)
+            room -= n - start
+    if pieces:
+        yield pieces
 
 
 def _memory(tensor: Tensor) -> Any:

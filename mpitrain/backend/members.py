@@ -76,6 +76,25 @@ def split_by_node(comm: MPI.Intracomm) -> MPI.Intracomm:
     return MPI.Intracomm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
 
 
+def start_with_threads(user: str) -> MPI.Intracomm:
+    """Start MPI for calls by several threads, and return the world communicator. Collective over ``COMM_WORLD``.
+
+    Args:
+        user: What needs the threads, for the message.
+
+    Raises:
+        LaunchError: MPI was not started by a launcher of its library, or with a lower thread level.
+    """
+    world = start()
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise LaunchError(
+            f"{user} needs MPI_THREAD_MULTIPLE, but the program has started MPI with a lower "
+            "thread level; remove mpi4py.rc.thread_level or the call of MPI.Init, or pass MPI.THREAD_MULTIPLE to "
+            "MPI.Init_thread"
+        )
+    return world
+
+
 def join(store: Any, rank: int, size: int, name: str, timeout: timedelta, shared_bytes: int) -> Members:
     """Return the members of a new process group. Collective over its ranks only.
 
@@ -87,17 +106,20 @@ def join(store: Any, rank: int, size: int, name: str, timeout: timedelta, shared
     Raises:
         LaunchError: MPI was not started for these ranks, or does not allow calls by several threads.
     """
-    world = start()
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise LaunchError(
-            "the backend mpitrain needs MPI_THREAD_MULTIPLE, but the program has started MPI with a lower "
-            "thread level; remove mpi4py.rc.thread_level or the call of MPI.Init, or pass MPI.THREAD_MULTIPLE to "
-            "MPI.Init_thread"
-        )
+    world = start_with_threads("the backend mpitrain")
     world_ranks = _exchange_ranks(store, world, rank, size, timeout)
     members = world.group.Incl(world_ranks)
     comm = world.Create_group(members, zlib.crc32(name.encode()) % _LARGEST_TAG)
     members.Free()
+    return members_of(comm, name, shared_bytes)
+
+
+def members_of(comm: MPI.Intracomm, name: str, shared_bytes: int) -> Members:
+    """Return the ranks of a communicator, which the members own from now on. Collective over ``comm``.
+
+    Args:
+        shared_bytes: Bytes of shared memory per rank that will be used on a node.
+    """
     node = split_by_node(comm)
     cores = len(set().union(*node.allgather(os.sched_getaffinity(0))))
     problems = comm.allgather(sharing_problem(node, shared_bytes * node.size))

@@ -43,6 +43,11 @@ def forget(staging: Staging) -> None:
     _groups.discard(staging)
 
 
+def is_raising() -> bool:
+    """Return whether this process ends with an exception."""
+    return _raised
+
+
 def _at_exit(pid: int) -> None:
     if os.getpid() != pid or MPI.Is_finalized():
         return  # a forked process, such as a data loader's

@@ -128,6 +128,10 @@ class Staging:
         """Return the ranks that have not published this rank's phase."""
         return self.barrier.behind(self.phase)
 
+    def is_behind(self) -> bool:
+        """Return whether a rank has published a later phase than this one."""
+        return self.barrier.any_reached(self.phase + 1)
+
 
 def _pid_namespace() -> int:
     try:

@@ -38,6 +38,14 @@ def _reached(words: Array, n: int, phase: int, spins: int) -> bool:
     return False
 
 
+@kernel
+def _any_reached(words: Array, n: int, phase: int) -> bool:
+    for rank in range(n):
+        if load_acquire(words, rank * WORDS + _PHASE) >= phase:  # type: ignore[call-arg]
+            return True
+    return False
+
+
 class PhaseBarrier:
     """Phases, losses and flags of a node's ranks.
 
@@ -79,6 +87,10 @@ class PhaseBarrier:
     def behind(self, phase: int) -> list[int]:
         """Return the ranks of the node that have not published ``phase``."""
         return np.flatnonzero(self._words[_PHASE::WORDS] < phase).tolist()
+
+    def any_reached(self, phase: int) -> bool:
+        """Return whether some rank has published ``phase``."""
+        return _any_reached(self._words, self.size, phase)  # type: ignore[no-any-return]
 
     def poll(self, phase: int, polls: int) -> bool:
         """Return whether every rank publishes ``phase`` within a number of polls, without yielding the core."""

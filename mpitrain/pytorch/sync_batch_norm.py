@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..nn.layer import SumOverWorkers
 
@@ -25,13 +26,13 @@ def synchronize(model: nn.Module, sum_over_workers: SumOverWorkers) -> None:
     """
     for module in model.modules():
         if isinstance(module, nn.SyncBatchNorm):
-            forward = partial(_forward, module, sum_over_workers)
+            forward = partial(normalize, module, sum_over_workers)
             # ``torch.compile``, which imports dynamo, would trace the communication, too.
             compiles = "torch._dynamo" in sys.modules
             module.forward = torch.compiler.disable(forward) if compiles else forward  # type: ignore[method-assign]
 
 
-def _forward(layer: nn.SyncBatchNorm, sum_over_workers: SumOverWorkers, x: Tensor) -> Tensor:
+def normalize(layer: _BatchNorm, sum_over_workers: SumOverWorkers, x: Tensor) -> Tensor:
     """Return the normalized input, as ``SyncBatchNorm.forward`` documents it."""
     if not layer.training:
         running = layer.running_mean, layer.running_var
@@ -42,7 +43,7 @@ def _forward(layer: nn.SyncBatchNorm, sum_over_workers: SumOverWorkers, x: Tenso
     return y  # type: ignore[no-any-return]
 
 
-def _update_running(layer: nn.SyncBatchNorm, mean: Tensor, variance: Tensor) -> None:
+def _update_running(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     assert layer.running_mean is not None and layer.running_var is not None and layer.num_batches_tracked is not None
     layer.num_batches_tracked.add_(1)
     share = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum

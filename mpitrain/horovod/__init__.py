@@ -1,0 +1,16 @@
+"""Horovod's PyTorch API over MPI; ``import mpitrain.horovod.torch as hvd`` imports it."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from ..errors import LaunchError
+
+
+def run(*args: Any, **kwargs: Any) -> NoReturn:
+    """Refuse to start ranks from a running program, which ``horovod.run`` does.
+
+    Raises:
+        LaunchError: Always; names the command that starts them.
+    """
+    raise LaunchError("horovod.run is not available; start the ranks with 'mpitrain run -n N SCRIPT'")

@@ -1,0 +1,343 @@
+"""The operations of one process set: cycles of negotiation and execution.
+
+A cycle is a generator like the collectives that it consists of: it yields what it waits for, and any thread resumes it.
+A rank starts a cycle when it has something to announce, or when others wait; the cycle continues when all ranks have
+started theirs. A rank that has nothing pending need not take part: without it no operation can be ready.
+
+Beside the cycles, ranks send two kinds of empty or short messages at any time:
+
+    ask    "take part in the next cycle, although you have nothing pending": the sender has waited long, and wants to
+           know which ranks have not submitted what it waits for
+    leave  "I take part in no cycle after number n": the sender shuts down
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..backend import process_end
+from ..backend.collectives import Collectives, Condition, Steps
+from ..backend.members import members_of
+from ..backend.staging import Staging, shared_bytes_per_rank
+from ..backend.waiting import ranks_text
+from ..comm.mpi import MPI
+from ..core import activity
+from ..errors import HorovodInternalError
+from .execution import Execution, Operation
+from .negotiation import Announced, Negotiation, Ready
+from .request import Handle, Request, title
+from .settings import Settings
+from .stalls import Action, StallCheck
+from .timeline import Timeline
+
+_WORDS = 1024  # of a rank's announcement: the number of pairs, bytes of new requests, and the pairs
+_HEADER = 2
+_LARGEST_NUMBER = 1 << 30
+_ASK, _LEAVE = 1, 2  # tags
+_LOOK_S = 0.25  # between checks for ranks that have ended
+_PAUSE_S = 5e-3  # after a cycle in which no rank has announced anything
+
+
+class Channel:
+    """The operations of a process set. Construction is collective over ``comm``; other methods are local.
+
+    Args:
+        comm: Of the set's ranks; the channel owns it.
+        name: Of the set, in messages.
+        ranks: The set's ranks in the world.
+
+    Attributes:
+        members: The set's ranks as communicators.
+        committed: Whether all ranks have begun the cycle that this rank performs.
+        error: Why no operation is possible any more.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, name: str, ranks: Sequence[int], settings: Settings, timeline: Timeline
+    ) -> None:
+        self.members = members_of(comm, name, shared_bytes_per_rank(comm.size))
+        self.rank, self.size, self.ranks = comm.rank, comm.size, ranks
+        self._staging = Staging(self.members.hierarchy)
+        self._collectives = Collectives(self.members, self._staging)
+        self._settings, self._timeline = settings, timeline
+        self._negotiation = Negotiation(ranks)
+        self._execution = Execution(
+            self._collectives, self.rank, self.size, settings.fusion_bytes, timeline.began, self._end
+        )
+        self._lock = threading.Lock()  # of what threads that submit change
+        self._queue: deque[Handle] = deque()
+        self._open: dict[tuple[str, str, int], Handle] = {}
+        self._number = 0
+        self._own = torch.zeros(_WORDS, dtype=torch.int32)
+        self._rows = torch.zeros((self.size, _WORDS), dtype=torch.int32)
+        self._steps: Steps | None = None
+        self._abandoned: Steps | None = None  # after an error: MPI may still write to its buffers
+        self._condition: Condition = 0
+        self._cycles = 0
+        self._not_before = 0.0  # when the next cycle may begin if there is nothing to announce
+        self._asked = False
+        self._left: dict[int, int] = {}  # the number of cycles of each rank that has left
+        self._sent: list[MPI.Request] = []
+        self._looked = 0.0
+        self._stalls = StallCheck(settings.stall_s, settings.shutdown_s)
+        self.committed = False
+        self.error: Exception | None = None
+        process_end.watch(self._staging)
+
+    # What programs submit.
+
+    def submit(self, handle: Handle) -> Handle:
+        """Submit an operation.
+
+        Raises:
+            ValueError: One with the same name is pending.
+            HorovodInternalError: A rank has shut down.
+        """
+        request = handle.request
+        with self._lock:
+            if self.error is not None:
+                raise self.error
+            if not request.name:
+                self._number = self._number % _LARGEST_NUMBER + 1
+                handle.number = self._number
+            if self._open.setdefault(handle.key, handle) is not handle:
+                raise ValueError(
+                    f"{title(*handle.key)} has been submitted before, and is not complete; "
+                    "use another name, or call synchronize() first"
+                )
+            self._queue.append(handle)
+        return handle
+
+    @property
+    def pending(self) -> bool:
+        """Whether operations have been submitted that are not complete."""
+        return bool(self._open)
+
+    @property
+    def announces(self) -> bool:
+        """Whether this rank has something to announce in the next cycle."""
+        return bool(self._queue)
+
+    @property
+    def active(self) -> bool:
+        """Whether this rank has begun a cycle and not finished it."""
+        return self._steps is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a cycle is active, or another rank of this node waits for this one to begin one."""
+        return self._steps is not None or self._asked or (self.pending and self._staging.is_behind())
+
+    # What the engine calls, on one thread at a time.
+
+    def advance(self, polls: int = 1) -> None:
+        """Begin a cycle if there is a reason, and continue it as far as other ranks allow.
+
+        Args:
+            polls: How often to look whether they do.
+        """
+        try:
+            if self._steps is None:
+                if not self._should_begin():
+                    return
+                self._steps = self._cycle()
+                self._condition = next(self._steps)
+            while self._reached(polls):
+                self.committed = True
+                self._condition = next(self._steps)
+        except StopIteration:
+            self._steps, self.committed = None, False
+            activity.mark_progress()
+        except Exception as error:
+            self._fail(f"an operation failed: {type(error).__name__}: {error}")
+
+    def _should_begin(self) -> bool:
+        if self.error is not None:
+            return False
+        if self._queue or self._asked:
+            return True
+        if not self._open:
+            return False
+        # Ranks on other nodes may wait, which cannot be seen from here.
+        return self._staging.is_behind() or (not self.members.on_one_node and perf_counter() > self._not_before)
+
+    def _reached(self, polls: int) -> bool:
+        if isinstance(self._condition, int):
+            return self._staging.barrier.poll(self._condition, polls)
+        return bool(self._condition.Test())
+
+    def _cycle(self) -> Steps:
+        """Announce what is new, and perform what is ready. Collective over the set."""
+        self._asked = False
+        new = self._announce()
+        yield from self._collectives.all_gather(list(self._rows.unbind()), self._own)
+        rows = self._rows.numpy()
+        texts: list[list[Request]] = [[] for _ in range(self.size)]
+        if rows[:, 1].any():
+            texts = yield from self._exchange(new)
+        announced: list[list[Announced]] = [
+            [(at, number) for at, number in row[_HEADER : _HEADER + 2 * row[0]].reshape(-1, 2).tolist()] for row in rows
+        ]
+        self._timeline.cycle()
+        yield from self._execution.perform(self._take(self._negotiation.receive(announced, texts)))
+        if not rows[:, 0].any():
+            self._not_before = perf_counter() + _PAUSE_S
+        self._cycles += 1
+
+    def _announce(self) -> bytes:
+        """Write the announcement; return the requests that have no number yet."""
+        words, new = [0, 0], dict[Request, int]()
+        while self._queue and len(words) + 2 <= _WORDS:
+            handle = self._queue.popleft()
+            at = self._negotiation.number_of(handle.request)
+            if at is None:
+                at = new.setdefault(handle.request, -1 - len(new))
+            words += at, self._number if handle.request.kind == "join" else handle.number
+        text = pickle.dumps([tuple(request) for request in new]) if new else b""
+        words[:_HEADER] = len(words) // 2 - 1, len(text)
+        self._own.numpy()[: len(words)] = words
+        return text
+
+    def _exchange(self, text: bytes) -> Generator[Condition, None, list[list[Request]]]:
+        """Return the new requests of all ranks. Collective over the set."""
+        lengths = self._rows[:, 1].tolist()
+        own = torch.zeros(max(lengths), dtype=torch.uint8)
+        own.numpy()[: len(text)] = np.frombuffer(text, np.uint8)
+        received = torch.zeros((self.size, len(own)), dtype=torch.uint8)
+        yield from self._collectives.all_gather(list(received.unbind()), own)
+        texts = [row.numpy()[:n].tobytes() for row, n in zip(received, lengths, strict=True)]
+        return [[Request(*fields) for fields in pickle.loads(one)] if one else [] for one in texts]
+
+    def _take(self, ready: Sequence[Ready]) -> Sequence[Operation]:
+        """Return the operations to perform; end those that fail, and those of ranks that have all joined."""
+        operations: list[Operation] = []
+        for entry in ready:
+            handle = self._open.get(entry.key)
+            if entry.request.kind == "join":
+                self._number = max(self._number, self._negotiation.next_number)
+                self._end(handle, entry.value)
+            elif entry.error:
+                self._end(handle, None, HorovodInternalError(entry.error))
+            else:
+                operations.append((entry.request, handle))
+        return operations
+
+    def _end(self, handle: Handle | None, result: Any, error: Exception | None = None) -> None:
+        if handle is not None:
+            if error is None:
+                self._timeline.ended(handle)
+            del self._open[handle.key]  # before the program can see the end: it may use the name again
+            handle.end(result, error)
+
+    def _fail(self, reason: str) -> None:
+        """End all operations, and refuse later ones."""
+        with self._lock:
+            self.error = HorovodInternalError(reason)
+            self._steps, self._abandoned, self.committed = None, self._steps, False
+            self._queue.clear()
+            handles = [*self._open.values()]
+        for handle in handles:
+            self._end(handle, None, self.error)
+
+    # Ranks that are late, or have gone.
+
+    def look(self) -> None:
+        """Check for ranks that have shut down, and for operations that some ranks have not submitted."""
+        now = perf_counter()
+        if now < self._looked + _LOOK_S or self.error is not None:
+            return
+        self._looked = now
+        self._receive()
+        gone = {rank for rank, cycles in self._left.items() if cycles <= self._cycles}
+        if self._steps is not None:
+            local = self.members.ranks_of_node(self.members.node)
+            gone |= {local[index] for index in self._staging.behind() if self._staging.has_ended(index)}
+        if gone:
+            self._fail(f"{self._text(gone)} shut down or ended before the operations that are pending")
+        elif self._open:
+            self._check_stalled(now)
+
+    def _receive(self) -> None:
+        comm, status, word = self.members.messages, MPI.Status(), np.zeros(1, np.int64)
+        while comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+            comm.Recv(word, status.Get_source(), status.Get_tag())
+            if status.Get_tag() == _LEAVE:
+                self._left[status.Get_source()] = int(word[0])
+            elif self._steps is None:
+                self._asked = True
+
+    def _send(self, tag: int) -> None:
+        """Send a message to all other ranks; they receive it when they look."""
+        for rank in range(self.size):
+            if rank != self.rank and rank not in self._left:
+                self._sent.append(self.members.messages.Isend(np.full(1, self._cycles, np.int64), rank, tag))
+
+    def _check_stalled(self, now: float) -> None:
+        match self._stalls.check(now, [handle.submitted for handle in list(self._open.values())]):
+            case Action.ASK:
+                self._send(_ASK)
+            case Action.REPORT:
+                for line in self._late(now, for_all=False):
+                    print(f"mpitrain: {line}", file=sys.stderr, flush=True)
+            case Action.FAIL:
+                self._fail(f"not submitted by all ranks in time: {'; '.join(self._late(now, for_all=True))}")
+
+    def _late(self, now: float, for_all: bool) -> list[str]:
+        """Describe the operations that wait for other ranks.
+
+        Args:
+            for_all: Also those that another rank reports, which is the first of those that have submitted them.
+        """
+        absent, lines = self._negotiation.absent(), []
+        for handle in list(self._open.values()):
+            waits = f"{title(*handle.key)} has waited {now - handle.submitted:.0f} s for"
+            ranks = absent.get(handle.key)
+            if ranks is None:  # the cycle that announces it is not complete
+                behind = [self.members.ranks_of_node(self.members.node)[index] for index in self._staging.behind()]
+                who = self._text(behind) if behind else "a rank of another node"
+                lines.append(f"{waits} {who}, which does not answer")
+            elif for_all or self.rank == min(set(range(self.size)) - set(ranks)):
+                lines.append(
+                    f"{waits} {self._text(ranks)}, which {'has' if len(ranks) == 1 else 'have'} not submitted it"
+                )
+        return lines
+
+    def _text(self, ranks: Iterable[int]) -> str:
+        return ranks_text(self.ranks[rank] for rank in sorted(ranks))
+
+    # The end.
+
+    def leave(self) -> None:
+        """Tell the other ranks that this one takes part in no further cycle, and end what is pending."""
+        if self.error is None:
+            self._fail("shut down")
+        self._send(_LEAVE)
+
+    def free(self, until: float) -> bool:
+        """Free memory and communicators if all ranks leave in time, and return whether they do.
+
+        Otherwise the memory is freed when the process ends.
+
+        Args:
+            until: How long to wait, on the clock of ``perf_counter``.
+        """
+        while len(self._left) < self.size - 1 and perf_counter() < until:
+            self._receive()
+            time.sleep(1e-3)
+        if len(self._left) == self.size - 1 and self._abandoned is None:
+            MPI.Request.Waitall(self._sent)
+            process_end.forget(self._staging)
+            self.members.free()
+            return True
+        self._staging.mark_ended()
+        return False

@@ -1,0 +1,129 @@
+"""The engine of a rank: its process sets, and the threads that perform their operations.
+
+A thread that waits for an operation performs the cycles itself. Handing them to another thread takes twice as long, and
+on a node without spare cores that thread delays the computation. A thread in the background performs the cycles that
+nobody on this rank waits for: those that other ranks wait for; and, where cores are spare or ranks are on several
+nodes, those that overlap with the computation.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import perf_counter
+
+import torch
+
+from ..backend import process_end
+from ..comm.backoff import Backoff
+from ..core import activity
+from .channel import Channel
+from .request import Handle
+from .settings import Settings
+from .timeline import Timeline
+
+_IDLE_S = 20e-3  # between looks of the background thread
+_BUSY_S = 5e-3  # the same while operations are pending
+_ACTIVE_S = 500e-6  # the same in a cycle
+_LEAVE_S = 10.0  # at most, for the other ranks to shut down, too
+
+
+class Engine:
+    """Performs the operations of all process sets of this rank. Every method is local.
+
+    Args:
+        channel: Of the set of all ranks.
+
+    Attributes:
+        channels: By the number of their process set; those that this rank belongs to.
+    """
+
+    def __init__(self, channel: Channel, settings: Settings, timeline: Timeline) -> None:
+        self.channels = {0: channel}
+        self.settings, self.timeline = settings, timeline
+        hierarchy = channel.members.hierarchy
+        self.overlaps = hierarchy.cores > hierarchy.node.size or hierarchy.n_nodes > 1
+        self._backoff = Backoff(oversubscribed=hierarchy.node.size > hierarchy.cores)
+        self._performing = threading.Lock()  # held by the thread that performs a part of a cycle
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mpitrain.horovod", daemon=True)
+        self._thread.start()
+
+    def wait(self, handle: Handle) -> None:
+        """Return when an operation has ended. The other ranks of its set must submit it, too."""
+        if not self.poll(handle, 100):
+            with activity.waiting():
+                self._backoff.until(lambda polls: self.poll(handle, polls), self._look)
+
+    def poll(self, handle: Handle, polls: int = 1) -> bool:
+        """Perform what is possible; return whether an operation has ended."""
+        if not handle.done and self._performing.acquire(blocking=False):
+            try:
+                self._advance(polls)
+            finally:
+                self._performing.release()
+        return handle.done
+
+    def release(self, number: int) -> Channel | None:
+        """Leave a process set, and return its channel; None if this rank does not belong to it."""
+        with self._performing:
+            channel = self.channels.pop(number, None)
+            if channel is not None:
+                channel.leave()
+        return channel
+
+    def close(self) -> bool:
+        """Leave all process sets; return whether all ranks have. Takes at most ten seconds."""
+        self._closing.set()
+        self._thread.join()
+        channels = [self.release(number) for number in [*self.channels]]
+        until = perf_counter() + (0.0 if process_end.is_raising() else _LEAVE_S)
+        has_freed = [channel.free(until) for channel in reversed(channels) if channel is not None]
+        self.timeline.stop()
+        return all(has_freed)
+
+    def _advance(self, polls: int) -> None:
+        for channel in [*self.channels.values()]:
+            channel.advance(polls if len(self.channels) == 1 else 1)
+
+    def _look(self) -> None:
+        if self._performing.acquire(blocking=False):
+            try:
+                for channel in [*self.channels.values()]:
+                    channel.look()
+            finally:
+                self._performing.release()
+
+    # The background thread.
+
+    def _run(self) -> None:
+        torch.set_grad_enabled(False)
+        while not self._closing.wait(self._pause()):
+            self._look()
+            if any(self._should_perform(channel) for channel in self.channels.values()):
+                self._perform()
+
+    def _pause(self) -> float:
+        channels = self.channels.values()
+        if any(channel.active for channel in channels):
+            return _ACTIVE_S
+        if any(channel.pending for channel in channels):
+            return min(self.settings.cycle_s, _BUSY_S) if self.overlaps else _BUSY_S
+        return _IDLE_S
+
+    def _should_perform(self, channel: Channel) -> bool:
+        return channel.is_awaited or (self.overlaps and channel.announces)
+
+    def _perform(self) -> None:
+        """Begin and continue cycles; to their end if all ranks have begun them."""
+        with self._performing:
+            self._advance(1)
+        if self._any_committed():
+            self._backoff.until(self._continue)
+
+    def _continue(self, polls: int) -> bool:
+        with self._performing:
+            self._advance(polls)
+        return not self._any_committed()
+
+    def _any_committed(self) -> bool:
+        return any(channel.committed for channel in self.channels.values())

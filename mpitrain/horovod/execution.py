@@ -1,0 +1,218 @@
+"""Performs operations that all ranks have submitted, on the collectives of the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..backend.collectives import Collectives, Steps
+from ..backend.reductions import Reduction, reduction_of
+from .adasum import combine
+from .request import Handle, ReduceOp, Request
+
+_OPS: dict[ReduceOp, Any] = {
+    ReduceOp.Average: dist.ReduceOp.AVG,
+    ReduceOp.Sum: dist.ReduceOp.SUM,
+    ReduceOp.Min: dist.ReduceOp.MIN,
+    ReduceOp.Max: dist.ReduceOp.MAX,
+    ReduceOp.Product: dist.ReduceOp.PRODUCT,
+}
+Operation: TypeAlias = "tuple[Request, Handle | None]"  # None if this rank has joined
+
+
+def reduction_for(op: ReduceOp, dtype: torch.dtype) -> Reduction:
+    """Return the reduction of the backend.
+
+    Raises:
+        ValueError: It is not defined for the data type.
+    """
+    return reduction_of(_OPS[op], dtype)
+
+
+class Execution:
+    """The operations of one process set.
+
+    Args:
+        collectives: Of its ranks.
+        rank, size: In the set.
+        fusion_bytes: Largest buffer in which small tensors are fused.
+        began: Called with the operations that are performed next.
+        ended: Called with a handle and its result.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        rank: int,
+        size: int,
+        fusion_bytes: int,
+        began: Callable[[Sequence[Operation]], None],
+        ended: Callable[[Handle, Any], None],
+    ) -> None:
+        self._collectives, self._rank, self._size = collectives, rank, size
+        self._fusion_bytes, self._began, self._ended = fusion_bytes, began, ended
+        self._kinds: dict[str, Callable[[Request, Handle], Steps]] = {
+            "allgather": self._allgather,
+            "alltoall": self._alltoall,
+            "broadcast": self._broadcast,
+            "reducescatter": self._reducescatter,
+        }
+
+    def perform(self, operations: Sequence[Operation]) -> Steps:
+        """Perform operations; allreduces of the same kind are fused. Collective over the set.
+
+        Args:
+            operations: Equal on all ranks and in the same order, except for the handles.
+        """
+        for group in _fused_groups(operations):
+            self._began(group)
+            request, handle = group[0]
+            if request.kind == "allreduce":
+                yield from self._allreduce(group)
+            elif request.kind in self._kinds:
+                assert handle is not None
+                yield from self._kinds[request.kind](request, handle)
+            elif handle is not None:
+                self._ended(handle, None)
+
+    # Reductions.
+
+    def _allreduce(self, group: Sequence[Operation]) -> Steps:
+        request, _ = group[0]
+        assert request.op is not None and request.dtype is not None
+        flats = [
+            tensor.view(-1)
+            for of_one, handle in group
+            for tensor in (handle.tensors if handle is not None else _zeros(of_one))
+        ]
+        if request.op == ReduceOp.Adasum:
+            for flat in flats:
+                yield from self._adasum(flat)
+        else:
+            reduction = reduction_for(request.op, request.dtype)
+            for flat in flats:
+                scale(flat, request.scales[0])
+            for part in _batches(flats, self._fusion_bytes):
+                yield from self._collectives.all_reduce_fused(part, reduction)
+            for flat in flats:
+                scale(flat, request.scales[1])
+        for _, handle in group:
+            if handle is not None:
+                self._ended(handle, handle.tensors)
+
+    def _adasum(self, flat: Tensor) -> Steps:
+        parts = [torch.empty_like(flat) for _ in range(self._size)]
+        yield from self._collectives.all_gather(parts, flat)
+        flat.copy_(combine(parts))
+
+    def _reducescatter(self, request: Request, handle: Handle) -> Steps:
+        assert request.op is not None and request.dtype is not None
+        reduction = reduction_for(request.op, request.dtype)
+        outputs = []
+        for tensor in handle.tensors:
+            counts = _shares(tensor.shape[0], self._size)
+            output = tensor.new_empty((counts[0], *tensor.shape[1:]))  # the first ranks have the largest shares
+            if request.scales[0] != 1.0:
+                tensor = tensor.clone()  # an input that must not change
+                scale(tensor, request.scales[0])
+            parts = [_padded(part, output) for part in tensor.split(counts)]
+            yield from self._collectives.reduce_scatter(output.view(-1), parts, reduction)
+            scale(output, request.scales[1])
+            outputs.append(output[: counts[self._rank]])
+        self._ended(handle, outputs)
+
+    # Copies.
+
+    def _broadcast(self, request: Request, handle: Handle) -> Steps:
+        assert request.root is not None
+        for tensor in handle.tensors:
+            yield from self._collectives.broadcast(tensor.view(-1), request.root)
+        self._ended(handle, handle.tensors)
+
+    def _allgather(self, request: Request, handle: Handle) -> Steps:
+        rows = torch.tensor([tensor.shape[0] for tensor in handle.tensors])
+        counts = [torch.empty_like(rows) for _ in range(self._size)]
+        yield from self._collectives.all_gather(counts, rows)
+        outputs = []
+        for tensor, of_ranks in zip(handle.tensors, torch.stack(counts, 1).tolist(), strict=True):
+            largest, shape = max(of_ranks), tensor.shape[1:]
+            gathered = tensor.new_empty((self._size, largest, *shape))
+            own = _padded(tensor, gathered[0])
+            yield from self._collectives.all_gather(list(gathered.view(self._size, -1).unbind()), own)
+            equal = all(count == largest for count in of_ranks)
+            parts = [gathered[rank, :count] for rank, count in enumerate(of_ranks)]
+            outputs.append(gathered.view(-1, *shape) if equal and gathered.numel() else torch.cat(parts))
+        self._ended(handle, outputs)
+
+    def _alltoall(self, request: Request, handle: Handle) -> Steps:
+        assert handle.splits is not None
+        splits = [torch.empty_like(handle.splits) for _ in range(self._size)]
+        yield from self._collectives.all_gather(splits, handle.splits)
+        received = [int(row[self._rank]) for row in splits]
+        (tensor,) = handle.tensors
+        output = tensor.new_empty((sum(received), *tensor.shape[1:]))
+        yield from self._collectives.all_to_all(
+            [part.reshape(-1) for part in output.split(received)],
+            [part.reshape(-1) for part in tensor.split(handle.splits.tolist())],
+            equal=False,
+        )
+        self._ended(handle, (output, torch.tensor(received, dtype=torch.int32)))
+
+
+def _fused_groups(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
+    """Yield the operations that are performed together: allreduces with the same properties, in their order."""
+    groups: dict[object, list[Operation]] = {}
+    for index, (request, handle) in enumerate(operations):
+        fused = request.kind == "allreduce"
+        key = (request.dtype, request.op, request.scales) if fused else index
+        groups.setdefault(key, []).append((request, handle))
+    yield from groups.values()
+
+
+def _batches(flats: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
+    """Yield consecutive tensors that have at most ``limit`` bytes together, or one each."""
+    batch: list[Tensor] = []
+    nbytes = 0
+    for flat in flats:
+        if batch and nbytes + flat.nbytes > limit:
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(flat)
+        nbytes += flat.nbytes
+    if batch:
+        yield batch
+
+
+def _zeros(request: Request) -> list[Tensor]:
+    """Return what a rank that has joined contributes."""
+    return [torch.zeros(shape, dtype=request.dtype) for shape in request.shapes]
+
+
+def _shares(n: int, size: int) -> list[int]:
+    """Return how many of ``n`` rows each rank gets; the first ranks get one more if ``size`` does not divide ``n``."""
+    return [n // size + (rank < n % size) for rank in range(size)]
+
+
+def _padded(part: Tensor, whole: Tensor) -> Tensor:
+    """Return ``part`` as a contiguous tensor of shape (n,) with as many elements as ``whole``."""
+    if part.numel() == whole.numel():
+        return part.reshape(-1)
+    padded = whole.new_zeros(whole.numel())
+    padded[: part.numel()].copy_(part.reshape(-1))
+    return padded
+
+
+def scale(tensor: Tensor, factor: float) -> None:
+    """Multiply in place: integers as float64, and rounded to zero; 16-bit numbers as float32."""
+    if factor == 1.0:
+        return
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        tensor.copy_(tensor.double() * factor)
+    elif tensor.element_size() == 2:
+        tensor.copy_(tensor.float() * factor)
+    else:
+        tensor.mul_(factor)

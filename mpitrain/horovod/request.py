@@ -1,0 +1,111 @@
+"""Requests for collective operations: what the ranks agree on, and the handle of a rank's part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+class ReduceOp(IntEnum):
+    """Reductions, with Horovod's numbers."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+class Request(NamedTuple):
+    """A collective operation: must be equal on all ranks, which match requests by name and kind.
+
+    Attributes:
+        kind: Such as ``allreduce``.
+        name: As the program calls it; empty if it has not named it.
+        dtype: None without tensors.
+        shapes: Of the tensors, without the first dimension if that may differ between ranks.
+        op: The reduction.
+        root: The sender of a broadcast.
+        scales: Factors before and after the reduction.
+    """
+
+    kind: str
+    name: str = ""
+    dtype: torch.dtype | None = None
+    shapes: tuple[Shape, ...] = ()
+    op: ReduceOp | None = None
+    root: int | None = None
+    scales: tuple[float, float] = (1.0, 1.0)
+
+    @property
+    def text(self) -> str:
+        """All that must agree, in one line."""
+        parts = [self.kind]
+        if self.op is not None:
+            parts.append(self.op.name)
+        if self.root is not None:
+            parts.append(f"root {self.root}")
+        if self.dtype is not None:
+            parts.append(str(self.dtype).removeprefix("torch."))
+        parts += map(str, self.shapes)
+        if self.scales != (1.0, 1.0):
+            parts.append(f"prescale {self.scales[0]:g} postscale {self.scales[1]:g}")
+        return " ".join(parts)
+
+
+class Handle:
+    """A rank's part of an operation. Any thread may read it.
+
+    Args:
+        request: What the ranks must agree on.
+        tensors: Contiguous CPU tensors: inputs, which reductions and broadcasts also write to.
+        finish: Turns the result into what the program gets; the thread that synchronizes calls it.
+        splits: Of an alltoall, the rows for each rank.
+
+    Attributes:
+        number: Distinguishes requests without a name; 0 for those with one.
+        done: Whether it has ended.
+        error: Why it failed.
+        result: The output tensors, or a number.
+        submitted: When, on the clock of ``perf_counter``.
+    """
+
+    __slots__ = ("done", "error", "finish", "number", "request", "result", "splits", "submitted", "tensors")
+
+    def __init__(
+        self,
+        request: Request,
+        tensors: Sequence[Tensor] = (),
+        finish: Callable[[Any], Any] | None = None,
+        splits: Tensor | None = None,
+    ) -> None:
+        self.request, self.tensors, self.splits = request, tensors, splits
+        self.finish = finish
+        self.number = 0
+        self.done = False
+        self.error: Exception | None = None
+        self.result: Any = None
+        self.submitted = perf_counter()
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What the ranks match it by."""
+        return self.request.kind, self.request.name, self.number
+
+    def end(self, result: Any, error: Exception | None = None) -> None:
+        """Mark it as complete or failed."""
+        self.result, self.error = result, error
+        self.done = True
+
+
+def title(kind: str, name: str, number: int) -> str:
+    """Return how messages call an operation."""
+    return f"{kind} {name!r}" if name else f"{kind} without a name (number {number})"

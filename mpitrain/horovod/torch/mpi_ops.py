@@ -1,0 +1,13 @@
+"""The names that programs import from ``horovod.torch.mpi_ops``."""
+
+from __future__ import annotations
+
+from ...errors import HorovodInternalError
+from .. import basics, process_sets
+from ..basics import *  # noqa: F403
+from ..process_sets import *  # noqa: F403
+from . import operations
+from .compression import Compression
+from .operations import *  # noqa: F403
+
+__all__ = ["Compression", "HorovodInternalError", *basics.__all__, *operations.__all__, *process_sets.__all__]

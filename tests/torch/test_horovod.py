@@ -1,0 +1,60 @@
+"""Horovod's API: values of its operations, and training, against plain torch."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ..support.launch import PROGRAMS, Mpi
+
+
+def printed(done: object) -> dict[str, object]:
+    """Return the JSON object that rank 0 has printed."""
+    assert done.returncode == 0, done.stdout + done.stderr  # type: ignore[attr-defined]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]  # type: ignore[attr-defined]
+    return json.loads(line)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("library", "ranks", "words"),
+    [("openmpi", 1, []), ("openmpi", 2, []), ("openmpi", 3, []), ("openmpi", 3, ["2"]), ("mpich_with_torch", 2, [])],
+)
+def test_operations(request: pytest.FixtureRequest, library: str, ranks: int, words: list[str]) -> None:
+    mpi: Mpi = request.getfixturevalue(library)
+    done = mpi.run(ranks, "-W", "ignore", PROGRAMS / "horovod_operations.py", *words, timeout=120)
+    assert printed(done)["checks"] > 100
+
+
+def plain_training(optimizer: str, rows: int) -> np.ndarray:
+    """Train on the joined batch as ``horovod_training.py`` does on all ranks."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    rule = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05)
+    data = torch.randn(rows, 6, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    for step in range(5):
+        rule.zero_grad()
+        model(data + step).square().mean().backward()
+        if step == 3:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        rule.step()
+    return torch.cat([parameter.detach().view(-1) for parameter in model.parameters()]).numpy()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, {"optimizer": "Adam"}),
+        (3, {"optimizer": "SGD", "backward_passes_per_step": 2, "gradient_predivide_factor": 2.0}),
+        (2, {"optimizer": "SGD", "groups": 2}),
+    ],
+)
+def test_training_equals_a_plain_loop(openmpi: Mpi, ranks: int, options: dict[str, object]) -> None:
+    rows = 12
+    done = openmpi.run(ranks, PROGRAMS / "horovod_training.py", json.dumps({**options, "rows": rows}), timeout=90)
+    result = printed(done)
+    assert result["equal"]
+    np.testing.assert_allclose(result["parameters"], plain_training(str(options["optimizer"]), rows), atol=1e-12)
