@@ -59,30 +59,39 @@ class Collectives:
     def _block(self, tensor: Tensor, parts: int = 1) -> int:
         return max(1, self._staging.block_bytes // tensor.element_size() // parts)
 
-    def _node_all_reduce(self, flats: Sequence[Tensor], reduction: Reduction, receives: bool = True) -> Steps:
+    def _node_all_reduce(
+        self, flats: Sequence[Tensor], reduction: Reduction, receives: bool = True, is_staged: bool = False
+    ) -> Steps:
         """Reduce ``flats`` in place over the node's ranks, as if they were one; only where ``receives`` if not all do.
 
         Args:
             flats: Tensors of one type, each of shape (n,), with at least one element in all.
+            is_staged: The first block has been written and published.
         """
         if self._alone:
             return
         for pieces in _blocks(flats, self._block(flats[0])):
+            if not is_staged:
+                self._write_block(pieces)
+                yield self._staging.publish()
             yield from self._reduce_block(pieces, reduction, receives)
+            is_staged = False
 
-    def _reduce_block(self, pieces: Sequence[Tensor], reduction: Reduction, receives: bool) -> Steps:
-        """Reduce tensors that fit into a block together."""
-        staging, rank, size = self._staging, self._rank, self._size
+    def _write_block(self, pieces: Sequence[Tensor]) -> None:
         m = sum(piece.numel() for piece in pieces)
-        buffers = [buffer[:m] for buffer in staging.next_buffers(pieces[0].dtype)]
-        own = buffers[rank]
+        own = self._staging.next_buffers(pieces[0].dtype)[self._rank][:m]
         if len(pieces) == 1:
             own.copy_(pieces[0])
-            result = pieces[0]
         else:
             torch.cat(list(pieces), out=own)
-            result = torch.empty_like(own)
-        yield staging.publish()
+
+    def _reduce_block(self, pieces: Sequence[Tensor], reduction: Reduction, receives: bool) -> Steps:
+        """Reduce tensors that fit into a block together, which all ranks have published."""
+        staging, rank, size = self._staging, self._rank, self._size
+        m = sum(piece.numel() for piece in pieces)
+        buffers = [buffer[:m] for buffer in staging.buffers(pieces[0].dtype)]
+        own = buffers[rank]
+        result = pieces[0] if len(pieces) == 1 else torch.empty_like(own)
         if size == 2 or m * own.element_size() < _DIVIDED_BYTES:
             if receives:
                 reduction(buffers, result)
@@ -127,14 +136,33 @@ class Collectives:
             yield from self._reduce_between_nodes(flat, reduction)
         reduction.finish(flat, self._members.size)
 
-    def all_reduce_fused(self, flats: Sequence[Tensor], reduction: Reduction) -> Steps:
-        """Reduce tensors of one type, each of shape (n,), over all ranks, in place and with few exchanges."""
-        if len(flats) == 1:
-            yield from self.all_reduce(flats[0], reduction)
-        elif self._one_node and not self._alone and any(flat.numel() for flat in flats):
-            yield from self._node_all_reduce(flats, reduction)
+    def stage(self, flats: Sequence[Tensor]) -> bool:
+        """Write the first block of ``all_reduce_fused`` before it is called; return whether there is one. Local.
+
+        The next phase that the rank publishes publishes the block. If the operation does not follow, all ranks must
+        have called this or ``skip`` all the same: blocks alternate between two buffers.
+        """
+        if not self._one_node or self._alone or not any(flat.numel() for flat in flats):
+            return False
+        self._write_block(next(_blocks(flats, self._block(flats[0]))))
+        return True
+
+    def skip(self) -> None:
+        """Write nothing in place of ``stage``. Local."""
+        self._staging.next_buffers(torch.uint8)
+
+    def all_reduce_fused(self, flats: Sequence[Tensor], reduction: Reduction, is_staged: bool = False) -> Steps:
+        """Reduce tensors of one type, each of shape (n,), over all ranks, in place and with few exchanges.
+
+        Args:
+            is_staged: ``stage`` has written the first block, which all ranks have published since.
+        """
+        if self._one_node and not self._alone and any(flat.numel() for flat in flats):
+            yield from self._node_all_reduce(flats, reduction, is_staged=is_staged)
             for flat in flats:
                 reduction.finish(flat, self._members.size)
+        elif len(flats) == 1:
+            yield from self.all_reduce(flats[0], reduction)
         else:
             buffer = torch.cat(list(flats))
             yield from self.all_reduce(buffer, reduction)

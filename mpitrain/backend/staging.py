@@ -80,6 +80,10 @@ class Staging:
         This rank may write its own one now, and read the others' once all ranks have published.
         """
         self._buffer ^= 1
+        return self.buffers(dtype)
+
+    def buffers(self, dtype: torch.dtype) -> list[Tensor]:
+        """Return the buffers of all ranks for the current block."""
         rows = self._rows.get(dtype)
         if rows is None:
             typed = self._memory.view(dtype)

@@ -32,9 +32,10 @@ from ..backend.staging import Staging, shared_bytes_per_rank
 from ..backend.waiting import ranks_text
 from ..comm.mpi import MPI
 from ..core import activity
+from ..core.layout import Array
 from ..errors import HorovodInternalError
-from .execution import Execution, Operation
-from .negotiation import Announced, Negotiation, Ready
+from .execution import Execution, Operation, fused
+from .negotiation import Negotiation, Ready
 from .request import Handle, Request, title
 from .settings import Settings
 from .stalls import Action, StallCheck
@@ -78,12 +79,16 @@ class Channel:
         self._queue: deque[Handle] = deque()
         self._open: dict[tuple[str, str, int], Handle] = {}
         self._number = 0
+        # Announcements: in shared memory on one node, where cycles alternate between two tables as blocks do between
+        # two buffers; else sent as messages.
+        self._shared_rows = self.members.hierarchy.shared.allocate((2, self.size, _WORDS), np.int32)
         self._own = torch.zeros(_WORDS, dtype=torch.int32)
         self._rows = torch.zeros((self.size, _WORDS), dtype=torch.int32)
         self._steps: Steps | None = None
         self._abandoned: Steps | None = None  # after an error: MPI may still write to its buffers
         self._condition: Condition = 0
         self._cycles = 0
+        self._agreed = False  # whether all ranks announced the same in the last cycle
         self._not_before = 0.0  # when the next cycle may begin if there is nothing to announce
         self._asked = False
         self._left: dict[int, int] = {}  # the number of cycles of each rank that has left
@@ -110,6 +115,7 @@ class Channel:
             if not request.name:
                 self._number = self._number % _LARGEST_NUMBER + 1
                 handle.number = self._number
+                handle.key = (request.kind, "", self._number)
             if self._open.setdefault(handle.key, handle) is not handle:
                 raise ValueError(
                     f"{title(*handle.key)} has been submitted before, and is not complete; "
@@ -177,40 +183,60 @@ class Channel:
         return bool(self._condition.Test())
 
     def _cycle(self) -> Steps:
-        """Announce what is new, and perform what is ready. Collective over the set."""
+        """Announce what is new, and perform what is ready. Collective over the set.
+
+        If the ranks agreed in the last cycle, they probably do so in this one: the first block of what this rank
+        announces is then published together with the announcement.
+        """
         self._asked = False
-        new = self._announce()
-        yield from self._collectives.all_gather(list(self._rows.unbind()), self._own)
-        rows = self._rows.numpy()
-        texts: list[list[Request]] = [[] for _ in range(self.size)]
-        if rows[:, 1].any():
-            texts = yield from self._exchange(new)
-        announced: list[list[Announced]] = [
-            [(at, number) for at, number in row[_HEADER : _HEADER + 2 * row[0]].reshape(-1, 2).tolist()] for row in rows
-        ]
+        handles, words, new = self._announcement()
+        is_usual = self._agreed and not any(handle.request.kind == "join" for handle in handles)
+        groups = fused([(handle.request, handle) for handle in handles]) if is_usual else []
+        is_staged = not new and self._execution.stage(groups)
+        if not is_staged:
+            self._collectives.skip()
+        rows = yield from self._exchange_rows(words)
         self._timeline.cycle()
-        yield from self._execution.perform(self._take(self._negotiation.receive(announced, texts)))
-        if not rows[:, 0].any():
+        self._agreed = not self._negotiation.is_pending and _all_equal(rows)
+        if self._agreed and is_staged:
+            yield from self._execution.perform(groups, True)
+        else:
+            texts = (yield from self._exchange(rows, new)) if rows[:, 1].any() else [[]] * self.size
+            announced = [row[_HEADER : _HEADER + 2 * row[0]].reshape(-1, 2).tolist() for row in rows]
+            ready = self._negotiation.receive(announced, texts)
+            yield from self._execution.perform(fused(self._take(ready)), False)
+        if not words[0]:
             self._not_before = perf_counter() + _PAUSE_S
         self._cycles += 1
 
-    def _announce(self) -> bytes:
-        """Write the announcement; return the requests that have no number yet."""
-        words, new = [0, 0], dict[Request, int]()
+    def _announcement(self) -> tuple[list[Handle], list[int], bytes]:
+        """Return what this rank announces, as handles and as words, and the requests that have no number yet."""
+        handles, words, new = list[Handle](), [0, 0], dict[Request, int]()
         while self._queue and len(words) + 2 <= _WORDS:
             handle = self._queue.popleft()
+            handles.append(handle)
             at = self._negotiation.number_of(handle.request)
             if at is None:
                 at = new.setdefault(handle.request, -1 - len(new))
             words += at, self._number if handle.request.kind == "join" else handle.number
         text = pickle.dumps([tuple(request) for request in new]) if new else b""
-        words[:_HEADER] = len(words) // 2 - 1, len(text)
-        self._own.numpy()[: len(words)] = words
-        return text
+        words[:_HEADER] = len(handles), len(text)
+        return handles, words, text
 
-    def _exchange(self, text: bytes) -> Generator[Condition, None, list[list[Request]]]:
+    def _exchange_rows(self, words: list[int]) -> Generator[Condition, None, Array]:
+        """Return the announcements of all ranks, one per row. Collective over the set."""
+        if self.members.on_one_node:
+            rows: Array = self._shared_rows[self._cycles & 1]
+            rows[self.rank, : len(words)] = words
+            yield self._staging.publish()
+            return rows
+        self._own.numpy()[: len(words)] = words
+        yield from self._collectives.all_gather(list(self._rows.unbind()), self._own)
+        return self._rows.numpy()
+
+    def _exchange(self, rows: Array, text: bytes) -> Generator[Condition, None, list[list[Request]]]:
         """Return the new requests of all ranks. Collective over the set."""
-        lengths = self._rows[:, 1].tolist()
+        lengths = rows[:, 1].tolist()
         own = torch.zeros(max(lengths), dtype=torch.uint8)
         own.numpy()[: len(text)] = np.frombuffer(text, np.uint8)
         received = torch.zeros((self.size, len(own)), dtype=torch.uint8)
@@ -341,3 +367,10 @@ class Channel:
             return True
         self._staging.mark_ended()
         return False
+
+
+def _all_equal(rows: Array) -> bool:
+    """Return whether all ranks have announced the same requests, which they know."""
+    n = _HEADER + 2 * rows[0, 0]
+    first = rows[0, :n].tobytes()
+    return not rows[0, 1] and all(row[:n].tobytes() == first for row in rows[1:])

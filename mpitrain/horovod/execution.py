@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -24,6 +26,7 @@ _OPS: dict[ReduceOp, Any] = {
 Operation: TypeAlias = "tuple[Request, Handle | None]"  # None if this rank has joined
 
 
+@functools.lru_cache
 def reduction_for(op: ReduceOp, dtype: torch.dtype) -> Reduction:
     """Return the reduction of the backend.
 
@@ -62,44 +65,51 @@ class Execution:
             "reducescatter": self._reducescatter,
         }
 
-    def perform(self, operations: Sequence[Operation]) -> Steps:
-        """Perform operations; allreduces of the same kind are fused. Collective over the set.
+    def stage(self, groups: Sequence[Sequence[Operation]]) -> bool:
+        """Write the first block of the first group if it is an allreduce; return whether it has been written. Local.
+
+        Otherwise, and if other operations are performed than these, nothing is lost but the copy.
+        """
+        for (request, _), *_ in groups[:1]:
+            if request.kind == "allreduce" and request.op != ReduceOp.Adasum and request.scales[0] == 1.0:
+                return self._collectives.stage(next(_batches(_tensors(groups[0]), self._fusion_bytes)))
+        return False
+
+    def perform(self, groups: Sequence[Sequence[Operation]], is_staged: bool) -> Steps:
+        """Perform operations. Collective over the set.
 
         Args:
-            operations: Equal on all ranks and in the same order, except for the handles.
+            groups: What ``fused`` returns; equal on all ranks, except for the handles.
+            is_staged: The first block has been written and published by all ranks.
         """
-        for group in _fused_groups(operations):
+        for group in groups:
             self._began(group)
             request, handle = group[0]
             if request.kind == "allreduce":
-                yield from self._allreduce(group)
+                yield from self._allreduce(group, is_staged)
             elif request.kind in self._kinds:
                 assert handle is not None
                 yield from self._kinds[request.kind](request, handle)
             elif handle is not None:
                 self._ended(handle, None)
+            is_staged = False
 
     # Reductions.
 
-    def _allreduce(self, group: Sequence[Operation]) -> Steps:
+    def _allreduce(self, group: Sequence[Operation], is_staged: bool) -> Steps:
         request, _ = group[0]
         assert request.op is not None and request.dtype is not None
-        flats = [
-            tensor.view(-1)
-            for of_one, handle in group
-            for tensor in (handle.tensors if handle is not None else _zeros(of_one))
-        ]
+        flats, (before, after) = _tensors(group), request.scales
         if request.op == ReduceOp.Adasum:
             for flat in flats:
                 yield from self._adasum(flat)
         else:
             reduction = reduction_for(request.op, request.dtype)
-            for flat in flats:
-                scale(flat, request.scales[0])
+            _scale_all(flats, before)
             for part in _batches(flats, self._fusion_bytes):
-                yield from self._collectives.all_reduce_fused(part, reduction)
-            for flat in flats:
-                scale(flat, request.scales[1])
+                yield from self._collectives.all_reduce_fused(part, reduction, is_staged)
+                is_staged = False
+            _scale_all(flats, after)
         for _, handle in group:
             if handle is not None:
                 self._ended(handle, handle.tensors)
@@ -130,7 +140,7 @@ class Execution:
     def _broadcast(self, request: Request, handle: Handle) -> Steps:
         assert request.root is not None
         for tensor in handle.tensors:
-            yield from self._collectives.broadcast(tensor.view(-1), request.root)
+            yield from self._collectives.broadcast(tensor, request.root)
         self._ended(handle, handle.tensors)
 
     def _allgather(self, request: Request, handle: Handle) -> Steps:
@@ -163,14 +173,19 @@ class Execution:
         self._ended(handle, (output, torch.tensor(received, dtype=torch.int32)))
 
 
-def _fused_groups(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
-    """Yield the operations that are performed together: allreduces with the same properties, in their order."""
+def fused(operations: Sequence[Operation]) -> list[list[Operation]]:
+    """Return the operations in groups that are performed together: allreduces with the same properties."""
     groups: dict[object, list[Operation]] = {}
     for index, (request, handle) in enumerate(operations):
         fused = request.kind == "allreduce"
         key = (request.dtype, request.op, request.scales) if fused else index
         groups.setdefault(key, []).append((request, handle))
-    yield from groups.values()
+    return [*groups.values()]
+
+
+def _tensors(group: Sequence[Operation]) -> list[Tensor]:
+    """Return the tensors of allreduces, each of shape (n,)."""
+    return [tensor for request, handle in group for tensor in (_zeros(request) if handle is None else handle.tensors)]
 
 
 def _batches(flats: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
@@ -189,7 +204,7 @@ def _batches(flats: Sequence[Tensor], limit: int) -> Iterator[list[Tensor]]:
 
 def _zeros(request: Request) -> list[Tensor]:
     """Return what a rank that has joined contributes."""
-    return [torch.zeros(shape, dtype=request.dtype) for shape in request.shapes]
+    return [torch.zeros(math.prod(shape), dtype=request.dtype) for shape in request.shapes]
 
 
 def _shares(n: int, size: int) -> list[int]:
@@ -204,6 +219,12 @@ def _padded(part: Tensor, whole: Tensor) -> Tensor:
     padded = whole.new_zeros(whole.numel())
     padded[: part.numel()].copy_(part.reshape(-1))
     return padded
+
+
+def _scale_all(tensors: Sequence[Tensor], factor: float) -> None:
+    if factor != 1.0:
+        for tensor in tensors:
+            scale(tensor, factor)
 
 
 def scale(tensor: Tensor, factor: float) -> None:

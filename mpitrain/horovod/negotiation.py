@@ -19,7 +19,6 @@ from .request import ReduceOp, Request, title
 _LARGEST_TABLE = 20_000  # requests; the table starts anew when it is larger and nothing is pending
 _WITH_JOINED = ("allreduce", "barrier", "join")
 Name = tuple[str, int]
-Announced = tuple[int, int]  # the number of a request, or -1 - the index of a new one; the operation's own number
 
 
 @dataclass(frozen=True)
@@ -61,26 +60,28 @@ class Negotiation:
     _numbers: dict[Request, int] = field(default_factory=dict)
     _pending: dict[Name, dict[str, dict[int, Request]]] = field(default_factory=dict)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a rank has joined, or has submitted a request that others have not."""
+        return bool(self._pending or self.joined)
+
     def number_of(self, request: Request) -> int | None:
         """Return the number of a request; None if it is new."""
         return self._numbers.get(request)
 
-    def receive(self, announced: Sequence[Sequence[Announced]], new: Sequence[Sequence[Request]]) -> list[Ready]:
+    def receive(self, announced: Sequence[Sequence[Sequence[int]]], new: Sequence[Sequence[Request]]) -> list[Ready]:
         """Take what the ranks have submitted; return what is ready, in the order in which it is to be performed.
 
         Args:
-            announced: For each rank, its requests.
+            announced: For each rank, its requests: pairs of the request's number, or -1 - the index of a new one, and
+                of the operation's own number.
             new: For each rank, requests that have no number yet.
         """
         for request in (request for row in new for request in row):
             if request not in self._numbers:
                 self._numbers[request] = len(self._requests)
                 self._requests.append(request)
-        if not self._pending and not self.joined and all(row == announced[0] for row in announced[1:]) and not any(new):
-            ready = [Ready(self._requests[at], number) for at, number in announced[0]]
-            if all(entry.request.kind != "join" for entry in ready):
-                return ready
-        ready = []
+        ready: list[Ready] = []
         for rank, row in enumerate(announced):
             for at, number in row:
                 request = self._requests[at] if at >= 0 else new[rank][-1 - at]

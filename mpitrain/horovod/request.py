@@ -66,19 +66,20 @@ class Handle:
 
     Args:
         request: What the ranks must agree on.
-        tensors: Contiguous CPU tensors: inputs, which reductions and broadcasts also write to.
+        tensors: Contiguous CPU tensors. Those of allreduce and broadcast have the shape (n,), and are also outputs.
         finish: Turns the result into what the program gets; the thread that synchronizes calls it.
         splits: Of an alltoall, the rows for each rank.
 
     Attributes:
         number: Distinguishes requests without a name; 0 for those with one.
+        key: What the ranks match it by: kind, name and number.
         done: Whether it has ended.
         error: Why it failed.
         result: The output tensors, or a number.
         submitted: When, on the clock of ``perf_counter``.
     """
 
-    __slots__ = ("done", "error", "finish", "number", "request", "result", "splits", "submitted", "tensors")
+    __slots__ = ("done", "error", "finish", "key", "number", "request", "result", "splits", "submitted", "tensors")
 
     def __init__(
         self,
@@ -90,15 +91,11 @@ class Handle:
         self.request, self.tensors, self.splits = request, tensors, splits
         self.finish = finish
         self.number = 0
+        self.key = (request.kind, request.name, 0)
         self.done = False
         self.error: Exception | None = None
         self.result: Any = None
         self.submitted = perf_counter()
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        """What the ranks match it by."""
-        return self.request.kind, self.request.name, self.number
 
     def end(self, result: Any, error: Exception | None = None) -> None:
         """Mark it as complete or failed."""

@@ -201,7 +201,7 @@ def sparse_allreduce_async(
         all_values, all_indices = synchronize(values), synchronize(indices)
         if op == Average:
             all_values = all_values / process_set.size()
-        return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape)
+        return torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape, check_invariants=False)
 
     return result
 
@@ -303,7 +303,7 @@ def grouped_allgather(
 def _allgather(
     tensors: Sequence[Tensor], name: str | None, process_set: ProcessSet, select: Callable[[list[Tensor]], Any]
 ) -> Handle:
-    hosts, device = _on_host(_with_rows(tensors, "allgather"), "allgather"), tensors[0].device
+    hosts, device = _rows_on_host(tensors, "allgather"), tensors[0].device
     shapes = tuple(tuple(tensor.shape[1:]) for tensor in tensors)
     handle = Handle(
         Request("allgather", name or "", hosts[0].dtype, shapes),
@@ -395,9 +395,9 @@ def alltoall_async(
     Args:
         splits: The number of rows for each rank, int32; None for equal parts.
     """
-    (tensor,) = _with_rows([tensor], "alltoall")
+    (host,) = _rows_on_host([tensor], "alltoall")
     counts = _splits(tensor, splits, process_set.size() or 1)
-    hosts = _on_host([tensor[: int(counts.sum())]], "alltoall")
+    hosts = [host[: int(counts.sum())]]
     device = splits.device if isinstance(splits, Tensor) else torch.device("cpu")
     request = Request("alltoall", name or "", tensor.dtype, (tuple(tensor.shape[1:]),))
     finish = lambda result: (result[0].to(tensor.device), result[1].to(device))  # noqa: E731
@@ -516,7 +516,7 @@ def _reducescatter(
     scales: tuple[float, float],
     select: Callable[[list[Tensor]], Any],
 ) -> Handle:
-    hosts, device = _on_host(_with_rows(tensors, "reducescatter"), "reducescatter"), tensors[0].device
+    hosts, device = _rows_on_host(tensors, "reducescatter"), tensors[0].device
     if op == Adasum:
         raise NotImplementedError("reducescatter has no Adasum; use Average or Sum")
     reduction_for(op, hosts[0].dtype)  # raises ValueError
@@ -567,18 +567,19 @@ def _submit(handle: Handle, process_set: ProcessSet) -> Handle:
 
 
 def _on_host(tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
-    """Return contiguous CPU tensors: the same memory if possible, copies otherwise."""
+    """Return contiguous CPU tensors of shape (n,): the same memory if possible, copies otherwise."""
     if not tensors:
         raise ValueError(f"{kind} needs at least one tensor")
     if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
         raise ValueError(f"{kind}: the tensors of a group must have one type, not {[t.dtype for t in tensors]}")
-    return [to_host(tensor).view(tensor.shape) for tensor in tensors]
+    return [to_host(tensor) for tensor in tensors]
 
 
-def _with_rows(tensors: Sequence[Tensor], kind: str) -> Sequence[Tensor]:
+def _rows_on_host(tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
+    """As ``_on_host``, with the shapes of the tensors, which have at least one dimension."""
     if any(tensor.dim() == 0 for tensor in tensors):
         raise ValueError(f"{kind} needs tensors with at least one dimension; use tensor.view(1)")
-    return tensors
+    return [host.view(tensor.shape) for host, tensor in zip(_on_host(tensors, kind), tensors, strict=True)]
 
 
 def _in_place(tensors: Sequence[Tensor], is_group: bool) -> Callable[[Sequence[Tensor]], Any]:

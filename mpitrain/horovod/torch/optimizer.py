@@ -124,7 +124,7 @@ class _Distributed(torch.optim.Optimizer):
         self.backward_passes_per_step = passes
         self._group_of: dict[Tensor, tuple[Tensor, ...]] = {}
         self._passes_left: dict[Tensor, int] = {}
-        self._waiting_for: dict[tuple[Tensor, ...], set[Tensor]] = {}
+        self._missing: dict[tuple[Tensor, ...], int] = {}  # the number of gradients of a group that are not complete
         self._submitted: dict[tuple[Tensor, ...], Callable[[], None]] = {}
         self._synchronized, self._should_synchronize = False, True
 
@@ -171,7 +171,7 @@ class _Distributed(torch.optim.Optimizer):
         """Set how many calls of ``backward`` a step adds up. Local."""
         self.backward_passes_per_step = passes
         self._passes_left = dict.fromkeys(self._group_of, passes)
-        self._waiting_for = {group: set(group) for group in self._group_of.values()}
+        self._missing = {group: len(group) for group in self._group_of.values()}
 
     # Submitting gradients.
 
@@ -186,9 +186,8 @@ class _Distributed(torch.optim.Optimizer):
         if self._passes_left[parameter]:
             return
         group = self._group_of[parameter]
-        waiting = self._waiting_for[group]
-        waiting.discard(parameter)
-        if not waiting:
+        self._missing[group] -= 1
+        if not self._missing[group]:
             self._submit(group)
 
     def _submit(self, group: tuple[Tensor, ...]) -> None:
@@ -258,7 +257,7 @@ class _Distributed(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Wait until the gradients are reduced. Collective over the process set."""
-        for group in self._waiting_for:
+        for group in self._missing:
             if group not in self._submitted:
                 self._submit(group)
         for finish in self._submitted.values():
