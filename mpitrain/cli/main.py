@@ -23,6 +23,7 @@ from .job_command import train_command
 # The module and the name of each command or of what makes it, and its line of help.
 _COMMANDS = {
     "run": ("cli.run", "RunCommand", "Start ranks that train, or execute any program."),
+    "horovodrun": ("cli.horovodrun", "horovodrun_command", "Start ranks with the flags of Horovod's launcher."),
     "exec": ("cli.program", "exec_command", "Execute a program on this rank, under mpirun or srun."),
     "train": ("cli.job_command", "train_command", "Train on this rank, under mpirun or srun; or alone."),
     "submit": ("cli.submit", "SubmitCommand", "Train in a batch job: write the script and submit it."),
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_rank(lambda: invoke(command, arguments[1:]))
     if arguments[:1] == ["exec"] and "--help" not in arguments[:2]:
         return _exec(arguments[1:])
-    if arguments[:1] == ["run"]:
+    if arguments[:1] in (["run"], ["horovodrun"]):
         show_warnings(False)  # the ranks show those that the job file causes
     elif signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' installs its own handler

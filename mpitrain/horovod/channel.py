@@ -4,11 +4,12 @@ A cycle is a generator like the collectives that it consists of: it yields what 
 A rank starts a cycle when it has something to announce, or when others wait; the cycle continues when all ranks have
 started theirs. A rank that has nothing pending need not take part: without it no operation can be ready.
 
-Beside the cycles, ranks send two kinds of empty or short messages at any time:
+Beside the cycles, ranks send three kinds of messages of one number at any time:
 
     ask    "take part in the next cycle, although you have nothing pending": the sender has waited long, and wants to
            know which ranks have not submitted what it waits for
     leave  "I take part in no cycle after number n": the sender shuts down
+    free   "I free the set's memory now", or "I do not, because a rank has not left": the answer to all that leave
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ from .timeline import Timeline
 _WORDS = 1024  # of a rank's announcement: the number of pairs, bytes of new requests, and the pairs
 _HEADER = 2
 _LARGEST_NUMBER = 1 << 30
-_ASK, _LEAVE = 1, 2  # tags
+_ASK, _LEAVE, _FREE = 1, 2, 3  # tags
 _LOOK_S = 0.25  # between checks for ranks that have ended
+_ANSWER_S = 60.0  # at most, for ranks that leave to say whether they free the memory
 _PAUSE_S = 5e-3  # after a cycle in which no rank has announced anything
 
 
@@ -93,6 +95,7 @@ class Channel:
         self._asked = False
         self._left: dict[int, int] = {}  # the number of cycles of each rank that has left
         self._sent: list[MPI.Request] = []
+        self._frees: dict[int, bool] = {}  # whether ranks that have left free the memory
         self._looked = 0.0
         self._stalls = StallCheck(settings.stall_s, settings.shutdown_s)
         self.committed = False
@@ -299,14 +302,16 @@ class Channel:
             comm.Recv(word, status.Get_source(), status.Get_tag())
             if status.Get_tag() == _LEAVE:
                 self._left[status.Get_source()] = int(word[0])
+            elif status.Get_tag() == _FREE:
+                self._frees[status.Get_source()] = bool(word[0])
             elif self._steps is None:
                 self._asked = True
 
-    def _send(self, tag: int) -> None:
+    def _send(self, tag: int, value: int = 0) -> None:
         """Send a message to all other ranks; they receive it when they look."""
         for rank in range(self.size):
-            if rank != self.rank and rank not in self._left:
-                self._sent.append(self.members.messages.Isend(np.full(1, self._cycles, np.int64), rank, tag))
+            if rank != self.rank:
+                self._sent.append(self.members.messages.Isend(np.full(1, value, np.int64), rank, tag))
 
     def _check_stalled(self, now: float) -> None:
         match self._stalls.check(now, [handle.submitted for handle in list(self._open.values())]):
@@ -347,26 +352,34 @@ class Channel:
         """Tell the other ranks that this one takes part in no further cycle, and end what is pending."""
         if self.error is None:
             self._fail("shut down")
-        self._send(_LEAVE)
+        self._send(_LEAVE, self._cycles)
 
     def free(self, until: float) -> bool:
         """Free memory and communicators if all ranks leave in time, and return whether they do.
 
-        Otherwise the memory is freed when the process ends.
+        Freeing is collective, so every rank tells the others whether it will. Otherwise the memory is freed when the
+        process ends.
 
         Args:
             until: How long to wait, on the clock of ``perf_counter``.
         """
-        while len(self._left) < self.size - 1 and perf_counter() < until:
-            self._receive()
-            time.sleep(1e-3)
-        if len(self._left) == self.size - 1 and self._abandoned is None:
+        have_all_left = self._receive_from_all(self._left, until)
+        self._frees[self.rank] = have_all_left and self._abandoned is None
+        self._send(_FREE, self._frees[self.rank])
+        if have_all_left and self._receive_from_all(self._frees, until + _ANSWER_S) and all(self._frees.values()):
             MPI.Request.Waitall(self._sent)
             process_end.forget(self._staging)
             self.members.free()
             return True
         self._staging.mark_ended()
         return False
+
+    def _receive_from_all(self, received: dict[int, Any], until: float) -> bool:
+        """Wait until all other ranks are in ``received``; return whether they are in time."""
+        while not (complete := len(received.keys() - {self.rank}) == self.size - 1) and perf_counter() < until:
+            self._receive()
+            time.sleep(1e-3)
+        return complete
 
 
 def _all_equal(rows: Array) -> bool:

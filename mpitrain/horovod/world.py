@@ -64,6 +64,11 @@ class World:
             )
         return channel
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank has shut down or ended, so that no operation of all ranks is possible any more. Local."""
+        return self.channel(0).error is not None
+
     def translate(self, comm: MPI.Comm) -> list[int]:
         """Return the ranks of another communicator. Local."""
         theirs, ours = comm.Get_group(), self._comm.Get_group()

@@ -16,7 +16,20 @@ from .hosts import Host
 from .mpi_flavors import Launcher
 
 # Variables to forward to ranks on other hosts if set: Open MPI forwards only its own.
-_PASSED = ("MPITRAIN_", "PYTHON", "OMP_", "OPENBLAS_", "MKL_", "NUMBA_", "HDF5_", "CUDA_", "CUPY_", "NCCL_", "UCX_")
+_PASSED = (
+    "MPITRAIN_",
+    "PYTHON",
+    "OMP_",
+    "OPENBLAS_",
+    "MKL_",
+    "NUMBA_",
+    "HDF5_",
+    "HOROVOD_",
+    "CUDA_",
+    "CUPY_",
+    "NCCL_",
+    "UCX_",
+)
 _PASSED_NAMES = ("LD_LIBRARY_PATH", "VIRTUAL_ENV", "TZ")
 # Valid on this host only.
 _NOT_PASSED = ("MPITRAIN_TERMINAL_COLUMNS",)

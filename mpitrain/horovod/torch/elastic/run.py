@@ -1,0 +1,70 @@
+"""``run``: a training function that continues where it was committed."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ....errors import HorovodInternalError
+from ....process.rank_status import RUN_DIR_VARIABLE
+from ... import world
+from ..functions import broadcast_object
+from .state import State
+from .store import CommitFile
+
+_FOLDER = "horovod"
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Restarts the function without a return to the committed state.
+
+    Args:
+        skip_sync: Do not copy the state of the first rank to the others.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__(skip_sync)
+        self.skip_sync = skip_sync
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function whose first argument is a ``State``. Calls are collective over all ranks.
+
+    The function starts with the state of the first rank. If an operation fails on all ranks, it starts again with the
+    committed state. After a rank has died all ranks must be restarted: with ``mpitrain run --max-restarts``, on as many
+    ranks or another number, the function then starts with what was committed in the run directory.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        _restore(state, func.__qualname__)
+        skip_sync = False
+        while True:
+            if not skip_sync:
+                state.sync()
+            try:
+                return func(state, *args, **kwargs)
+            except HorovodInternalError:
+                if world.current().has_failed:
+                    raise
+                state.restore()
+                skip_sync = False
+            except HostsUpdatedInterrupt as interrupt:
+                skip_sync = interrupt.skip_sync
+            state.on_reset()
+
+    return wrapper
+
+
+def _restore(state: State, name: str) -> None:
+    """Load what an earlier attempt has committed, and adapt to the ranks of this one. Collective over all ranks."""
+    run_dir = os.environ.get(RUN_DIR_VARIABLE)
+    if run_dir is None:
+        return
+    is_first = world.current().rank == 0
+    path = Path(run_dir) / _FOLDER / f"{name.replace('/', '-')}.pt"
+    if broadcast_object(state.attach(CommitFile(path, is_first)), name="elastic commit"):
+        state.on_reset()
