@@ -62,6 +62,7 @@ class Channel:
     Attributes:
         members: The set's ranks as communicators.
         committed: Whether all ranks have begun the cycle that this rank performs.
+        completed: When the last cycle ended, on the clock of ``perf_counter``.
         error: Why no operation is possible any more.
     """
 
@@ -99,6 +100,7 @@ class Channel:
         self._looked = 0.0
         self._stalls = StallCheck(settings.stall_s, settings.shutdown_s)
         self.committed = False
+        self.completed = 0.0
         self.error: Exception | None = None
         process_end.watch(self._staging)
 
@@ -211,6 +213,7 @@ class Channel:
         if not words[0]:
             self._not_before = perf_counter() + _PAUSE_S
         self._cycles += 1
+        self.completed = perf_counter()
 
     def _announcement(self) -> tuple[list[Handle], list[int], bytes]:
         """Return what this rank announces, as handles and as words, and the requests that have no number yet."""

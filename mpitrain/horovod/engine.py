@@ -22,7 +22,8 @@ from .settings import Settings
 from .timeline import Timeline
 
 _IDLE_S = 20e-3  # between looks of the background thread
-_BUSY_S = 5e-3  # the same while operations are pending
+_BUSY_S = 5e-3  # the same while operations are pending, and some time after the last one
+_RECENT_S = 1.0
 _ACTIVE_S = 500e-6  # the same in a cycle
 _LEAVE_S = 10.0  # at most, for the other ranks to shut down, too
 
@@ -106,7 +107,8 @@ class Engine:
         channels = self.channels.values()
         if any(channel.active for channel in channels):
             return _ACTIVE_S
-        if any(channel.pending for channel in channels):
+        recently = perf_counter() - _RECENT_S
+        if any(channel.pending or channel.completed > recently for channel in channels):
             return min(self.settings.cycle_s, _BUSY_S) if self.overlaps else _BUSY_S
         return _IDLE_S
 

@@ -17,7 +17,7 @@ _OPEN_MPI_STATUS = re.compile(r"Process name: \[\S+?,(\d+)\]\s+Exit code:\s+(\d+
 _INTEL = re.compile(r"=\s+RANK (\d+) PID (\d+) RUNNING AT (\S+)\s+=\s+(?:KILLED BY SIGNAL|EXIT STATUS): (\d+)( \()?")
 _MPICH = re.compile(r"=\s+PID (\d+) RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)")
 _LOST = re.compile(r"Remote daemon\s*:\s*\S+ on node (\S+)|Remote host:\s+(\S+)\s+Daemon exit status")
-_LOST_RANK = ("mpi4py.MPI.Exception: ", "mpitrain.errors.CollectiveFailed: ")
+_LOST_RANK = ("mpi4py.MPI.Exception: ", "mpitrain.errors.CollectiveFailed: ", "mpitrain.errors.HorovodInternalError: ")
 _LOST_PEER = re.compile(r"Connection closed by peer|Connection reset by peer|Broken pipe|failed to recv, got 0 bytes")
 _LOST_SOME = "assert (!closed) failed"  # MPICH's launcher does not name the host
 
