@@ -86,7 +86,10 @@ class Collectives:
             torch.cat(list(pieces), out=own)
 
     def _reduce_block(self, pieces: Sequence[Tensor], reduction: Reduction, receives: bool) -> Steps:
-        """Reduce tensors that fit into a block together, which all ranks have published."""
+        """Reduce tensors that fit into a block together, which all ranks have published.
+
+        If all ranks are on this node, the reduction is finished here, while the block is in the cache.
+        """
         staging, rank, size = self._staging, self._rank, self._size
         m = sum(piece.numel() for piece in pieces)
         buffers = [buffer[:m] for buffer in staging.buffers(pieces[0].dtype)]
@@ -95,10 +98,12 @@ class Collectives:
         if size == 2 or m * own.element_size() < _DIVIDED_BYTES:
             if receives:
                 reduction(buffers, result)
+                self._finish_on_node(reduction, result)
         else:
             start, stop = aligned_range(0, m, rank, size)
             if stop > start:
                 reduction([buffer[start:stop] for buffer in buffers], result[start:stop])
+                self._finish_on_node(reduction, result[start:stop])
                 own[start:stop].copy_(result[start:stop])
             yield staging.publish()
             for other in range(size) if receives else ():
@@ -107,6 +112,10 @@ class Collectives:
                     result[start:stop].copy_(buffers[other][start:stop])
         if receives and len(pieces) > 1:
             torch._foreach_copy_(list(pieces), list(result.split([piece.numel() for piece in pieces])))
+
+    def _finish_on_node(self, reduction: Reduction, result: Tensor) -> None:
+        if self._one_node:
+            reduction.finish(result, self._members.size)
 
     def _node_broadcast(self, flat: Tensor, root: int) -> Steps:
         """Copy ``flat``, shape (n,), from the node's rank ``root`` to its other ranks."""
@@ -134,7 +143,7 @@ class Collectives:
         yield from self._node_all_reduce([flat], reduction)
         if not self._one_node:
             yield from self._reduce_between_nodes(flat, reduction)
-        reduction.finish(flat, self._members.size)
+            reduction.finish(flat, self._members.size)
 
     def stage(self, flats: Sequence[Tensor]) -> bool:
         """Write the first block of ``all_reduce_fused`` before it is called; return whether there is one. Local.
@@ -159,8 +168,6 @@ class Collectives:
         """
         if self._one_node and not self._alone and any(flat.numel() for flat in flats):
             yield from self._node_all_reduce(flats, reduction, is_staged=is_staged)
-            for flat in flats:
-                reduction.finish(flat, self._members.size)
         elif len(flats) == 1:
             yield from self.all_reduce(flats[0], reduction)
         else:
@@ -175,8 +182,6 @@ class Collectives:
             divided = self._size > 2 and flat.numel() * flat.element_size() >= _DIVIDED_BYTES
             target = flat if is_root or not divided else flat.clone()
             yield from self._node_all_reduce([target], reduction, receives=is_root)
-            if is_root:
-                reduction.finish(flat, self._members.size)
             return
         yield from self.all_reduce(flat if is_root else flat.clone(), reduction)
 

@@ -10,6 +10,7 @@ import pytest
 
 from mpitrain.cli.horovodrun import translate
 from mpitrain.errors import ConfigError
+from mpitrain.process.failure import read_failure
 
 from ..support.launch import PROGRAMS, Mpi, run
 
@@ -35,6 +36,14 @@ def test_a_restart_continues_with_the_committed_state(openmpi: Mpi, tmp_path: Pa
 
     # The same run directory on one rank: only the steps that are left, with a reset for the number of ranks.
     assert elastic(openmpi, tmp_path / "more.json", tmp_path / "killed", 1, -1, steps=7)["first"] == 6
+
+
+def test_the_rank_that_failed_first_is_named(openmpi: Mpi, tmp_path: Path) -> None:
+    words = ["run", "-n", "3", "--run-dir", tmp_path / "run", PROGRAMS / "horovod_mistakes.py", "raising_rank"]
+    done = run([str(openmpi.python), "-m", "mpitrain", *map(str, words)], timeout=90)
+    assert done.returncode == 1
+    failure = read_failure(tmp_path / "run")
+    assert failure is not None and failure.rank in (1, 2) and "a mistake of the program" in failure.traceback
 
 
 def test_horovodrun_writes_a_timeline(openmpi: Mpi, tmp_path: Path) -> None:
