@@ -3,13 +3,6 @@
 A cycle is a generator like the collectives that it consists of: it yields what it waits for, and any thread resumes it.
 A rank starts a cycle when it has something to announce, or when others wait; the cycle continues when all ranks have
 started theirs. A rank that has nothing pending need not take part: without it no operation can be ready.
-
-Beside the cycles, ranks send three kinds of messages of one number at any time:
-
-    ask    "take part in the next cycle, although you have nothing pending": the sender has waited long, and wants to
-           know which ranks have not submitted what it waits for
-    leave  "I take part in no cycle after number n": the sender shuts down
-    free   "I free the set's memory now", or "I do not, because a rank has not left": the answer to all that leave
 """
 
 from __future__ import annotations
@@ -17,7 +10,6 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from time import perf_counter
@@ -37,6 +29,7 @@ from ..core.layout import Array
 from ..errors import HorovodInternalError
 from .execution import Execution, Operation, fused
 from .negotiation import Negotiation, Ready
+from .notices import Notices
 from .request import Handle, Request, title
 from .settings import Settings
 from .stalls import Action, StallCheck
@@ -45,9 +38,7 @@ from .timeline import Timeline
 _WORDS = 1024  # of a rank's announcement: the number of pairs, bytes of new requests, and the pairs
 _HEADER = 2
 _LARGEST_NUMBER = 1 << 30
-_ASK, _LEAVE, _FREE = 1, 2, 3  # tags
 _LOOK_S = 0.25  # between checks for ranks that have ended
-_ANSWER_S = 60.0  # at most, for ranks that leave to say whether they free the memory
 _PAUSE_S = 5e-3  # after a cycle in which no rank has announced anything
 
 
@@ -93,10 +84,7 @@ class Channel:
         self._cycles = 0
         self._agreed = False  # whether all ranks announced the same in the last cycle
         self._not_before = 0.0  # when the next cycle may begin if there is nothing to announce
-        self._asked = False
-        self._left: dict[int, int] = {}  # the number of cycles of each rank that has left
-        self._sent: list[MPI.Request] = []
-        self._frees: dict[int, bool] = {}  # whether ranks that have left free the memory
+        self._notices = Notices(self.members.messages)
         self._looked = 0.0
         self._stalls = StallCheck(settings.stall_s, settings.shutdown_s)
         self.committed = False
@@ -147,7 +135,7 @@ class Channel:
     @property
     def is_awaited(self) -> bool:
         """Whether a cycle is active, or another rank of this node waits for this one to begin one."""
-        return self._steps is not None or self._asked or (self.pending and self._staging.is_behind())
+        return self._steps is not None or self._notices.asked or (self.pending and self._staging.is_behind())
 
     # What the engine calls, on one thread at a time.
 
@@ -175,7 +163,7 @@ class Channel:
     def _should_begin(self) -> bool:
         if self.error is not None:
             return False
-        if self._queue or self._asked:
+        if self._queue or self._notices.asked:
             return True
         if not self._open:
             return False
@@ -193,7 +181,7 @@ class Channel:
         If the ranks agreed in the last cycle, they probably do so in this one: the first block of what this rank
         announces is then published together with the announcement.
         """
-        self._asked = False
+        self._notices.asked = False
         handles, words, new = self._announcement()
         is_usual = self._agreed and not any(handle.request.kind == "join" for handle in handles)
         groups = fused([(handle.request, handle) for handle in handles]) if is_usual else []
@@ -272,12 +260,13 @@ class Channel:
             handle.end(result, error)
 
     def _fail(self, reason: str) -> None:
-        """End all operations, and refuse later ones."""
+        """End all operations, refuse later ones, and tell the other ranks."""
         with self._lock:
             self.error = HorovodInternalError(reason)
             self._steps, self._abandoned, self.committed = None, self._steps, False
             self._queue.clear()
             handles = [*self._open.values()]
+        self._notices.leave(self._cycles)
         for handle in handles:
             self._end(handle, None, self.error)
 
@@ -289,37 +278,20 @@ class Channel:
         if now < self._looked + _LOOK_S or self.error is not None:
             return
         self._looked = now
-        self._receive()
-        gone = {rank for rank, cycles in self._left.items() if cycles <= self._cycles}
+        self._notices.receive()
+        gone = {rank for rank, cycles in self._notices.left.items() if cycles <= self._cycles}
         if self._steps is not None:
             local = self.members.ranks_of_node(self.members.node)
             gone |= {local[index] for index in self._staging.behind() if self._staging.has_ended(index)}
         if gone:
-            self._fail(f"{self._text(gone)} shut down or ended before the operations that are pending")
+            self._fail(f"{self._text(gone)} shut down or ended, so that no operation of all ranks is possible")
         elif self._open:
             self._check_stalled(now)
 
-    def _receive(self) -> None:
-        comm, status, word = self.members.messages, MPI.Status(), np.zeros(1, np.int64)
-        while comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
-            comm.Recv(word, status.Get_source(), status.Get_tag())
-            if status.Get_tag() == _LEAVE:
-                self._left[status.Get_source()] = int(word[0])
-            elif status.Get_tag() == _FREE:
-                self._frees[status.Get_source()] = bool(word[0])
-            elif self._steps is None:
-                self._asked = True
-
-    def _send(self, tag: int, value: int = 0) -> None:
-        """Send a message to all other ranks; they receive it when they look."""
-        for rank in range(self.size):
-            if rank != self.rank:
-                self._sent.append(self.members.messages.Isend(np.full(1, value, np.int64), rank, tag))
-
     def _check_stalled(self, now: float) -> None:
-        match self._stalls.check(now, [handle.submitted for handle in list(self._open.values())]):
+        match self._stalls.check(now, [handle.submitted for handle in self._waiting()]):
             case Action.ASK:
-                self._send(_ASK)
+                self._notices.ask()
             case Action.REPORT:
                 for line in self._late(now, for_all=False):
                     print(f"mpitrain: {line}", file=sys.stderr, flush=True)
@@ -333,7 +305,7 @@ class Channel:
             for_all: Also those that another rank reports, which is the first of those that have submitted them.
         """
         absent, lines = self._negotiation.absent(), []
-        for handle in list(self._open.values()):
+        for handle in self._waiting():
             waits = f"{title(*handle.key)} has waited {now - handle.submitted:.0f} s for"
             ranks = absent.get(handle.key)
             if ranks is None:  # the cycle that announces it is not complete
@@ -346,43 +318,34 @@ class Channel:
                 )
         return lines
 
+    def _waiting(self) -> list[Handle]:
+        """Return the operations that wait for ranks; a rank that has joined may do so for long."""
+        return [handle for handle in list(self._open.values()) if handle.request.kind != "join"]
+
     def _text(self, ranks: Iterable[int]) -> str:
         return ranks_text(self.ranks[rank] for rank in sorted(ranks))
 
     # The end.
 
     def leave(self) -> None:
-        """Tell the other ranks that this one takes part in no further cycle, and end what is pending."""
+        """Take part in no further cycle; end what is pending."""
         if self.error is None:
             self._fail("shut down")
-        self._send(_LEAVE, self._cycles)
 
     def free(self, until: float) -> bool:
         """Free memory and communicators if all ranks leave in time, and return whether they do.
 
-        Freeing is collective, so every rank tells the others whether it will. Otherwise the memory is freed when the
-        process ends.
+        Otherwise the memory is freed when the process ends.
 
         Args:
             until: How long to wait, on the clock of ``perf_counter``.
         """
-        have_all_left = self._receive_from_all(self._left, until)
-        self._frees[self.rank] = have_all_left and self._abandoned is None
-        self._send(_FREE, self._frees[self.rank])
-        if have_all_left and self._receive_from_all(self._frees, until + _ANSWER_S) and all(self._frees.values()):
-            MPI.Request.Waitall(self._sent)
+        if self._notices.agree_to_free(self._abandoned is None, until):
             process_end.forget(self._staging)
             self.members.free()
             return True
         self._staging.mark_ended()
         return False
-
-    def _receive_from_all(self, received: dict[int, Any], until: float) -> bool:
-        """Wait until all other ranks are in ``received``; return whether they are in time."""
-        while not (complete := len(received.keys() - {self.rank}) == self.size - 1) and perf_counter() < until:
-            self._receive()
-            time.sleep(1e-3)
-        return complete
 
 
 def _all_equal(rows: Array) -> bool:

@@ -120,7 +120,7 @@ class Engine:
         with self._performing:
             self._advance(1)
         if self._any_committed():
-            self._backoff.until(self._continue)
+            self._backoff.until(self._continue, self._look)
 
     def _continue(self, polls: int) -> bool:
         with self._performing:

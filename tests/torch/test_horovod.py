@@ -29,6 +29,13 @@ def test_operations(request: pytest.FixtureRequest, library: str, ranks: int, wo
     assert printed(done)["checks"] > 100
 
 
+def test_process_sets_of_init(openmpi: Mpi) -> None:
+    first, second, third = printed(openmpi.run(3, PROGRAMS / "horovod_sets.py", timeout=90))["found"]  # type: ignore[misc]
+    assert first == {"parity": 2.0, "ranks": [0, 2], "rank": [0, 2, True], "first two": 2.0}
+    assert second == {"parity": 1.0, "ranks": [1], "rank": [0, 1, True], "first two": 2.0, "some": [0, 2, 2.0]}
+    assert third == {"parity": 2.0, "ranks": [0, 2], "rank": [1, 2, False], "first two": False, "some": [1, 2, 2.0]}
+
+
 def plain_training(optimizer: str, rows: int) -> np.ndarray:
     """Train on the joined batch as ``horovod_training.py`` does on all ranks."""
     torch.manual_seed(0)

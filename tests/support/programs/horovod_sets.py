@@ -1,0 +1,33 @@
+"""Process sets that are passed to ``init``: of ranks, and of communicators; and ``init`` on some of the ranks.
+
+Rank 0 prints what the ranks have found as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from mpi4py import MPI
+
+import mpitrain.horovod.torch as hvd
+
+world = MPI.COMM_WORLD
+by_parity = hvd.ProcessSet(world.Split(world.rank % 2, key=world.rank))
+first_two = hvd.ProcessSet([1, 0])
+hvd.init(world, process_sets=[by_parity, first_two])
+ones = torch.ones(3)
+found = {
+    "parity": hvd.allreduce(ones, op=hvd.Sum, process_set=by_parity)[0].item(),
+    "ranks": by_parity.ranks,
+    "rank": [by_parity.rank(), by_parity.size(), first_two.included()],
+    "first two": first_two.included() and hvd.allreduce(ones, op=hvd.Sum, process_set=first_two)[0].item(),
+}
+hvd.shutdown()
+if world.rank:
+    hvd.init(comm=[1, 2])
+    found["some"] = [hvd.rank(), hvd.size(), hvd.allreduce(ones, op=hvd.Sum)[0].item()]
+    hvd.shutdown()
+everyone = world.gather(found)
+if world.rank == 0:
+    print(json.dumps({"found": everyone}))
