@@ -43,8 +43,17 @@ def plain_training(optimizer: str, rows: int) -> np.ndarray:
     rule = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05)
     data = torch.randn(rows, 6, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     for step in range(5):
-        rule.zero_grad()
-        model(data + step).square().mean().backward()
+
+        def compute(step: int = step) -> torch.Tensor:
+            rule.zero_grad()
+            loss = model(data + step).square().mean()
+            loss.backward()
+            return loss
+
+        if optimizer == "LBFGS":
+            rule.step(compute)
+            continue
+        compute()
         if step == 3:
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         rule.step()
@@ -57,6 +66,7 @@ def plain_training(optimizer: str, rows: int) -> np.ndarray:
         (2, {"optimizer": "Adam"}),
         (3, {"optimizer": "SGD", "backward_passes_per_step": 2, "gradient_predivide_factor": 2.0}),
         (2, {"optimizer": "SGD", "groups": 2}),
+        (2, {"optimizer": "LBFGS"}),
     ],
 )
 def test_training_equals_a_plain_loop(openmpi: Mpi, ranks: int, options: dict[str, object]) -> None:
@@ -64,4 +74,4 @@ def test_training_equals_a_plain_loop(openmpi: Mpi, ranks: int, options: dict[st
     done = openmpi.run(ranks, PROGRAMS / "horovod_training.py", json.dumps({**options, "rows": rows}), timeout=90)
     result = printed(done)
     assert result["equal"]
-    np.testing.assert_allclose(result["parameters"], plain_training(str(options["optimizer"]), rows), atol=1e-12)
+    np.testing.assert_allclose(result["parameters"], plain_training(str(options["optimizer"]), rows), atol=1e-10)

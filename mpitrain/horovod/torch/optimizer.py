@@ -15,7 +15,7 @@ from ..process_sets import ProcessSet, global_process_set
 from ..request import Handle, ReduceOp
 from .compression import Compression, Compressor
 from .functions import broadcast_object
-from .operations import Adasum, Average, grouped_allreduce_async_, sparse_allreduce_async, synchronize
+from .operations import Adasum, Average, allreduce_, grouped_allreduce_async_, sparse_allreduce_async, synchronize
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -278,7 +278,11 @@ class _Distributed(torch.optim.Optimizer):
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Reduce the gradients, and update the parameters. Collective over the process set."""
+        """Reduce the gradients, and update the parameters. Collective over the process set.
+
+        Args:
+            closure: Computes the loss and the gradients, which are reduced after each call; so is the loss.
+        """
         if self._op == Adasum and self._group_of:
             loss = None if closure is None else closure()
             self.synchronize()
@@ -302,9 +306,16 @@ class _Distributed(torch.optim.Optimizer):
             if self._should_synchronize:
                 self.synchronize()
             self._synchronized = False
-            return loss
+            return self._mean(loss)
 
         return evaluate
+
+    def _mean(self, loss: Any) -> Any:
+        """Return the mean loss of the ranks: an optimizer such as LBFGS uses it, and must do the same on all ranks."""
+        if not isinstance(loss, Tensor) or not self._group_of:
+            return loss
+        name = f"{next(iter(self._parameter_names.values()))}.loss"
+        return allreduce_(loss.detach().clone(), name=name, process_set=self._process_set)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Reset the gradients. Local."""

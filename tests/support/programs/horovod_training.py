@@ -26,16 +26,26 @@ torch.manual_seed(hvd.rank())  # the parameters of rank 0 are those of all
 model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.05)
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+if kind != "LBFGS":
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
 data = torch.randn(rows, 6, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
 passes = options.get("backward_passes_per_step", 1)
 for step in range(5):
-    optimizer.zero_grad()
     share = rows // hvd.size()
     own = (data + step)[hvd.rank() * share : (hvd.rank() + 1) * share]
-    for part in own.chunk(passes):
-        (model(part).square().mean() / passes).backward()
+
+    def compute(own: torch.Tensor = own) -> torch.Tensor:
+        optimizer.zero_grad()
+        for part in own.chunk(passes):
+            loss = model(part).square().mean() / passes
+            loss.backward()
+        return loss
+
+    if kind == "LBFGS":
+        optimizer.step(compute)
+        continue
+    compute()
     if step == 3:  # clipped gradients
         optimizer.synchronize()
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
