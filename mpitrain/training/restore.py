@@ -48,7 +48,7 @@ def restore(
     network: Network,
     resume_plan: ResumePlan,
     vectors: dict[str, Array] | None,
-    run_dir: str | None,
+    run_dir: str | None = None,
 ) -> Beginning:
     """Fill the vectors with initial values, or those of a checkpoint or of memory. Collective over all ranks.
 

@@ -49,7 +49,7 @@ def test_a_run_continues_without_a_lost_host(runs: StartRun, mpi: Mpi) -> None:
     status, out, err = run.end()
     assert status == 0, out + "\n".join(err)
     assert any("does not answer: ssh: connect to host h2" in line for line in err)
-    again = next(line for line in err if "restarting from step-" in line)
+    again = next(line for line in err if "restarting from" in line)
     assert "restart 1 of 2" in again and "2 ranks" in again and f"{run.network.net}.2" not in again
     table = [line.split() for line in (run.run_dir / "ranks.txt").read_text().splitlines()[1:]]
     assert [row[1] for row in table] == ["h1", "h3"]

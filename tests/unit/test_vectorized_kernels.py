@@ -39,6 +39,7 @@ VECTORIZED: dict[str, tuple[Any, ...]] = {
     "comm.compression._decode_int4": (np.ones(1, np.float32), np.ones(32, np.uint8), ROW),
     "comm.powersgd._orthogonalize": (GRID,),
     "comm.powersgd._swap": (ROW, ROW, 0.5),
+    "comm.vector_codec._drop_non_finite": (ROW,),
     "core.kernels.sum_rows": (GRID, INDICES, 0, 64, 1.0, ROW),
     "core.kernels.sum_in_place": (GRID, 0, 64, 1.0, 0),
     "core.ops.activations._add_bias": (GRID, ROW),
