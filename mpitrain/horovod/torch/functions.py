@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from .. import world
 from ..process_sets import ProcessSet, global_process_set
-from .operations import allgather, broadcast_, broadcast_async_, synchronize
+from .allgather import allgather
+from .broadcast import broadcast_, broadcast_async_
+from .submission import synchronize
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:

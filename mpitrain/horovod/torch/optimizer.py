@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from ..process_sets import ProcessSet, global_process_set
 from ..request import Handle, ReduceOp
+from .allreduce import allreduce_, grouped_allreduce_async_
 from .compression import Compression, Compressor
 from .functions import broadcast_object
-from .operations import Adasum, Average, allreduce_, grouped_allreduce_async_, sparse_allreduce_async, synchronize
+from .sparse import sparse_allreduce_async
+from .submission import Adasum, Average, synchronize
 
 Named = list[tuple[str, nn.Parameter]]
 

@@ -10,7 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...pytorch.sync_batch_norm import normalize
 from .. import world
-from .operations import Sum, allreduce_
+from .allreduce import allreduce_
+from .submission import Sum
 
 
 class SyncBatchNorm(_BatchNorm):

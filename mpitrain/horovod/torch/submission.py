@@ -1,0 +1,93 @@
+"""Submitting operations on tensors to the engine, and waiting for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...backend.host_tensors import copy_back, to_host
+from .. import world
+from ..process_sets import ProcessSet, global_process_set
+from ..request import Handle, ReduceOp, Request
+
+Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
+Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
+
+
+def poll(handle: Handle) -> bool:
+    """Return whether an operation has ended. Local."""
+    return world.current().engine.poll(handle) if not handle.done else True
+
+
+def synchronize(handle: Handle) -> Any:
+    """Wait for an operation, and return its result: a tensor, or a list of them for a group."""
+    if not handle.done:
+        world.current().engine.wait(handle)
+    if handle.error is not None:
+        raise handle.error
+    if handle.finish is not None:
+        finish, handle.finish = handle.finish, None
+        handle.result = finish(handle.result)
+    return handle.result
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when all ranks of a process set have called this."""
+    synchronize(submit(Handle(Request("barrier")), process_set))
+
+
+def join(device: int = -1) -> int:
+    """Return the last rank that joins, when all ranks have called this.
+
+    Until then this rank takes part in the sums and averages of the others, with zeros. Other operations than allreduce
+    fail on all ranks.
+
+    Args:
+        device: Not needed; tensors are copied from the device that they are on.
+    """
+    return int(synchronize(submit(Handle(Request("join", "join")), global_process_set)))
+
+
+def submit(handle: Handle, process_set: ProcessSet) -> Handle:
+    """Submit an operation to a process set, and return its handle. Local."""
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} has not been added, or has been removed; call add_process_set")
+    return world.current().channel(process_set.process_set_id).submit(handle)
+
+
+def on_host(tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
+    """Return contiguous CPU tensors of shape (n,): the same memory if possible, copies otherwise."""
+    if not tensors:
+        raise ValueError(f"{kind} needs at least one tensor")
+    if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
+        raise ValueError(f"{kind}: the tensors of a group must have one type, not {[t.dtype for t in tensors]}")
+    return [to_host(tensor) for tensor in tensors]
+
+
+def rows_on_host(tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
+    """As ``on_host``, with the shapes of the tensors, which have at least one dimension."""
+    if any(tensor.dim() == 0 for tensor in tensors):
+        raise ValueError(f"{kind} needs tensors with at least one dimension; use tensor.view(1)")
+    return [host.view(tensor.shape) for host, tensor in zip(on_host(tensors, kind), tensors, strict=True)]
+
+
+def in_place(tensors: Sequence[Tensor], is_group: bool) -> Callable[[Sequence[Tensor]], Any]:
+    """Return a function that copies results to the tensors they belong to, if need be, and returns these."""
+
+    def finish(hosts: Sequence[Tensor]) -> Any:
+        for tensor, host in zip(tensors, hosts, strict=True):
+            copy_back(tensor, host)
+        return list(tensors) if is_group else tensors[0]
+
+    return finish
+
+
+def to_reduce_op(op: ReduceOp | int | None, average: bool | None) -> ReduceOp:
+    """Return the reduction that ``op`` or the deprecated ``average`` names; Average if both are None."""
+    if average is None:
+        return Average if op is None else ReduceOp(op)
+    if op is not None:
+        raise ValueError("average and op exclude each other; use op alone")
+    return Average if average else Sum
