@@ -21,7 +21,7 @@ from ..inference.model import TrainedModel, load
 from ..launcher.batch.request import submit_request
 from ..launcher.batch.scheduler import cancel
 from ..launcher.batch.submit import submit_one
-from ..launcher.supervisor import prepare
+from ..launcher.preparation import prepare
 from ..monitor import heartbeat
 from ..monitor.heartbeat import ENDED
 from ..plan.job import Job

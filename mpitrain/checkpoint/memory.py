@@ -2,7 +2,7 @@
 
 A file has a head, the flat vectors, other arrays, and a description of these. There are two files: one holds a complete
 state while the other one is written. A process that is killed has done all stores before some instruction and none
-after it, so a state is complete if the head says so; it needs no digest. Nothing is pickled.
+after it, so the flag in the head is reliable, and no digest is needed. Nothing is pickled.
 
     head         identifier, whether the state is complete, step, and the description's place and checksum
     arrays       each begins on a page

@@ -1,4 +1,4 @@
-"""Messages between the ranks of a process set, which each rank sends and receives at any time, beside the cycles.
+"""Messages between the ranks of a process set that are sent and received at any time, also between two cycles.
 
 ask    "take part in the next cycle, although you have nothing pending": the sender has waited long, and wants to
        know which ranks have not submitted what it waits for

@@ -14,23 +14,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import checkpoint
-from ..batch_systems.registry import allocated_ranks
 from ..checkpoint.memory import newest_state
 from ..errors import ConfigError, LaunchError, UserError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
-from ..plan.launch_options import LaunchOptions
 from ..plan.request import LaunchRequest, Workload
 from ..process import fork_server, host_watcher, launcher_env, rank_status, state_folder
 from ..process.failure import Failure, record_failure
-from ..process.network import interface_of, parse_subnet
 from ..process.pid import is_alive
 from ..process.run_directory import forget_launcher, make_run_dir, record_launcher, remove_empty
 from ..process.signals import STOPPED_EARLY
 from .attempt import Attempt, Interrupts
 from .command_line import LaunchSpec, LocalMachine, compose
-from .hosts import Host, RemoteAgent, assign_ranks, is_local, parse_hosts, read_hostfile
-from .mpi_flavors import Launcher, find_launcher
+from .hosts import Host, RemoteAgent, is_local
+from .mpi_flavors import Launcher
+from .preparation import make_launch_spec, prepare
 from .restarts import Outcome, classify_exit, has_advanced, reason_to_give_up, restart_delay_s
 from .scaling import ScaleRequest
 
@@ -75,87 +73,6 @@ def run(request: LaunchRequest) -> int:
                 return supervisor.run()
             finally:
                 supervisor.clean_up()
-
-
-def prepare(request: LaunchRequest) -> tuple[LocalMachine, Launcher, LaunchSpec]:
-    """Return what is needed to start the ranks.
-
-    Raises:
-        LaunchError, ConfigError: The ranks cannot be started as requested.
-    """
-    options, workload = request.options, request.workload
-    machine, launcher = LocalMachine.detect(), find_launcher()
-    spec = make_launch_spec(options, launcher, machine)
-    if spec.ranks is not None:
-        workload.check_ranks(spec.ranks)
-    check_restarts(options, spec, workload)
-    return machine, launcher, spec
-
-
-def make_launch_spec(options: LaunchOptions, launcher: Launcher, machine: LocalMachine) -> LaunchSpec:
-    """Convert the flags to a launch spec.
-
-    Raises:
-        LaunchError: The flags contradict each other, or the launcher does not support them.
-    """
-    if options.hosts is not None and options.hostfile is not None:
-        raise LaunchError("--hosts and --hostfile are both given; remove one")
-    named: list[Host] | None = None
-    if options.hosts is not None:
-        named = parse_hosts(options.hosts)
-    elif options.hostfile is not None:
-        named = read_hostfile(options.hostfile)
-    hosts = None if named is None else assign_ranks(named, options.ranks)
-    ranks = options.ranks if hosts is None else sum(host.slots for host in hosts)
-    if ranks is None:
-        ranks = allocated_ranks(machine.environ) or (None if machine.allocated else 1)
-    agent, network = options.remote_agent, options.network
-    if network is not None:
-        parse_subnet(network)
-    if launcher.flavor != "openmpi":
-        if agent is not None and len(shlex.split(agent)) != 1:
-            raise LaunchError(f"--remote-agent {agent!r}: this MPI's launcher accepts only a program without arguments")
-        network = None if network is None else interface_of(network)
-    try:
-        words = shlex.split(options.launcher_args or "")
-    except ValueError as error:
-        raise LaunchError(f"--launcher-args {options.launcher_args!r}: {error}") from error
-    return LaunchSpec(ranks, hosts, agent, network, _environment(options.env, machine), words)
-
-
-def _environment(settings: Sequence[str], machine: LocalMachine) -> dict[str, str]:
-    """Return the variables that the values of ``--env`` set on the ranks."""
-    variables = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not name.isidentifier() or not name.isascii():
-            raise LaunchError(f"--env {setting}: {name!r} is not a valid variable name; give NAME or NAME=VALUE")
-        if not equals and name not in machine.environ:
-            raise LaunchError(f"--env {name}: {name} is not set in this environment; give --env {name}=VALUE")
-        variables[name] = value if equals else machine.environ[name]
-    return variables
-
-
-def check_restarts(options: LaunchOptions, spec: LaunchSpec, workload: Workload) -> None:
-    """Check that ``--min-ranks`` and ``--recover`` can be satisfied.
-
-    Raises:
-        ConfigError: They cannot, or have no effect.
-    """
-    if options.recover is not None:
-        if not options.max_restarts:
-            raise ConfigError(f"--recover {options.recover} has no effect without --max-restarts N; add it")
-        if not workload.keeps_checkpoints:
-            raise ConfigError(f"--recover {options.recover} has no effect: a program resumes from its own checkpoints")
-    if options.min_ranks is None:
-        return
-    if not options.max_restarts:
-        raise ConfigError("--min-ranks has no effect without --max-restarts N; add it or remove --min-ranks")
-    if spec.hosts is None:
-        raise ConfigError("--min-ranks requires --hosts or --hostfile")
-    workload.check_ranks(options.min_ranks)
-    if spec.ranks is not None and options.min_ranks > spec.ranks:
-        raise ConfigError(f"--min-ranks {options.min_ranks} must be at most the number of ranks, {spec.ranks}")
 
 
 @contextlib.contextmanager

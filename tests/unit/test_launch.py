@@ -13,7 +13,7 @@ from mpitrain.errors import ConfigError, LaunchError
 from mpitrain.launcher.command_line import LaunchSpec, LocalMachine, compose
 from mpitrain.launcher.hosts import Host, assign_ranks, is_local, parse_hosts, read_hostfile
 from mpitrain.launcher.mpi_flavors import Launcher, recognize
-from mpitrain.launcher.supervisor import check_restarts, make_launch_spec
+from mpitrain.launcher.preparation import check_restarts, make_launch_spec
 from mpitrain.plan.config import RunConfig
 from mpitrain.plan.launch_options import LaunchOptions
 from mpitrain.process.network import interface_of
