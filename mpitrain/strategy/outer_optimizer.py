@@ -30,7 +30,6 @@ from ..comm.allreduce import MeanAllreduce, RangeAllreduce
 from ..comm.hierarchy import Hierarchy
 from ..comm.internode import NAMESPACE as COMPRESSION
 from ..comm.mpi import MPI, mpi_type
-from ..comm.vector_codec import VectorCodec, make_vector_codec
 from ..core.extra_state import ExtraState, Versioned, values_of
 from ..core.layout import Array, row_stride
 from ..monitor.trace import span
@@ -39,6 +38,7 @@ from ..plan.parallel import ParallelConfig
 from ..plan.plan import Plan
 from .averaging import Centered
 from .fragments import Fragment, fragments_of
+from .node_codec import make_node_codec
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,8 @@ class OuterOptimization(Centered):
         self._outer = Updater(optimizer, plan.layout, self.center, self._slots, frozen=frozen)
         self._averaging = Updater(optim.sgd(1.0), plan.layout, self.center, {}, frozen=frozen)
         self._fragments = list(fragments_of(size, parallel))
-        codec, scale = self._make_codec(plan), 1 / hierarchy.comm.size
+        scale = 1 / hierarchy.comm.size
+        codec = make_node_codec(plan, hierarchy, [(0, part.hi - part.lo) for part in self._fragments])
         self._exchanges = [
             RangeAllreduce(hierarchy, mean.rows, self.center, part.lo, part.hi, scale, self._update, codec)
             for part in self._fragments
@@ -91,19 +92,6 @@ class OuterOptimization(Centered):
                 plan.train_steps,
                 first,
             )
-
-    def _make_codec(self, plan: Plan) -> VectorCodec | None:
-        """Return what encodes outer gradients between nodes; None if nothing does. Collective over the workers."""
-        compression, hierarchy = plan.config.compression, self._hierarchy
-        if compression is None:
-            return None
-        if hierarchy.n_nodes == 1:
-            _log.info("--compress has no effect: all workers are on one node")
-            return None
-        nodes = range(hierarchy.n_nodes)
-        ranges = [hierarchy.owned_range(0, part.hi - part.lo, node) for part in self._fragments for node in nodes]
-        counts = {hi - lo for lo, hi in ranges}
-        return make_vector_codec(compression, plan.dtype, plan.layout, hierarchy.comm, counts)
 
     def start(self, extra_state: ExtraState) -> None:
         slots = values_of(extra_state, _NAMESPACE, _VERSION)

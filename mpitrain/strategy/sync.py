@@ -23,7 +23,6 @@ and two runs on the same ranks give identical bits. The update is partitioned as
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
@@ -35,8 +34,7 @@ from ..comm.background_sums import in_background
 from ..comm.cluster import Cluster
 from ..comm.hierarchy import hierarchy_of
 from ..comm.internode import CompressedSums, DividedSums, NodeSums
-from ..comm.powersgd import PowerSums, compresses_any
-from ..comm.vector_codec import VectorCodec, make_vector_codec
+from ..comm.powersgd import PowerSums
 from ..comm.worker_statuses import WorkerStatuses
 from ..core.device import Device
 from ..core.extra_state import ExtraState
@@ -53,9 +51,8 @@ from ..plan.progress import Progress
 from .base import DefersParams, Part, Stats, UpdatesOnRequest
 from .bulk_synchronous import BulkSynchronous
 from .late_params import LateParams
+from .node_codec import make_node_codec
 from .tensor_updates import TensorUpdates, tensor_ranges
-
-_log = logging.getLogger(__name__)
 
 _WAIT, _AVERAGE = span("wait"), span("average")
 
@@ -80,10 +77,8 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         self._sums: NodeSums | None = None
         self._step_bytes = 0  # sent by all workers in a step
         self._owned_ranges: Sequence[Sequence[Range]] = [[hierarchy.owned_range(*bucket)] for bucket in self._buckets]
-        self._codec: VectorCodec | None = None
-        self._report_compression()
+        self._codec = make_node_codec(plan, hierarchy, self._buckets)
         if hierarchy.n_nodes > 1:
-            self._codec = self._make_codec()
             self._use(self._make_sums(compress=not plan.config.parallel.compress_after))
         self.tensors = self._make_tensors(state)
         self._partials = hierarchy.shared.allocate((hierarchy.node.size, self._updater.n_sums), np.float64)
@@ -108,32 +103,6 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         self.params, self.grads = self._vectors["params"], self._rows[node.rank, :size]
         self.grads[:] = 0  # gaps between parameters must stay zero
         self._in_order = np.arange(node.size)
-
-    def _report_compression(self) -> None:
-        """Print a notice if ``--compress`` has no effect."""
-        compression, train_steps, hierarchy = self.plan.config.compression, self.plan.train_steps, self._hierarchy
-        if compression is None:
-            return
-        if hierarchy.n_nodes == 1:
-            _log.info("--compress has no effect: all workers are on one node")
-        elif (first := self.plan.config.parallel.compress_after) >= train_steps:
-            _log.info(
-                "--compress has no effect: training ends at step %d, before --compress-after %d", train_steps, first
-            )
-        elif compression.rank and not compresses_any(self.plan.layout, compression.rank):
-            _log.info("--compress %s has no effect: no parameter shrinks to a half; use a smaller rank", compression)
-
-    def _make_codec(self) -> VectorCodec | None:
-        """Return what encodes gradients between nodes; None if none is needed. Collective over the workers.
-
-        A run that begins to compress later makes it at its start, too, so that errors of a codec are found there.
-        """
-        compression, hierarchy, nodes = self.plan.config.compression, self._hierarchy, range(self._hierarchy.n_nodes)
-        if compression is None or compression.rank:
-            return None
-        ranges = [hierarchy.owned_range(*bucket, node) for bucket in self._buckets for node in nodes]
-        counts = {hi - lo for lo, hi in ranges}
-        return make_vector_codec(compression, self.plan.dtype, self.plan.layout, hierarchy.comm, counts)
 
     def _make_sums(self, compress: bool) -> NodeSums:
         """Return what sums gradients over nodes, compressed if the run requests it and ``compress`` is True."""

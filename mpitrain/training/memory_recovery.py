@@ -66,7 +66,6 @@ class KeepInMemory(Hook):
     def __init__(self, strategy: Strategy, extra_state: Callable[[], ExtraState], writer: StateWriter | None) -> None:
         self._strategy, self._extra_state, self._writer = strategy, extra_state, writer
         self._is_requested = self._has_failed = False
-        self._is_first = True
         self._due_at = self._stepped_at = 0.0
         self._seconds: list[float] = []  # that it has taken, the last few times
 
@@ -102,8 +101,7 @@ class KeepInMemory(Hook):
         now = time.perf_counter()
         self._seconds = [*self._seconds[-2:], now - self._stepped_at]
         # The first time also allocates memory and opens connections, and any time other ranks may come late.
-        is_first, self._is_first = self._is_first, False
-        self._due_at = now if is_first else now + min(self._seconds) / _SHARE
+        self._due_at = now if len(self._seconds) == 1 else now + min(self._seconds) / _SHARE
 
     def end(self, loop: Any) -> None:
         """Remove the states: the last checkpoint is on disk."""

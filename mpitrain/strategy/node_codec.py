@@ -1,0 +1,48 @@
+"""What ``--compress`` does between nodes, in the modes without servers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from ..comm.hierarchy import Hierarchy
+from ..comm.powersgd import compresses_any
+from ..comm.vector_codec import VectorCodec, make_vector_codec
+from ..core.ranges import Range
+from ..plan.plan import Plan
+
+_log = logging.getLogger(__name__)
+
+
+def make_node_codec(plan: Plan, hierarchy: Hierarchy, buckets: Iterable[Range]) -> VectorCodec | None:
+    """Return what encodes vectors between nodes; None if there is one node, no compression, or PowerSGD.
+
+    Prints a notice if ``--compress`` has no effect. Collective over the workers. A run that begins to compress later
+    calls it at its start, too, so that errors of a codec are found there.
+
+    Args:
+        buckets: Ranges of the vectors that are exchanged at a time.
+    """
+    compression = plan.config.compression
+    if compression is None:
+        return None
+    if why := _why_unused(plan, hierarchy):
+        _log.info("--compress %s has no effect: %s", compression, why)
+    if compression.rank or hierarchy.n_nodes == 1:
+        return None
+    nodes = range(hierarchy.n_nodes)
+    ranges = [hierarchy.owned_range(*bucket, node) for bucket in buckets for node in nodes]
+    counts = {hi - lo for lo, hi in ranges}
+    return make_vector_codec(compression, plan.dtype, plan.layout, hierarchy.comm, counts)
+
+
+def _why_unused(plan: Plan, hierarchy: Hierarchy) -> str:
+    """Return why ``--compress`` has no effect; empty if it has one."""
+    compression, first = plan.config.compression, plan.config.parallel.compress_after
+    if hierarchy.n_nodes == 1:
+        return "all workers are on one node"
+    if first >= plan.train_steps:
+        return f"training ends at step {plan.train_steps:,}, before --compress-after {first:,}"
+    if compression is not None and compression.rank and not compresses_any(plan.layout, compression.rank):
+        return "no parameter shrinks to a half; use a smaller rank"
+    return ""
