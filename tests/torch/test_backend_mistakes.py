@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import re
-
 import pytest
 
 from ..support.launch import PROGRAMS, Mpi
+from ..support.named_errors import assert_named, assert_named_on_both_ranks, errors
 
 # For each mistake: the type of the exception, and what its message must name.
 ON_ALL_RANKS = {
@@ -37,25 +35,10 @@ ON_ONE_RANK = {
 }
 
 
-def errors(stdout: str) -> list[dict[str, object]]:
-    """Return what the ranks have printed about their exceptions."""
-    return [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
-
-
-def assert_named(line: dict[str, object], kind: str, named: str) -> None:
-    assert line["error"] == kind and "\n" not in line["text"]
-    assert re.search(named, line["text"]), line
-
-
 def test_mistakes_are_named_on_all_ranks(openmpi: Mpi) -> None:
     done = openmpi.run(2, "-W", "ignore", PROGRAMS / "backend_mistakes.py", *ON_ALL_RANKS, timeout=90)
     assert done.returncode == 0, done.stderr
-    printed = errors(done.stdout)
-    for name, (kind, named) in ON_ALL_RANKS.items():
-        lines = [line for line in printed if line["mistake"] == name]
-        assert {line["rank"] for line in lines} == {0, 1}, name
-        for line in lines:
-            assert_named(line, kind, named)
+    assert_named_on_both_ranks(done.stdout, ON_ALL_RANKS)
 
 
 @pytest.mark.parametrize("name", ON_ONE_RANK)

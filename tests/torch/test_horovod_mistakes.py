@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 
 from ..support.launch import PROGRAMS, Mpi
+from ..support.named_errors import assert_named, assert_named_on_both_ranks, errors
 
 INTERNAL = "HorovodInternalError"
 
@@ -46,25 +46,10 @@ ON_ONE_RANK = {
 }
 
 
-def errors(stdout: str) -> list[dict[str, object]]:
-    """Return what the ranks have printed about their exceptions."""
-    return [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
-
-
-def assert_named(line: dict[str, object], kind: str, named: str) -> None:
-    assert re.fullmatch(kind, str(line["error"])) and "\n" not in str(line["text"]), line
-    assert re.search(named, str(line["text"])), line
-
-
 def test_mistakes_are_named_on_all_ranks(openmpi: Mpi) -> None:
     done = openmpi.run(2, "-W", "ignore", PROGRAMS / "horovod_mistakes.py", *ON_ALL_RANKS, timeout=90)
     assert done.returncode == 0, done.stderr
-    printed = errors(done.stdout)
-    for name, (kind, named) in ON_ALL_RANKS.items():
-        lines = [line for line in printed if line["mistake"] == name]
-        assert {line["rank"] for line in lines} == {0, 1}, name
-        for line in lines:
-            assert_named(line, kind, named)
+    assert_named_on_both_ranks(done.stdout, ON_ALL_RANKS)
 
 
 @pytest.mark.parametrize(
