@@ -6,7 +6,7 @@ after it, so the flag in the head is reliable, and no digest is needed. Nothing 
 
     head         identifier, whether the state is complete, step, and the description's place and checksum
     arrays       each begins on a page
-    description  JSON: key, data cursor, extra state, and dtype, shape and offset of each array
+    description  JSON: key, layout, seed, record, data cursor, extra state, and dtype, shape and offset of each array
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,10 +29,12 @@ import numpy as np
 
 from ..core.extra_state import StoredState, Versioned
 from ..core.host_memory import available_bytes
-from ..core.layout import PAGE, Array, Layout
+from ..core.layout import PAGE, Array, Entry, Layout
 from ..plan.progress import Progress
 from ..process import state_folder
+from .directory import path_for
 from .snapshot import Snapshot
+from .state import write
 
 _HEAD = struct.Struct("<16s5Q")  # the identifier, is_complete, step, and of the description: offset, length, CRC-32
 _MAGIC = b"mpitrain state 1"
@@ -65,10 +68,12 @@ class StateWriter:
     Args:
         run_dir: The absolute path of the run directory.
         key: See ``state_key``.
+        layout, seed, record: As for ``state.write``.
     """
 
-    def __init__(self, run_dir: str, key: str) -> None:
-        self._run_dir, self._key = run_dir, key
+    def __init__(self, run_dir: str, key: str, layout: Layout, seed: int, record: Mapping[str, Any]) -> None:
+        self._run_dir = run_dir
+        self._facts = {"key": key, "layout": asdict(layout), "seed": seed, "record": record}
         newest = newest_state(run_dir)
         self._next = 1 if newest is not None and newest.path.name == _FILES[0] else 0
         self._files: dict[int, _File] = {}
@@ -88,7 +93,7 @@ class StateWriter:
                     extra[namespace][1][name] = value
                 else:
                     arrays.append((namespace, name, np.asarray(value)))
-        facts = {"key": self._key, "data_cursor": snapshot.data_cursor, "extra": extra}
+        facts = {**self._facts, "data_cursor": snapshot.data_cursor, "extra": extra}
         if self._next not in self._files:
             self._files[self._next] = self._open(sum(_pages(array) for _, _, array in arrays) + 2 * PAGE)
         self._files[self._next].write(snapshot.step, facts, arrays)
@@ -148,17 +153,47 @@ def read_state(path: Path, vectors: Mapping[str, Array]) -> tuple[Progress, Stor
     Raises:
         OSError, ValueError: The state is not there any more.
     """
+    snapshot = _open_state(path)[0]
+    for name, vector in vectors.items():
+        vector[:] = snapshot.vectors[name]
+    return Progress(snapshot.step, snapshot.data_cursor), StoredState(snapshot.extra_state)
+
+
+def save_as_checkpoint(state: StateInMemory, folder: Path) -> Path:
+    """Write a state as a checkpoint, and return its path. Local, after the ranks have ended.
+
+    Args:
+        folder: The run's checkpoint directory.
+
+    Raises:
+        OSError, ValueError: It cannot be written, or the state is not there any more.
+    """
+    snapshot, facts = _open_state(state.path)
+    layout = facts["layout"]
+    entries = tuple(Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in layout["entries"])
+    path = path_for(folder, state.step)
+    write(path, Layout(**{**layout, "entries": entries}), snapshot, facts["seed"], facts["record"])
+    return path
+
+
+def _open_state(path: Path) -> tuple[Snapshot, dict[str, Any]]:
+    """Return a complete state, whose vectors are in its file, and its description.
+
+    Raises:
+        OSError, ValueError: The state is not there any more.
+    """
     step, facts = _read_facts(path)
     stored = np.memmap(path, np.uint8, "r")
+    vectors: dict[str, Array] = {}
     state = {namespace: Versioned(version, values) for namespace, (version, values) in facts["extra"].items()}
     for namespace, name, dtype, shape, offset in facts["arrays"]:
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         array = stored[offset : offset + nbytes].view(dtype).reshape(shape)
         if namespace != _VECTORS:
             facts["extra"][namespace][1][name] = np.array(array)
-        elif name in vectors:
-            vectors[name][:] = array
-    return Progress(step, int(facts["data_cursor"])), StoredState(state)
+        else:
+            vectors[name] = array
+    return Snapshot(vectors, step, int(facts["data_cursor"]), state, private=True), facts
 
 
 class _File:

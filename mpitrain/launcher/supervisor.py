@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import checkpoint
-from ..checkpoint.memory import newest_state
+from ..checkpoint.memory import StateInMemory, newest_state, save_as_checkpoint
 from ..errors import ConfigError, LaunchError, UserError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
@@ -151,11 +151,14 @@ class _Supervisor:
                 before = self._failure = None
                 _say(f"continuing from {self._describe_newest()}, with {self._describe()}")
                 continue
+            if outcome.kind == "user error":
+                self._save_state()
             if outcome.kind in ("finished", "stopped", "user error"):
                 if outcome.kind != "user error":  # it has changed nothing
                     record_failure(self._launch.run_dir, None)
                 return {"finished": 0, "stopped": STOPPED_EARLY}.get(outcome.kind, 2)
             if not self._prepare_restart(outcome, before):
+                self._save_state()
                 record_failure(self._launch.run_dir, Failure(outcome.reason, outcome.rank, self._traceback))
                 return 1
             before = self._failure = outcome
@@ -326,6 +329,7 @@ class _Supervisor:
     def _interrupted(self) -> int:
         """Return the exit status of a run that a signal ended."""
         self._interrupts.end_echo()
+        self._save_state()
         number = self._interrupts.received[-1]
         name = signal.Signals(number).name
         path = self._newest()
@@ -344,11 +348,29 @@ class _Supervisor:
 
     def _describe_newest(self) -> str:
         """Return what a restart resumes from, as far as it is on this host."""
-        path = self._newest()
-        kept = newest_state(str(self._launch.run_dir)) if self._launch.keeps_state else None
-        if kept is not None and (path is None or path < checkpoint.path_for(path.parent, kept.step)):
+        path, kept = self._newest(), self._newer_state()
+        if kept is not None:
             return f"the state of step {kept.step:,} in memory"
         return "the beginning" if path is None else path.name
+
+    def _newer_state(self) -> StateInMemory | None:
+        """Return the newest state in the memory of this host, if it is newer than the run's checkpoints."""
+        path = self._newest()
+        kept = newest_state(str(self._launch.run_dir)) if self._launch.keeps_state else None
+        is_newer = kept is not None and (path is None or path < checkpoint.path_for(path.parent, kept.step))
+        return kept if is_newer else None
+
+    def _save_state(self) -> None:
+        """Write the newest state in memory as a checkpoint, because the run ends without one of that step."""
+        kept = self._newer_state()
+        if kept is None:
+            return
+        try:
+            path = save_as_checkpoint(kept, self._launch.run_dir / "checkpoints")
+        except (OSError, ValueError) as error:
+            _say(f"the state of step {kept.step:,} in memory could not be saved: {error}")
+        else:
+            _say(f"the state of step {kept.step:,} in memory was saved as {path.name}")
 
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began

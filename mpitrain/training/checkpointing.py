@@ -143,7 +143,7 @@ def make_checkpoints(
         record: Tables of options, arguments and versions, stored with every checkpoint.
     """
     config = plan.config
-    about = {"mode": config.parallel.mode, "workers": plan.workers, "servers": config.servers.ps, **record}
+    about = facts_of_run(plan, record)
     if cluster.chief:
         checkpoint.remove_unfinished(folder)
     if _is_sharded(cluster, plan):
@@ -157,6 +157,12 @@ def make_checkpoints(
 
     retention = checkpoint.Retention(config.saving.keep, config.saving.keep_every)
     return WrittenCheckpoints(CheckpointWriter(folder, write, retention, config.saving.save_background))
+
+
+def facts_of_run(plan: Plan, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is stored with every checkpoint besides the state."""
+    config = plan.config
+    return {"mode": config.parallel.mode, "workers": plan.workers, "servers": config.servers.ps, **record}
 
 
 def sharded_checkpoints(group: Group, plan: Plan, folder: Path, about: Mapping[str, Any]) -> Checkpoints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..comm.cluster import Cluster
 from ..comm.mpi import MPI
 from ..core.extra_state import ExtraState, StoredState
 from ..core.layout import Array
+from ..errors import CheckpointError
 from ..monitor.trace import span
 from ..plan.hook import Hook
 from ..plan.plan import Plan
@@ -23,6 +24,7 @@ from ..plan.progress import ConsistentPoint, Progress
 from ..process.launcher_env import KEEPS_STATE
 from ..process.rank_status import RUN_DIR_VARIABLE
 from ..strategy.base import Strategy
+from .checkpointing import facts_of_run
 
 _log = logging.getLogger(__name__)
 
@@ -43,16 +45,21 @@ def kept_run_dir(folder: Path) -> str | None:
     return run_dir
 
 
-def make_state_writer(cluster: Cluster, plan: Plan, run_dir: str, synchronous: bool) -> StateWriter | None:
+def make_state_writer(
+    cluster: Cluster, plan: Plan, run_dir: str, synchronous: bool, record: Mapping[str, Any]
+) -> StateWriter | None:
     """Return the writer of this host's states; None on ranks that do not have one. Local.
 
     The first worker of each host has one if all workers take the same steps, otherwise the chief alone: these ranks
     have complete snapshots.
+
+    Args:
+        record: As for ``make_checkpoints``.
     """
     writer = next(rank for rank in cluster.worker_ranks if cluster.host_of[rank] == cluster.host)
     if cluster.rank != (writer if synchronous else cluster.chief_rank):
         return None
-    return StateWriter(run_dir, _key_of(plan))
+    return StateWriter(run_dir, _key_of(plan), plan.layout, plan.config.training.seed, facts_of_run(plan, record))
 
 
 class KeepInMemory(Hook):
@@ -66,12 +73,12 @@ class KeepInMemory(Hook):
     def __init__(self, strategy: Strategy, extra_state: Callable[[], ExtraState], writer: StateWriter | None) -> None:
         self._strategy, self._extra_state, self._writer = strategy, extra_state, writer
         self._is_requested = self._has_failed = False
-        self._due_at = self._stepped_at = 0.0
+        self._began = self._due_at = self._stepped_at = 0.0
         self._seconds: list[float] = []  # that it has taken, the last few times
 
     def begin(self, loop: Any) -> None:
         self._chief = loop.cluster.chief
-        self._due_at = time.perf_counter()
+        self._began = self._due_at = time.perf_counter()
 
     def after_step(self, loop: Any) -> None:
         if self._chief and not self._has_failed:
@@ -100,8 +107,9 @@ class KeepInMemory(Hook):
         self._is_requested = False
         now = time.perf_counter()
         self._seconds = [*self._seconds[-2:], now - self._stepped_at]
-        # The first time also allocates memory and opens connections, and any time other ranks may come late.
-        self._due_at = now if len(self._seconds) == 1 else now + min(self._seconds) / _SHARE
+        # The first time also allocates memory and opens connections, and any time other ranks may come late. So at the
+        # beginning the interval is at most the time since then.
+        self._due_at = now + min(min(self._seconds) / _SHARE, now - self._began)
 
     def end(self, loop: Any) -> None:
         """Remove the states: the last checkpoint is on disk."""
@@ -121,12 +129,24 @@ def resume_from_memory(
 
     Returns:
         Its progress and extra state on ranks with vectors; None on all ranks if there is no such state.
+
+    Raises:
+        CheckpointError: On all ranks: the newest state is of another model, optimizer or seed.
     """
     if run_dir is None:
         return None
     here = {state.step: state for state in reversed(states(run_dir, _key_of(plan)))}
-    everywhere = cluster.comm.allgather(sorted(here))
+    all_states = cluster.comm.allgather((sorted(here), max((state.step for state in states(run_dir)), default=-1)))
+    everywhere = [steps for steps, _ in all_states]
     step = max((step for steps in everywhere for step in steps), default=-1)
+    newest = max(of_any_key for _, of_any_key in all_states)
+    if newest > max(step, newer_than):
+        error = CheckpointError(
+            f"the state of step {newest:,} in memory does not match the model, the optimizer or --seed; undo the "
+            "change, pass --resume never to start anew, or another --run-dir"
+        )
+        error.on_all_ranks = True
+        raise error
     if step <= newer_than:
         return None
     root = next(rank for rank, steps in enumerate(everywhere) if step in steps)

@@ -151,7 +151,7 @@ class Worker:
         ]
         accumulation = GradientAccumulation(model, strategy.grads, config.training.accumulate_steps)
         if run_dir is not None:
-            writer = make_state_writer(cluster, plan, run_dir, strategy.synchronous)
+            writer = make_state_writer(cluster, plan, run_dir, strategy.synchronous, record)
             hooks.append(KeepInMemory(strategy, extra_state, writer))
         loop = self.loop(cluster, plan, strategy, model, accumulation, loader, files, hooks)
         self.telemetry.attach(loop, resumed=beginning.resumed is not None)

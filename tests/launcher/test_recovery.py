@@ -99,16 +99,46 @@ def test_the_same_command_continues_after_all_processes_were_killed(openmpi: Mpi
 @pytest.mark.full
 def test_states_are_not_used_where_the_user_asks_for_something_else(openmpi: Mpi, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    for flags in (("--resume", "never"), ("--recover", "checkpoint"), ("--hidden-units", "10")):
-        with KilledRun(openmpi, 1, run_dir, SMALL, "--train-steps", "100000000") as killed:
-            killed.wait_for_state()
-            os.kill(killed.process.pid, signal.SIGKILL)
-            killed.process.wait(timeout=20)
-        assert state_folder.existing(str(run_dir))
+    for flags in (("--resume", "never"), ("--recover", "checkpoint")):
+        _kill_all(openmpi, run_dir)
         with KilledRun(openmpi, 1, run_dir, SMALL, "--train-steps", "5", "--keep", "0", *flags) as again:
             again.end()
             assert not again.resumed_at
         shutil.rmtree(run_dir / "checkpoints")
+
+
+def test_a_state_of_another_model_is_refused_and_saved(openmpi: Mpi, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    _kill_all(openmpi, run_dir)
+    kept = newest_state(str(run_dir))
+    assert kept is not None
+    with KilledRun(openmpi, 1, run_dir, SMALL, "--train-steps", "5", "--hidden-units", "10") as again:
+        assert again.process.wait(timeout=60) == 2
+        again.assert_nothing_is_left()
+    (saved,) = checkpoint.steps(run_dir / "checkpoints")
+    assert saved == kept.step
+
+
+def test_a_state_is_saved_if_there_is_no_restart_left(openmpi: Mpi, tmp_path: Path) -> None:
+    run_dir, flags = tmp_path / "run", ("--train-steps", "100000000", "--max-restarts", "1")
+    with KilledRun(openmpi, 2, run_dir, SMALL, *flags) as killed:
+        for _ in range(2):
+            step = killed.wait_for_state()
+            killed.kill("worker", 1)
+        assert killed.process.wait(timeout=60) == 1
+        killed.assert_nothing_is_left()
+    (saved,) = checkpoint.steps(run_dir / "checkpoints").values()
+    checkpoint.verify(saved)
+    assert max(checkpoint.steps(run_dir / "checkpoints")) >= step
+
+
+def _kill_all(mpi: Mpi, run_dir: Path) -> None:
+    """Leave a state in memory."""
+    with KilledRun(mpi, 1, run_dir, SMALL, "--train-steps", "100000000") as killed:
+        killed.wait_for_state()
+        os.kill(killed.process.pid, signal.SIGKILL)
+        killed.process.wait(timeout=20)
+    assert state_folder.existing(str(run_dir))
 
 
 def test_bad_flags(openmpi: Mpi) -> None:

@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpitrain import checkpoint
 from mpitrain.checkpoint import Snapshot
-from mpitrain.checkpoint.memory import StateWriter, newest_state, read_state, state_key, states
+from mpitrain.checkpoint.diff import differences
+from mpitrain.checkpoint.memory import StateWriter, newest_state, read_state, save_as_checkpoint, state_key, states
 from mpitrain.core.extra_state import Versioned
 from mpitrain.core.layout import Layout
 from mpitrain.process import state_folder
 
 LAYOUT = Layout.pack([("a", (3, 5), "param"), ("b", (), "param"), ("s", (7,), "state")])
+RECORD = {"mode": "sync", "run": {"train_steps": 7, "data_dir": "x"}}
 KEY = state_key(LAYOUT, ("params", "m"), np.float32, 0)
 
 
@@ -56,20 +59,30 @@ def read_back(run_dir: str, step: int) -> None:
 
 def test_the_newest_state_is_read(run_dir: str) -> None:
     assert newest_state(run_dir) is None
-    writer = StateWriter(run_dir, KEY)
+    writer = StateWriter(run_dir, KEY, LAYOUT, 0, RECORD)
     for step in (1, 2, 5):
         writer.write(snapshot_of(step))
         read_back(run_dir, step)
     assert [state.step for state in states(run_dir)] == [5, 2]
-    again = StateWriter(run_dir, KEY)  # after a restart
+    again = StateWriter(run_dir, KEY, LAYOUT, 0, RECORD)  # after a restart
     again.write(snapshot_of(6))
     assert [state.step for state in states(run_dir)] == [6, 5]
     again.remove()
     assert not states(run_dir)
 
 
+def test_a_state_is_saved_as_the_checkpoint_of_its_step(run_dir: str, tmp_path: Path) -> None:
+    StateWriter(run_dir, KEY, LAYOUT, 0, RECORD).write(snapshot_of(3))
+    saved = save_as_checkpoint(states(run_dir)[0], tmp_path / "saved")
+    checkpoint.write(tmp_path / "written.h5", LAYOUT, snapshot_of(3), 0, RECORD)
+    with checkpoint.Checkpoint(saved) as a, checkpoint.Checkpoint(tmp_path / "written.h5") as b:
+        assert saved.name == checkpoint.path_for(tmp_path, 3).name
+        assert {**a.attributes["/"], "saved_at": ""} == {**b.attributes["/"], "saved_at": ""}
+        assert not [line for line in differences(a, b) if "saved_at" not in line and "nan | nan" not in line]
+
+
 def test_an_incomplete_state_is_not_read(run_dir: str) -> None:
-    writer = StateWriter(run_dir, KEY)
+    writer = StateWriter(run_dir, KEY, LAYOUT, 0, RECORD)
     for step in (1, 2):
         writer.write(snapshot_of(step))
     newest = newest_state(run_dir)
@@ -83,7 +96,7 @@ def test_an_incomplete_state_is_not_read(run_dir: str) -> None:
 
 
 def test_states_grow_with_the_extra_state(run_dir: str) -> None:
-    writer = StateWriter(run_dir, KEY)
+    writer = StateWriter(run_dir, KEY, LAYOUT, 0, RECORD)
     for step in range(1, 5):
         writer.write(snapshot_of(step, n_extra=100_000 * step))
     vectors = snapshot_of(0).vectors
@@ -92,7 +105,7 @@ def test_states_grow_with_the_extra_state(run_dir: str) -> None:
 
 
 def test_other_runs_have_other_keys(run_dir: str) -> None:
-    StateWriter(run_dir, KEY).write(snapshot_of(1))
+    StateWriter(run_dir, KEY, LAYOUT, 0, RECORD).write(snapshot_of(1))
     others = Layout.pack([("a", (5, 3), "param"), ("b", (), "param"), ("s", (7,), "state")])
     for other in (
         state_key(others, ("params", "m"), np.float32, 0),
@@ -115,7 +128,7 @@ def test_a_state_that_does_not_fit_goes_elsewhere_or_is_refused(
     try:
         monkeypatch.setattr(state_folder, "_SHM", small)
         monkeypatch.setattr(state_folder.tempfile, "gettempdir", lambda: str(large))
-        writer = StateWriter(run_dir, KEY)
+        writer = StateWriter(run_dir, KEY, LAYOUT, 0, RECORD)
         writer.write(snapshot_of(1))
         assert newest_state(run_dir).path.is_relative_to(small)
         writer.write(snapshot_of(2, n_extra=20_000))
@@ -137,18 +150,18 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path, run_dir: str, mon
     parent.mkdir()
     parent.chmod(0o777)
     with pytest.raises(FileNotFoundError):  # of the second folder
-        StateWriter(run_dir, KEY).write(snapshot_of(1))
+        StateWriter(run_dir, KEY, LAYOUT, 0, RECORD).write(snapshot_of(1))
     parent.rmdir()
     parent.symlink_to(tmp_path)
     with pytest.raises(FileNotFoundError):
-        StateWriter(run_dir, KEY).write(snapshot_of(1))
+        StateWriter(run_dir, KEY, LAYOUT, 0, RECORD).write(snapshot_of(1))
     assert not states(run_dir)
 
 
 def test_states_without_a_run_directory_are_removed(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    StateWriter(str(gone), KEY).write(snapshot_of(1))
+    StateWriter(str(gone), KEY, LAYOUT, 0, RECORD).write(snapshot_of(1))
     state_folder.remove_orphans()
     assert states(str(gone))
     gone.rmdir()
