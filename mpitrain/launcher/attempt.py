@@ -22,7 +22,7 @@ from .command_line import Command
 from .host_monitor import HostMonitor
 from .hosts import RemoteAgent, is_local
 from .output_filter import LauncherFilter
-from .scaling import ScaleRequest, take_request
+from .scaling import ScaleRequest, read_request
 
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL to the launcher
 _POLL_S = 0.05  # between two looks for signals and killed ranks
@@ -84,7 +84,7 @@ class Attempt:
         hosts: The hosts that the user named.
         link_timeout_s: Seconds without an answer after which a host is lost.
         stopping: What the ranks do when they are asked to stop, for a message.
-        accepts: Returns whether to stop the ranks because a request to scale the run is accepted.
+        accepts: Answers a request to scale the run; returns whether the ranks are to stop for it.
 
     Attributes:
         pid: The launcher's process id. This and the attributes below are valid after ``run``.
@@ -173,6 +173,7 @@ class Attempt:
         while process.poll() is None:
             self._handle_signals(process)
             self._handle_suspension()
+            self._handle_scaling(process)
             if self._terminated_at is None and rank_status.any_failed(self._run_dir):
                 # The launcher would take half a second to end the other ranks.
                 time.sleep(_FLUSH_REMOTE_S if self._others else _FLUSH_S)
@@ -214,7 +215,6 @@ class Attempt:
         """End a launcher that hangs; repeat the stop request to ranks that have not ended."""
         statuses = rank_status.read(self._run_dir)
         self._check_reapers(statuses)
-        self._check_scaling(process, now)
         ended = bool(statuses) and len(statuses) == self._ranks and all(e.done or e.ended_at for e in statuses)
         self._all_ended_at = (self._all_ended_at or now) if ended else None
         self._report_early_exits(statuses)
@@ -223,13 +223,13 @@ class Attempt:
         elif self._stop_requested_at is not None and not ended:
             self._check_stop(process, sum(not (e.done or e.ended_at) for e in statuses), now)
 
-    def _check_scaling(self, process: subprocess.Popen[bytes], now: float) -> None:
-        """Ask the ranks to save and exit if the user wants the run to continue on others."""
-        if self._stop_requested_at is not None or not self._all_ranks_ready():
+    def _handle_scaling(self, process: subprocess.Popen[bytes]) -> None:
+        """Ask the ranks to save and exit if the run is to continue on others."""
+        if self._stop_requested_at is not None or self._terminated_at is not None:
             return
-        request = take_request(self._run_dir)
-        if request is not None and self._accepts(request):
-            self._stop_requested_at = now
+        request = read_request(self._run_dir)
+        if request is not None and self._all_ranks_ready() and self._accepts(request):
+            self._stop_requested_at = time.monotonic()
             process.send_signal(signal.SIGUSR1)
 
     def _report_early_exits(self, statuses: Sequence[rank_status.RankStatus]) -> None:

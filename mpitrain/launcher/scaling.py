@@ -1,16 +1,27 @@
-"""Requests to continue a live run on other ranks or hosts: ``mpitrain scale`` writes one, the supervisor takes it."""
+"""Requests to continue a live run on other ranks or hosts: ``mpitrain scale`` sends one, the supervisor answers it.
+
+A request is a file in the run directory. It is there until the supervisor has refused it or the ranks have ended, so
+that a run has one request at a time, and ranks that stop can see why. The answer is another file, which stays until
+the run ends; an identifier shows which request it belongs to.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from dataclasses import asdict, dataclass
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..errors import LaunchError
-from ..process.run_directory import SCALE_REQUEST, launcher_of
+from ..process.run_directory import SCALE_ANSWER, SCALE_REQUEST, launcher_of
 from .hosts import parse_hosts
+
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -20,13 +31,15 @@ class ScaleRequest:
     Attributes:
         ranks: Their number; None for all slots of the hosts.
         hosts: Hosts as for ``--hosts``; None for the same hosts.
+        identifier: Text that no other request has.
 
     Raises:
-        LaunchError: Neither is given, or the hosts are malformed.
+        LaunchError: Neither is set, or the hosts are malformed.
     """
 
     ranks: int | None = None
     hosts: str | None = None
+    identifier: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def __post_init__(self) -> None:
         if self.ranks is None and self.hosts is None:
@@ -36,30 +49,93 @@ class ScaleRequest:
 
 
 def send_request(run_dir: Path, request: ScaleRequest) -> None:
-    """Ask the supervisor of a run to continue it on other ranks.
+    """Ask the supervisor of a run to continue it on other ranks, and wait for its answer.
+
+    It answers when all ranks have started. A caller that does not wait until then withdraws the request.
 
     Raises:
-        LaunchError: ``mpitrain run`` does not supervise it, or the directory cannot be written.
+        LaunchError: ``mpitrain run`` does not supervise the run, it has another request, it refuses this one, it ends
+            before it answers, or the directory cannot be written.
     """
     if launcher_of(run_dir) is None:
         raise LaunchError(f"{run_dir} is not the directory of a live run that mpitrain run has started")
-    partial = run_dir / f"{SCALE_REQUEST}.partial"
+    with _sent(run_dir, request):
+        while (answer := _read(run_dir / SCALE_ANSWER)).get("identifier") != request.identifier:
+            if launcher_of(run_dir) is None:
+                raise LaunchError(f"{run_dir} has ended before it could be scaled")
+            time.sleep(_POLL_S)
+    if answer["error"]:
+        raise LaunchError(f"{answer['error']}; the run continues unchanged")
+
+
+def read_request(run_dir: Path) -> ScaleRequest | None:
+    """Return the request that waits for an answer; None if there is none."""
+    path = run_dir / SCALE_REQUEST
+    if not path.exists():
+        return None
     try:
-        partial.write_text(json.dumps(asdict(request)), encoding="utf-8")
-        os.replace(partial, run_dir / SCALE_REQUEST)
+        return ScaleRequest(**_read(path))
+    except (TypeError, LaunchError):  # it was not written by ``send_request``
+        _remove(path)
+        return None
+
+
+def answer_request(run_dir: Path, request: ScaleRequest, error: str) -> None:
+    """Accept a request, or refuse it and remove it, if there is an error."""
+    with contextlib.suppress(OSError):
+        _write(run_dir / SCALE_ANSWER, {"identifier": request.identifier, "error": error})
+    if error:
+        remove_request(run_dir)
+
+
+def remove_request(run_dir: Path) -> None:
+    """Permit another request."""
+    _remove(run_dir / SCALE_REQUEST)
+
+
+def remove_requests(run_dir: Path) -> None:
+    """Remove the request and the last answer at the end of a run."""
+    for name in (SCALE_REQUEST, SCALE_ANSWER):
+        _remove(run_dir / name)
+
+
+@contextlib.contextmanager
+def _sent(run_dir: Path, request: ScaleRequest) -> Iterator[None]:
+    """Send a request; withdraw it if the block raises an exception."""
+    path, partial = run_dir / SCALE_REQUEST, run_dir / f"{SCALE_REQUEST}.{request.identifier}"
+    try:
+        _write(partial, asdict(request))
+        try:
+            os.link(partial, path)  # unlike a rename, it fails if there is another request
+        finally:
+            _remove(partial)
+    except FileExistsError:
+        raise LaunchError(f"{run_dir} is being scaled already; try again when its ranks have started") from None
     except OSError as error:
         raise LaunchError(f"{run_dir} cannot be written: {error.strerror}") from error
-
-
-def take_request(run_dir: Path) -> ScaleRequest | None:
-    """Return the request that was sent last, once; None if there is none."""
-    path = run_dir / SCALE_REQUEST
     try:
-        request = ScaleRequest(**json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, LaunchError):
-        request = None
+        yield
+    except BaseException:
+        _remove(path)
+        raise
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Replace a file at once."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(content), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the content of a file; empty if it is missing or malformed."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
-    return request

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .. import checkpoint
 from ..checkpoint.memory import StateInMemory, newest_state, save_as_checkpoint
-from ..errors import ConfigError, LaunchError, UserError
+from ..errors import LaunchError, UserError
 from ..monitor import heartbeat as status
 from ..monitor.console import COLUMNS_VARIABLE, terminal_columns
 from ..plan.request import LaunchRequest, Workload
@@ -30,7 +30,7 @@ from .hosts import Host, RemoteAgent, is_local
 from .mpi_flavors import Launcher
 from .preparation import make_launch_spec, prepare
 from .restarts import Outcome, classify_exit, has_advanced, reason_to_give_up, restart_delay_s
-from .scaling import ScaleRequest
+from .scaling import ScaleRequest, answer_request, remove_request, remove_requests
 
 # Open MPI's launcher fails to start if it finds the session directory of a killed launcher with the same process id.
 _PASSES = "listener thread failed to start"
@@ -148,6 +148,7 @@ class _Supervisor:
                 _say(outcome.reason)
             if outcome.kind == "stopped" and self._next_spec is not None and not self._interrupts.received:
                 self._spec, self._next_spec = self._next_spec, None
+                remove_request(self._launch.run_dir)
                 before = self._failure = None
                 _say(f"continuing from {self._describe_newest()}, with {self._describe()}")
                 continue
@@ -168,6 +169,7 @@ class _Supervisor:
     def clean_up(self) -> None:
         """Remove what restarts need, here and on hosts whose ranks have not ended by themselves."""
         run_dir = str(self._launch.run_dir)
+        remove_requests(self._launch.run_dir)
         if not self._launch.request.options.max_restarts:
             return
         state_folder.remove(run_dir)
@@ -292,25 +294,28 @@ class _Supervisor:
         return True
 
     def _accepts(self, request: ScaleRequest) -> bool:
-        """Return whether the run can continue as requested; if not, print why."""
+        """Answer a request to scale the run; return whether the ranks are to stop for it."""
+        error = self._scale(request)
+        answer_request(self._launch.run_dir, request, error)
+        return not error
+
+    def _scale(self, request: ScaleRequest) -> str:
+        """Prepare to continue as requested; return why that is impossible, or an empty string."""
         launch, workload = self._launch, self._launch.request.workload
         options = replace(launch.request.options, ranks=request.ranks)
         if request.hosts is not None:
             options = replace(options, hosts=request.hosts, hostfile=None)
         try:
             if not workload.keeps_checkpoints:
-                raise ConfigError("it works only for runs that save checkpoints")
+                return "the program does not save mpitrain's checkpoints"
             spec = make_launch_spec(options, launch.launcher, launch.machine)
             if spec.ranks is not None:
                 workload.check_ranks(spec.ranks)
         except UserError as error:
-            _say(f"mpitrain scale: {error}; the run continues unchanged")
-            return False
-        if self._unreachable(spec.hosts or ()):
-            _say("mpitrain scale: the run continues unchanged")
-            return False
-        self._next_spec = spec
-        return True
+            return str(error)
+        unreachable = self._agent.unreachable(spec.hosts or ())
+        self._next_spec = None if unreachable else spec
+        return "; ".join(f"host {host} does not answer: {error}" for host, error in unreachable.items())
 
     def _exclude_hosts(self, gone: list[str]) -> str:
         """Remove lost hosts from the launch if ``--min-ranks`` allows it; return why not, or an empty string."""

@@ -18,10 +18,10 @@ from .pid import is_alive, pid_start
 # What a run writes, except for checkpoints.
 _FILES = """
     config.toml metrics.jsonl status.json .status.json.partial ranks.txt trace.json failure.json .failure.json.partial
-    .launcher.json .scale.json output.log
+    .launcher.json .scale.json .scale_answer.json output.log
 """.split()
 _LAUNCHER = ".launcher.json"
-SCALE_REQUEST = ".scale.json"
+SCALE_REQUEST, SCALE_ANSWER = ".scale.json", ".scale_answer.json"
 _FOLDERS = ("logs", "tensorboard", ".ranks")
 
 

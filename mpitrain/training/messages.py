@@ -15,6 +15,7 @@ from ..monitor.console import describe
 from ..monitor.heartbeat import RunEnd
 from ..plan.config import RunConfig
 from ..plan.job import Job
+from ..process.run_directory import SCALE_REQUEST
 from .loop import Loop
 
 _SHORT_S = 0.05  # shorter compilations are not reported
@@ -70,10 +71,9 @@ def summary(loop: Loop, split: Split, folder: Path, steps: int, seconds: float, 
     if end.state == "finished early":
         lines.append(f"finished early at step {loop.step:,} of {loop.train_steps:,}: {end.reason}")
     if end.state == "stopped":
-        lines.append(
-            f"stopped early at step {loop.step:,} of {loop.train_steps:,}; "
-            f"to resume, run the same command with --run-dir {shlex.quote(str(folder))}"
-        )
+        is_scaled = (folder / SCALE_REQUEST).exists()
+        resuming = f"; to resume, run the same command with --run-dir {shlex.quote(str(folder))}"
+        lines.append(f"stopped early at step {loop.step:,} of {loop.train_steps:,}{'' if is_scaled else resuming}")
     else:
         lines.append(f"run directory: {folder}")
     return "\n".join(lines)
