@@ -12,14 +12,14 @@ from .summary import printable
 
 
 def differences(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
-    """Yield a line for each attribute and dataset that differs in any bit; the time of saving is ignored.
+    """Yield a line for each attribute and dataset that differs in any bit; when and where they were saved is ignored.
 
     Raises:
         DamagedCheckpoint: A checkpoint's values are damaged.
     """
     for group in sorted({*a.attributes, *b.attributes}):
         first, second = a.attributes.get(group, {}), b.attributes.get(group, {})
-        for name in sorted({*first, *second} - {"saved_at"}):
+        for name in sorted({*first, *second} - {"saved_at", "run_dir"}):
             if first.get(name) != second.get(name):
                 values = (printable(each.get(name, "missing")) for each in (first, second))
                 yield f"{group.rstrip('/')}/{name}: {' | '.join(values)}"

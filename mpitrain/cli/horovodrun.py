@@ -4,45 +4,66 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
-from ..errors import ConfigError
+from ..version import __version__
 
-_ALIASES = {
-    "--num-proc": "-np", "--hosts": "-H", "-hostfile": "--hostfile", "--network-interfaces": "--network-interface",
-    "--min-num-proc": "--min-np", "--max-num-proc": "--max-np", "--ssh-port": "-p", "--ssh-identity-file": "-i",
-}  # fmt: skip
+_SECONDS = click.FloatRange(min=0)
 
-# Flags that become flags of ``mpitrain run``, and those that become variables of ``mpitrain.horovod``.
-_FLAGS = {
-    "-np": "--ranks",
-    "-H": "--hosts",
-    "--hostfile": "--hostfile",
-    "--network-interface": "--network",
-    "--min-np": "--min-ranks",
-    "--reset-limit": "--max-restarts",
-    "--mpi-args": "--launcher-args",
-}
-_VARIABLES = {
-    "--cycle-time-ms": "HOROVOD_CYCLE_TIME",
-    "--timeline-filename": "HOROVOD_TIMELINE",
-    "--stall-check-warning-time-seconds": "HOROVOD_STALL_CHECK_TIME_SECONDS",
-    "--stall-check-shutdown-time-seconds": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-    "--fusion-threshold-mb": "HOROVOD_FUSION_THRESHOLD",
-}
-_SWITCHES = {
-    "--timeline-mark-cycles": ("--env", "HOROVOD_TIMELINE_MARK_CYCLES=1"),
-    "--no-timeline-mark-cycles": (),
-    "--no-stall-check": ("--env", "HOROVOD_STALL_CHECK_DISABLE=1"),
-    "--stall-check": (),
-    "--mpi": (),
-}
-_SSH = {"-p": "-p", "-i": "-i"}
+# Options whose name is a variable set it for ``mpitrain.horovod``; the others have the name of the flag of ``mpitrain
+# run`` that they become, but for those of ssh.
+_OPTIONS = [
+    click.Option(["ranks", "-np", "--num-proc"], type=click.IntRange(min=1), metavar="N", help="Number of ranks."),
+    click.Option(["hosts", "-H", "--hosts"], metavar="HOST:RANKS,...", help="Hosts, and the ranks on each."),
+    click.Option(["hostfile", "-hostfile", "--hostfile"], metavar="FILE", help="The same in a file."),
+    click.Option(["network", "--network-interfaces", "--network-interface"], metavar="NAME", help="Network interface."),
+    click.Option(["port", "-p", "--ssh-port"], type=click.IntRange(1, 65535), metavar="PORT", help="Port of ssh."),
+    click.Option(["identity", "-i", "--ssh-identity-file"], metavar="FILE", help="Private key of ssh."),
+    click.Option(["launcher_args", "--mpi-args"], metavar="ARGS", help="Further arguments of mpirun."),
+    click.Option(
+        ["min_ranks", "--min-np", "--min-num-proc"],
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Restart without lost hosts, with at least N ranks.",
+    ),
+    click.Option(["max_restarts", "--reset-limit"], type=click.IntRange(min=0), metavar="N", help="Restarts."),
+    click.Option(
+        ["HOROVOD_FUSION_THRESHOLD", "--fusion-threshold-mb"],
+        type=click.FloatRange(min=0),
+        callback=lambda ctx, option, value: None if value is None else int(value * (1 << 20)),
+        metavar="MB",
+        help="Size of the buffer in which small tensors are fused.",
+    ),
+    click.Option(
+        ["HOROVOD_CYCLE_TIME", "--cycle-time-ms"], type=_SECONDS, metavar="MS", help="Time between two cycles."
+    ),
+    click.Option(["HOROVOD_TIMELINE", "--timeline-filename"], metavar="FILE", help="Write a timeline."),
+    click.Option(
+        ["HOROVOD_TIMELINE_MARK_CYCLES", "--timeline-mark-cycles/--no-timeline-mark-cycles"],
+        help="Show cycles in the timeline.",
+    ),
+    click.Option(
+        ["HOROVOD_STALL_CHECK_DISABLE", "--no-stall-check/--stall-check"],
+        help="Do not report tensors that some ranks have not submitted.",
+    ),
+    click.Option(
+        ["HOROVOD_STALL_CHECK_TIME_SECONDS", "--stall-check-warning-time-seconds"],
+        type=_SECONDS,
+        metavar="SECONDS",
+        help="When they are reported.",
+    ),
+    click.Option(
+        ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "--stall-check-shutdown-time-seconds"],
+        type=_SECONDS,
+        metavar="SECONDS",
+        help="When they are an error.",
+    ),
+    click.Option(["--mpi"], is_flag=True, expose_value=False, help="Without effect."),
+]
 
-# What users of other flags should do.
+# What users of other flags of Horovod's launcher should do.
 _INSTEAD = {
     "--gloo": "remove it: the ranks communicate over MPI",
     "--jsrun": "remove it: in a batch job of LSF, mpitrain run uses the job's hosts",
@@ -52,7 +73,8 @@ _INSTEAD = {
     "--prefix-output-with-timestamp": "remove it: the logs in the run directory have no timestamps",
     "--start-timeout": "remove it: hosts that do not answer are named within 15 s",
     "--host-discovery-script": "list the hosts with -H; with --min-np, restarts leave out hosts that are lost",
-    "--max-np": "use -np: ranks are not added to a run",
+    "--max-np": "use -np, or 'mpitrain scale' for a run of a job file",
+    "--max-num-proc": "use -np, or 'mpitrain scale' for a run of a job file",
     "--slots-per-host": "give the number of ranks of each host, as in -H a:4,b:4",
     "--elastic-timeout": "remove it: a restart begins at once",
     "--blacklist-cooldown-range": "remove it: hosts that are lost are left out of restarts",
@@ -61,66 +83,30 @@ _INSTEAD = {
     "--config-file": "give the flags on the command line",
     "--verbose": "use 'mpitrain run --dry-run' to see the command that starts the ranks",
     "--mpi-threads-disable": "remove it: threads are needed",
-}
-_NO_EFFECT = "remove it: the engine has no such setting"
-
-
-@dataclass
-class _Translation:
-    """The words of ``mpitrain run`` for those of ``horovodrun``."""
-
-    words: list[str] = field(default_factory=list)
-    ssh: list[str] = field(default_factory=list)
-
-    def add(self, flag: str, value: str) -> None:
-        if flag in _SSH:
-            self.ssh += [_SSH[flag], value]
-        elif flag in _VARIABLES:
-            if flag == "--fusion-threshold-mb":
-                value = str(int(_number(flag, value) * (1 << 20)))
-            self.words += ["--env", f"{_VARIABLES[flag]}={value}"]
-        else:
-            self.words += [_FLAGS[flag], value]
-
-    def result(self, command: Sequence[str]) -> list[str]:
-        agent = ["--remote-agent", shlex.join(["ssh", *self.ssh])] if self.ssh else []
-        return [*self.words, *agent, "--", *command]
-
-
-def translate(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of ``mpitrain run`` for those of ``horovodrun``.
-
-    Raises:
-        ConfigError: A flag has another equivalent, which the message names, or none; or there is no command.
+} | dict.fromkeys(
     """
-    translation, rest = _Translation(), list(arguments)
-    while rest and rest[0].startswith("-") and rest[0] != "--":
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        flag = _ALIASES.get(flag, flag)
-        if flag in _SWITCHES:
-            translation.words += _SWITCHES[flag]
-        elif flag in _FLAGS or flag in _VARIABLES or flag in _SSH:
-            if not equals and not rest:
-                raise ConfigError(f"horovodrun: {word} needs a value")
-            translation.add(flag, value if equals else rest.pop(0))
-        else:
-            raise ConfigError(
-                f"horovodrun: {word.partition('=')[0]} is not supported; {_INSTEAD.get(flag, _NO_EFFECT)}"
-            )
-    command = rest[1:] if rest[:1] == ["--"] else rest
-    if not command:
-        raise ConfigError(
-            "horovodrun: there is no command; give one, such as mpitrain horovodrun -np 4 python train.py"
-        )
-    return translation.result(command)
+    --autotune --autotune-bayes-opt-max-samples --autotune-gaussian-process-noise --autotune-log-file
+    --autotune-steps-per-sample --autotune-warmup-samples --cache-capacity --disable-cache --gloo-timeout-seconds
+    --hierarchical-allgather --hierarchical-allreduce --log-level --log-with-timestamp --no-autotune
+    --no-hierarchical-allgather --no-hierarchical-allreduce --no-torus-allreduce --num-nccl-streams
+    --thread-affinity --torus-allreduce
+    """.split(),
+    "remove it: the engine has no such setting",
+)
 
 
-def _number(flag: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise ConfigError(f"horovodrun: {flag} {value} is not a number") from None
+def _words(command: Sequence[str], port: int | None, identity: str | None, **values: Any) -> list[str]:
+    """Return the arguments of ``mpitrain run``."""
+    words = []
+    for name, value in values.items():
+        if name.isupper() and value not in (None, False):
+            words += ["--env", f"{name}={value:d}" if isinstance(value, bool) else f"{name}={value}"]
+        elif not name.isupper() and value is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    ssh = [] if port is None else ["-p", str(port)]
+    ssh += [] if identity is None else ["-i", identity]
+    agent = ["--remote-agent", shlex.join(["ssh", *ssh])] if ssh else []
+    return [*words, *agent, "--", *command]
 
 
 class HorovodRunCommand(click.Command):
@@ -131,25 +117,29 @@ class HorovodRunCommand(click.Command):
     """
 
     def __init__(self, run: Callable[[list[str]], Any]) -> None:
-        accepted = {*_FLAGS, *_VARIABLES, *_SWITCHES, *_SSH}
-        known = ", ".join(sorted(accepted | {alias for alias, flag in _ALIASES.items() if flag in accepted}))
+        command = click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, required=True)
         super().__init__(
             "horovodrun",
-            callback=lambda words: run(translate(words)),
-            params=[click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS] COMMAND [ARGUMENTS]")],
-            help="Start ranks with the flags of Horovod's launcher. Use 'mpitrain run' for new scripts. "
-            f"Flags that are accepted: {known}.",
+            callback=lambda **values: run(_words(**values)),
+            params=[command, *_OPTIONS],
+            help="Start ranks with the flags of Horovod's launcher. Use 'mpitrain run' for new scripts.",
+            context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args[:1] in (["--help"], ["-h"], []):
-            return super().parse_args(ctx, ["--help"])
-        ctx.params = {"words": tuple(args)}
-        return []
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name in _INSTEAD:
+                raise click.UsageError(
+                    f"{error.option_name} is not supported; {_INSTEAD[error.option_name]}", ctx
+                ) from None
+            raise
 
 
 def horovodrun_command() -> HorovodRunCommand:
     """Return ``mpitrain horovodrun``."""
     from .run import RunCommand
 
-    return HorovodRunCommand(lambda words: RunCommand().main(words, prog_name="mpitrain run", standalone_mode=False))
+    command = HorovodRunCommand(lambda words: RunCommand().main(words, prog_name="mpitrain run", standalone_mode=False))
+    return click.version_option(__version__, "-v", "--version")(command)

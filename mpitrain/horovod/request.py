@@ -12,6 +12,8 @@ from torch import Tensor
 
 Shape = tuple[int, ...]
 
+_ANY_ROWS = {"allgather", "alltoall"}  # whose first dimensions may differ between ranks
+
 
 class ReduceOp(IntEnum):
     """Reductions, with Horovod's numbers."""
@@ -55,10 +57,14 @@ class Request(NamedTuple):
             parts.append(f"root {self.root}")
         if self.dtype is not None:
             parts.append(str(self.dtype).removeprefix("torch."))
-        parts += map(str, self.shapes)
+        parts += map(self._shape_text, self.shapes)
         if self.scales != (1.0, 1.0):
             parts.append(f"prescale {self.scales[0]:g} postscale {self.scales[1]:g}")
         return " ".join(parts)
+
+    def _shape_text(self, shape: Shape) -> str:
+        sizes = ["any", *map(str, shape)] if self.kind in _ANY_ROWS else list(map(str, shape))
+        return f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
 
 
 class Handle:

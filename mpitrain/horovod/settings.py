@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     """Return the settings that the variables ``HOROVOD_*`` choose.
 
     Raises:
-        ConfigError: A value is not a number.
+        ConfigError: A value is not a number, or negative.
     """
     used = set()
 
@@ -46,9 +47,12 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         used.add(name)
         text = environ.get(name, "")
         try:
-            return float(text) if text else default
+            value = float(text) if text else default
         except ValueError:
             raise ConfigError(f"{name}={text} is not a number") from None
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{name}={text} must be a finite number, at least 0")
+        return value
 
     def flag(name: str) -> bool:
         return number(name, 0) > 0

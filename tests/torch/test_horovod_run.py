@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
-from mpitrain.cli.horovodrun import translate
-from mpitrain.errors import ConfigError
+from mpitrain.cli.horovodrun import HorovodRunCommand
 from mpitrain.process.failure import read_failure
 
 from ..support.launch import PROGRAMS, Mpi, run
@@ -62,13 +62,22 @@ def test_horovodrun_writes_a_timeline(openmpi: Mpi, tmp_path: Path) -> None:
     assert any(event["name"] == "CYCLE_START" for event in events)
 
 
+def translate(words: list[str]) -> list[str]:
+    """Return the arguments of ``mpitrain run``."""
+    return HorovodRunCommand(lambda arguments: arguments).main(words, standalone_mode=False)  # type: ignore[no-any-return]
+
+
 def test_flags_of_horovodrun() -> None:
     words = ["-np", "4", "-H", "a:2,b:2", "--fusion-threshold-mb", "2", "--network-interfaces=eth1", "-p", "23"]
-    flags = ["--ranks", "4", "--hosts", "a:2,b:2", "--env", "HOROVOD_FUSION_THRESHOLD=2097152", "--network", "eth1"]
-    assert translate([*words, "--no-stall-check", "python", "train.py", "-np", "1"]) == [
-        *flags,
-        *["--env", "HOROVOD_STALL_CHECK_DISABLE=1", "--remote-agent", "ssh -p 23"],
-        *["--", "python", "train.py", "-np", "1"],
+    translated = translate([*words, "--no-stall-check", "python", "train.py", "-np", "1"])
+    assert translated[-5:] == ["--", "python", "train.py", "-np", "1"]
+    assert sorted(zip(translated[:-5:2], translated[1:-5:2], strict=True)) == [
+        ("--env", "HOROVOD_FUSION_THRESHOLD=2097152"),
+        ("--env", "HOROVOD_STALL_CHECK_DISABLE=1"),
+        ("--hosts", "a:2,b:2"),
+        ("--network", "eth1"),
+        ("--ranks", "4"),
+        ("--remote-agent", "ssh -p 23"),
     ]
 
 
@@ -79,11 +88,15 @@ def test_flags_of_horovodrun() -> None:
         (["--output-filename", "logs", "python"], "--run-dir"),
         (["--autotune", "python"], "no such setting"),
         (["--host-discovery-script", "x", "python"], "-H"),
-        (["-np"], "-np needs a value"),
-        (["-np", "4"], "no command"),
-        (["--fusion-threshold-mb", "large", "python"], "large is not a number"),
+        (["-np"], "-np"),
+        (["-np", "4"], "COMMAND"),
+        (["-np", "0", "python"], "-np"),
+        (["--bogus", "python"], "--bogus"),
+        (["--fusion-threshold-mb", "large", "python"], "large"),
+        (["--cycle-time-ms", "-1", "python"], "--cycle-time-ms"),
     ],
 )
 def test_refused_flags_of_horovodrun(words: list[str], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(click.UsageError) as raised:
         translate(words)
+    assert named in raised.value.format_message()

@@ -123,7 +123,7 @@ def test_diff_reports_where_two_differ(run_dir: Path, capsys: pytest.CaptureFixt
                 if f"{group}/{name}" in opened.datasets:
                     view[...] = opened.read(f"{group}/{name}")
     LAYOUT.views(vectors["params"])["a.weight"][1, 1] += 0.5
-    about = {"mode": "sync", "workers": 3, "config": {"batch_size": 12, "hidden": [3, 4]}}
+    about = {"mode": "sync", "workers": 3, "run_dir": "elsewhere", "config": {"batch_size": 12, "hidden": [3, 4]}}
     checkpoint.write(b, LAYOUT, checkpoint.Snapshot(vectors, 5, 345), 7, about)
     assert main(["diff", str(a), str(b)]) == 1
     workers, weight = capsys.readouterr().out.splitlines()

@@ -60,8 +60,9 @@ def _allgather(
 class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> tuple[Tensor, ...]:
+        outputs = synchronize(grouped_allgather_async(tensors, name, process_set))
         ctx.rows, ctx.process_set = [tensor.shape[0] for tensor in tensors], process_set
-        return tuple(synchronize(grouped_allgather_async(tensors, name, process_set)))
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:

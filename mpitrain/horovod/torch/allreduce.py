@@ -11,8 +11,19 @@ from torch import Tensor
 from ..execution import reduction_for
 from ..process_sets import ProcessSet, global_process_set
 from ..request import Handle, ReduceOp, Request
-from .compression import Compression, Compressor
-from .submission import Adasum, Average, Sum, in_place, on_host, submit, synchronize, to_reduce_op
+from .compression import Compression, Compressor, compress
+from .submission import (
+    Adasum,
+    Average,
+    Sum,
+    check_tensors,
+    detached_copies,
+    in_place,
+    on_host,
+    submit,
+    synchronize,
+    to_reduce_op,
+)
 
 
 def allreduce_async_(
@@ -48,7 +59,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Reduce a tensor over all ranks; the input does not change, and may change at once."""
-    output = tensor.detach().clone()
+    (output,) = detached_copies([tensor], "allreduce")
     return allreduce_async_(output, average, name, op, prescale_factor, postscale_factor, process_set)
 
 
@@ -76,7 +87,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Reduce tensors of one type over all ranks, as one operation."""
-    outputs = [tensor.detach().clone() for tensor in tensors]
+    outputs = detached_copies(tensors, "allreduce")
     return grouped_allreduce_async_(outputs, average, name, op, prescale_factor, postscale_factor, process_set)
 
 
@@ -166,7 +177,7 @@ def reduced_copies(
     tensors: Sequence[Tensor], op: ReduceOp, name: str | None, scales: tuple[float, float], process_set: ProcessSet
 ) -> tuple[Tensor, ...]:
     """Return reduced copies of tensors, as one operation."""
-    outputs = [tensor.detach().clone() for tensor in tensors]
+    outputs = detached_copies(tensors, "allreduce")
     return tuple(synchronize(_allreduce(outputs, op, name, scales, process_set, in_place(outputs, is_group=True))))
 
 
@@ -178,6 +189,7 @@ def _grouped_allreduce(
     scales: tuple[float, float],
     process_set: ProcessSet,
 ) -> list[Tensor]:
-    compressed, contexts = zip(*map(compression.compress, tensors), strict=True)
+    check_tensors(tensors, "allreduce")
+    compressed, contexts = compress(compression, tensors)
     reduced = _Allreduce.apply(op, name, scales, process_set, *compressed)
     return [compression.decompress(one, context) for one, context in zip(reduced, contexts, strict=True)]

@@ -11,7 +11,7 @@ from .. import world
 from ..process_sets import ProcessSet, global_process_set
 from ..request import Handle, Request
 from .allreduce import reduced_copies
-from .submission import Average, in_place, on_host, submit, synchronize
+from .submission import Average, detached_copies, in_place, on_host, submit, synchronize
 
 
 def broadcast_async_(
@@ -34,7 +34,8 @@ def broadcast_async(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Copy a tensor from a rank to all ranks; the input does not change."""
-    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
+    (output,) = detached_copies([tensor], "broadcast")
+    return broadcast_async_(output, root_rank, name, process_set)
 
 
 def broadcast_(

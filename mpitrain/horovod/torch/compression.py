@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,6 +45,27 @@ class FP16Compressor(Compressor):
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
         return tensor.to(ctx)
+
+
+def check_compression(compression: type[Compressor]) -> None:
+    """Check that an argument has the interface of a compressor.
+
+    Raises:
+        ValueError: It has not.
+    """
+    if not all(callable(getattr(compression, name, None)) for name in ("compress", "decompress")):
+        raise ValueError(f"compression must be Compression.none, Compression.fp16 or a Compressor, not {compression!r}")
+
+
+def compress(compression: type[Compressor], tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Any]]:
+    """Return what is sent for each tensor, and what ``decompress`` needs for each.
+
+    Raises:
+        ValueError: ``compression`` is not a compressor.
+    """
+    check_compression(compression)
+    compressed, contexts = zip(*map(compression.compress, tensors), strict=True)
+    return compressed, contexts
 
 
 class Compression:

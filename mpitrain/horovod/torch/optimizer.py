@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..process_sets import ProcessSet, global_process_set
 from ..request import Handle, ReduceOp
 from .allreduce import allreduce_, grouped_allreduce_async_
-from .compression import Compression, Compressor
+from .compression import Compression, Compressor, check_compression, compress
 from .functions import broadcast_object
 from .sparse import sparse_allreduce_async
 from .submission import Adasum, Average, synchronize
@@ -52,7 +52,12 @@ def DistributedOptimizer(  # noqa: N802
     Raises:
         ValueError: An argument is not valid.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"DistributedOptimizer takes an optimizer of torch.optim, not {type(optimizer).__name__}")
+    if is_distributed(optimizer):
+        raise ValueError("the optimizer is distributed already; call DistributedOptimizer once")
     op = ReduceOp(op)
+    check_compression(compression)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError(f"gradient_predivide_factor needs op=Average, not {op.name}")
     if num_groups:
@@ -221,7 +226,7 @@ class _Distributed(torch.optim.Optimizer):
         return finish
 
     def _reduce(self, tensors: Sequence[Tensor], name: str) -> tuple[Handle, Sequence[Any]]:
-        compressed, contexts = zip(*map(self._compression.compress, tensors), strict=True)
+        compressed, contexts = compress(self._compression, tensors)
         scales = self._scales if self._op == Average else (1.0, 1.0)
         handle = grouped_allreduce_async_(compressed, None, name, self._op, *scales, self._process_set)
         return handle, contexts

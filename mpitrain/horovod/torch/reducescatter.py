@@ -12,8 +12,8 @@ from ..execution import reduction_for
 from ..process_sets import ProcessSet, global_process_set
 from ..request import Handle, ReduceOp, Request
 from .allgather import grouped_allgather_async
-from .compression import Compression, Compressor
-from .submission import Adasum, Average, Sum, rows_on_host, submit, synchronize
+from .compression import Compression, Compressor, compress
+from .submission import Adasum, Average, Sum, check_tensors, rows_on_host, submit, synchronize
 
 
 def grouped_reducescatter_async(
@@ -96,7 +96,8 @@ def _grouped_reducescatter(
     process_set: ProcessSet,
     scales: tuple[float, float],
 ) -> list[Tensor]:
-    compressed, contexts = zip(*map(compression.compress, tensors), strict=True)
+    check_tensors(tensors, "reducescatter")
+    compressed, contexts = compress(compression, tensors)
     reduced = _Reducescatter.apply(name, op, process_set, scales, *compressed)
     return [compression.decompress(one, context) for one, context in zip(reduced, contexts, strict=True)]
 

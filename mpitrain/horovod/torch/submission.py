@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...backend.host_tensors import copy_back, to_host
@@ -18,11 +19,13 @@ Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
 
 def poll(handle: Handle) -> bool:
     """Return whether an operation has ended. Local."""
+    _check_handle(handle)
     return world.current().engine.poll(handle) if not handle.done else True
 
 
 def synchronize(handle: Handle) -> Any:
     """Wait for an operation, and return its result: a tensor, or a list of them for a group."""
+    _check_handle(handle)
     if not handle.done:
         world.current().engine.wait(handle)
     if handle.error is not None:
@@ -57,20 +60,46 @@ def submit(handle: Handle, process_set: ProcessSet) -> Handle:
     return world.current().channel(process_set.process_set_id).submit(handle)
 
 
-def on_host(tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
-    """Return contiguous CPU tensors of shape (n,): the same memory if possible, copies otherwise."""
+def _check_handle(handle: Handle) -> None:
+    if not isinstance(handle, Handle):
+        raise ValueError(f"this takes the handle of an operation such as allreduce_async, not {handle!r}")
+
+
+def check_tensors(tensors: Sequence[Tensor], kind: str) -> None:
+    """Check the tensors of an operation.
+
+    Raises:
+        ValueError: There is none, or they are not dense tensors of one type.
+    """
     if not tensors:
         raise ValueError(f"{kind} needs at least one tensor")
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{kind} takes tensors, not {type(tensor).__name__}; use torch.as_tensor(value)")
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{kind} takes dense tensors; use sparse_allreduce_async, or tensor.to_dense()")
     if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
         raise ValueError(f"{kind}: the tensors of a group must have one type, not {[t.dtype for t in tensors]}")
+
+
+def detached_copies(tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
+    """Return copies that have no gradient."""
+    check_tensors(tensors, kind)
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def on_host(tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
+    """Return contiguous CPU tensors of shape (n,): the same memory if possible, copies otherwise."""
+    check_tensors(tensors, kind)
     return [to_host(tensor) for tensor in tensors]
 
 
 def rows_on_host(tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
     """As ``on_host``, with the shapes of the tensors, which have at least one dimension."""
+    hosts = on_host(tensors, kind)
     if any(tensor.dim() == 0 for tensor in tensors):
         raise ValueError(f"{kind} needs tensors with at least one dimension; use tensor.view(1)")
-    return [host.view(tensor.shape) for host, tensor in zip(on_host(tensors, kind), tensors, strict=True)]
+    return [host.view(tensor.shape) for host, tensor in zip(hosts, tensors, strict=True)]
 
 
 def in_place(tensors: Sequence[Tensor], is_group: bool) -> Callable[[Sequence[Tensor]], Any]:

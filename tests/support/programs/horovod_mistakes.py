@@ -73,6 +73,47 @@ def gather_after_join() -> None:
         hvd.join()
 
 
+def gathered_scalar() -> None:
+    hvd.allgather(torch.tensor(1.0))
+
+
+def number_as_tensor() -> None:
+    hvd.allreduce(3.0)  # type: ignore[arg-type]
+
+
+def number_in_group() -> None:
+    hvd.grouped_allreduce_async([torch.zeros(1), 3.0])  # type: ignore[list-item]
+
+
+def no_tensors() -> None:
+    hvd.grouped_allreduce([])
+
+
+def sparse_tensor() -> None:
+    hvd.allreduce(torch.eye(2).to_sparse())
+
+
+def text_as_compression() -> None:
+    hvd.allreduce(torch.zeros(3), compression="fp16")  # type: ignore[arg-type]
+
+
+def number_as_handle() -> None:
+    hvd.synchronize(12345)  # type: ignore[arg-type]
+
+
+def model_as_optimizer() -> None:
+    hvd.DistributedOptimizer(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+def distributed_twice() -> None:
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1)
+    hvd.DistributedOptimizer(hvd.DistributedOptimizer(optimizer))
+
+
+def elastic_without_state() -> None:
+    hvd.elastic.run(print)(3)
+
+
 def unknown_root() -> None:
     hvd.broadcast(torch.zeros(3), 2)
 

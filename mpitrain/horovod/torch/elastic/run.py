@@ -40,6 +40,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(state, State):
+            raise ValueError(f"the first argument of {func.__qualname__} must be a State, not {state!r}")
         _restore(state, func.__qualname__)
         skip_sync = False
         while True:
