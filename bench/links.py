@@ -11,6 +11,8 @@ intervals.
   alone, if that is longer.
 - ``ddp``, ``ddp-powersgd``: gloo, whole gradients and PowerSGD of rank 4, with fused Adam.
 - ``async``: with one server on the first host.
+- ``far``: ``async`` with one worker, whose server is on another host; its limit is the transfer of a gradient and
+  then of the parameters.
 - Anything else: flags of ``mpitrain run``, such as ``--compress=int8``.
 """
 
@@ -25,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 from environment import one_thread_and_own_kernels, use_this_checkout
@@ -72,12 +75,20 @@ class Links:
         return statistics.median(rates)
 
     def ours(self, model: str, flags: list[str]) -> float:
-        hidden, layers = MODELS[model]
         ranks = [1] * self._count
         if "async" in flags:
             ranks[0] += 1
+        return self._rate_of(model, flags, ranks)
+
+    def far(self, model: str, flags: list[str]) -> float:
+        """Return examples/s of one worker whose server is on another host."""
+        return self._rate_of(model, ["--mode", "async", "--ps", "1", *flags], [1, 1])
+
+    def _rate_of(self, model: str, flags: list[str], ranks: list[int]) -> float:
+        hidden, layers = MODELS[model]
         with tempfile.TemporaryDirectory() as folder:
-            steps = steps_of(model, self._rate) * (self._count if "async" in flags else 1)
+            workers = sum(ranks) - ("async" in flags)
+            steps = steps_of(model, self._rate) * (workers if "async" in flags else 1)
             words = self._hosts.run(sys.executable, ranks, "--env", "OMPI_MCA_mpi_yield_when_idle=1", "--threads", "1")
             words += [*flags, "--log-steps", str(steps // 8), "--save-secs", "0", "--run-dir", f"{folder}/run"]
             words += [str(BENCH / "jobs" / "links.py"), "--data-dir", DATA, "--hidden", str(hidden)]
@@ -114,6 +125,8 @@ def measure(links: Links, count: int, rate: str, model: str, programs: list[str]
         alone.append(links.alone(model))
         for program in programs:
             run = runs.get(program) or (lambda flags=program: links.ours(model, flags.split()))
+            if program.split()[0] == "far":
+                run = partial(links.far, model, program.split()[1:])
             results[program].append(run())
     bandwidth = statistics.median(bandwidths)
     transfer_s = 2 * 4 * size_of(model) * (count - 1) / count / bandwidth
@@ -121,8 +134,12 @@ def measure(links: Links, count: int, rate: str, model: str, programs: list[str]
     print(f"\n{model}, {count} hosts, {rate}: {bandwidth / 1e6:,.0f} MB/s; limit {limit:,.0f} examples/s, without")
     print(f"communication {count * statistics.median(alone):,.0f}")
     reference = statistics.median(results["ddp"]) if "ddp" in results else limit
+    far_limit = BATCH * bandwidth / (2 * 4 * size_of(model))
     for program, rates in results.items():
         rate_ = statistics.median(rates)
+        if program.split()[0] == "far":
+            print(f"{program:24} {rate_:10,.0f}  {far_limit / rate_:.2f} of the time of the transfers")
+            continue
         spread = f"({min(rates):,.0f} to {max(rates):,.0f})"
         print(
             f"{program:24} {rate_:10,.0f}  {rate_ / reference:6.2f} of ddp  {rate_ / limit:6.2f} of the limit  {spread}"

@@ -52,6 +52,7 @@ class Routes:
         dtype: Data type of its elements.
         n_rows: Words that a reply may carry in addition to a vector, such as worker statistics.
         codec: Encodes vectors that are sent to servers; None if they are sent unchanged.
+        replies_only: Whether vectors are sent in replies only, so that servers need no memory for them.
     """
 
     comm: MPI.Intracomm
@@ -61,6 +62,7 @@ class Routes:
     dtype: np.dtype[Any]
     n_rows: int
     codec: VectorCodec | None = None
+    replies_only: bool = False
 
     def servers(self, worker: int) -> list[int]:
         """Return the ranks of the servers that a worker sends to."""
@@ -72,6 +74,8 @@ class Routes:
 
     def request_nbytes(self, server: int) -> int:
         """Return the number of bytes in which a vector is sent to a server."""
+        if self.replies_only:
+            return 0
         if self.codec is None:
             return self.capacity(server) * self.dtype.itemsize
         return sum(self.codec.of_range(lo, hi).nbytes for lo, hi in self.ranges[server])

@@ -54,6 +54,11 @@ class ServerConfig(OptionGroup):
         "Use RMA windows to reach servers on other nodes; --no-one-sided uses point-to-point messages.",
         modes=_with_servers,
     )
+    prefetch_params: bool = option(
+        False,
+        "Read the parameters of the next step from servers on other nodes during this one; they may be a step older.",
+        modes=lambda mode: mode.is_asynchronous and not mode.bounds_staleness,
+    )
 
 
 @dataclass(frozen=True)

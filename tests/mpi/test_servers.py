@@ -109,6 +109,20 @@ def test_with_one_worker_every_mode_is_one_process(
     assert_same_bits(train(openmpi, n, tmp_path, *how, *what), one_process(*what))
 
 
+@pytest.mark.parametrize("road", [(), ("--no-one-sided",)], ids=str)
+def test_prefetched_parameters_are_at_most_one_step_older(
+    openmpi: Mpi, road: tuple[str, ...], one_process, tmp_path: Path
+) -> None:
+    how = ("--mode", "async", "--ps", "2", "--no-shared-memory", "--prefetch-params", *road)
+    prefetched = train(openmpi, 3, tmp_path / "a", *how)
+    *_, counts = (json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines())
+    _, late, *later = counts["staleness_histogram"]
+    assert late > 0 and not any(later)
+    assert any(prefetched[name].tobytes() != values.tobytes() for name, values in one_process().items())
+    # At a checkpoint the parameters of all completed steps are read; with one after each step, none are older.
+    assert_same_bits(train(openmpi, 3, tmp_path / "b", *how, "--save-steps", "1", "--keep", "2"), one_process())
+
+
 @pytest.mark.parametrize(
     ("flags", "precision", "road", "tolerance"),
     [

@@ -38,6 +38,7 @@ from mpitrain.strategy.fragments import fragments_of
         ({"compress": ""}, "--compress is ''"),
         ({"compress": "float32"}, "--compress float32 .*--dtype is float32"),
         ({"mode": "local", "outer_optimizer": "sgd", "outer_learning_rate": math.inf}, "--outer-learning-rate is inf"),
+        ({"mode": "ssp", "prefetch_params": True}, "--prefetch-params .*--mode async"),
         ({"mode": "backup", "staleness_scaling": True}, "--staleness-scaling .*backup"),
         ({"mode": "async", "ps": 1, "ps_hosts": ["a", "b"]}, "--ps-hosts .*a, b.*--ps 1"),
         ({"mode": "ssp", "staleness": -1}, "--staleness is -1.*0"),

@@ -21,7 +21,7 @@ from ...plan.progress import ConsistentPoint, Progress, WorkItem
 from ..base import PauseRequests, Stats, StepResult
 from ..non_finite import NonFinitePolicy
 from .coordinator import END, PAUSE, CoordinatorState
-from .remote import RemoteShard
+from .remote import PrefetchingShard, RemoteShard
 from .store import Store
 
 _log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class PsStrategy:
         self.params, self.grads = self.allocate()
         self.shards = store.shard_clients(self.params)
         self._remote_shards = [shard for shard in self.shards if isinstance(shard, RemoteShard)]
+        self._prefetching_shards = [shard for shard in self._remote_shards if isinstance(shard, PrefetchingShard)]
         # Requests to other nodes first. Workers begin at different shards of their node, so that they do not all wait
         # for the same one.
         local = sorted(store.shards)
@@ -92,7 +93,7 @@ class PsStrategy:
     def allocate(self) -> tuple[Array, Array]:
         """Return this worker's parameters and gradient; the RPC transport's vector if parameters arrive there."""
         size, dtype, rpc = self.plan.layout.size, self.plan.dtype, self.store.rpc
-        arrives = rpc is not None and len(rpc.vector) == size
+        arrives = rpc is not None and len(rpc.vector) == size and self.store.reads is None
         params = rpc.vector if rpc is not None and arrives else np.zeros(size, dtype)
         return params, np.zeros(size, dtype)
 
@@ -162,13 +163,19 @@ class PsStrategy:
 
     @span("pull")
     def read_params(self, step: int) -> None:
-        """Read the newest parameters of every shard."""
+        """Read the newest parameters of every shard, or those that are prefetched; prefetch the next ones."""
         self.n_reads += 1
         least = self.least_version(step)
+        if self._paused:  # all steps are complete, and prefetched parameters may be older
+            for shard in self._prefetching_shards:
+                shard.discard()
         for s in self.shard_order:
             self.shards[s].post_read(least)
         for s in self.shard_order:
             self.versions[s] = self.shards[s].wait_read()
+        if not self._paused:
+            for shard in self._prefetching_shards:
+                shard.prefetch()
 
     def vector(self, name: str) -> Array:
         """Return one of the vectors; ``params`` were read by ``next``."""

@@ -17,7 +17,7 @@ class Kind(IntEnum):
     READ = 2  # replied with the parameters, once they have at least a version
     VECTOR = 3  # replied with another vector
     NEXT = 4  # replied when there is an assignment
-    TURN = 5  # a step has ended; replied when there is an assignment, with the parameters unless training pauses
+    TURN = 5  # a step has ended; replied when there is an assignment, on request with parameters unless training pauses
     ADMIT = 6
     COLLECT = 7  # a gradient of a step; replied when the step is applied
     STATE = 8  # replied with the statistics of the workers, too
@@ -32,7 +32,7 @@ _FIELDS = {
     Kind.APPLY: [("version", "i8"), ("clip", "f8"), ("scaled", "?")],
     Kind.READ: [("version", "i8")],
     Kind.VECTOR: [("index", "i8")],
-    Kind.TURN: [("loss", "f8"), ("staleness", "i8"), ("reads", "i8"), ("skipped", "?")],
+    Kind.TURN: [("loss", "f8"), ("staleness", "i8"), ("reads", "i8"), ("skipped", "?"), ("brings_params", "?")],
     Kind.ADMIT: [("item", "i8"), ("step", "i8"), ("loss", "f8"), ("reads", "i8")],
     Kind.COLLECT: [("item", "i8"), ("step", "i8"), ("loss", "f8")],
     Kind.PAUSE_STEP: [("step", "i8")],

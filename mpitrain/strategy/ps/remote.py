@@ -68,11 +68,58 @@ class RemoteShard:
         self._rpc.reply(self._server)
 
 
+class PrefetchingShard(RemoteShard):
+    """A shard whose parameters can be read during a step, while its gradient is computed and sent.
+
+    Args:
+        reads: The transport of these requests; the others are those of ``RemoteShard``.
+        params: Shape (layout.size,): where the parameters are copied to.
+    """
+
+    def __init__(
+        self,
+        rpc: RpcTransport,
+        server: int,
+        ranges: Ranges,
+        names: list[str],
+        frozen: Array,
+        reads: RpcTransport,
+        params: Array,
+    ) -> None:
+        super().__init__(rpc, server, ranges, names, frozen)
+        self._reads, self._params = reads, params
+        self._is_pending = False
+
+    def prefetch(self) -> None:
+        """Request the newest parameters for the next ``wait_read``."""
+        self._reads.request(self._server, Kind.READ, request(Kind.READ, 0))
+        self._is_pending = True
+
+    def discard(self) -> None:
+        """Wait for parameters that have been requested, and ignore them: the next ``wait_read`` gets newer ones."""
+        if self._is_pending:
+            self._wait()
+
+    def post_read(self, least: int) -> None:
+        if not self._is_pending:
+            self.prefetch()
+
+    def wait_read(self) -> int:
+        version = self._wait()
+        for lo, hi in self.ranges:
+            self._params[lo:hi] = self._reads.vector[lo:hi]
+        return version
+
+    def _wait(self) -> int:
+        self._is_pending = False
+        return int(unpack(self._reads.reply(self._server), REPLY[Kind.READ])["version"])
+
+
 class RemoteCoordinator:
     """The step coordinator on another node; see ``coordinator.StepCoordinator``.
 
-    The reply to ``finish`` brings the next assignment and parameters, so that a step takes two round trips: this one,
-    and the one of the gradient.
+    The reply to ``finish`` brings the next assignment and parameters, unless these are prefetched, so that a step takes
+    two round trips: this one, and the one of the gradient.
 
     Args:
         server: The rank of the first server.
@@ -82,15 +129,17 @@ class RemoteCoordinator:
     def __init__(self, rpc: RpcTransport, server: int, shard: RemoteShard) -> None:
         self._rpc, self._server, self._shard = rpc, server, shard
         self._assigned: Assignment | None = None
+        self._brings_params = not isinstance(shard, PrefetchingShard)
 
     def next(self) -> Assignment:
         assignment, self._assigned = self._assigned, None
         return Assignment(*self._query(Kind.NEXT)) if assignment is None else assignment
 
     def finish(self, loss: float, staleness: int, reads: int, skipped: bool) -> int:
-        done, item, step, lead, version = self._query(Kind.TURN, loss, staleness, reads, skipped)
+        brings_params = self._brings_params
+        done, item, step, lead, version = self._query(Kind.TURN, loss, staleness, reads, skipped, brings_params)
         self._assigned = Assignment(item, step, lead)
-        self._shard.arrived = None if item in (PAUSE, END) else version
+        self._shard.arrived = version if brings_params and item not in (PAUSE, END) else None
         return int(done)
 
     def admit(self, item: int, step: int, loss: float, reads: int) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...comm.backoff import LONG
 from ...comm.mpi import MPI
-from ...comm.rpc import EMPTY, unpack
+from ...comm.rpc import EMPTY, RpcTransport, unpack
 from ...core import activity
 from ...core.layout import Array
 from ...monitor.trace import span
@@ -87,6 +87,10 @@ class Server:
     def _work(self) -> bool:
         """Answer the requests that have arrived; return whether there was any, or a step was completed."""
         worked = False
+        if self._store.reads is not None:
+            for client, *_ in self._store.reads.requests():
+                worked = True
+                self._send_params(self._store.reads, client)
         if self._store.rpc is not None:
             for client, number, message in self._store.rpc.requests():
                 worked = True
@@ -122,11 +126,16 @@ class Server:
         def respond() -> bool:
             if self._shard.version < version:
                 return False
-            at, params = self._snapshot("params")
-            self._reply(client, reply(Kind.READ, at), vector=params)
+            self._send_params(self._store.rpc, client)
             return True
 
         self._when_ready(respond)
+
+    def _send_params(self, transport: RpcTransport | None, client: int) -> None:
+        assert transport is not None
+        version, params = self._snapshot("params")
+        with activity.waiting():  # a stopped client can block the reply
+            transport.respond(client, reply(Kind.READ, version), params)
 
     def _vector(self, client: int, index: int) -> None:
         self._reply(client, vector=self._snapshot(self._names[index])[1])
@@ -150,7 +159,7 @@ class Server:
 
         self._when_ready(respond)
 
-    def _turn(self, client: int, loss: float, staleness: int, reads: int, skipped: bool) -> None:
+    def _turn(self, client: int, loss: float, staleness: int, reads: int, skipped: bool, brings_params: bool) -> None:
         worker, coordinator = self._worker_of[client], self._require_coordinator()
         done = coordinator.finish(worker, loss, staleness, reads, skipped)
 
@@ -158,7 +167,8 @@ class Server:
             assignment = coordinator.next(worker)
             if assignment.item == WAIT:
                 return False
-            version, params = (0, None) if assignment.item in (PAUSE, END) else self._snapshot("params")
+            sends_params = brings_params and assignment.item not in (PAUSE, END)
+            version, params = self._snapshot("params") if sends_params else (0, None)
             self._reply(client, reply(Kind.TURN, done, *assignment, version), vector=params)
             return True
 

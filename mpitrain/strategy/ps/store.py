@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...comm.backoff import Backoff
 from ...comm.cluster import Cluster
 from ...comm.mpi import MPI
-from ...comm.rpc import Routes, open_transport
+from ...comm.rpc import Routes, RpcTransport, open_transport
 from ...comm.shared_memory import SharedArrays, sharing_problem
 from ...comm.vector_codec import make_vector_codec
 from ...core.layout import Array, row_stride
@@ -25,7 +25,7 @@ from ...plan.placement import ranges_of
 from ...plan.plan import Plan
 from ...plan.progress import Progress
 from .coordinator import STATS_WORDS, CoordinatorMemory, CoordinatorRules, LocalCoordinator, StepCoordinator
-from .remote import RemoteCoordinator, RemoteShard
+from .remote import PrefetchingShard, RemoteCoordinator, RemoteShard
 from .shard import LocalShard, Shard, ShardClient
 
 _log = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ class Store:
             it holds shards.
         on_one_node: In these modes: whether all workers and shards share one node; workers then update by themselves.
         rpc: The transport between workers and the servers on other nodes; None if there are none.
+        reads: Another one, for parameters that are prefetched; None if they are not.
         waiting: How this rank waits.
         frozen: ``TrainingState.frozen`` as the shards of this node apply it; shared by the node.
         rates: The optimizer's ``live_rates`` as the shards of this node apply them; shared by the node.
@@ -95,6 +96,13 @@ class Store:
         self.initial_vectors = self.vectors if self.shards and self.nodes.comm.rank == 0 else None
         self._routes = self._make_routes()
         self.rpc = None if self._routes is None else open_transport(self._routes, plan.config.servers.one_sided)
+        self.reads: RpcTransport | None = None
+        if self._routes is None and plan.config.servers.prefetch_params:
+            _log.info("--prefetch-params has no effect: all workers share memory with all servers")
+        elif self._routes is not None and plan.config.servers.prefetch_params:
+            self._reads_comm = cluster.comm.Dup()
+            reads = replace(self._routes, comm=self._reads_comm, codec=None, replies_only=True)
+            self.reads = open_transport(reads, plan.config.servers.one_sided)
         if self.rpc is not None:
             self.waiting.progress = cluster.comm.Iprobe
 
@@ -140,9 +148,10 @@ class Store:
         for s, holder in enumerate(self.holders):
             if s in self.shards:
                 clients.append(LocalShard(self.shards[s], params, row, self.waiting))
-            else:
-                assert self.rpc is not None
-                clients.append(RemoteShard(self.rpc, holder, self.ranges[s], names, self.frozen))
+                continue
+            assert self.rpc is not None
+            proxy = self.rpc, holder, self.ranges[s], names, self.frozen
+            clients.append(RemoteShard(*proxy) if self.reads is None else PrefetchingShard(*proxy, self.reads, params))
         return clients
 
     def free(self) -> None:
@@ -151,6 +160,9 @@ class Store:
         self.waiting.until(lambda spins: barrier.Test())
         if self.rpc is not None:
             self.rpc.free()
+        if self.reads is not None:
+            self.reads.free()
+            self._reads_comm.Free()
         self._shared.free()
 
     def _check_servers(self) -> None:
