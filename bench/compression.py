@@ -1,6 +1,6 @@
 """Accuracy with compressed gradients, against that of the same steps without compression.
 
-    python bench/compression.py [--jobs mnist_mlp fashion_cnn] [--seeds 3]
+    python bench/compression.py [--jobs mnist_mlp momentum_mlp fashion_cnn] [--seeds 3]
 
 Fashion-MNIST. Memory is not shared, so that every rank counts as a node; speed is measured by ``links.py``. With a
 server, every worker sends to another node. Prints the mean accuracy over the seeds, the difference from the run
@@ -21,7 +21,12 @@ from environment import one_thread_and_own_kernels
 
 ROOT = Path(__file__).parents[1]
 DATA = "/usr/share/datasets/fashion-mnist"
-STEPS = {"mnist_mlp": 3000, "fashion_cnn": 1200}
+JOBS = {
+    "mnist_mlp": ROOT / "jobs" / "mnist_mlp.py",
+    "momentum_mlp": ROOT / "bench" / "jobs" / "momentum_mlp.py",
+    "fashion_cnn": ROOT / "jobs" / "fashion_cnn.py",
+}
+STEPS = {"mnist_mlp": 3000, "momentum_mlp": 3000, "fashion_cnn": 1200}
 SYNC = ["", "bfloat16", "int8", "powersgd:4", "powersgd:4 --compress-after 100"]
 SERVED = ["", "int8", "topk:0.01"]
 
@@ -31,7 +36,7 @@ def train(job: str, seed: int, ranks: int, flags: list[str]) -> tuple[float, flo
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "mpitrain", "run", "-n", str(ranks), "--threads", "1", "--no-shared-memory"]
         words += [*flags, "--seed", str(seed), "--validate-steps", "0", "--run-dir", f"{folder}/run"]
-        words += [str(ROOT / "jobs" / f"{job}.py"), "--data-dir", DATA, "--train-steps", str(STEPS[job])]
+        words += [str(JOBS[job]), "--data-dir", DATA, "--train-steps", str(STEPS[job])]
         words += ["--filters", "8"] if job == "fashion_cnn" else []
         subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
         lines = [json.loads(line) for line in Path(folder, "run", "metrics.jsonl").read_text().splitlines()]
