@@ -1,8 +1,8 @@
 """Execution of the code on a documentation page, in the order of the page.
 
 A code block with a caption is the file of that name. A block of type ``console`` has commands, which begin with ``$``,
-and below each command lines that it prints, in this order, perhaps among others. Numbers may differ; ``[...]`` stands for
-any text, ``/home/me/tutorial`` for the folder in which the commands run.
+and below each command lines that it prints, in this order, perhaps among others. Numbers may differ. ``[...]`` stands
+for any text, ``/home/me/tutorial`` for the folder in which the commands run.
 """
 
 from __future__ import annotations
