@@ -18,29 +18,37 @@ _ARRAY = re.compile(r"(\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*)?(%\d+)?")
 
 @dataclass(frozen=True)
 class Resources(OptionGroup):
-    """The requested resources; None leaves the choice to the scheduler's defaults.
+    """The resources of the batch job.
+
+    The scheduler's defaults apply to those that are None.
 
     Raises:
         ConfigError: A value is invalid.
     """
 
-    nodes: int = option(1, "Number of nodes.", "N", minimum=1, also="-N")
+    nodes: int = option(1, "Number of nodes.", "N", minimum=1, also="-N", is_common=True)
     ntasks: int | None = option(
         None, "Total number of ranks, without servers of --ps-nodes.", "N", minimum=1, also="-n"
     )
     tasks_per_node: int | None = option(
-        None, "Ranks per node.", "N", minimum=1, default_text="one per GPU, else 1", also="--ntasks-per-node"
+        None,
+        "Ranks per node.",
+        "N",
+        minimum=1,
+        default_text="one per GPU, else 1",
+        also="--ntasks-per-node",
+        is_common=True,
     )
-    cpus_per_task: int | None = option(None, "Cores per rank.", "N", minimum=1)
+    cpus_per_task: int | None = option(None, "Cores per rank.", "N", minimum=1, is_common=True)
     gpus: str | None = option(None, "GPUs of the whole job.", "[TYPE:]N")
-    gpus_per_node: str | None = option(None, "GPUs per node.", "[TYPE:]N")
+    gpus_per_node: str | None = option(None, "GPUs per node.", "[TYPE:]N", is_common=True)
     gpus_per_task: str | None = option(None, "GPUs per rank.", "[TYPE:]N")
     gres: str | None = option(None, "Generic resources per node.", "NAME[:TYPE]:N,...")
-    mem: str | None = option(None, "Memory per node, such as 16G.", "SIZE")
+    mem: str | None = option(None, "Memory per node, such as 16G.", "SIZE", is_common=True)
     mem_per_cpu: str | None = option(None, "Memory per core.", "SIZE")
-    time: str | None = option(None, "Time limit: minutes, HH:MM:SS or D-HH:MM:SS.", "TIME", also="-t")
-    partition: str | None = option(None, "Partition or queue.", "NAME", also="-p")
-    account: str | None = option(None, "Account or project to charge.", "NAME", also="-A")
+    time: str | None = option(None, "Time limit: minutes, HH:MM:SS or D-HH:MM:SS.", "TIME", also="-t", is_common=True)
+    partition: str | None = option(None, "Partition or queue.", "NAME", also="-p", is_common=True)
+    account: str | None = option(None, "Account or project to charge.", "NAME", also="-A", is_common=True)
     qos: str | None = option(None, "Quality of service.", "NAME")
     constraint: str | None = option(None, "Required node features.", "FEATURES")
     array: str | None = option(None, "Array indexes; add %N to run at most N tasks at once.", "0-9%2")

@@ -52,7 +52,7 @@ def export(checkpoint: Checkpoint, path: Path, to: str, dtype: str | None = None
     if to == "safetensors" and "__metadata__" in arrays:
         raise CheckpointError("safetensors does not support an array of the name __metadata__; use --to npz")
     about = {"format": "mpitrain", "step": str(checkpoint.step), "source": checkpoint.path.name}
-    data = _library("safetensors.numpy").save(arrays, about) if to == "safetensors" else _npz(arrays)
+    data = _library("safetensors.numpy", "pass --to npz").save(arrays, about) if to == "safetensors" else _npz(arrays)
     with replacing(path) as writer:
         writer.append(np.frombuffer(data, np.uint8))
     return len(arrays)
@@ -73,7 +73,7 @@ def _convert(checkpoint: Checkpoint, name: str, dtype: str | None) -> Array:
     values = checkpoint.read(name)
     if dtype is None:
         return values
-    wanted = _library("ml_dtypes").bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    wanted = _library("ml_dtypes", "pass another --dtype").bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     with np.errstate(over="ignore"):
         converted: Array = values.astype(wanted)
     # An overflow to infinity would turn the model's outputs into NaN, and be noticed long after the export.
@@ -93,10 +93,10 @@ def _npz(arrays: Mapping[str, Array]) -> bytes:
     return buffer.getvalue()
 
 
-def _library(name: str) -> Any:
+def _library(name: str, alternative: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise CheckpointError(
-            f"this export requires {name.partition('.')[0]}; run pip install 'mpitrain[export]'"
+            f"this export requires {name.partition('.')[0]}; run pip install 'mpitrain[export]', or {alternative}"
         ) from error

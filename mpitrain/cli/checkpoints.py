@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import CheckpointError, DamagedCheckpoint
+from ..plan.options import examples
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
@@ -17,7 +18,7 @@ _PATH = click.Path(path_type=Path)
 _PATH_HELP = "PATH is a checkpoint, a run directory (uses its newest checkpoint), or RUN/best."
 
 
-@click.command()
+@click.command(epilog=examples("mpitrain verify runs/mnist_mlp-20261121-141119"))
 @click.argument("paths", type=_PATH, nargs=-1, required=True, metavar="PATH...")
 def verify(paths: tuple[Path, ...]) -> int:
     """Check that checkpoints are undamaged.
@@ -41,7 +42,10 @@ def verify(paths: tuple[Path, ...]) -> int:
     return status
 
 
-@click.command(help=f"Print the contents of a checkpoint.\n\n{_PATH_HELP}")
+@click.command(
+    help=f"Print the contents of a checkpoint.\n\n{_PATH_HELP}",
+    epilog=examples("mpitrain inspect runs/mnist_mlp-20261121-141119"),
+)
 @click.argument("path", type=_PATH)
 def inspect(path: Path) -> None:
     """Print a table of the contents."""
@@ -52,7 +56,10 @@ def inspect(path: Path) -> None:
             click.echo(line)
 
 
-@click.command(help=f"Compare two checkpoints.\n\n{_PATH_HELP} The exit status is 1 if they differ.")
+@click.command(
+    help=f"Compare two checkpoints.\n\n{_PATH_HELP} The exit status is 1 if they differ.",
+    epilog=examples("mpitrain diff runs/a runs/b/checkpoints/step-000002000.h5"),
+)
 @click.argument("a", type=_PATH)
 @click.argument("b", type=_PATH)
 def diff(a: Path, b: Path) -> int:
@@ -69,9 +76,14 @@ def diff(a: Path, b: Path) -> int:
     return int(count > 0)
 
 
-@click.command(help=f"Write a checkpoint's parameters in another format.\n\n{_PATH_HELP}")
+@click.command(
+    help=f"Write a checkpoint's parameters in another format.\n\n{_PATH_HELP}",
+    epilog=examples("mpitrain export runs/mnist_mlp-20261121-141119 --output model.safetensors"),
+)
 @click.argument("path", type=_PATH)
-@click.option("--to", type=click.Choice(["safetensors", "npz"]), required=True, help="Output format.")
+@click.option(
+    "--to", type=click.Choice(["safetensors", "npz"]), default="safetensors", show_default=True, help="Output format."
+)
 @click.option(
     "--dtype",
     type=click.Choice(["float64", "float32", "float16", "bfloat16"]),

@@ -52,7 +52,7 @@ def data_command() -> JobCommand:
         ),
     ]
     about = "Show a job's examples, the memory they need, and whether loading or computing limits the speed."
-    return JobCommand("data", own, _data, about)
+    return JobCommand("data", own, _data, about, ["mpitrain data -n 2 jobs/mnist_mlp.py"])
 
 
 def describe_split(facts: SplitFacts) -> list[str]:

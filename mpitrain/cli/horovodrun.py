@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ..plan.options import examples
 from ..version import __version__
 
 _SECONDS = click.FloatRange(min=0)
@@ -124,6 +125,7 @@ class HorovodRunCommand(click.Command):
             params=[command, *_OPTIONS],
             help="Start ranks with the flags of Horovod's launcher. Use 'mpitrain run' for new scripts.",
             context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+            epilog=examples("mpitrain horovodrun -np 4 -H a:2,b:2 python train.py"),
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

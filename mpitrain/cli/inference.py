@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core.layout import Array
 from ..errors import DataError
+from ..plan.options import examples
 
 _PATH = click.Path(path_type=Path)
 _RUN_HELP = "RUN is a run directory (uses its newest checkpoint), RUN/best, or a checkpoint in one."
@@ -18,16 +19,19 @@ _RUN_HELP = "RUN is a run directory (uses its newest checkpoint), RUN/best, or a
 
 @click.command(
     help="Measure loss, accuracy and metrics of a trained model on the job's validation examples, as in training.\n\n"
-    f"{_RUN_HELP} If the job has a moving average, it is evaluated."
+    f"{_RUN_HELP} Without it, it is the latest run in the folder runs. If the job has a moving average, it is "
+    "evaluated.",
+    epilog=examples("mpitrain evaluate", "mpitrain evaluate runs/mnist_mlp-20261121-141119/best"),
 )
-@click.argument("run", type=_PATH)
+@click.argument("run", required=False, type=_PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def evaluate(run: Path, as_json: bool) -> None:
+def evaluate(run: Path | None, as_json: bool) -> None:
     """Print one line."""
     from ..inference.model import evaluate as measure
     from ..monitor.console import describe
+    from ..report.runs import latest_run
 
-    step, values = measure(run)
+    step, values = measure(run or latest_run())
     if as_json:
         click.echo(json.dumps({"step": step, **values}))
     else:
@@ -36,7 +40,8 @@ def evaluate(run: Path, as_json: bool) -> None:
 
 @click.command(
     help="Write a trained model's outputs for the examples in a file.\n\n"
-    f"{_RUN_HELP} Examples have the form in which the training data stores them."
+    f"{_RUN_HELP} Examples have the form in which the training data stores them.",
+    epilog=examples("mpitrain predict runs/mnist_mlp-20261121-141119 --input x.npy --output y.npy"),
 )
 @click.argument("run", type=_PATH)
 @click.option(

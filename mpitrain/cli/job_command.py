@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import docstring_parser
 from click.core import ParameterSource
 
 from ..errors import UserError
 from ..plan import options as flags
 from ..plan.request import JobRequest
 from ..plan.script import ScriptRequest, is_script
+from .help import help_all_option, write_options
 
 if TYPE_CHECKING:
     from ..plan.job import JobFunction
@@ -32,16 +31,24 @@ class JobCommand(click.Command):
     """A command whose flags depend on its job file: the run's options and the job's own options."""
 
     def __init__(
-        self, name: str, own: Sequence[click.Option], callback: Callable[..., Any], help: str, **defaults: Any
+        self,
+        name: str,
+        own: Sequence[click.Option],
+        callback: Callable[..., Any],
+        help: str,
+        examples: Sequence[str],
+        **defaults: Any,
     ) -> None:
         self._own = list(own)
+        self._help_all = help_all_option()
         self._defaults = defaults
         self._run = [*flags.run_options(**defaults), flags.CONFIG]
         self._job: list[click.Option] = []
         self._program: list[click.Option] = []  # those that only programs have, if the command starts programs
         self.function: JobFunction | None = None
         job = click.Argument(["job_file"], type=flags.PATH, metavar="JOB")
-        super().__init__(name, params=[*self._own, *self._run, job], callback=callback, help=help)
+        params = [*self._own, *self._run, self._help_all, job]
+        super().__init__(name, params=params, callback=callback, help=help, epilog=flags.examples(*examples))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # A shell also completes command lines that are not valid yet.
@@ -82,7 +89,7 @@ class JobCommand(click.Command):
 
     def _find_job(self, ctx: click.Context, args: list[str]) -> int | None:
         """Return the index of the job file: the first argument that is neither a flag nor a flag's value."""
-        probe = click.Command(self.name, params=[*self._own, *self._run])
+        probe = click.Command(self.name, params=[*self._own, *self._run, self._help_all])
         probe.allow_interspersed_args = False
         with click.Context(probe, ignore_unknown_options=True, allow_interspersed_args=False) as context:
             _, rest, _ = probe.make_parser(context).parse_args(list(args))
@@ -133,23 +140,11 @@ class JobCommand(click.Command):
         make = functools.partial(make_job, job.path, function, arguments, job.config.training.seed)
         return TrainRequest(job.path, arguments, job.config, make)
 
-    def sections(self) -> list[tuple[str, list[click.Option]]]:
-        """Return the sections of the help text: their titles and options."""
-        about = "Options of the job"
-        if self.function is not None:
-            described = docstring_parser.parse(inspect.getdoc(self.function) or "").short_description
-            about = f"Options of the job ({described})" if described else about
-        return [("Options", self._own), (about, self._job), ("Options of the run", self._run)]
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         help_option = self.get_help_option(ctx)
-        for title, options in self.sections():
-            if title == "Options" and help_option is not None:
-                options = [*options, help_option]
-            records = [r for r in (option.get_help_record(ctx) for option in options) if r is not None]
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
+        assert help_option is not None
+        options = [*self._job, *self._own, *self._run, *self._program, self._help_all, help_option]
+        write_options(ctx, formatter, options)
 
 
 def request_of(**values: Any) -> TrainRequest | ScriptRequest:
@@ -162,4 +157,5 @@ def request_of(**values: Any) -> TrainRequest | ScriptRequest:
 def train_command() -> JobCommand:
     """Return ``mpitrain train``, the command that every rank runs."""
     about = f"Train on this rank: under mpirun or srun on all of them, else alone. {JOB_HELP}"
-    return JobCommand("train", [], request_of, about)
+    example = "mpirun -n 4 mpitrain train jobs/mnist_mlp.py --mode async"
+    return JobCommand("train", [], request_of, about, [example])

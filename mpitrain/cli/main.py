@@ -12,16 +12,20 @@ import click
 
 from ..errors import UserError
 from ..monitor.rank_log import show_warnings
+from ..plan.options import nearest
 from ..process.fork_server import start_server
 from ..process.launcher_env import MAX_RESTARTS, RESTART_COUNT
 from ..process.rank_status import RUN_DIR_VARIABLE
 from ..process.standard_streams import open_closed_streams
 from ..version import __version__
+from .help import HELP, HelpFormatter
 from .invoke import invoke
 from .job_command import train_command
 
 # The module and the name of each command or of what makes it, and its line of help.
 _COMMANDS = {
+    "demo": ("cli.demo", "demo_command", "Train a small model on two ranks, to try mpitrain out."),
+    "init": ("cli.init", "init_command", "Write a job, a batch script and a test, to start a project from."),
     "run": ("cli.run", "RunCommand", "Start ranks that train, or execute any program."),
     "horovodrun": ("cli.horovodrun", "horovodrun_command", "Start ranks with the flags of Horovod's launcher."),
     "exec": ("cli.program", "exec_command", "Execute a program on this rank, under mpirun or srun."),
@@ -67,8 +71,13 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0].endswith(".py") and not ctx.resilient_parsing:
-            raise click.UsageError(f"no such command {args[0]!r}; to train, run 'mpitrain run {args[0]}'")
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            near = nearest(name, [*_COMMANDS])
+            hint = f". Did you mean {near!r}?" if near else "; mpitrain --help lists the commands"
+            if name.endswith(".py"):
+                hint = f"; to train, run 'mpitrain run {name}'"
+            raise click.UsageError(f"no such command {name!r}{hint}")
         return super().resolve_command(ctx, args)
 
 
@@ -102,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     # An error that every rank finds is printed once, so 'train' parses its flags only after MPI has started.
-    if arguments[:1] == ["train"] and "--help" not in arguments:
+    if arguments[:1] == ["train"] and not HELP.intersection(arguments):
         try:
             from ..training.rank import run_rank, run_script
         except UserError as error:  # there is no usable MPI library
@@ -121,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         show_warnings(False)  # the ranks show those that the job file causes
     elif signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' installs its own handler
+    click.Context.formatter_class = HelpFormatter
     group: click.Command = _Commands("mpitrain", help=_HELP)
     group = click.version_option(__version__, prog_name="mpitrain")(group)
     try:

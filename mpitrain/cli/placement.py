@@ -30,7 +30,8 @@ def _placement(**values: Any) -> int:
 def placement_command() -> JobCommand:
     """Return ``mpitrain placement``, which shows on which server each variable is placed."""
     about = "Print which server holds which variable, without training."
-    return JobCommand("placement", [], _placement, about, mode="async", ps=1)
+    example = "mpitrain placement jobs/mnist_mlp.py --ps 2 --placement greedy"
+    return JobCommand("placement", [], _placement, about, [example], mode="async", ps=1)
 
 
 def placement_table(plan: Plan) -> str:

@@ -117,7 +117,7 @@ def program_options(values: dict[str, Any]) -> ProgramOptions:
     return ProgramOptions(**{name: values[name] for name in _NAMES})
 
 
-@click.command("exec")
+@click.command("exec", epilog=flags.examples("mpirun -n 4 mpitrain exec -- python train.py --lr 0.1"))
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARGUMENTS]...")
 def exec_command(program: tuple[str, ...], **values: Any) -> ProgramRequest:
     """Execute a program on this rank, under mpirun or srun.

@@ -15,6 +15,10 @@ from .job_command import JOB_HELP, JobCommand
 from .program import MODULE, find_program, own_options, parse_flags, program_options
 
 _PROGRAM = "program"  # key of the program's arguments in the context
+_EXAMPLES = (
+    "mpitrain run -n 2 jobs/mnist_mlp.py --train-steps 500 --hidden-units 50",
+    "mpitrain run -n 2 -- python train.py --lr 0.1",
+)
 
 
 class RunCommand(JobCommand):
@@ -27,9 +31,9 @@ class RunCommand(JobCommand):
     def __init__(self, start: Callable[[LaunchRequest], Any] | None = None) -> None:
         description = (
             f"Start ranks with the mpirun that mpi4py was built for. {JOB_HELP} Or it is any other Python script; with "
-            "-m a Python module; after -- a command. Programs get the environment that torchrun sets."
+            "-m a module; after -- a command."
         )
-        super().__init__("run", [*flags.options_of(LaunchOptions), MODULE], self._launch, description)
+        super().__init__("run", [*flags.options_of(LaunchOptions), MODULE], self._launch, description, _EXAMPLES)
         self._program = own_options()
         self._start = start or _supervise
 
@@ -47,9 +51,6 @@ class RunCommand(JobCommand):
         program = click.get_current_context().meta.get(_PROGRAM)
         workload = self.job_request(values) if program is None else program.request(program_options(values))
         return self._start(LaunchRequest(options, workload))
-
-    def sections(self) -> list[tuple[str, list[click.Option]]]:
-        return [*super().sections(), ("Options of programs", self._program)]
 
 
 def _supervise(request: LaunchRequest) -> int:

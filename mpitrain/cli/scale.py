@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from ..launcher.scaling import ScaleRequest, send_request
+from ..plan.options import examples
 
 
-@click.command("scale")
+@click.command("scale", epilog=examples("mpitrain scale runs/mnist_mlp-20261121-141119 --ranks 4"))
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("-n", "--ranks", type=click.IntRange(min=1), metavar="N", help="Number of ranks.")
 @click.option("--hosts", metavar="HOST:RANKS,...", help="Hosts to run on.")

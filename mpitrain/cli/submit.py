@@ -13,6 +13,7 @@ from ..launcher.batch.submit import submit_job
 from ..launcher.batch.sweep import combinations, free_options
 from ..plan import options as flags
 from ..plan.request import Workload
+from .help import HELP
 from .job_command import JobCommand
 from .program import MODULE, find_program, own_options, parse_flags, program_options
 
@@ -26,7 +27,8 @@ class SubmitCommand(JobCommand):
 
     def __init__(self, submit: Callable[[SubmitRequest], Any] = submit_job) -> None:
         description = "Start ranks in a batch job: write the script and submit it. JOB is as for mpitrain run."
-        super().__init__("submit", [*submit_flags(), MODULE], self._request, description)
+        example = "mpitrain submit --nodes 2 --tasks-per-node 4 -t 2:00:00 jobs/mnist_mlp.py"
+        super().__init__("submit", [*submit_flags(), MODULE], self._request, description, [example])
         self.params = [option for option in self.params if option not in self._own]
         self._program = own_options()
         self._submit = submit
@@ -35,7 +37,7 @@ class SubmitCommand(JobCommand):
         if ctx.resilient_parsing:  # for shell completion
             self.params = [*self._own, *self.params]
             return super().parse_args(ctx, args)
-        if "--help" in args:
+        if HELP.intersection(args):
             return super().parse_args(ctx, _split_options(self._own, args)[1])
         program = find_program([*self._own, *self._run, *self._program], args)
         if program is not None:
@@ -72,9 +74,6 @@ class SubmitCommand(JobCommand):
         swept = [*self._run, *self._job] if is_job else free_options(options.sweep)
         points = combinations(options.sweep, swept) if options.sweep else []
         return self._submit(SubmitRequest(resources, options, workload, tuple(points)))
-
-    def sections(self) -> list[tuple[str, list[click.Option]]]:
-        return [*super().sections(), ("Options of programs", self._program)]
 
     def _options_of(self, path: Path) -> list[click.Option]:
         """Return a job's flags."""

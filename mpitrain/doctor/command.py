@@ -14,13 +14,14 @@ import click
 from rich.console import Console
 
 from ..errors import LaunchError
+from ..plan.options import examples
 from ..process.launcher_env import is_launched, launched_rank
 from .finding import Finding, as_json, exit_status, show
 
 _PIPE_COLUMNS = 1000
 
 
-@click.command("doctor")
+@click.command("doctor", epilog=examples("mpitrain doctor -n 4", "srun mpitrain doctor"))
 @click.option(
     "-n", "--ranks", type=click.IntRange(min=1), help="Ranks to start.  [default: 2, or the allocation's tasks]"
 )

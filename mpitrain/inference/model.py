@@ -14,7 +14,8 @@ from ..core import subnormals
 from ..core.layout import Array
 from ..data.batch import Batch
 from ..data.split import Split
-from ..errors import ConfigError, JobError
+from ..data.trees import describe
+from ..errors import ConfigError, JobError, UserError
 from ..models.base import Model
 from ..plan.job import Job
 from ..plan.layer_network import LayerNetwork
@@ -144,23 +145,45 @@ class Predictor:
         arrays = examples if isinstance(examples, Mapping) else {"": examples}
         counts = {len(array) if array.ndim else 0 for array in arrays.values()}
         if len(counts) != 1 or 0 in counts:
-            shapes = ", ".join(f"{name} {array.shape}".strip() for name, array in arrays.items())
-            raise JobError(f"the examples have shapes {shapes}: must have the same first dimension, at least 1")
+            raise JobError(
+                f"the examples have shapes {_shapes(arrays)}: must have the same first dimension, at least 1"
+            )
         outputs = []
         with subnormals.flushed(self._trained.config.device.flush_denormals):
             for start in range(0, counts.pop(), self._size):
                 parts = {name: array[start : start + self._size] for name, array in arrays.items()}
-                outputs.append(self._model.predict(Batch(self._prepared(parts), None, 0)))
+                outputs.append(self._outputs(parts))
         return np.concatenate(outputs)
 
+    def _outputs(self, parts: Mapping[str, Array]) -> Array:
+        """Return the outputs for one batch; an error of the model's code is described in one line."""
+        batch = Batch(self._prepared(parts), None, 0)
+        try:
+            return self._model.predict(batch)
+        except UserError:
+            raise
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise JobError(
+                f"the model does not accept a batch of shape {_shapes(parts)}: {reason}; in training, a batch of one "
+                f"example is {describe(self._trained.job.train_split.read_batch(0, 1).examples)}"
+            ) from error
+
     def _prepared(self, parts: Mapping[str, Array]) -> Any:
+        train = self._trained.job.train_split
         if set(parts) != {""}:
+            if isinstance(self._trained.job.network, LayerNetwork):
+                raise JobError(f"there are several arrays, {_shapes(parts)}: must be one, of the examples")
             return parts
-        train, (examples,) = self._trained.job.train_split, parts.values()
+        (examples,) = parts.values()
         if train.is_array and examples.shape[1:] != train.shape:
             raise JobError(f"an example has shape {examples.shape[1:]}: must have {train.shape}, as in training")
         is_scaled = train.has_integers and examples.dtype.kind == "f"
         return examples.astype(self._dtype) if is_scaled else _converted(self._trained, train, examples)
+
+
+def _shapes(arrays: Mapping[str, Array]) -> str:
+    return ", ".join(f"{name} {array.shape}".strip() for name, array in arrays.items())
 
 
 def _batches(trained: Trained, split: Split) -> Iterator[Batch]:

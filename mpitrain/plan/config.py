@@ -36,6 +36,7 @@ class ServerConfig(OptionGroup):
         "K",
         minimum=0,
         modes=_with_servers,
+        is_common=True,
     )
     ps_placement: Literal["spread", "pack", "first"] = option(
         "spread",
@@ -63,10 +64,10 @@ class ServerConfig(OptionGroup):
 
 @dataclass(frozen=True)
 class TrainingConfig(OptionGroup):
-    """The computation of a step, and the number of steps."""
+    """The steps of training, and validation."""
 
-    batch_size: int | None = option(None, "Examples per worker and step.", "N", minimum=1)
-    train_steps: int | None = option(None, "Number of training steps.", "N", minimum=0)
+    batch_size: int | None = option(None, "Examples per worker and step.", "N", minimum=1, is_common=True)
+    train_steps: int | None = option(None, "Number of training steps.", "N", minimum=0, is_common=True)
     accumulate_steps: int = option(
         1, "Split a worker's batch into this many micro-batches, to save memory.", "N", minimum=1
     )
@@ -89,7 +90,7 @@ class TrainingConfig(OptionGroup):
         "own checkpoint.",
         "PATH",
     )
-    validate_steps: int = option(1000, "Validate every N steps; 0: only at the end.", "N", minimum=0)
+    validate_steps: int = option(1000, "Validate every N steps; 0: only at the end.", "N", minimum=0, is_common=True)
     validate_secs: float = option(0.0, "Also validate every S seconds; 0: never.", "S", minimum=0)
     stop_metric: str | None = option(
         None, "The validation metric of --patience and --keep-best: loss, accuracy, or NAME:min or NAME:max.", "NAME"
@@ -108,7 +109,9 @@ class TrainingConfig(OptionGroup):
 class DeviceConfig(OptionGroup):
     """The devices of a rank, and their precision."""
 
-    device: Literal["auto", "cpu", "gpu"] = option("auto", "Device of the workers; auto: GPUs if there are any.")
+    device: Literal["auto", "cpu", "gpu"] = option(
+        "auto", "Device of the workers; auto: GPUs if there are any.", is_common=True
+    )
     devices_per_rank: int = option(1, "Split a rank's batch over this many devices.", "N", minimum=1)
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = option(
         "float32",
@@ -145,10 +148,14 @@ class DeviceConfig(OptionGroup):
 class SavingConfig(OptionGroup):
     """When and how checkpoints are written."""
 
-    save_steps: int = option(0, "Save a checkpoint every N steps; 0: only at the end.", "N", minimum=0)
+    save_steps: int = option(0, "Save a checkpoint every N steps; 0: only at the end.", "N", minimum=0, is_common=True)
     save_secs: float = option(0.0, "Save a checkpoint every S seconds; 0: never.", "S", minimum=0)
     keep: int = option(
-        0, "Keep the newest N checkpoints, and always at least one complete one; 0: keep all.", "N", minimum=0
+        0,
+        "Keep the newest N checkpoints, and always at least one complete one; 0: keep all.",
+        "N",
+        minimum=0,
+        is_common=True,
     )
     keep_every: int = option(0, "With --keep: also keep the checkpoint of every M-th step.", "M", minimum=0)
     keep_best: bool = option(
@@ -174,12 +181,13 @@ class SavingConfig(OptionGroup):
 class RunDirConfig(OptionGroup):
     """The run directory, and when a run resumes and ends."""
 
-    run_dir: Path | None = option(None, "Output directory.", "DIR", default_text="runs/JOB-TIME")
+    run_dir: Path | None = option(None, "Output directory.", "DIR", default_text="runs/JOB-TIME", is_common=True)
     resume: str = option(
         "auto",
         "auto: resume from the newest checkpoint in the run directory; never; or from PATH: a checkpoint, or a run "
         "directory (uses its newest checkpoint).",
         "auto|never|PATH",
+        is_common=True,
     )
     time_limit: float | None = option(
         None,
@@ -203,7 +211,7 @@ class RunDirConfig(OptionGroup):
 class OutputConfig(OptionGroup):
     """Output and records of a run."""
 
-    log_steps: int = option(100, "Report the loss every N steps; 0: never.", "N", minimum=0)
+    log_steps: int = option(100, "Report the loss every N steps; 0: never.", "N", minimum=0, is_common=True)
     log_secs: float = option(
         10.0, "Without a terminal, print at most one of these reports in S seconds; 0: print all.", "S", minimum=0
     )

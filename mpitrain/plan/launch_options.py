@@ -11,7 +11,9 @@ from .option import OptionGroup, option
 
 @dataclass(frozen=True)
 class LaunchOptions(OptionGroup):
-    """How ranks are started: the options of ``mpitrain run`` that are not options of the run.
+    """How the ranks are started.
+
+    These are the options of ``mpitrain run`` that are not options of the run.
 
     Raises:
         ConfigError: A number is outside of its limits.
@@ -24,8 +26,9 @@ class LaunchOptions(OptionGroup):
         minimum=1,
         default_text="all slots of --hosts, or all tasks of the allocation; else 1",
         also="-n",
+        is_common=True,
     )
-    hosts: str | None = option(None, "Hosts to run on.", "HOST:RANKS,...", default_text="this host")
+    hosts: str | None = option(None, "Hosts to run on.", "HOST:RANKS,...", default_text="this host", is_common=True)
     hostfile: Path | None = option(None, "File with the hosts, one per line.", "FILE")
     remote_agent: str | None = option(
         None, "Program that starts processes on other hosts.", "PROGRAM", default_text="ssh"
@@ -38,7 +41,11 @@ class LaunchOptions(OptionGroup):
     )
     launcher_args: str | None = option(None, "Extra arguments for mpirun, quoted as in a shell.", "WORDS")
     max_restarts: int = option(
-        0, "Restart from the newest state after a rank or host has died, at most N times.", "N", minimum=0
+        0,
+        "Restart from the newest state after a rank or host has died, at most N times.",
+        "N",
+        minimum=0,
+        is_common=True,
     )
     recover: Literal["memory", "checkpoint"] | None = option(
         None, "What --max-restarts restarts from: memory keeps the newest state there.", default_text="memory"
@@ -47,4 +54,4 @@ class LaunchOptions(OptionGroup):
         None, "Restart without lost hosts if the remaining hosts have slots for at least M ranks.", "M", minimum=1
     )
     link_timeout: float = option(30.0, "End the ranks if another host has not answered for S seconds.", "S", minimum=5)
-    dry_run: bool = option(False, "Print the command without running it.", has_negative=False)
+    dry_run: bool = option(False, "Print the command without running it.", has_negative=False, is_common=True)

@@ -37,6 +37,7 @@ class OptionInfo:
         modes: Returns whether the option is valid in a mode; None if it is valid in all modes.
         is_repeated: Whether its flag may be given several times; its value is then a tuple.
         has_negative: Whether a boolean option also has a flag ``--no-NAME``.
+        is_common: Whether ``--help`` describes it; ``--help-all`` describes all options.
     """
 
     help: str
@@ -51,6 +52,7 @@ class OptionInfo:
     modes: Callable[[Mode], bool] | None = None
     is_repeated: bool = False
     has_negative: bool = True
+    is_common: bool = False
 
     @property
     def limits(self) -> str:

@@ -29,8 +29,29 @@ if typing.TYPE_CHECKING:
 ParamType: TypeAlias = "click.ParamType[Any]"  # quoted, because older versions of click cannot subscript it
 PATH = click.Path(path_type=Path)
 _ARGUMENTS = ("config", "help", "job_file")  # of every command that has a job
-CONFIG = click.Option(
-    ["--config"], type=PATH, metavar="FILE", default=None, help="Read options from a TOML file; flags override it."
+
+
+class DescribedOption(click.Option):
+    """An option that belongs to a group in the help text.
+
+    Args:
+        group: The title of the group; empty for the last one.
+        is_common: Whether ``--help`` describes it, not only ``--help-all``.
+    """
+
+    def __init__(self, *args: Any, group: str, is_common: bool, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.group, self.is_common = group, is_common
+
+
+CONFIG = DescribedOption(
+    ["--config"],
+    type=PATH,
+    metavar="FILE",
+    default=None,
+    help="Read options from a TOML file; flags override it.",
+    group="",
+    is_common=True,
 )
 
 
@@ -62,6 +83,11 @@ def nearest(given: str, valid: list[str]) -> str:
     return next(iter(difflib.get_close_matches(given, valid, n=1)), "")
 
 
+def examples(*commands: str) -> str:
+    """Return the end of a command's help text: examples of its use."""
+    return "\n".join(["\b", f"Example{'s' * (len(commands) > 1)}:", *(f"  {command}" for command in commands)])
+
+
 def run_options(**defaults: Any) -> list[click.Option]:
     """Return an option for each field of ``RunConfig``'s groups; ``defaults`` override the fields' own."""
     return [option for group in GROUPS for option in options_of(group, **defaults)]
@@ -69,9 +95,9 @@ def run_options(**defaults: Any) -> list[click.Option]:
 
 def options_of(kind: type, **defaults: Any) -> list[click.Option]:
     """Return a flag for each option of a dataclass; ``defaults`` override the fields' own."""
-    hints = typing.get_type_hints(kind)
+    hints, group = typing.get_type_hints(kind), inspect.cleandoc(kind.__doc__ or "").partition("\n")[0].rstrip(".")
     return [
-        _option(field.name, hints[field.name], defaults.get(field.name, field.default), info_of(field))
+        _option(field.name, hints[field.name], defaults.get(field.name, field.default), info_of(field), group)
         for field in dataclasses.fields(kind)
     ]
 
@@ -190,12 +216,15 @@ def _words(name: str, value: Any) -> list[str]:
 
 
 def job_options(path: Path, function: JobFunction) -> list[click.Option]:
-    """Return an option for each parameter of a job function, with help from its docstring.
+    """Return an option for each parameter of a job function, with help from its docstring, in a group of the job.
 
     Raises:
         JobError: A parameter's type cannot be parsed from a flag, or its name is an option of every run.
     """
-    described = {p.arg_name: p.description or "" for p in docstring_parser.parse(function.__doc__ or "").params}
+    documentation = docstring_parser.parse(inspect.getdoc(function) or "")
+    described = {p.arg_name: p.description or "" for p in documentation.params}
+    summary = (documentation.short_description or "").rstrip(".")
+    group = f"Options of the job ({summary})" if summary else "Options of the job"
     try:
         hints = typing.get_type_hints(function)
     except Exception as error:
@@ -212,7 +241,8 @@ def job_options(path: Path, function: JobFunction) -> list[click.Option]:
         hint = hints.get(name, str if default is None else type(default))
         required = parameter.default is inspect.Parameter.empty
         try:
-            options.append(_option(name, hint, default, OptionInfo(described.get(name, "")), required=required))
+            info = OptionInfo(described.get(name, ""), is_common=True)
+            options.append(_option(name, hint, default, info, group, required))
         except TypeError as error:
             raise JobError(f"parameter {name!r} of 'job' in {path} {error}") from error
     return options
@@ -255,7 +285,9 @@ def read_toml_option(path: Path, flag_name: str) -> dict[str, Any]:
         raise ConfigError(f"{flag_name} {path}: {error}") from error
 
 
-def _option(name: str, hint: Any, default: Any, info: OptionInfo, required: bool = False) -> click.Option:
+def _option(
+    name: str, hint: Any, default: Any, info: OptionInfo, group: str = "", required: bool = False
+) -> click.Option:
     names = [flag(name), *([info.also] if info.also else []), name]
     # A required option must not pass a default: newer versions of click take even None for one.
     attributes: dict[str, Any] = {} if required else {"default": default}
@@ -271,7 +303,7 @@ def _option(name: str, hint: Any, default: Any, info: OptionInfo, required: bool
     else:
         attributes["type"] = _type_of(hint)
     attributes |= {"help": info.help_text(), "metavar": info.metavar, "show_default": default is not None}
-    return click.Option(names, required=required, **attributes)
+    return DescribedOption(names, required=required, group=group, is_common=info.is_common, **attributes)
 
 
 _TYPES: Mapping[Any, Callable[[], ParamType]] = {

@@ -30,11 +30,7 @@ def _with_own_params(mode: Mode) -> bool:
 class ParallelConfig(OptionGroup):
     """How workers agree on the parameters."""
 
-    mode: str = option(
-        "sync",
-        "How workers agree on the parameters; MODULE:CLASS is a strategy of your own.",
-        "|".join([*MODES, "MODULE:CLASS"]),
-    )
+    mode: str = option("sync", f"{', '.join(MODES)}; or MODULE:CLASS, a strategy of your own.", "MODE", is_common=True)
     staleness: int | None = option(
         None,
         "Maximum number of steps a worker may be ahead of the slowest one.",

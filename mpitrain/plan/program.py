@@ -25,7 +25,7 @@ _STARTER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 @dataclass(frozen=True)
 class ProgramOptions(OptionGroup):
-    """The options of a run whose ranks execute a program."""
+    """Options of programs that ranks execute."""
 
     run_dir: Path | None = option(None, "Output directory.", "DIR", default_text="runs/PROGRAM-TIME")
     time_limit: float | None = option(

@@ -15,10 +15,11 @@ import click
 from ..errors import RecordError
 from ..monitor.format import amount, duration
 from ..monitor.heartbeat import State, states
+from ..plan.options import examples
 from ..version import __version__
 from .history import Run, is_run, read_run, shown_name
 from .plots import COLORS, Plot, PlottedRun, as_png, as_svg, make_plots
-from .runs import find
+from .runs import find, latest_run
 from .time_shares import GROUPS, Shares, read_shares
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
@@ -33,13 +34,17 @@ _NOT_COMPARED = {"run_dir", "resume"}
 _OUTPUT_HELP = "Output page, or folder with --png.  [default: report.html or plots, inside RUN if only one]"
 
 
-@click.command("report")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.command("report", epilog=examples("mpitrain report", "mpitrain report runs -o all.html"))
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN...]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="PATH", help=_OUTPUT_HELP)
 @click.option("--png", is_flag=True, help="Write only the plots, as PNG files in a folder.")
 def report_command(runs: tuple[Path, ...], output: Path | None, png: bool) -> None:
-    """Write a page with plots of the given runs, or of all runs in a folder: loss, accuracy, speed, time use."""
+    """Write a page with plots of the given runs, or of all runs in a folder: loss, accuracy, speed, time use.
+
+    Without RUN it is about the latest run in the folder runs.
+    """
     _check_installed(["matplotlib"] if png else ["matplotlib", "jinja2"])
+    runs = runs or (latest_run(),)
     shown = collect(runs)
     base = runs[0] if len(runs) == 1 else Path()
     path = output or base / ("plots" if png else "report.html")

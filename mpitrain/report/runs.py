@@ -13,12 +13,13 @@ from ..errors import ConfigError, RecordError
 from ..monitor.format import duration, format_table
 from ..monitor.heartbeat import BatchJob, State, Status, age_s, read, states
 from ..plan.metric import PREFIX, Goal, parse_goal
+from ..plan.options import examples
 from .history import Run, is_run, read_run
 
 _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age")
 
 
-@click.command("runs")
+@click.command("runs", epilog=examples("mpitrain runs --sort accuracy"))
 @click.argument("folder", required=False, default=Path("runs"), type=click.Path(path_type=Path), metavar="[FOLDER]")
 @click.option(
     "--sort",
@@ -85,6 +86,20 @@ def find(folder: Path) -> Iterator[Path]:
         raise RecordError(f"{folder} cannot be listed: {error.strerror}") from error
     for child in children:
         yield from find(child)
+
+
+def latest_run(folder: Path = Path("runs")) -> Path:
+    """Return the run in a folder that has changed last, and print which it is: for commands without a run.
+
+    Raises:
+        RecordError: The folder has no run.
+    """
+    run_dirs = list(find(folder)) if folder.is_dir() else []
+    if not run_dirs:
+        raise RecordError(f"no RUN is given, and there are no runs in {folder}; give a run directory")
+    latest = min(run_dirs, key=age_s)
+    click.echo(f"mpitrain: no RUN is given; using the latest run, {latest}", err=True)
+    return latest
 
 
 def described_states(folders: Sequence[Path]) -> dict[Path, tuple[State, str]]:

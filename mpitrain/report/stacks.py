@@ -9,20 +9,24 @@ import click
 
 from ..errors import RecordError
 from ..monitor.format import duration, format_table
+from ..plan.options import examples
 from ..process.stacks import ask
 from .history import is_run
+from .runs import latest_run
 
 _HEAD = ("rank", "role", "host", "process", "step", "for", "activity")
 _TIMEOUT_S = 5.0
 
 
-@click.command("stacks")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
-def stacks_command(run: Path) -> int:
+@click.command("stacks", epilog=examples("mpitrain stacks", "mpitrain stacks runs/mnist_mlp-20261121-141119"))
+@click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
+def stacks_command(run: Path | None) -> int:
     """Show what every rank of a live run is doing: its activity, which rank it waits for, and its Python stacks.
 
-    Works on any host that shares the run directory. The exit status is 1 if a rank does not answer within 5 s.
+    Without RUN it is the latest run in the folder runs. Works on any host that shares the run directory. The exit
+    status is 1 if a rank does not answer within 5 s.
     """
+    run = run or latest_run()
     ranks = _ranks_of(run)
     try:
         found = ask(run, len(ranks), _TIMEOUT_S)

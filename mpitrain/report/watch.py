@@ -16,9 +16,11 @@ from ..monitor import heartbeat as status
 from ..monitor.format import amount, duration
 from ..monitor.rank_log import path_for
 from ..monitor.run_record import PROGRAM
+from ..plan.options import examples
 from ..process.pid import is_alive
 from .braille import curve
 from .history import METRICS, Run, Series, Tail, open_run, shown_name
+from .runs import latest_run
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,16 +41,19 @@ _LABEL = 9  # width of the labels left of a curve, in columns
 _INTERVAL: dict[str, Any] = {"type": click.FloatRange(min=_SHORTEST_S), "default": 1.0, "show_default": True}
 
 
-@click.command("watch")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.command("watch", epilog=examples("mpitrain watch", "mpitrain watch runs/mnist_mlp-20261121-141119"))
+@click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
 @click.option("--interval", metavar="SECONDS", help="Seconds between updates.", **_INTERVAL)
-def watch_command(run: Path, interval: float) -> None:
-    """Show a live view of a run in the terminal, until it ends. Ctrl-C quits; the run continues."""
+def watch_command(run: Path | None, interval: float) -> None:
+    """Show a live view of a run in the terminal, until it ends. Ctrl-C quits; the run continues.
+
+    Without RUN it is the latest run in the folder runs.
+    """
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
-    view = View(run)
+    view = View(run or latest_run())
     view.look()
     with Live(view.render(console.width, console.height), console=console, auto_refresh=False) as live:
         try:

@@ -107,13 +107,16 @@ def test_examples_of_another_shape(trained: Path, examples: np.ndarray, reason: 
         mpitrain.load(trained / "run")(examples)
 
 
-@pytest.mark.parametrize("content", ["pickled", "text", "nothing"])
+@pytest.mark.parametrize("content", ["pickled", "text", "nothing", "two arrays"])
 def test_inputs_that_are_no_arrays(openmpi: Mpi, trained: Path, content: str, tmp_path: Path) -> None:
     path = tmp_path / "in.npy"
     if content == "pickled":
         np.save(path, np.array([{}], dtype=object), allow_pickle=True)
     elif content == "text":
         path.write_text("1,2,3\n")
+    elif content == "two arrays":
+        with path.open("wb") as file:
+            np.savez(file, a=np.zeros((3, 64)), b=np.zeros((3, 64)))
     words = ["predict", trained / "run", "--input", path, "--output", tmp_path / "out.npy"]
     one_line(mpitrain_command(openmpi, *words, status=2).stderr)
     assert not (tmp_path / "out.npy").exists()

@@ -143,6 +143,21 @@ def test_the_wrong_plugin_is_refused(
     assert "2 ranks" in message
 
 
+def test_the_batch_script_of_a_new_project_runs_as_it_stands(site: Site, openmpi: Mpi) -> None:
+    project = site.folder / "project"
+    done = run([str(openmpi.python), "-m", "mpitrain", "init", str(project)])
+    assert done.returncode == 0, done.stderr
+    for _ in range(5):
+        number = site.script(openmpi, project / "job.sbatch", "--train-steps", "30", cwd=project)
+        state = site.cluster.wait(number)
+        log = (project / f"job-{number}.log").read_text()
+        if state == "COMPLETED" or not startup_failed(log):
+            break
+    assert state == "COMPLETED", log
+    assert "4 workers on 2 nodes" in log
+    assert final(project / "runs" / number)
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_to_copy_run_as_they_stand(site: Site, openmpi: Mpi, scripts: dict[str, str], name: str) -> None:
     number = scripts[name]

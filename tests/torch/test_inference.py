@@ -13,7 +13,27 @@ from torch.nn import functional
 
 import mpitrain
 
-from ..support.launch import ROOT, Mpi, run
+from ..support.launch import ROOT, Mpi, one_line, run
+
+DATASET_JOB = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from mpitrain import Job, optim
+
+
+class Random(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.rand(6), index % 2
+
+
+def job() -> Job:
+    return Job(model=nn.Linear(6, 2), loss=nn.CrossEntropyLoss(), optimizer=optim.sgd(0.1), train=Random())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +72,15 @@ def test_commands_agree_with_what_training_reported(openmpi: Mpi, trained: Path,
         examples = torch.from_numpy(batch.examples) * torch.tensor(mpitrain.data.mnist(None).train.scale)
         expected = mpitrain.load(trained)(examples).numpy()
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_examples_that_the_module_refuses(openmpi: Mpi, job, tmp_path: Path) -> None:
+    """The examples of a dataset may have any shape, so only the module can refuse one."""
+    openmpi.train(1, job(DATASET_JOB), "--train-steps", "2", "--batch-size", "4", "--run-dir", tmp_path / "run")
+    np.save(tmp_path / "in.npy", np.zeros((5, 10), np.float32))
+    words = ["predict", tmp_path / "run", "--input", tmp_path / "in.npy", "--output", tmp_path / "out.npy"]
+    done = run([str(openmpi.python), "-m", "mpitrain", *map(str, words)])
+    message = one_line(done.stderr)
+    assert done.returncode == 2
+    assert all(shape in message for shape in ("(4, 10)", "(1, 6)"))
+    assert not (tmp_path / "out.npy").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -153,7 +154,7 @@ def test_the_commands_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["nothing"], "mpitrain: nothing "),
         (["run", "run/../run"], "/run "),
         (["run", "-o", "none/x.html"], "none/x.html "),
-        ([], "missing argument"),
+        ([], "no RUN "),
         (["--png", "empty"], "metrics"),
     ],
 )
@@ -169,6 +170,21 @@ def test_mistakes_are_reported_in_a_line(
     error = capsys.readouterr().err
     assert expected in error
     assert error.count("\n") == 1
+
+
+def test_without_a_run_the_latest_is_used_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for age, name in enumerate(("new", "old", "older")):
+        for path in make_run(tmp_path / "runs" / name, traced=False).iterdir():
+            os.utime(path, times=(path.stat().st_mtime - 100 * age,) * 2)
+    monkeypatch.chdir(tmp_path)
+    assert main(["report"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.strip() == str(Path("runs", "new", "report.html"))
+    assert captured.err.split()[-1] == str(Path("runs", "new"))
+    assert main(["stacks"]) == 2  # it has no ranks
+    assert "runs/new" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_reported(

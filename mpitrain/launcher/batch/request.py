@@ -24,7 +24,7 @@ _STARTERS = tuple(dict.fromkeys(starter for system in SYSTEMS.values() for start
 
 @dataclass(frozen=True)
 class SubmitOptions(OptionGroup):
-    """How a batch job is made and submitted, besides the resources that it requests."""
+    """How the batch job is made and submitted."""
 
     job_name: str | None = option(
         None, "Job name in the scheduler's tables.", "NAME", default_text="the job file's name"
@@ -34,6 +34,7 @@ class SubmitOptions(OptionGroup):
         "Train with each of these values, as a job array. Repeat for all combinations of several flags.",
         "FLAG=V,V,...",
         is_repeated=True,
+        is_common=True,
     )
     launcher: str | None = option(
         None, "Program that starts the ranks.", default_text="mpirun; srun for a heterogeneous job", choices=_STARTERS
@@ -42,7 +43,9 @@ class SubmitOptions(OptionGroup):
     sbatch: tuple[str, ...] = option(
         (), "Extra flag for the scheduler's submit command, such as --nice=10 for sbatch.", "FLAG", is_repeated=True
     )
-    setup: tuple[str, ...] = option((), "Shell line to run first: 'module load x'.", "LINE", is_repeated=True)
+    setup: tuple[str, ...] = option(
+        (), "Shell line to run first: 'module load x'.", "LINE", is_repeated=True, is_common=True
+    )
     scheduler: str = option(next(iter(SYSTEMS)), "Scheduler to write the script for.", choices=tuple(SYSTEMS))
     site: Path | None = option(
         None,
@@ -50,8 +53,8 @@ class SubmitOptions(OptionGroup):
         "FILE",
         default_text="$MPITRAIN_SITE, ~/.config/mpitrain/site.toml",
     )
-    follow: bool = option(False, "Print the job's log until it ends.", has_negative=False)
-    dry_run: bool = option(False, "Print the script without submitting it.", has_negative=False)
+    follow: bool = option(False, "Print the job's log until it ends.", has_negative=False, is_common=True)
+    dry_run: bool = option(False, "Print the script without submitting it.", has_negative=False, is_common=True)
 
 
 @dataclass(frozen=True)

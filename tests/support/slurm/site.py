@@ -60,9 +60,9 @@ class Site:
         assert found, done.stdout
         return Submitted(found[1], run_dir, done.stdout)
 
-    def script(self, mpi: Mpi, script: str, *words: str) -> str:
-        """Submit one of the scripts to copy, from a folder that has the job files; return the job's number."""
+    def script(self, mpi: Mpi, script: str | Path, *words: str, cwd: Path | None = None) -> str:
+        """Submit one of the scripts to copy, or another one, from a folder with the job files; return its number."""
         command = ["sbatch", "--parsable", str(ROOT / "slurm" / script), *words]
-        done = run(command, env=self.environment(mpi), cwd=self.folder)
+        done = run(command, env=self.environment(mpi), cwd=cwd or self.folder)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
