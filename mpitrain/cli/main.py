@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import click
 
 from ..errors import UserError
+from ..monitor.console import print_wrapped
 from ..monitor.rank_log import show_warnings
 from ..plan.options import nearest
 from ..process.fork_server import start_server
@@ -101,7 +102,7 @@ def _exec(arguments: list[str]) -> int:
     try:
         request = invoke(exec_command, arguments)
     except UserError as error:
-        print(f"mpitrain: {error}", file=sys.stderr)
+        print_wrapped(f"mpitrain: {error}")
         return error.exit_status
     exec_program(request)
 
@@ -115,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             from ..training.rank import run_rank, run_script
         except UserError as error:  # there is no usable MPI library
-            print(f"mpitrain: {error}", file=sys.stderr)
+            print_wrapped(f"mpitrain: {error}")
             return error.exit_status
         if int(os.environ.get(MAX_RESTARTS, "0")) and RUN_DIR_VARIABLE in os.environ:
             is_restart = os.environ.get(RESTART_COUNT, "0") != "0"
@@ -136,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(invoke(group, arguments) or 0)
     except UserError as error:
-        print(f"mpitrain: {error}", file=sys.stderr)
+        print_wrapped(f"mpitrain: {error}")
         return error.exit_status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

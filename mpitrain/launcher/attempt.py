@@ -23,6 +23,7 @@ from .host_monitor import HostMonitor
 from .hosts import RemoteAgent, is_local
 from .output_filter import LauncherFilter
 from .scaling import ScaleRequest, read_request
+from .terminal import forward, say
 
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL to the launcher
 _POLL_S = 0.05  # between two looks for signals and killed ranks
@@ -65,7 +66,7 @@ class Interrupts:
         """Begin a new line if the terminal has shown ``^C`` since the last call."""
         echoed = self.received.count(signal.SIGINT)
         if echoed > self._echoed and sys.stderr.isatty():
-            _say("")
+            print(file=sys.stderr, flush=True)
         self._echoed = echoed
 
     def _note(self, number: int, frame: object) -> None:
@@ -195,18 +196,18 @@ class Attempt:
     def _check_hosts(self, process: subprocess.Popen[bytes], monitor: HostMonitor) -> None:
         """Report hosts that do not answer; end the launcher if one is lost."""
         for line in monitor.look():
-            _say(f"mpitrain: {line}")
+            say(f"mpitrain: {line}")
         if self._terminated_at is None and (lost := monitor.lost()):
             self.lost_hosts, self.reported = lost, True
             for host in lost:
-                _say(f"mpitrain: host {host} has not answered for {self._link_timeout_s:g} s; ending the ranks")
+                say(f"mpitrain: host {host} has not answered for {self._link_timeout_s:g} s; ending the ranks")
             self._kill(process)  # it would wait for its daemon on the lost host
 
     def _check_reapers(self, statuses: Sequence[rank_status.RankStatus]) -> None:
         """End local ranks that nothing watches, because their reaper is stopped, also at the last look."""
         stopped = {s.reaper: s.rank for s in statuses if is_local(s.host) and process_state(s.reaper) == "T"}
         for reaper in stopped.keys() & self._stopped_reapers:
-            _say(f"mpitrain: process {reaper}, which watches rank {stopped[reaper]}, is stopped; ending the rank")
+            say(f"mpitrain: process {reaper}, which watches rank {stopped[reaper]}, is stopped; ending the rank")
             with contextlib.suppress(ProcessLookupError):
                 os.kill(reaper, signal.SIGKILL)  # the kernel then kills the rank
         self._stopped_reapers = set(stopped)
@@ -241,7 +242,7 @@ class Attempt:
             if time.time() > first.ended_at + _EARLY_S:
                 self._reported_early_exits = True
                 ranks = f"rank{'s' * (len(running) > 1)} {', '.join(map(str, running[:_LISTED]))}"
-                _say(
+                say(
                     f"mpitrain: rank {first.rank} exited with status {first.status} {_EARLY_S:.0f} s ago, but {ranks} "
                     f"still {'run' if len(running) > 1 else 'runs'}; press Ctrl-C to end the run"
                 )
@@ -254,7 +255,7 @@ class Attempt:
         if not interrupted or len(doing) < ranks or any(activity.busy for activity in doing.values()):
             self._stop_requested_at = now
         elif now > self._stop_requested_at + _STOP_S:
-            _say(f"mpitrain: ending the ranks, which cannot finish{_listed(doing)}")
+            say(f"mpitrain: ending the ranks, which cannot finish{_listed(doing)}")
             self.reported = True
             self._end(process)
             return
@@ -270,7 +271,7 @@ class Attempt:
             process.send_signal(signal.SIGUSR1)
             doing = _listed(rank_status.read_activities(self._run_dir))
             self._interrupts.end_echo()
-            _say(f"mpitrain: {self._stopping}; press Ctrl-C to exit immediately{doing}")
+            say(f"mpitrain: {self._stopping}; press Ctrl-C to exit immediately{doing}")
         elif count and self._terminated_at is None and (count > 1 or self._stop_requested_at is None):
             self._end(process)
         if self._terminated_at is not None and time.monotonic() > self._terminated_at + _GRACE_S:
@@ -297,7 +298,7 @@ class Attempt:
             return
         self._suspend_requested = False
         if self._others:  # while this process is stopped, the other hosts would count its link as lost
-            _say("mpitrain: a run on several hosts cannot be suspended; press Ctrl-C to save and exit")
+            say("mpitrain: a run on several hosts cannot be suspended; press Ctrl-C to save and exit")
             return
         # Not the launcher: if this process is killed, it must still be able to end the ranks.
         host_watcher.signal_ranks(str(self._run_dir), signal.SIGSTOP)
@@ -349,8 +350,8 @@ class Attempt:
             chunk = chunk.replace(b"\0", b"")  # Open MPI ends its comments with a null byte
             self._output += chunk
             del self._output[:-_KEPT_BYTES]
-            _write(stream, launcher_filter.feed(chunk))
-        _write(stream, launcher_filter.rest())
+            forward(stream, launcher_filter.feed(chunk))
+        forward(stream, launcher_filter.rest())
         self.filtered_output += launcher_filter.dropped.decode(errors="replace")
 
 
@@ -371,15 +372,3 @@ def _begin() -> None:
 def _listed(activities: Mapping[int, rank_status.LongActivity]) -> str:
     """Return what ranks are doing, as the end of a sentence."""
     return "".join(f"; rank {rank}: {activity.doing}" for rank, activity in list(activities.items())[:_LISTED])
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal is gone
-        print(line, file=sys.stderr, flush=True)
-
-
-def _write(stream: IO[bytes], data: bytes) -> None:
-    if data:
-        with contextlib.suppress(OSError):  # the terminal is gone, but the pipe must still be drained
-            stream.write(data)
-            stream.flush()

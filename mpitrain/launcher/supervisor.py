@@ -31,6 +31,7 @@ from .mpi_flavors import Launcher
 from .preparation import make_launch_spec, prepare
 from .restarts import Outcome, classify_exit, has_advanced, reason_to_give_up, restart_delay_s
 from .scaling import ScaleRequest, answer_request, remove_request, remove_requests
+from .terminal import say
 
 # Open MPI's launcher fails to start if it finds the session directory of a killed launcher with the same process id.
 _PASSES = "listener thread failed to start"
@@ -402,8 +403,7 @@ def _agent_in(machine: LocalMachine) -> str | None:
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal is gone
-        print(f"mpitrain: {line}", file=sys.stderr, flush=True)
+    say(f"mpitrain: {line}")
 
 
 def _stopped_early(run_dir: Path, earlier: status.Status | None) -> bool:

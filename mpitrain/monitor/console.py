@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ..process.standard_streams import discard
-from .format import size_of
+from .format import metric, size_of, wrap
 
 # Ranks do not write to a terminal but to their launcher: ``mpitrain run`` passes on the width of the user's terminal.
 COLUMNS_VARIABLE = "MPITRAIN_TERMINAL_COLUMNS"
 _UPDATE_S = 0.1  # shortest time between two updates of the bar: an update takes several microseconds
 
 _FORMATS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "loss": ("loss", lambda x: f"{x:.4f}"),
+    "loss": ("loss", metric),
     "learning_rate": ("learning rate", lambda x: f"{x:.4g}"),
     "examples_per_s": ("", lambda x: f"{x:,.0f} examples/s"),
     "staleness_mean": ("staleness", lambda x: f"{x:.2f}"),
@@ -25,13 +25,13 @@ _FORMATS: dict[str, tuple[str, Callable[[float], str]]] = {
     "dropped": ("dropped", lambda x: f"{x:.0f}"),
     "moved_bytes": ("transferred", lambda x: f"{size_of(x)}"),
     "step_s": ("", lambda x: f"{1e3 * x:.3g} ms/step"),
-    "validation_loss": ("validation loss", lambda x: f"{x:.4f}"),
-    "validation_accuracy": ("accuracy", lambda x: f"{x:.4f}"),
+    "validation_loss": ("validation loss", metric),
+    "validation_accuracy": ("accuracy", metric),
 }
 
 # Shown next to the bar; all of it must fit into 80 columns.
 _IN_BAR: dict[str, Callable[[float], str]] = {
-    "loss": lambda x: f"loss {x:.4f}",
+    "loss": lambda x: f"loss {metric(x)}",
     "examples_per_s": lambda x: f"{x:,.0f} ex/s",
     "staleness_mean": lambda x: f"stale {x:.1f}",
     "dropped": lambda x: f"{x:,.0f} dropped",
@@ -44,6 +44,12 @@ def terminal_columns() -> int:
     if given.isdigit():
         return int(given)
     return shutil.get_terminal_size().columns if sys.stdout.isatty() and sys.stderr.isatty() else 0
+
+
+def print_wrapped(line: str) -> None:
+    """Print a line on standard error, wrapped between words if that is a terminal."""
+    columns = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else 0
+    print(wrap(line, columns), file=sys.stderr, flush=True)
 
 
 class Console:
@@ -106,6 +112,7 @@ class Console:
 
     def print(self, line: str, error: bool = False) -> None:
         """Print a line above the bar; without a terminal to standard output, or to standard error if ``error``."""
+        line = wrap(line, self._columns)
         # On the bar's stream, because a launcher may not preserve the order of lines between two streams.
         if self._progress is not None:
             self._progress.console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)

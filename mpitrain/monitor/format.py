@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 
 _WIDEST = 100_000  # columns: a table is never wrapped
@@ -43,6 +44,23 @@ def duration(seconds: float) -> str:
             rest = whole % size // part
             return f"{whole // size} {unit}" + (f" {rest} {small}" if rest else "")
     raise AssertionError
+
+
+def metric(value: float) -> str:
+    """Format a loss or a metric: with four decimals, or if it is small with three digits."""
+    return f"{value:.3g}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
+
+
+def wrap(text: str, columns: int) -> str:
+    """Wrap lines between words; words that are longer than a line, such as paths, stay whole.
+
+    Args:
+        columns: The length of a line; 0 to leave the text as it is.
+    """
+    if not columns:
+        return text
+    wrapper = textwrap.TextWrapper(columns, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
+    return "\n".join(wrapper.fill(line) for line in text.split("\n"))
 
 
 def printable(text: str) -> str:

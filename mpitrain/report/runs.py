@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,13 +12,16 @@ import click
 from ..batch_systems.base import JobState
 from ..batch_systems.registry import SYSTEMS
 from ..errors import ConfigError, RecordError
-from ..monitor.format import duration, format_table
+from ..monitor.console import print_wrapped
+from ..monitor.format import duration, format_table, metric, wrap
 from ..monitor.heartbeat import BatchJob, State, Status, age_s, read, states
 from ..plan.metric import PREFIX, Goal, parse_goal
 from ..plan.options import examples
 from .history import Run, is_run, read_run
 
 _HEAD = ("run", "job", "mode", "ranks", "step", "best validation", "state", "age")
+# Columns that a narrow terminal does not show, those that are left out first first.
+_LEAST_IMPORTANT = ("job", "ranks", "mode", "age")
 
 
 @click.command("runs", epilog=examples("mpitrain runs --sort accuracy"))
@@ -39,9 +44,27 @@ def runs_command(folder: Path, sort: str | None) -> None:
     runs = {path: _read(path) for path in sorted(run_dirs, key=lambda path: ages[path])}
     rows = {path: _row(path, run, folder, *state[path], ages[path]) for path, run in runs.items()}
     if goal is None:
-        print(format_table(_HEAD, list(rows.values())))
+        _print_table(_HEAD, list(rows.values()))
     else:
-        print(format_table((*_HEAD, f"best {goal.name}"), _sorted(goal, runs, rows)))
+        _print_table((*_HEAD, f"best {goal.name}"), _sorted(goal, runs, rows))
+
+
+def _print_table(titles: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print a table; on a terminal that is too narrow, without some columns, which are named."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    hidden: list[str] = []
+    while True:
+        shown = [index for index, title in enumerate(titles) if title not in hidden]
+        table = format_table([titles[index] for index in shown], [[row[index] for index in shown] for row in rows])
+        left = [title for title in _LEAST_IMPORTANT if title not in hidden]
+        if not columns or not left or max(map(len, table.splitlines())) <= columns:
+            break
+        hidden.append(left[0])
+    print(table)
+    if hidden:
+        print(
+            wrap(f"\nIn {columns} columns without {', '.join(hidden)}; a wider terminal or a pipe shows all.", columns)
+        )
 
 
 def _sorted(goal: Goal, runs: Mapping[Path, Run | None], rows: Mapping[Path, tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -98,7 +121,7 @@ def latest_run(folder: Path = Path("runs")) -> Path:
     if not run_dirs:
         raise RecordError(f"no RUN is given, and there are no runs in {folder}; give a run directory")
     latest = min(run_dirs, key=age_s)
-    click.echo(f"mpitrain: no RUN is given; using the latest run, {latest}", err=True)
+    print_wrapped(f"mpitrain: no RUN is given; using the latest run, {latest}")
     return latest
 
 
@@ -141,7 +164,7 @@ def best_validation(run: Run) -> str:
     """Return the best validation accuracy, or loss if there is no accuracy, with its step."""
     for name in ("accuracy", "loss"):
         if len(run.series(PREFIX + name)) and (best := run.best(parse_goal("", name))) is not None:
-            return f"{name} {best[0]:.4f} at {best[1]:,}"
+            return f"{name} {metric(best[0])} at {best[1]:,}"
     return "-"
 
 
