@@ -42,13 +42,17 @@ class GpuUpdate:
         arguments = optimizer, layout, vectors["params"], slots, vectors.get("average"), moving, frozen
         self._updater = Updater(*arguments, lambda vectors: GpuBackend(gpu, scaler_state, vectors))
 
-    def __call__(self, grads: Array, step: int) -> None:
-        """Apply ``grads``, shape (layout.size,), which is overwritten if the optimizer needs norms.
+    def __call__(self, grads: Array, step: int, measure: bool = False) -> Any:
+        """Apply ``grads``, shape (layout.size,), which is overwritten if norms are needed.
 
         Args:
             step: The 0-based step.
+            measure: Whether to measure the gradient.
+
+        Returns:
+            The gradient's squared norm, on the device, shape (); None if it is not measured.
         """
-        self._updater.update_all(grads, step)
+        return self._updater.update_all(grads, step, measure=measure)
 
 
 class GpuBackend:

@@ -19,6 +19,7 @@ _UPDATE_S = 0.1  # shortest time between two updates of the bar: an update takes
 _FORMATS: dict[str, tuple[str, Callable[[float], str]]] = {
     "loss": ("loss", metric),
     "learning_rate": ("learning rate", lambda x: f"{x:.4g}"),
+    "grad_norm": ("gradient norm", lambda x: f"{x:.4g}"),
     "examples_per_s": ("", lambda x: f"{x:,.0f} examples/s"),
     "staleness_mean": ("staleness", lambda x: f"{x:.2f}"),
     "staleness_max": ("max staleness", lambda x: f"{x:.0f}"),

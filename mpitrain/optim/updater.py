@@ -23,7 +23,7 @@ from .optimizer import Optimizer
 class Updater:
     """Binds an optimizer to the vectors that it updates; every method handles a range [lo, hi) of them.
 
-    If the optimizer's ``needs_sums`` is False, an update is one call::
+    If the optimizer's ``needs_sums`` is False, an update may be one call::
 
         updater.update(lo, hi, rows, step)
 
@@ -101,9 +101,7 @@ class Updater:
             rate_scale: Factor of the learning rate.
         """
         of_range = self._range_of(lo, hi)
-        if clip != of_range.clip:
-            self._set_clip(of_range, clip)
-            of_range.clip = clip
+        self._use_clip(of_range, clip)
         self._apply(of_range, self._gradient(rows, order, origin), rate_scale, step)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
@@ -112,14 +110,27 @@ class Updater:
         self.optimizer = optimizer
         self._ranges.clear()
 
-    def update_all(self, grads: Array, step: int) -> None:
-        """Update the whole vector with the gradient ``grads``, shape (size,), which may be overwritten."""
+    def update_all(self, grads: Array, step: int, *, measure: bool = False) -> Any:
+        """Update the whole vector with the gradient ``grads``, shape (size,), which may be overwritten.
+
+        Returns:
+            The gradient's squared norm if ``measure``, else None; see ``squared_norm``.
+        """
         size, rows = self.layout.size, grads.reshape(1, -1)
-        if not self.needs_sums:
+        if not self.needs_sums and not measure:
             self.update(0, size, rows, step)
-        else:
-            sums = self.prepare(0, size, rows, grads, step)
-            self.finish(0, size, grads, sums, step)
+            return None
+        sums = self.prepare(0, size, rows, grads, step)
+        self.finish(0, size, grads, sums, step)
+        return self.squared_norm(sums)
+
+    def squared_norm(self, sums: Array) -> Any:
+        """Return the gradient's squared norm before clipping, as an array of shape (); of LAMB, the direction's.
+
+        Args:
+            sums: Results of ``prepare``, added over ranges that cover the whole vector.
+        """
+        return sums.reshape(-1, 2)[:, 1].sum() if self.optimizer.layerwise else sums[0]
 
     def prepare(self, lo: int, hi: int, rows: Array, own: Array, step: int, *, order: Array | None = None) -> Array:
         """Run the first half of an update: write the gradient (LAMB: the direction) to own[lo:hi]; return its sums.
@@ -154,15 +165,24 @@ class Updater:
             rate_scale: As for ``update``.
         """
         of_range = self._range_of(lo, hi)
-        of_range.clip = math.nan  # makes ``update`` set the scales again
         if self.optimizer.layerwise:
+            of_range.clip = math.nan  # makes ``update`` set the scales again
             by_entry = sums.reshape(-1, 2)
             clip = self.optimizer.clip_factor(by_entry[:, 1].sum())
             for group in of_range.groups:
                 self._scale_layers(group, by_entry, clip, rate_scale * group.options.rate(step))
+        elif self.optimizer.clip_norm is None:
+            self._use_clip(of_range, 1.0)
         else:
+            of_range.clip = math.nan
             self._set_clip(of_range, self.optimizer.clip_factor(sums[0]))
         self._apply(of_range, self._measured(own), rate_scale, step)
+
+    def _use_clip(self, of_range: Range, clip: float) -> None:
+        """Set the scales of a range to this factor, unless they are."""
+        if clip != of_range.clip:
+            self._set_clip(of_range, clip)
+            of_range.clip = clip
 
     def _set_clip(self, of_range: Range, clip: Any) -> None:
         for group in of_range.groups:

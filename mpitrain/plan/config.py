@@ -215,6 +215,11 @@ class OutputConfig(OptionGroup):
     log_secs: float = option(
         10.0, "Without a terminal, print at most one of these reports in S seconds; 0: print all.", "S", minimum=0
     )
+    log_grad_norm: bool = option(
+        False,
+        "Record the norm of the averaged gradient, before clipping, with every report of --log-steps.",
+        modes=lambda mode: mode.averages_gradients,
+    )
     tensorboard: bool | None = option(
         None, "Write TensorBoard event files.", default_text="if tensorboardX is installed"
     )
@@ -278,6 +283,8 @@ class RunConfig:
             raise ConfigError(
                 f"--keep-every {saving.keep_every} requires --keep N; without --keep all checkpoints are kept"
             )
+        if output.log_grad_norm and not output.log_steps:
+            raise ConfigError("--log-grad-norm has no effect with --log-steps 0; remove one")
         if output.histogram_steps and output.tensorboard is False:
             raise ConfigError(
                 f"--histogram-steps {output.histogram_steps} requires TensorBoard events; remove --no-tensorboard"

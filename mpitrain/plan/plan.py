@@ -146,6 +146,7 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
     job.rule.check()
     job.rule.check_names([entry.name for entry in layout.entries if entry.kind == "param"])
     _check_mode(job, config, workers)
+    _check_grad_norm(job, config)
     rule, worker_momentum = _divide_momentum(job.rule, config)
     return Plan(
         config=config,
@@ -158,6 +159,13 @@ def make_plan(job: Job, config: RunConfig, workers: int) -> Plan:
         validate_steps=0 if job.validation_split is None else config.training.validate_steps,
         worker_momentum=worker_momentum,
     )
+
+
+def _check_grad_norm(job: Job, config: RunConfig) -> None:
+    """Refuse to measure the gradient with an optimizer that measures the direction of its steps instead."""
+    trust = job.rule.trust_ratio
+    if config.output.log_grad_norm and trust is not None and trust.after_rule:
+        raise ConfigError(f"--log-grad-norm does not work with the optimizer {job.rule.name}; remove it")
 
 
 def _divide_momentum(rule: Optimizer, config: RunConfig) -> tuple[Optimizer, Momentum | None]:

@@ -67,6 +67,8 @@ class Stats(NamedTuple):
         saved_bytes: Bytes that they would have sent in addition without compression.
         gradient_nbytes: In how many bytes a gradient is submitted, by worker and server; empty: in those of all
             parameters.
+        grad_norm: The norm of the averaged gradient, before clipping, in the last step that measured it; None if none
+            did, or if it made no update.
     """
 
     step: int
@@ -77,6 +79,7 @@ class Stats(NamedTuple):
     internode_bytes: int = 0
     saved_bytes: int = 0
     gradient_nbytes: GradientBytes = ()
+    grad_norm: float | None = None
 
 
 class Part(NamedTuple):

@@ -42,6 +42,7 @@ class BulkSynchronous:
         has_ended: Whether the consistent point that was entered last is the last one of the run.
         last_result: The last step whose result is known; what ``result`` returns.
         tensors: Updates by an optimizer that needs whole tensors, else None.
+        grad_norm: The norm of the averaged gradient in the last step that was to measure it; None if it did not.
         step_offset: Number of updates minus number of steps: scripts may have steps without an update.
     """
 
@@ -66,6 +67,7 @@ class BulkSynchronous:
         self._is_requested = self.has_ended = False  # of that point: requested by the chief, the last one
         self._snapshot: Snapshot | None = None  # whose vectors must not change
         self._counted_to, self._loss_sum, self._updated, self._skipped = 0, 0.0, 0, 0
+        self.grad_norm: float | None = None
 
     def start(self, progress: Progress, extra_state: ExtraState) -> None:
         self.progress, self._counted_to = progress, progress.step
@@ -110,7 +112,7 @@ class BulkSynchronous:
         return self.snapshot_of({name: self.vector(name) for name in self.plan.vectors})
 
     def stats(self) -> Stats:
-        return Stats(self._counted_to, self._loss_sum, self._updated, self._skipped, [])
+        return Stats(self._counted_to, self._loss_sum, self._updated, self._skipped, [], grad_norm=self.grad_norm)
 
     def memory_use(self) -> dict[str, int]:
         return {}
@@ -121,6 +123,12 @@ class BulkSynchronous:
         """Return state of the mode that is not in the vectors; ``start`` restores it. Collective over the workers."""
         state = {} if self.tensors is None else dict(self.tensors.extra_state())
         return state | ({_NAMESPACE: Versioned(1, {"offset": self.step_offset})} if self.step_offset else {})
+
+    @property
+    def measures_norm(self) -> bool:
+        """Whether this step sets ``grad_norm``, because it is reported."""
+        output = self.plan.config.output
+        return output.log_grad_norm and (self.progress.step + 1) % output.log_steps == 0
 
     @property
     def rule_step(self) -> int:

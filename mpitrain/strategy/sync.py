@@ -196,6 +196,8 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         losses, flags = self._statuses.collect()
         loss = sum(losses.tolist())
         updated = self._accept(loss, losses)
+        if self.measures_norm:
+            self.grad_norm = None
         if updated:
             self._update_rest(last + 1)
         self._phase = last + 2
@@ -251,6 +253,9 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         self._gather(self._mean)
         self._node_barrier()
         self.grads[:] = self._mean[: len(self.grads)]
+        if self.measures_norm:
+            trained = self.grads[: self.plan.layout.n_trained].astype(np.float64)
+            self.grad_norm = float(np.linalg.norm(trained)) if self._accepts else None
 
     def update(self, part: Part | None = None) -> None:
         # Until all are here, scripts may read the parameters.
@@ -365,7 +370,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         while self._handled < self._declared and self._barrier.reached(self._phase + self._handled + 1):
             if self._sums is not None:
                 self._reduce(self._handled)
-            elif self._updater.needs_sums or not all(map(math.isfinite, self._barrier.losses.tolist())):
+            elif self._needs_sums or not all(map(math.isfinite, self._barrier.losses.tolist())):
                 return  # left to ``finish``
             else:
                 self._update(self._handled, self._rows)
@@ -405,7 +410,7 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
 
     def _update_rest(self, sums_phase: int) -> None:
         if self._sums is None:
-            if self._updater.needs_sums:
+            if self._needs_sums:
                 self._update_by_sums(self._rows, sums_phase)
             else:
                 for index in range(self._handled, len(self._buckets)):
@@ -413,12 +418,12 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
             return
         rows = self.grads[np.newaxis]  # the sum over all ranks is in this rank's own row
         late = None if self._sums.is_replicated else self._late
-        if self._updater.needs_sums:
+        if self._needs_sums:
             for index in range(len(self._buckets)):
                 self._sums.finish(index)
             self._update_by_sums(rows, sums_phase)
         for index in range(len(self._buckets)):
-            if not self._updater.needs_sums:
+            if not self._needs_sums:
                 with _AVERAGE:
                     self._sums.finish(index)
                 self._update(index, rows)
@@ -444,6 +449,11 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         if self._late is not None:
             self._late.wait_for_all()
 
+    @property
+    def _needs_sums(self) -> bool:
+        """Whether this step updates in two passes."""
+        return self._updater.needs_sums or self.measures_norm
+
     @span("update")
     def _update_by_sums(self, rows: Array, phase: int) -> None:
         """Update in two passes; norms of whole vectors or parameters are summed between them."""
@@ -452,6 +462,8 @@ class Sync(BulkSynchronous, UpdatesOnRequest, DefersParams):
         for lo, hi in owned:
             partial = partial + self._updater.prepare(lo, hi, rows, self.grads, self.rule_step)
         sums = self._sum_partials(partial, phase)
+        if self.measures_norm:
+            self.grad_norm = math.sqrt(self._updater.squared_norm(sums))
         for lo, hi in owned:
             self._updater.finish(lo, hi, self.grads, sums, self.rule_step)
 

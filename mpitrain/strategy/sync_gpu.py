@@ -10,6 +10,7 @@ parameters have not changed since.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,11 +44,15 @@ class _PendingStep:
 
     Attributes:
         results: Once ``done``: this worker's share of the loss, the total, whether there was an update.
+        squared_norm: Once ``done``: that of the gradient, shape (1,), if ``measured``.
+        measured: Whether it was measured.
         done: The event that marks completion.
     """
 
     step: int
     results: Array
+    squared_norm: Array
+    measured: bool
     done: Any
 
 
@@ -82,6 +87,7 @@ class SyncGpu(BulkSynchronous):
         self._buckets = _with_loss(plan.buckets)
         self._transport: GpuTransport | None = None
         self._started = 0  # number of buckets in this step
+        self._squared_norm: Any = None  # that of this step's gradient, on the device, if it was measured
         self._pending: deque[_PendingStep] = deque()
         self._free: list[_PendingStep] = []
         self._bad: tuple[int, float] | None = None  # the first step whose loss ends the run, and this worker's share
@@ -171,7 +177,7 @@ class SyncGpu(BulkSynchronous):
     @span("update")
     def _update(self) -> None:
         self._scaler.decide(self.grads, self.loss, self.loss if self._transport is None else self._sent[-1:])
-        self._gpu_update(self.grads, self.progress.step)
+        self._squared_norm = self._gpu_update(self.grads, self.progress.step, self.measures_norm)
         self._wait_if_traced()
 
     def _wait_if_traced(self) -> None:
@@ -183,9 +189,15 @@ class SyncGpu(BulkSynchronous):
         """Enqueue a copy of the step's result to the host."""
         from ..gpu.stream import pinned
 
-        pending = self._free.pop() if self._free else _PendingStep(0, pinned((3,), np.float64), None)
+        if self._free:
+            pending = self._free.pop()
+        else:
+            pending = _PendingStep(0, pinned((3,), np.float64), pinned((1,), np.float64), False, None)
         compute = self._device.compute
         compute.copy_to_host(self._scaler.results, pending.results)
+        pending.measured = self.measures_norm
+        if pending.measured:
+            compute.copy_to_host(self._squared_norm, pending.squared_norm)
         pending.step, pending.done = self.progress.step, compute.record(pending.done)
         self._pending.append(pending)
 
@@ -212,6 +224,8 @@ class SyncGpu(BulkSynchronous):
             pending.done.synchronize()
             own, total, updated = pending.results.tolist()
             self.tally(total, bool(updated))
+            if pending.measured:
+                self.grad_norm = math.sqrt(pending.squared_norm[0]) if updated else None
             if self._bad is None and self.non_finite.ends_run(total):
                 self._bad = pending.step, own
             self._free.append(pending)

@@ -154,6 +154,8 @@ class Log(Hook):
             values |= {**(examples_per_s if self._counts_examples else {}), "step_s": seconds / steps}
         if stats.skipped > before.skipped:
             values["skipped_steps"] = stats.skipped - before.skipped
+        if stats.grad_norm is not None:
+            values["grad_norm"] = stats.grad_norm
         for name in ("internode_bytes", "saved_bytes"):
             if getattr(stats, name) > getattr(before, name):
                 values[name] = getattr(stats, name) - getattr(before, name)
