@@ -136,6 +136,15 @@ class Run:
             np.array([np.nan if line[name] is None else line[name] for line in found], np.float64),
         )
 
+    @property
+    def mean_examples_per_s(self) -> float:
+        """The speed over all reports, weighted by their time; NaN if there is none."""
+        speeds = [line for line in self.lines if line.get("examples_per_s") and line.get("step_s")]
+        steps = np.diff([line["step"] for line in speeds], prepend=0).clip(min=1)
+        seconds = steps * np.array([line["step_s"] for line in speeds])
+        examples = seconds * np.array([line["examples_per_s"] for line in speeds])
+        return float(examples.sum() / seconds.sum()) if len(speeds) else float("nan")
+
     def further_names(self) -> list[str]:
         """Return the names of the numbers that the job's metrics, a hook or the script measure."""
         measured = {

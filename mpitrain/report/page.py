@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -13,22 +14,34 @@ from typing import Any
 import click
 
 from ..errors import RecordError
-from ..monitor.format import amount, duration
-from ..monitor.heartbeat import State, states
+from ..monitor.format import amount, duration, metric
+from ..monitor.heartbeat import State, read, states
+from ..plan.metric import PREFIX, Goal, parse_goal
 from ..plan.options import examples
+from ..process.failure import read_failure
 from ..version import __version__
+from .charts import Chart, PlottedRun, line_style, make_charts
+from .figures import figure, library
 from .history import Run, is_run, read_run, shown_name
-from .plots import COLORS, Plot, PlottedRun, as_png, as_svg, make_plots
+from .images import as_png
 from .runs import find, latest_run
 from .time_shares import GROUPS, Shares, read_shares
 
 _TEMPLATE = Path(__file__).with_name("page.html.j2")
 _RESTARTS = ("restarts", "steps repeated", "restarting")
-_VALUES = ("loss", "validation loss", "accuracy", "examples/s")
-_COLUMNS = ("run", "job", "mode", "state", "steps", "time", *_RESTARTS, *_VALUES)
+_GOALS = tuple(parse_goal("", name) for name in ("accuracy", "loss"))
+_VALUES = (
+    "best accuracy, at step",
+    "final accuracy",
+    "best validation loss, at step",
+    "final validation loss",
+    "final loss",
+)
+_COLUMNS = ("run", "job", "mode", "state", "steps", "time", *_VALUES, "mean examples/s", *_RESTARTS)
 _WORDS = ("run", "job", "mode", "state")  # columns without numbers
 # Options that say where a run is stored, not how it trains.
 _NOT_COMPARED = {"run_dir", "resume"}
+_VERSIONS = "versions"  # the table of config.toml with what the run has used, not what it was told
 
 
 _OUTPUT_HELP = "Output page, or folder with --png.  [default: report.html or plots, inside RUN if only one]"
@@ -43,14 +56,14 @@ def report_command(runs: tuple[Path, ...], output: Path | None, png: bool) -> No
 
     Without RUN it is about the latest run in the folder runs.
     """
-    _check_installed(["matplotlib"] if png else ["matplotlib", "jinja2"])
+    _check_installed("matplotlib" if png else "plotly")
     runs = runs or (latest_run(),)
     shown = collect(runs)
     base = runs[0] if len(runs) == 1 else Path()
     path = output or base / ("plots" if png else "report.html")
     try:
         if png:
-            written = _write_pngs(path, make_plots(shown))
+            written = _write_pngs(path, make_charts(shown))
         else:
             path.write_text(page(shown), encoding="utf-8")
             written = str(path)
@@ -60,7 +73,7 @@ def report_command(runs: tuple[Path, ...], output: Path | None, png: bool) -> No
 
 
 def collect(folders: Sequence[Path]) -> list[PlottedRun]:
-    """Read runs, and give each a unique label and a color.
+    """Read runs, and give each a unique label, and a color and dash of its own.
 
     Raises:
         RecordError: A folder is not a run directory, is given twice, or cannot be read.
@@ -72,7 +85,7 @@ def collect(folders: Sequence[Path]) -> list[PlottedRun]:
             raise RecordError(f"{folder} is given twice; remove one")
     runs = [read_run(folder) for folder in folders]
     return [
-        PlottedRun(run, label, COLORS[index % len(COLORS)], read_shares(run.folder))
+        PlottedRun(run, label, *line_style(index), read_shares(run.folder))
         for index, (run, label) in enumerate(zip(runs, labels(resolved), strict=True))
     ]
 
@@ -101,26 +114,38 @@ def page(shown: Sequence[PlottedRun]) -> str:
     state = states([run.run.folder for run in shown])
     rows = [_Row(run, _cells(run.run, run.label, state[run.run.folder])) for run in shown]
     further = dict.fromkeys(name for run in shown for name in run.run.further_names())
-    names = dict.fromkeys([*_COLUMNS, *map(shown_name, further)])
-    columns = [name for name in names if any(row.cells.get(name) for row in rows)]
+    names = dict.fromkeys([*_COLUMNS, *(f"final {shown_name(name)}" for name in further)])
+    charts = make_charts(shown)
+    configs = [run.run.config for run in shown]
     return template.render(
         title=shown[0].label if len(shown) == 1 else f"{len(shown)} runs",
         written=time.strftime("%Y-%m-%d at %H:%M"),
         version=__version__,
-        columns=columns,
+        columns=[name for name in names if any(row.cells.get(name) for row in rows)],
         words=_WORDS,
         runs=[row.as_mapping() for row in rows],
-        differences=differences([run.run.config for run in shown]),
+        differences={
+            "Options that differ": differences([_without(config, _VERSIONS) for config in configs]),
+            "Versions that differ": differences([{_VERSIONS: config.get(_VERSIONS, {})} for config in configs]),
+        },
         times=[
             {"label": run.label, "color": run.color, "sentence": summarize_shares(run.shares)}
             for run in shown
             if run.shares is not None
         ],
-        plots=[
-            {"name": plot.name, "title": plot.title, "about": plot.about, "svg": as_svg(plot)}
-            for plot in make_plots(shown)
-        ],
+        charts=charts,
+        figures=_as_script([figure(chart) for chart in charts]),
+        library=library() if charts else "",
     )
+
+
+def _as_script(value: Any) -> str:
+    """Return JSON that can stand in an element ``script``, whatever text it contains."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _without(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {table: values for table, values in config.items() if table != name}
 
 
 def summarize_shares(shares: Shares) -> str:
@@ -141,7 +166,7 @@ def summarize_shares(shares: Shares) -> str:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Return the options and versions that differ between runs, with each run's value."""
+    """Return the values in the tables of ``config.toml`` that differ between runs, with each run's value."""
     flat = [
         {name: value for table in config.values() if isinstance(table, dict) for name, value in table.items()}
         for config in configs
@@ -158,53 +183,70 @@ class _Row:
 
     def as_mapping(self) -> dict[str, Any]:
         run = self.shown.run
-        config = {name: table for name, table in run.config.items() if isinstance(table, dict)}
+        status, failure = read(run.folder), read_failure(run.folder)
         return {
             "label": self.shown.label,
             "color": self.shown.color,
             "cells": self.cells,
             "folder": str(run.folder.resolve()),
-            "config": config,
+            "config": {name: table for name, table in run.config.items() if isinstance(table, dict)},
+            "reason": failure.reason if failure is not None else status.reason if status is not None else "",
+            "traceback": failure.traceback if failure is not None else "",
         }
 
 
 def _cells(run: Run, label: str, state: State) -> dict[str, str]:
     """Return a run's row of the table; unknown values are empty."""
 
-    def last(name: str, form: str) -> str:
+    def last(name: str) -> str:
         value = run.series(name).last
-        return "" if value != value else format(value, form)
+        return "" if value != value else metric(value)
 
-    speed = run.series("examples_per_s").last
-    further = {shown_name(name): last(name, ".4g") for name in run.further_names()}
+    speed = run.mean_examples_per_s
+    further = {f"final {shown_name(name)}": last(name) for name in run.further_names()}
     return further | {
         "run": label,
         "job": run.job,
         "mode": str(run.option("mode") or ""),
         "state": "" if state == "unknown" else state,
-        "steps": f"{run.step:,}",
+        "steps": _steps(run),
         "time": duration(run.seconds),
+        "best accuracy, at step": _best(run, _GOALS[0]),
+        "best validation loss, at step": _best(run, _GOALS[1]),
         "restarts": f"{len(run.restarts)}" if run.restarts else "",
         "steps repeated": f"{sum(restart.repeated_steps for restart in run.restarts):,}" if run.restarts else "",
         "restarting": duration(sum(restart.seconds for restart in run.restarts)) if run.restarts else "",
-        "loss": last("loss", ".4f"),
-        "validation loss": last("validation_loss", ".4f"),
-        "accuracy": last("validation_accuracy", ".4f"),
-        "examples/s": "" if speed != speed else amount(speed),
+        "final loss": last("loss"),
+        "final validation loss": last("validation_loss"),
+        "final accuracy": last("validation_accuracy"),
+        "mean examples/s": "" if speed != speed else amount(speed),
     }
 
 
-def _write_pngs(folder: Path, plots: Sequence[Plot]) -> str:
+def _steps(run: Run) -> str:
+    """Return the number of steps, and of how many if the run has not completed all."""
+    goal = run.option("train_steps")
+    return f"{run.step:,} of {goal:,}" if isinstance(goal, int) and run.step < goal else f"{run.step:,}"
+
+
+def _best(run: Run, goal: Goal) -> str:
+    """Return the best validation value of a metric, and its step."""
+    if not len(run.series(PREFIX + goal.name)):
+        return ""
+    best = run.best(goal)
+    return "" if best is None else f"{metric(best[0])} at {best[1]:,}"
+
+
+def _write_pngs(folder: Path, charts: Sequence[Chart]) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{plot.name}.png" for plot in plots]
-    for path, plot in zip(paths, plots, strict=True):
-        path.write_bytes(as_png(plot))
+    paths = [folder / f"{chart.name}.png" for chart in charts]
+    for path, chart in zip(paths, charts, strict=True):
+        path.write_bytes(as_png(chart))
     if not paths:
         raise RecordError("no plots to write: the runs have no metrics yet")
     return "\n".join(map(os.fspath, paths))
 
 
-def _check_installed(packages: Sequence[str]) -> None:
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise RecordError(f"{' and '.join(missing)} not installed; run pip install 'mpitrain[report]'")
+def _check_installed(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise RecordError(f"{package} is not installed; run pip install 'mpitrain[report]'")

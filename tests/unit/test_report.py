@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import http.server
+import itertools
 import json
 import os
 import re
@@ -11,6 +14,7 @@ import subprocess
 import threading
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +22,11 @@ from PIL import Image
 
 from mpitrain.cli.main import main
 from mpitrain.monitor.heartbeat import ProcessHost, Status, write
+from mpitrain.process.failure import Failure, record_failure
 from mpitrain.report import page as report
+from mpitrain.report.charts import COLORS, Chart, PlottedRun, make_charts, thinned
+from mpitrain.report.history import read_run
 from mpitrain.report.page import collect, differences, labels, page
-from mpitrain.report.plots import COLORS, PlottedRun, _thinned, make_plots
 
 from ..support.launch import missing
 from ..support.run_directories import make_run
@@ -30,59 +36,130 @@ WITH_SERVERS = ["staleness", "staleness-histogram", "workers", "workers-stalenes
 
 
 def names(shown: list[PlottedRun]) -> list[str]:
-    return [plot.name for plot in make_plots(shown)]
+    return [chart.name for chart in make_charts(shown)]
+
+
+def chart(shown: list[PlottedRun], name: str) -> Chart:
+    return next(chart for chart in make_charts(shown) if chart.name == name)
+
+
+def figures(text: str) -> dict[str, dict[str, Any]]:
+    """The figures in a page, by name."""
+    match = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text)
+    return {figure["name"]: figure for figure in json.loads(match[1])} if match else {}
+
+
+def values_of(array: dict[str, str]) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(array["bdata"]), {"i4": np.int32, "f4": np.float32}[array["dtype"]])
+
+
+def append(run: Path, *lines: dict[str, Any]) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def test_there_is_a_plot_for_what_was_measured_and_for_nothing_else(tmp_path: Path) -> None:
     both = collect([make_run(tmp_path / "a"), make_run(tmp_path / "b", mode="async", traced=False)])
     assert sorted(names(both[:1])) == sorted(SYNC)
     assert sorted(names(both)) == sorted(SYNC + WITH_SERVERS)
-    with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 1001, "dropped": 3}) + "\n")
-    assert "dropped" in names(collect([tmp_path / "b"]))
+    append(tmp_path / "b", {"step": 1001, "dropped": 3}, {"step": 1001, "grad_norm": 2.5})
+    assert {"dropped", "gradient-norm"} <= {*names(collect([tmp_path / "b"]))}
 
 
 def test_further_metrics_have_plots_and_columns(tmp_path: Path) -> None:
     for name in ("a", "b"):
         make_run(tmp_path / name)
-    with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 1001, "validation_auc": None, "reward": None, "workers": []}) + "\n")
-        file.write(json.dumps({"step": 1002, "validation_auc": 0.75, "reward": 3}) + "\n")
+    append(tmp_path / "b", {"step": 1001, "validation_auc": None, "reward": None, "workers": []})
+    append(tmp_path / "b", {"step": 1002, "validation_auc": 0.75, "reward": 3})
     shown = collect([tmp_path / "a", tmp_path / "b"])
     assert sorted(names(shown)) == sorted([*SYNC, "validation_auc", "reward"])
-    assert all(f">{title}</th>" in page(shown) for title in ("auc", "reward"))
+    assert all(f">final {title}</th>" in page(shown) for title in ("auc", "reward"))
 
 
 def test_a_run_without_anything_measured_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
-    assert "<svg" not in page(collect([tmp_path]))
+    text = page(collect([tmp_path]))
+    assert not figures(text) and "</html>" in text
 
 
 def test_one_point_and_only_nan_can_be_drawn(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": null}\n{"step": 1, "validation_loss": 1.0}\n')
     assert "loss" in names(collect([tmp_path]))
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": null}\n{"step": 2, "loss": null}\n')
-    assert "<svg" in page(collect([tmp_path]))
+    assert len(figures(page(collect([tmp_path])))["loss"]["data"]) == 1
 
 
 @pytest.mark.parametrize("n", [1, 800, 801, 5000])
 def test_thinning_loses_no_extreme_and_no_mean(n: int) -> None:
     values = np.random.default_rng(n).normal(size=n)
-    x, low, mean, high = _thinned(np.arange(n), values)
+    x, low, mean, high = thinned(np.arange(n), values, 800)
     assert len(x) == min(n, 800)
     assert (low.min(), high.max()) == (values.min(), values.max())
     assert np.average(mean, weights=np.diff(x, prepend=-1)) == pytest.approx(values.mean())
     assert ((low <= mean) & (mean <= high)).all()
 
 
+def test_a_figure_has_the_recorded_values(tmp_path: Path) -> None:
+    shown = collect([make_run(tmp_path / "a")])
+    training, validation = figures(page(shown))["loss"]["data"]
+    for trace, name in ((training, "loss"), (validation, "validation_loss")):
+        series = shown[0].run.series(name)
+        np.testing.assert_array_equal(values_of(trace["x"]), series.steps)
+        np.testing.assert_array_equal(values_of(trace["y"]), series.values.astype(np.float32))
+
+
 def test_names_of_runs_are_text_and_nothing_else(tmp_path: Path) -> None:
-    name = "<script>alert(1)</script> $x_1$ & more"
-    folders = [make_run(tmp_path / name.replace("/", "|"), traced=False), make_run(tmp_path / "b", note="<i>")]
-    text = page(collect(folders))
-    assert "<script>" not in text
-    assert "&lt;script&gt;" in text
+    name = "<script>alert(1)<|script> $x_1$ & more"
+    text = page(collect([make_run(tmp_path / name, traced=False), make_run(tmp_path / "b", note="<i>")]))
+    assert "<script>alert" not in text
     assert "<i>" not in text
-    assert "$x_1$" in text
+    assert html.escape(name) in text
+    assert figures(text)["loss"]["data"][1]["name"] == html.escape(name, quote=False)
+
+
+def test_loss_by_time_compares_equals(tmp_path: Path) -> None:
+    both, without = make_run(tmp_path / "both"), tmp_path / "without"
+    without.mkdir()
+    append(without, *({"step": step, "time_s": step, "loss": 1 / step} for step in (1, 2, 3)))
+    assert chart(collect([both]), "loss-by-time").y == "validation loss"
+    mixed = chart(collect([both, without]), "loss-by-time")
+    assert mixed.y == "training loss"
+    runs = read_run(both), read_run(without)
+    assert [len(curve.y) for curve in mixed.curves] == [len(run.series("loss")) for run in runs]
+
+
+def test_curves_that_coincide_differ_in_color_and_dash(tmp_path: Path) -> None:
+    shown = collect([make_run(tmp_path / str(number)) for number in range(24)])
+    curves = chart(shown, "accuracy").curves
+    assert len({(curve.color, curve.dash) for curve in curves}) == len(curves) == 24
+    assert all(a.dash != b.dash for a, b in itertools.pairwise(curves[:8]))
+
+
+def test_axes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    append(run, {"step": 1001, "loss": 3.6e-7})
+    drawn = figures(page(collect([run])))
+    assert drawn["accuracy"]["layout"]["yaxis"]["range"][1] == 1
+    assert drawn["throughput"]["layout"]["yaxis"]["range"][0] == 0
+    assert drawn["loss"]["layout"]["yaxis"]["type"] == "log"
+    assert drawn["loss"]["layout"]["legend"]["y"] < 0  # below the curves
+
+
+def test_the_table_has_the_mean_speed_and_best_and_final_values(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", every=100)
+    append(run, {"step": 3000, "step_s": 1e-3, "examples_per_s": 100.0, "validation_accuracy": 0.5, "loss": 2e-7})
+    cells = report._cells(read_run(run), "a", "finished")
+    before = read_run(run).series("examples_per_s").values[:-1].mean()
+    assert read_run(run).mean_examples_per_s == pytest.approx((before * 1000 + 100 * 2000) / 3000, rel=1e-6)
+    assert cells["final accuracy"] == "0.5000"
+    assert cells["best accuracy, at step"].endswith(" at 1,000")
+    assert float(cells["final loss"]) == 2e-7
+
+
+def test_a_run_that_failed_says_why(tmp_path: Path) -> None:
+    record_failure(make_run(tmp_path / "a"), Failure("rank 1 on <b>: it died", 1, "Traceback: <b>"))
+    text = page(collect([tmp_path / "a"]))
+    assert text.index("rank 1 on &lt;b&gt;: it died") < text.index("Traceback: &lt;b&gt;") < text.index("<figure")
 
 
 class Addresses(HTMLParser):
@@ -95,7 +172,7 @@ class Addresses(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [tag] if tag in ("script", "iframe", "link", "object", "embed", "img") else []
+        self.found += [tag] if tag in ("iframe", "link", "object", "embed", "img") else []
         self.found += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "srcset", "data")]
         self.ids += [value or "" for name, value in attrs if name == "id"]
 
@@ -103,11 +180,15 @@ class Addresses(HTMLParser):
 def test_nothing_is_fetched_and_no_id_is_given_twice(tmp_path: Path) -> None:
     text = page(collect([make_run(tmp_path / "a"), make_run(tmp_path / "b", mode="async")]))
     addresses = Addresses(text)
-    assert addresses.found and all(value.startswith("#") for value in addresses.found)
+    assert not addresses.found
     assert len(addresses.ids) == len(set(addresses.ids))
-    assert {value[1:] for value in addresses.found} <= set(addresses.ids)
-    assert set(re.findall(r"url\(#([^)]*)\)", text)) <= set(addresses.ids)
-    assert len(text) < 600_000
+    assert {f"plot-{name}" for name in figures(text)} <= set(addresses.ids)
+
+
+def test_the_page_of_many_long_runs_is_small(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(number), mode="async", steps=5000, every=2) for number in range(24)]
+    assert len(page(collect(runs))) < 4_000_000
+    assert len(page(collect(runs[:1]))) < 2_500_000
 
 
 def test_the_page_reports_what_differs(tmp_path: Path) -> None:
@@ -115,6 +196,16 @@ def test_the_page_reports_what_differs(tmp_path: Path) -> None:
     b = {"run": {"mode": "sync", "seed": 2, "run_dir": "y"}, "versions": {"numpy": "2", "extra": "1"}}
     assert differences([a, b]) == [("seed", ["1", "2"]), ("extra", ["", "1"])]
     assert differences([a]) == []
+
+
+def test_versions_are_apart_from_options(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    for seed, run in enumerate(runs):
+        config = (run / "config.toml").read_text().replace("[run]\n", f"[run]\nkeep = {seed}\n")
+        (run / "config.toml").write_text(config.replace('python = "3.11"', f'python = "3.1{seed}"'))
+    tables = re.findall(r"<h2>(\w+) that differ</h2>(.*?)</section>", page(collect(runs)), re.DOTALL)
+    assert [kind for kind, _ in tables] == ["Options", "Versions"]
+    assert [re.findall(r"<tr><td>(\w+)</td>", table) for _, table in tables] == [["keep"], ["python"]]
 
 
 def test_labels_are_as_short_as_they_can_be() -> None:
@@ -206,6 +297,7 @@ FLAGS = [
     "--disable-sync",
     "--no-proxy-server",
     "--hide-scrollbars",
+    "--virtual-time-budget=20000",  # the plots are drawn after the page has been loaded
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # what Chromium asks for itself goes nowhere
 ]
 

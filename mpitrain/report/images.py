@@ -1,0 +1,125 @@
+"""Charts as PNG images, drawn by matplotlib."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .charts import Chart
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_INK, _GRID = "#2b2f36", "#b9bec7"
+_SIZE = (5.0, 3.4)  # inches
+_MAX_NAMED = 8  # curves; a longer legend would be larger than the plot
+_STYLES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
+_SETTINGS: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Arial", "sans-serif"],
+    "font.size": 9,
+    "text.parse_math": False,  # a run's name may contain a dollar sign
+    "text.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.linewidth": 0.8,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.5,
+    "grid.alpha": 0.6,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.5,
+}
+
+
+def as_png(chart: Chart) -> bytes:
+    """Return a PNG image with two pixels per CSS pixel."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    data = io.BytesIO()
+    with matplotlib.rc_context(_SETTINGS):
+        figure = Figure(figsize=_SIZE, layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(chart.title, fontsize=10)
+        if chart.stacked:
+            figure.set_figheight(1.6 + 0.24 * len(chart.bars[0].names))
+            _draw_stacked(axes, chart)
+        elif chart.bars:
+            _draw_bars(axes, chart)
+        else:
+            _draw_curves(axes, chart)
+        axes.set_xlabel(chart.x)
+        axes.set_ylabel(chart.y)
+        handles, labels = axes.get_legend_handles_labels()
+        if 1 < len(labels) <= _MAX_NAMED:
+            figure.legend(handles, labels, loc="outside lower center", ncols=3)  # beside the curves, not on them
+        figure.savefig(data, format="png", dpi=200, facecolor="white")
+    return data.getvalue()
+
+
+def _draw_curves(axes: Axes, chart: Chart) -> None:
+    for curve in chart.curves:
+        alpha = 0.45 if curve.faint else 1.0
+        marks: dict[str, Any] = {"marker": "o", "markersize": 3.5} if curve.marked else {}
+        style, label = _STYLES[curve.dash], curve.label or None
+        axes.plot(curve.x, curve.y, style, color=curve.color, label=label, alpha=alpha, **marks)
+        if curve.low is not None and curve.high is not None:
+            axes.fill_between(curve.x, curve.low, curve.high, color=curve.color, alpha=0.15 * alpha, linewidth=0)
+    axes.margins(x=0.02)
+    axes.xaxis.set_major_formatter(_plain_number)
+    if chart.scale == "log":
+        _set_log_scale(axes, chart)
+    else:
+        axes.yaxis.set_major_formatter(_plain_number)
+        axes.set_ylim(*chart.y_range)
+
+
+def _draw_bars(axes: Axes, chart: Chart) -> None:
+    width = 0.8 / len(chart.bars)
+    for index, bars in enumerate(chart.bars):
+        left = np.arange(len(bars.lengths)) - 0.4 + (index + 0.5) * width
+        axes.bar(left, bars.lengths, width, color=bars.color, label=bars.label)
+    axes.locator_params(axis="x", integer=True)
+    axes.yaxis.set_major_formatter(_plain_number)
+
+
+def _draw_stacked(axes: Axes, chart: Chart) -> None:
+    names = chart.bars[0].names
+    rows, left = np.arange(len(names)), np.zeros(len(names))
+    for bars in chart.bars:
+        axes.barh(rows, bars.lengths, left=left, height=0.72, color=bars.color, label=bars.label)
+        left = left + bars.lengths
+    axes.set_yticks(rows, list(names))
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, 100)
+
+
+def _set_log_scale(axes: Axes, chart: Chart) -> None:
+    """Set a logarithmic scale with so few labels that they do not collide."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    values = np.concatenate([curve.y[np.isfinite(curve.y)] for curve in chart.curves])
+    axes.set_yscale("log")
+    few_decades = values.max() < 300 * values.min()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few_decades else (1.0,), numticks=8))
+    axes.yaxis.set_major_formatter(_plain_number)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _plain_number(value: float, _: float) -> str:
+    """Format numbers for axes: 1,500 and 0.25, and 2.5M instead of many zeros."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.4g}M"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
