@@ -1,0 +1,15 @@
+"""Pages whose commands are executed: they print what is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ..support.launch import ROOT
+from ..support.pages import Page
+
+
+@pytest.mark.parametrize(("name", "least"), [("tensorflow", 1)])
+def test_page(name: str, least: int, tmp_path: Path) -> None:
+    assert Page(ROOT / "docs" / f"{name}.md", tmp_path).execute() >= least
