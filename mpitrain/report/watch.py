@@ -148,7 +148,7 @@ class View:
         words = f"{done} of {goal:,}, {100 * part:.0f} %, {duration(self.run.seconds)}{self._left(goal)}"
         room = max(0, width - len(words) - 1)
         full = round(part * room)
-        return Text.assemble(("━" * full, "green"), ("━" * (room - full), "bright_black"), words, no_wrap=True)
+        return Text.assemble(("━" * full, "green"), ("─" * (room - full), "bright_black"), words, no_wrap=True)
 
     def _left(self, goal: int) -> str:
         speed = self.run.series("step_s").last
