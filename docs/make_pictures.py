@@ -9,6 +9,7 @@ printed. Pictures are written to ``docs/pictures``.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -24,11 +25,11 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.text import Text  # noqa: E402
+import matplotlib.pyplot as plt
+from rich.console import Console
+from rich.text import Text
 
-from mpitrain.process import rank_status  # noqa: E402
+from mpitrain.process import rank_status
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
@@ -50,7 +51,7 @@ def run(command: str, folder: Path) -> str:
 
 def draw_terminal(name: str, transcript: str) -> None:
     """Write a picture of a terminal with commands and their output."""
-    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     for line in transcript.rstrip().splitlines():
         text = Text.from_ansi(line)
         if line.startswith("$ "):
@@ -128,7 +129,7 @@ def speed(folder: Path) -> None:
     rows = re.findall(r"^(mlp100|mlp1024|cnn) +[\d,]+ +([\d,]+) +([\d,]+)", SPEEDS.read_text(), re.MULTILINE)
     titles = {"mlp100": "MLP, 100 hidden units", "mlp1024": "MLP, 1,024 hidden units", "cnn": "convolutional network"}
     figure, axes = plt.subplots(figsize=(8, 2.4))
-    for index, (name, own, ddp) in enumerate(rows):
+    for index, (_, own, ddp) in enumerate(rows):
         ratio = int(own.replace(",", "")) / int(ddp.replace(",", ""))
         axes.barh(index - 0.2, ratio, 0.38, color="#4c72b0", label="mpitrain" if index == 0 else None)
         axes.barh(index + 0.2, 1, 0.38, color="#999999", label="DistributedDataParallel (gloo)" if index == 0 else None)
