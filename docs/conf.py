@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 project = "mpitrain"
 author = "the mpitrain maintainers"
 release = version = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "public_names"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click", "public_names"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 
@@ -57,10 +57,16 @@ def check(app: object, what: str, name: str, member: object, options: object, li
         logger.warning("docstring of %s: 'Returns' or a property's first line has a colon; use a semicolon", name)
 
 
+def drop_empty_defaults(app: object, ctx: object, lines: list[str]) -> None:
+    """Omit the default of an option that may be repeated: it is empty."""
+    lines[:] = [line for line in lines if line.strip() != ":default: ````"]
+
+
 def setup(app: Any) -> None:
     app.connect("autodoc-skip-member", skip_renamed)
     app.connect("autodoc-process-signature", simplify)
     app.connect("autodoc-process-docstring", check, priority=501)  # after napoleon
+    app.connect("sphinx-click-process-options", drop_empty_defaults)
 
 
 html_theme = "furo"

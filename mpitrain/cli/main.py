@@ -107,6 +107,11 @@ def _exec(arguments: list[str]) -> int:
     exec_program(request)
 
 
+def commands() -> click.Group:
+    """Return the ``mpitrain`` command with all of its commands."""
+    return click.version_option(__version__, prog_name="mpitrain")(_Commands("mpitrain", help=_HELP))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the ``mpitrain`` command and return its exit status."""
     open_closed_streams()
@@ -132,10 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # 'run' installs its own handler
     click.Context.formatter_class = HelpFormatter
-    group: click.Command = _Commands("mpitrain", help=_HELP)
-    group = click.version_option(__version__, prog_name="mpitrain")(group)
     try:
-        return int(invoke(group, arguments) or 0)
+        return int(invoke(commands(), arguments) or 0)
     except UserError as error:
         print_wrapped(f"mpitrain: {error}")
         return error.exit_status
