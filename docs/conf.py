@@ -70,4 +70,7 @@ def setup(app: Any) -> None:
 
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["mpitrain.css"]
+html_copy_source = html_show_copyright = False
 html_title = f"mpitrain {__version__}"
